@@ -1,0 +1,80 @@
+"""A diagnostic is a frozen dataclass: its words are class text, its facts are fields; the raise site holds no prose."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+from chimera_ir.source import Span
+
+
+class Severity(Enum):
+    """How grave a diagnostic is; an error stops the compilation at the end of its level."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A fact beside the main message, with its own place in the text where it has one."""
+
+    text: str
+    span: Span | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One message to the user.
+
+    ``title``, ``label`` and ``help`` are templates over the fields and properties of the subclass, in the manner of
+    ``str.format`` with attribute names: ``"no parameter is called {name}"``.
+    """
+
+    severity: ClassVar[Severity] = Severity.ERROR
+    code: ClassVar[str]
+    title: ClassVar[str]
+    label: ClassVar[str] = ""
+    help: ClassVar[str] = ""
+
+    span: Span
+
+    def notes(self) -> tuple[Note, ...]:
+        """Facts to show below the source line: values of the failing instance, other lines that take part."""
+        return ()
+
+    def fill(self, template: str) -> str:
+        """The template with the diagnostic's own facts in it."""
+        return template.format_map(_Facts(self))
+
+
+class _Facts:
+    """Looks template names up among a diagnostic's fields and properties."""
+
+    def __init__(self, diagnostic: Diagnostic) -> None:
+        self._diagnostic = diagnostic
+
+    def __getitem__(self, name: str) -> object:
+        return getattr(self._diagnostic, name)
+
+
+class Rejected(Exception):
+    """A level of the compilation found errors: all of them, in the order of the text."""
+
+    def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
+        self.diagnostics = tuple(sorted(diagnostics, key=lambda d: (d.span, d.code)))
+        super().__init__(", ".join(d.code for d in self.diagnostics))
+
+
+def raise_errors(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """The warnings among the diagnostics.
+
+    Raises
+    ------
+    Rejected
+        With all the diagnostics, if at least one of them is an error.
+    """
+    found = tuple(diagnostics)
+    if any(d.severity is Severity.ERROR for d in found):
+        raise Rejected(found)
+    return found

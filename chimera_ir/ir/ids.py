@@ -1,0 +1,18 @@
+"""Integers that must not be mixed up."""
+
+from typing import NewType
+
+Worker = NewType("Worker", int)
+"""A place in the pipeline group, 0 .. workers-1; W copies of the group make W ranks of each worker."""
+
+Stage = NewType("Stage", int)
+"""A slice of the model, 0 .. D-1."""
+
+Micro = NewType("Micro", int)
+"""A micro-batch by its global number, 0 .. N-1, over all pipes."""
+
+Clock = NewType("Clock", int)
+"""The order a scheme gives an operation; it is not a time."""
+
+Slot = NewType("Slot", int)
+"""A receive buffer, counted per worker, receiving stage and direction."""

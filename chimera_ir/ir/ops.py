@@ -1,0 +1,99 @@
+"""The operations of a worker: a closed union of small types, compared by what they do and not by where they were written."""
+
+from dataclasses import dataclass, field
+
+from chimera_ir.ir.ids import Micro, Slot, Stage, Worker
+from chimera_ir.source import Span
+
+NOWHERE = Span(0, 0)
+"""The origin of an operation that no line of text asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What one stage hands to its neighbour: activations if ``source < target``, else gradients w.r.t. the input."""
+
+    micros: tuple[Micro, ...]
+    source: Stage
+    target: Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The forward pass of a stage over the concatenation of ``micros``."""
+
+    micros: tuple[Micro, ...]
+    stage: Stage
+    origin: Span = field(default=NOWHERE, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """The full backward pass of a stage: gradients of its input and of its weights."""
+
+    micros: tuple[Micro, ...]
+    stage: Stage
+    origin: Span = field(default=NOWHERE, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Posts the sending of a message; never blocks the lane."""
+
+    message: Message
+    to: Worker
+    origin: Span = field(default=NOWHERE, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Recv:
+    """Posts the receipt of a message into a buffer; never blocks the lane."""
+
+    message: Message
+    source: Worker
+    slot: Slot
+    origin: Span = field(default=NOWHERE, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitSend:
+    """Blocks the lane until a posted send has been taken over; its tensors may then go."""
+
+    message: Message
+    origin: Span = field(default=NOWHERE, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitRecv:
+    """Blocks the lane until a posted receive has arrived."""
+
+    message: Message
+    origin: Span = field(default=NOWHERE, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """Launches the sum of a stage's gradients over all ranks that hold the stage; never blocks the lane."""
+
+    stage: Stage
+    origin: Span = field(default=NOWHERE, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitAllReduce:
+    """Blocks the lane until the sum of a stage's gradients is there."""
+
+    stage: Stage
+    origin: Span = field(default=NOWHERE, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The optimizer's step on the weights of a stage."""
+
+    stage: Stage
+    origin: Span = field(default=NOWHERE, compare=False, repr=False)
+
+
+Compute = Forward | Backward
+Instruction = Compute | Send | Recv | WaitSend | WaitRecv | AllReduce | WaitAllReduce | Step

@@ -1,0 +1,26 @@
+"""Where grammars, templates and library schemes lie: inside an installed package, or beside it in a checkout."""
+
+from importlib.resources import files
+from pathlib import Path
+
+_PACKAGE = Path(str(files("chimera_ir")))
+
+
+def _folder(name: str) -> Path:
+    installed = _PACKAGE / name
+    return installed if installed.is_dir() else _PACKAGE.parent / name
+
+
+def grammar(name: str) -> str:
+    """The text of a grammar, as in ``grammar("scheme.lark")``."""
+    return (_folder("grammar") / name).read_text(encoding="utf-8")
+
+
+def templates() -> Path:
+    """The folder of the templates of generated files."""
+    return _folder("templates")
+
+
+def library() -> Path:
+    """The folder of the library schemes."""
+    return _PACKAGE / "schemes"
