@@ -1,0 +1,1 @@
+"""From a verified program to Python files."""

@@ -1,0 +1,1 @@
+"""The typed DAG of a schedule."""

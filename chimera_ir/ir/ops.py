@@ -1,4 +1,4 @@
-"""The operations of a worker: a closed union of small types, compared by what they do and not by where they were written."""
+"""The operations of a worker: a closed union of small types, compared by what they do, not by where they stand."""
 
 from dataclasses import dataclass, field
 

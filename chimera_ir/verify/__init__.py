@@ -1,0 +1,1 @@
+"""What must hold of every compiled program, one file per rule."""

@@ -1,0 +1,34 @@
+# `make demo` and `make test` set up everything they need, the virtual environment included.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test check unit e2e clean
+
+help:
+	@echo "make demo    compile a library scheme and train a byte-level GPT with it on four processes"
+	@echo "make test    every check and test"
+	@echo "make check   format, lint, types"
+	@echo "make clean   remove the virtual environment and everything that was built"
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "chimera_ir needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	cd templates && ../$(BIN)/mypy --strict --python-version 3.11 runtime.py support
+
+test: check
+	$(BIN)/pytest
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

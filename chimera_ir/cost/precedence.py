@@ -1,0 +1,92 @@
+"""Which operation waits for which: the data a stage needs from its neighbours, and the order of its worker's lane."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
+from typing import assert_never
+
+from chimera_ir.ir.ids import Micro, Stage
+from chimera_ir.ir.levels import Schedule
+from chimera_ir.ir.ops import Backward, Compute, Forward
+
+_Where = Mapping[tuple[Micro, int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Precedence:
+    """Operations by number, counted lane by lane; ``order`` has each of them after all its predecessors."""
+
+    operations: tuple[Compute, ...]
+    predecessors: tuple[tuple[int, ...], ...]
+    order: tuple[int, ...]
+
+
+def precede(schedule: Schedule) -> Precedence:
+    """The precedence of a schedule that is complete and closes no cycle.
+
+    F(m, s) waits for F(m, s-1); B(m, s) waits for F(m, s) and, below the last stage, for B(m, s+1); every operation
+    waits for the one before it in its lane. Linear in the number of operations.
+
+    Raises
+    ------
+    ValueError
+        If the schedule closes a cycle: it was not verified.
+    KeyError
+        If it lacks an operation that another one needs: it was not verified.
+    """
+    operations = tuple(chain.from_iterable(schedule.lanes))
+    forwards: dict[tuple[Micro, int], int] = {}
+    backwards: dict[tuple[Micro, int], int] = {}
+    for number, operation in enumerate(operations):
+        made = forwards if isinstance(operation, Forward) else backwards
+        for micro in operation.micros:
+            made[micro, operation.stage] = number
+    last = Stage(schedule.header.stages - 1)
+    lanes = _numbered(schedule)
+    before = [_needs(operation, last, forwards, backwards) for operation in operations]
+    for earlier, later in chain.from_iterable(map(pairwise, lanes)):
+        if earlier not in before[later]:
+            before[later].append(earlier)
+    return Precedence(operations, tuple(map(tuple, before)), _order(lanes, before))
+
+
+def _needs(operation: Compute, last: Stage, forwards: _Where, backwards: _Where) -> list[int]:
+    """The numbers of the operations whose results an operation reads, each once."""
+    stage = operation.stage
+    match operation:
+        case Forward():
+            needs = [forwards[micro, stage - 1] for micro in operation.micros] if stage > 0 else []
+        case Backward():
+            needs = [forwards[micro, stage] for micro in operation.micros]
+            if stage < last:
+                needs += [backwards[micro, stage + 1] for micro in operation.micros]
+        case _:
+            assert_never(operation)
+    return needs if len(operation.micros) == 1 else list(dict.fromkeys(needs))
+
+
+def _numbered(schedule: Schedule) -> list[range]:
+    """The numbers of each lane's operations."""
+    ends = list(accumulate((len(lane) for lane in schedule.lanes), initial=0))
+    return [range(start, end) for start, end in pairwise(ends)]
+
+
+def _order(lanes: Sequence[range], before: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Every operation after all its predecessors: each lane runs until it must wait, and goes on when it may."""
+    order: list[int] = []
+    done = [False] * len(before)
+    waiting: dict[int, list[range]] = {}
+    running = list(lanes)
+    while running:
+        lane = running.pop()
+        for number in lane:
+            blocker = next((other for other in before[number] if not done[other]), None)
+            if blocker is not None:
+                waiting.setdefault(blocker, []).append(range(number, lane.stop))
+                break
+            done[number] = True
+            order.append(number)
+            running += waiting.pop(number, ())
+    if waiting:
+        raise ValueError("the schedule closes a cycle; only a verified schedule has a timeline")
+    return tuple(order)

@@ -1,0 +1,145 @@
+"""The report: what a schedule costs, beside the baseline of the same size, and what a user should know about that."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from types import MappingProxyType
+
+from chimera_ir.cost.memory import activations, weights
+from chimera_ir.cost.model import Costs
+from chimera_ir.cost.numbers import decimal, percent
+from chimera_ir.cost.precedence import precede
+from chimera_ir.cost.simulate import earliest_ends, run
+from chimera_ir.ir.levels import Header, Schedule
+
+RULES = ("complete", "placed", "conflict_free", "acyclic", "channels", "gradients", "versions", "memory")
+"""The rules of verification, in the order in which they are reported."""
+
+PROVEN: Mapping[str, bool] = MappingProxyType(dict.fromkeys(RULES, True))
+"""What holds of every program that gets as far as a report."""
+
+_Json = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one schedule costs in one iteration, communication free.
+
+    ``forwards`` and ``backwards`` are C_f and C_b; ``clock_span`` is the makespan with every operation 1; the rest is
+    per worker: weight copies in M_theta, activations and inputs kept for recomputation in M_a.
+    """
+
+    header: Header
+    costs: Costs
+    makespan: Fraction
+    bubble_ratio: Fraction
+    forwards: int
+    backwards: int
+    clock_span: int
+    weights: tuple[Fraction, ...]
+    activations: tuple[Fraction, ...]
+    stashed_inputs: tuple[Fraction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A schedule's figures and the baseline's, in the same units, which rules hold, and remarks for the user."""
+
+    figures: Figures
+    baseline: Figures
+    verified: tuple[tuple[str, bool], ...]
+    remarks: tuple[str, ...]
+
+    def as_json(self) -> _Json:
+        """The report in the shape of ``report.json``: integers where a number is integral, else floats."""
+        own, header = self.figures, self.figures.header
+        return {
+            "scheme": header.scheme,
+            "parameters": dict(header.parameters),
+            "workers": header.workers,
+            "stages": header.stages,
+            "micro_batches": header.micro_batches,
+            "pipelines": len(header.pipes),
+            "critical_path": _critical_path(own),
+            "makespan": _number(own.makespan),
+            "bubble_ratio": _number(own.bubble_ratio),
+            "clock_span": own.clock_span,
+            **_memory(own),
+            "baseline": {
+                "makespan": _number(self.baseline.makespan),
+                "bubble_ratio": _number(self.baseline.bubble_ratio),
+                "scheme": self.baseline.header.scheme,
+                "critical_path": _critical_path(self.baseline),
+                **_memory(self.baseline),
+            },
+            "verified": dict(self.verified),
+            "costs": {kind: _number(cost) for kind, cost in own.costs.items()},
+            "remarks": list(self.remarks),
+        }
+
+
+def report(schedule: Schedule, costs: Costs, baseline: Schedule, verified: Mapping[str, bool] = PROVEN) -> Report:
+    """What a verified schedule costs, beside a baseline on the same workers with the same micro-batches.
+
+    The baseline cuts the model into as many stages as it has; where the schedule has more, the baseline's are larger
+    by that factor, and so are their durations, weights and activations.
+    """
+    own = _figures(schedule, costs, Fraction(1))
+    base = _figures(baseline, costs, Fraction(schedule.header.stages, baseline.header.stages))
+    return Report(own, base, tuple(verified.items()), _remarks(own, base, schedule))
+
+
+def _figures(schedule: Schedule, costs: Costs, size: Fraction) -> Figures:
+    """The figures of a schedule whose stages are ``size`` times as large as those that costs and units speak of."""
+    precedence = precede(schedule)
+    timeline = run(schedule, precedence, costs.scaled(size))
+    return Figures(
+        header=schedule.header,
+        costs=costs,
+        makespan=timeline.makespan,
+        bubble_ratio=timeline.bubble_ratio,
+        forwards=timeline.critical_path.forwards,
+        backwards=timeline.critical_path.backwards,
+        clock_span=max(earliest_ends(precedence, [1] * len(precedence.operations)), default=0),
+        weights=tuple(size * copies for copies in weights(schedule.header)),
+        activations=tuple(size * live for live in activations(schedule)),
+        stashed_inputs=(Fraction(0),) * schedule.header.workers,
+    )
+
+
+def _remarks(own: Figures, base: Figures, schedule: Schedule) -> tuple[str, ...]:
+    """What a user would want to be told before paying for the schedule."""
+    remarks = []
+    name = base.header.scheme
+    if own.makespan > base.makespan:
+        more = percent(own.makespan / base.makespan - 1)
+        remarks.append(
+            f"the baseline ({name}) of the same size needs {decimal(base.makespan)}, which is less: "
+            f"this schedule is slower by {decimal(own.makespan - base.makespan)}, or {more}"
+        )
+    kept, needed = max(own.activations, default=Fraction(0)), max(base.activations, default=Fraction(0))
+    if kept > needed:
+        remarks.append(
+            f"the fullest worker keeps {decimal(kept)} M_a of activations; in the baseline ({name}) it keeps "
+            f"{decimal(needed)} M_a"
+        )
+    idle = [f"P{worker}" for worker, lane in enumerate(schedule.lanes) if not lane]
+    if idle:
+        remarks.append(f"nothing is scheduled on {', '.join(idle)}")
+    return tuple(remarks)
+
+
+def _critical_path(figures: Figures) -> _Json:
+    return {"C_f": figures.forwards, "C_b": figures.backwards}
+
+
+def _memory(figures: Figures) -> _Json:
+    return {
+        "weights": [_number(copies) for copies in figures.weights],
+        "activations": [_number(live) for live in figures.activations],
+        "stashed_inputs": [_number(kept) for kept in figures.stashed_inputs],
+    }
+
+
+def _number(value: Fraction) -> int | float:
+    return value.numerator if value.denominator == 1 else float(value)

@@ -1,0 +1,136 @@
+"""The earliest timeline: every operation starts as soon as its data are there and its worker is free.
+
+Communication is free here, as in the paper's analysis (section 2). Time is counted in whole ticks, the largest unit in
+which every duration is an integer, so that the result is exact and the arithmetic fast.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import islice
+from math import lcm
+from typing import NamedTuple
+
+from chimera_ir.cost.model import Costs
+from chimera_ir.cost.precedence import Precedence, precede
+from chimera_ir.ir.levels import Header, Schedule
+from chimera_ir.ir.ops import Backward, Compute, Forward
+
+
+class Timed(NamedTuple):
+    """An operation with its start and its end, in ticks."""
+
+    operation: Compute
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalPath:
+    """Operations that follow one another without a gap from time 0 to the makespan, each needing the one before.
+
+    ``forwards`` and ``backwards`` are C_f and C_b of section 3.4, counted in micro-batches.
+    """
+
+    operations: tuple[Timed, ...]
+    forwards: int
+    backwards: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """When every operation of one iteration runs: ``lanes[w]`` in the order of worker w.
+
+    ``tick`` is the length of a tick in the unit of the costs; ``span`` the length of the iteration in ticks.
+    """
+
+    header: Header
+    costs: Costs
+    tick: Fraction
+    span: int
+    lanes: tuple[tuple[Timed, ...], ...]
+    critical_path: CriticalPath
+
+    @property
+    def makespan(self) -> Fraction:
+        """The length of the iteration in the unit of the costs."""
+        return self.span * self.tick
+
+    @property
+    def bubble_ratio(self) -> Fraction:
+        """The share of all workers' time in which they do nothing."""
+        if self.span == 0:
+            return Fraction(0)
+        busy = sum(timed.end - timed.start for lane in self.lanes for timed in lane)
+        return 1 - Fraction(busy, self.span * len(self.lanes))
+
+
+def simulate(schedule: Schedule, costs: Costs) -> Timeline:
+    """The earliest timeline of a verified schedule, in time linear in the number of operations.
+
+    Of several critical paths it holds one with the largest number of backward passes (CONTRACT: C_b).
+    """
+    return run(schedule, precede(schedule), costs)
+
+
+def run(schedule: Schedule, precedence: Precedence, costs: Costs) -> Timeline:
+    """As `simulate`, for a schedule whose precedence is known already."""
+    parts = lcm(*(cost.denominator for _, cost in costs.items()))
+    durations = _ticks(precedence.operations, costs.scaled(Fraction(parts)))
+    ends = earliest_ends(precedence, durations)
+    timed = [
+        Timed(operation, end - duration, end)
+        for operation, end, duration in zip(precedence.operations, ends, durations, strict=True)
+    ]
+    remaining = iter(timed)
+    return Timeline(
+        header=schedule.header,
+        costs=costs,
+        tick=Fraction(1, parts),
+        span=max(ends, default=0),
+        lanes=tuple(tuple(islice(remaining, len(lane))) for lane in schedule.lanes),
+        critical_path=_critical_path(precedence, timed),
+    )
+
+
+def _ticks(operations: Sequence[Compute], costs: Costs) -> list[int]:
+    """The durations of operations under integral costs; few of them differ, so each is computed once."""
+    known: dict[tuple[type[Compute], int], int] = {}
+    durations = []
+    for operation in operations:
+        alike = type(operation), len(operation.micros)
+        if alike not in known:
+            known[alike] = int(costs.duration(operation))
+        durations.append(known[alike])
+    return durations
+
+
+def earliest_ends(precedence: Precedence, durations: Sequence[int]) -> list[int]:
+    """When each operation ends if each starts with the end of its last predecessor, the first ones at 0."""
+    ends = [0] * len(durations)
+    for number in precedence.order:
+        start = max((ends[before] for before in precedence.predecessors[number]), default=0)
+        ends[number] = start + durations[number]
+    return ends
+
+
+def _critical_path(precedence: Precedence, timed: Sequence[Timed]) -> CriticalPath:
+    """The critical path with the most backward passes: durations are positive, so that also fixes the forward ones."""
+    if not timed:
+        return CriticalPath((), 0, 0)
+    backwards = [len(each.operation.micros) if isinstance(each.operation, Backward) else 0 for each in timed]
+    before: dict[int, int] = {}
+    for number in precedence.order:
+        start = timed[number].start
+        tight = [other for other in precedence.predecessors[number] if timed[other].end == start]
+        if tight:
+            before[number] = max(tight, key=backwards.__getitem__)
+            backwards[number] += backwards[before[number]]
+    number = max(range(len(timed)), key=lambda other: (timed[other].end, backwards[other]))
+    most = backwards[number]
+    path = [timed[number]]
+    while number in before:
+        number = before[number]
+        path.append(timed[number])
+    forwards = sum(len(each.operation.micros) for each in path if isinstance(each.operation, Forward))
+    return CriticalPath(tuple(reversed(path)), forwards, most)

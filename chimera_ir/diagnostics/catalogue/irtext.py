@@ -1,0 +1,224 @@
+"""CH5xx: what can be wrong with the text form of the IR."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from chimera_ir.diagnostics.model import Diagnostic, Note
+from chimera_ir.source import Span
+
+
+@dataclass(frozen=True, slots=True)
+class NoTitle(Diagnostic):
+    """The text does not begin as any level of IR does."""
+
+    code: ClassVar[str] = "CH501"
+    title: ClassVar[str] = "this is not the text of a plan, a schedule or a program"
+    label: ClassVar[str] = "the first line names the level"
+    help: ClassVar[str] = "begin with `plan NAME`, `schedule NAME` or `program NAME`"
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedLine(Diagnostic):
+    """A line begins with a known word and goes on wrongly."""
+
+    code: ClassVar[str] = "CH502"
+    title: ClassVar[str] = "this `{word}` line is malformed"
+    label: ClassVar[str] = "expected `{form}`"
+    help: ClassVar[str] = "write `{form}`, with your own names and numbers, and nothing after it but a comment"
+
+    word: str
+    form: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownKind(Diagnostic):
+    """A line begins with a word that no line begins with."""
+
+    code: ClassVar[str] = "CH503"
+    title: ClassVar[str] = "no line begins with `{word}`"
+    label: ClassVar[str] = "unknown"
+    help: ClassVar[str] = "{advice}"
+
+    word: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class MisplacedLine(Diagnostic):
+    """A line stands where its kind cannot."""
+
+    code: ClassVar[str] = "CH504"
+    title: ClassVar[str] = "this line cannot stand here"
+    label: ClassVar[str] = "{reason}"
+    help: ClassVar[str] = "the order is: level and name, header lines, then the operations{under}"
+
+    reason: str
+    under: str
+
+
+@dataclass(frozen=True, slots=True)
+class MissingHeader(Diagnostic):
+    """The header lacks a line."""
+
+    code: ClassVar[str] = "CH505"
+    title: ClassVar[str] = "the header has no `{word}` line"
+    label: ClassVar[str] = "the header begins here"
+    help: ClassVar[str] = "add a line such as `{form}`"
+
+    word: str
+    form: str
+
+
+@dataclass(frozen=True, slots=True)
+class NumberOutOfRange(Diagnostic):
+    """A number is outside of what the header, or the compiler, allows."""
+
+    code: ClassVar[str] = "CH506"
+    title: ClassVar[str] = "{what} {value} does not exist"
+    label: ClassVar[str] = "outside of {first} to {last}"
+    help: ClassVar[str] = "{what} must be from {first} to {last}"
+
+    what: str
+    value: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTwice(Diagnostic):
+    """A worker has two headings."""
+
+    code: ClassVar[str] = "CH507"
+    title: ClassVar[str] = "worker {worker} has two lanes"
+    label: ClassVar[str] = "the second"
+    help: ClassVar[str] = "write everything that worker {worker} does under one heading"
+
+    worker: int
+    first: Span
+
+    def notes(self) -> tuple[Note, ...]:
+        """Where the first lane is."""
+        return (Note("the first is here", self.first),)
+
+
+@dataclass(frozen=True, slots=True)
+class LanesMissing(Diagnostic):
+    """A worker has no heading."""
+
+    code: ClassVar[str] = "CH508"
+    title: ClassVar[str] = "worker {worker} has no lane{others}"
+    label: ClassVar[str] = "the text has {lanes} of {workers} lanes"
+    help: ClassVar[str] = "add the heading `worker {worker}:`; a worker with nothing to do has an empty lane"
+
+    worker: int
+    lanes: int
+    workers: int
+
+    @property
+    def others(self) -> str:
+        """How many more there are."""
+        more = self.workers - self.lanes - 1
+        return f" (and {more} more)" if more else ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementLength(Diagnostic):
+    """A pipe places too few or too many stages."""
+
+    code: ClassVar[str] = "CH509"
+    title: ClassVar[str] = "pipe {pipe} places {placed} of {stages} stages"
+    label: ClassVar[str] = "one worker per stage after `on`"
+    help: ClassVar[str] = "name {stages} workers, in the order of the stages"
+
+    pipe: str
+    placed: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class MicroTwice(Diagnostic):
+    """A micro-batch belongs to two pipes, or twice to one."""
+
+    code: ClassVar[str] = "CH510"
+    title: ClassVar[str] = "micro-batch {micro} is given twice"
+    label: ClassVar[str] = "the second time"
+    help: ClassVar[str] = "every micro-batch 0 to {last} belongs to exactly one pipe"
+
+    micro: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class MicroMissing(Diagnostic):
+    """A micro-batch belongs to no pipe."""
+
+    code: ClassVar[str] = "CH511"
+    title: ClassVar[str] = "micro-batch {micro} belongs to no pipe{others}"
+    label: ClassVar[str] = "{given} of {micro_batches} micro-batches are given to a pipe"
+    help: ClassVar[str] = "add {micro} to the runs after `micros` of one pipe, as in `{micro}..{after}`"
+
+    micro: int
+    given: int
+    micro_batches: int
+
+    @property
+    def after(self) -> int:
+        """The end of the run that would add it."""
+        return self.micro + 1
+
+    @property
+    def others(self) -> str:
+        """How many more there are."""
+        more = self.micro_batches - self.given - 1
+        return f" (and {more} more)" if more else ""
+
+
+@dataclass(frozen=True, slots=True)
+class NotCompiledYet(Diagnostic):
+    """A line that the grammar has room for and the compiler has not."""
+
+    code: ClassVar[str] = "CH512"
+    title: ClassVar[str] = "{what} cannot be compiled yet"
+    label: ClassVar[str] = "here"
+    help: ClassVar[str] = "{advice}"
+
+    what: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class WrongLevel(Diagnostic):
+    """An operation of another level of IR."""
+
+    code: ClassVar[str] = "CH513"
+    title: ClassVar[str] = "a {level} has no such line"
+    label: ClassVar[str] = "this belongs to a {other}"
+    help: ClassVar[str] = "{level} lines look like `{form}`; or begin the text with `{other} NAME`"
+
+    level: str
+    other: str
+    form: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderTwice(Diagnostic):
+    """Something in the header is said twice."""
+
+    code: ClassVar[str] = "CH514"
+    title: ClassVar[str] = "{what} is given twice"
+    label: ClassVar[str] = "the second time"
+    help: ClassVar[str] = "keep one of the two"
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class MoreMistakes(Diagnostic):
+    """There are more errors than anyone wants to read."""
+
+    code: ClassVar[str] = "CH515"
+    title: ClassVar[str] = "{count} more errors like these"
+    label: ClassVar[str] = "the next one is here"
+    help: ClassVar[str] = "mend the first errors and compile again"
+
+    count: int

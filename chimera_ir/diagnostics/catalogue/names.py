@@ -1,0 +1,250 @@
+"""CH201 and on: names, types and clauses of a scheme that is well written, whatever its numbers are."""
+
+from dataclasses import dataclass
+
+from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
+from chimera_ir.source import Span
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownName(Diagnostic):
+    """A name that nothing defines."""
+
+    code = "CH201"
+    title = "nothing is called `{name}`"
+    label = "{guess}"
+    help = "known here: {known}"
+    name: str
+    closest: str | None
+    known: str
+
+    @property
+    def guess(self) -> str:
+        """What may be meant."""
+        return f"did you mean `{self.closest}`?" if self.closest else "not defined"
+
+
+@dataclass(frozen=True, slots=True)
+class UsedTooEarly(Diagnostic):
+    """A name that is defined only further down."""
+
+    code = "CH202"
+    title = "`{name}` is used before it is defined"
+    label = "not known yet"
+    help = "move the definition of `{name}` above this line"
+    name: str
+    defined: Span
+
+    def notes(self) -> tuple[Note, ...]:
+        """Where the definition is."""
+        return (Note(f"`{self.name}` is defined here", self.defined),)
+
+
+@dataclass(frozen=True, slots=True)
+class DefinedByItself(Diagnostic):
+    """A definition that uses what it defines."""
+
+    code = "CH203"
+    title = "`{name}` is defined by itself"
+    label = "this is the `{name}` that is being defined"
+    help = "a scheme has no recursion: write the value as a formula of earlier names"
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DefinedTwice(Diagnostic):
+    """Two things of one name, side by side."""
+
+    code = "CH204"
+    title = "`{name}` is defined twice"
+    label = "defined again"
+    help = "choose another name, such as `{name}2`"
+    name: str
+    first: Span
+
+    def notes(self) -> tuple[Note, ...]:
+        """Where it was defined first."""
+        return (Note(f"`{self.name}` is defined first here", self.first),)
+
+
+@dataclass(frozen=True, slots=True)
+class Shadows(Diagnostic):
+    """A variable of a pipe or function with the name of something of the scheme."""
+
+    code = "CH205"
+    title = "the variable `{name}` hides another `{name}`"
+    label = "means something else from here on"
+    help = "choose another name for the variable, such as `{name}2`"
+    name: str
+    hidden: Span
+
+    def notes(self) -> tuple[Note, ...]:
+        """What is hidden."""
+        return (Note(f"the other `{self.name}` is defined here", self.hidden),)
+
+
+@dataclass(frozen=True, slots=True)
+class RedefinesBuiltin(Diagnostic):
+    """A name that the language has given away already."""
+
+    code = "CH206"
+    title = "`{name}` is a function of the language"
+    label = "cannot be defined again"
+    help = "choose another name, such as `{name}2`"
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class WrongArity(Diagnostic):
+    """A call with too many or too few arguments."""
+
+    code = "CH207"
+    title = "`{signature}` takes {expected}, and here {given}"
+    label = "{given}"
+    help = "call it as `{signature}`"
+    signature: str
+    expected: str
+    count: int
+
+    @property
+    def given(self) -> str:
+        """How many there are."""
+        return "gets 1 argument" if self.count == 1 else f"gets {self.count} arguments"
+
+
+@dataclass(frozen=True, slots=True)
+class NotAFunction(Diagnostic):
+    """A number that is called."""
+
+    code = "CH208"
+    title = "`{name}` is a value, not a function"
+    label = "called like a function"
+    help = "for a product write `{name}*(..)`"
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionAsValue(Diagnostic):
+    """A function without its arguments."""
+
+    code = "CH209"
+    title = "`{name}` is a function and has no value by itself"
+    label = "arguments are missing"
+    help = "call it as `{signature}`"
+    name: str
+    signature: str
+
+
+@dataclass(frozen=True, slots=True)
+class WrongType(Diagnostic):
+    """A truth where an integer stands, or an integer where a truth stands."""
+
+    code = "CH210"
+    title = "{place} takes {expected}, and this is {found}"
+    label = "this is {found}"
+    help = "{hint}"
+    place: str
+    expected: str
+    found: str
+
+    @property
+    def hint(self) -> str:
+        """How to make the one from the other."""
+        if self.found == "a number":
+            return "compare it with something, as in `x > 0`"
+        return "turn it into a number with `if condition then 1 else 0`"
+
+
+@dataclass(frozen=True, slots=True)
+class BranchesDiffer(Diagnostic):
+    """An ``if`` that is a number or a truth, as the case may be."""
+
+    code = "CH211"
+    title = "the two values of this `if` are not of one type"
+    label = "{one} if it holds, {other} if not"
+    help = "give both values one type: two numbers, or two conditions"
+    one: str
+    other: str
+
+
+@dataclass(frozen=True, slots=True)
+class SecondClause(Diagnostic):
+    """A line that may stand once, twice."""
+
+    code = "CH212"
+    title = "{owner} has two `{clause}` lines"
+    label = "the second one"
+    help = "keep one of them{advice}"
+    owner: str
+    clause: str
+    first: Span
+
+    @property
+    def advice(self) -> str:
+        """What the second one may have been meant for."""
+        return "; micro-batches of another kind go into a pipe of their own" if self.clause == "micros" else ""
+
+    def notes(self) -> tuple[Note, ...]:
+        """Where the first one is."""
+        return (Note("the first one is here", self.first),)
+
+
+@dataclass(frozen=True, slots=True)
+class MissingClause(Diagnostic):
+    """A pipe without one of the lines it needs."""
+
+    code = "CH213"
+    title = "the pipe `{pipe}` has no {clause}"
+    label = "{clause} missing"
+    help = "add a line like `{example}`"
+    pipe: str
+    clause: str
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoPipes(Diagnostic):
+    """A scheme that runs nothing."""
+
+    code = "CH214"
+    title = "the scheme `{scheme}` has no pipe"
+    label = "runs nothing"
+    help = "add a `pipe name {{ .. }}` with its stages, micro-batches and operations"
+    scheme: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotSupported(Diagnostic):
+    """What the language has and the compiler has not yet."""
+
+    code = "CH215"
+    title = "{feature} cannot be compiled yet"
+    label = "not supported yet"
+    help = "{instead}"
+    feature: str
+    instead: str
+
+
+@dataclass(frozen=True, slots=True)
+class FormulaTooLarge(Diagnostic):
+    """A formula that calls become enormous in."""
+
+    code = "CH216"
+    title = "this formula has more than {limit:,} {unit} once its functions are written out"
+    label = "too large"
+    help = "functions that call others several times multiply: name the repeated value with `let`, or call once"
+    limit: int
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unused(Diagnostic):
+    """A definition that changes nothing."""
+
+    severity = Severity.WARNING
+    code = "CH217"
+    title = "nothing uses {kind} `{name}`"
+    label = "has no effect"
+    help = "use it or remove it"
+    kind: str
+    name: str

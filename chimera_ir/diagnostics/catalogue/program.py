@@ -1,0 +1,321 @@
+"""CH4xx: what can be wrong with the communication, the synchronisation and the memory of a program."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from chimera_ir.diagnostics.model import Diagnostic, Note
+from chimera_ir.source import Span
+
+
+@dataclass(frozen=True, slots=True)
+class MissingLine(Diagnostic):
+    """Something that a worker must do and does not."""
+
+    code: ClassVar[str] = "CH401"
+    title: ClassVar[str] = "worker {worker} has no `{line}`"
+    label: ClassVar[str] = "{reason}"
+    help: ClassVar[str] = "add `{line}` to the lane of worker {worker}, {place}"
+
+    worker: int
+    line: str
+    reason: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class RedundantLine(Diagnostic):
+    """Something that a worker does for a second time, or that changes nothing."""
+
+    code: ClassVar[str] = "CH402"
+    title: ClassVar[str] = "`{line}` on worker {worker} is redundant: {reason}"
+    label: ClassVar[str] = "redundant"
+    help: ClassVar[str] = "remove the line"
+
+    worker: int
+    line: str
+    reason: str
+    other: tuple[Span, ...]
+
+    def notes(self) -> tuple[Note, ...]:
+        """The line that does the same."""
+        return tuple(Note("this line does the same", span) for span in self.other)
+
+
+@dataclass(frozen=True, slots=True)
+class MisplacedLine(Diagnostic):
+    """A line before another that it must follow."""
+
+    code: ClassVar[str] = "CH403"
+    title: ClassVar[str] = "worker {worker} runs `{line}` before `{other}`"
+    label: ClassVar[str] = "{reason}"
+    help: ClassVar[str] = "on worker {worker}, move `{line}` below `{other}`"
+
+    worker: int
+    line: str
+    other: str
+    other_span: Span
+    reason: str
+
+    def notes(self) -> tuple[Note, ...]:
+        """The line that must come first."""
+        return (Note(f"`{self.other}` comes only here", self.other_span),)
+
+
+@dataclass(frozen=True, slots=True)
+class WrongPeer(Diagnostic):
+    """A message to or from a worker that does not take part in it."""
+
+    code: ClassVar[str] = "CH404"
+    title: ClassVar[str] = (
+        "`{line}` on worker {worker} names worker {peer}, but stage {stage} of this micro-batch is on worker {right}"
+    )
+    label: ClassVar[str] = "the peer must be worker {right}"
+    help: ClassVar[str] = "write w{right} instead of w{peer}"
+
+    worker: int
+    line: str
+    peer: int
+    right: int
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownMessage(Diagnostic):
+    """A line about a message that there is not, or that does not concern this worker."""
+
+    code: ClassVar[str] = "CH405"
+    title: ClassVar[str] = "`{line}` on worker {worker} is about no message of this worker: {reason}"
+    label: ClassVar[str] = "no such message here"
+    help: ClassVar[str] = "remove the line, or correct its micro-batch and stages"
+
+    worker: int
+    line: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInUse(Diagnostic):
+    """A receive into a buffer whose content is still needed."""
+
+    code: ClassVar[str] = "CH406"
+    title: ClassVar[str] = "`{line}` on worker {worker} overwrites slot {slot} while it is in use"
+    label: ClassVar[str] = "slot {slot} still holds {content}"
+    help: ClassVar[str] = "receive into another slot, or post the receive after `{last_use}`"
+
+    worker: int
+    line: str
+    slot: int
+    content: str
+    last_use: str
+    last_use_span: Span
+    taken: Span
+
+    def notes(self) -> tuple[Note, ...]:
+        """Since when and until when the slot is in use."""
+        return (
+            Note("the slot is taken here", self.taken),
+            Note(f"and free after `{self.last_use}`", self.last_use_span),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTooHigh(Diagnostic):
+    """A slot number beyond all that can be needed."""
+
+    code: ClassVar[str] = "CH407"
+    title: ClassVar[str] = (
+        "`{line}` on worker {worker} names slot {slot}, but {messages} messages need at most {messages} slots"
+    )
+    label: ClassVar[str] = "slots are numbered from 0"
+    help: ClassVar[str] = "use a slot from 0 to {last}"
+
+    worker: int
+    line: str
+    slot: int
+    messages: int
+
+    @property
+    def last(self) -> int:
+        """The highest slot that makes sense."""
+        return self.messages - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivesOutOfOrder(Diagnostic):
+    """Receives from a peer that are not in the order of its sends."""
+
+    code: ClassVar[str] = "CH408"
+    title: ClassVar[str] = "worker {worker} posts `{line}` where worker {peer} sends `{sent}`"
+    label: ClassVar[str] = "number {place} of the receives from worker {peer}"
+    help: ClassVar[str] = (
+        "post the receives from worker {peer} in the order of its sends: an in-order queue matches them by place"
+    )
+
+    worker: int
+    line: str
+    peer: int
+    sent: str
+    place: int
+    sent_span: Span
+
+    def notes(self) -> tuple[Note, ...]:
+        """The send that this receive meets."""
+        return (
+            Note(f"number {self.place} of the sends of worker {self.peer} to worker {self.worker}", self.sent_span),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A lane that goes no further: what it waits for, and whose turn it is."""
+
+    worker: int
+    line: str
+    meaning: str
+    needs: str
+    peer: int
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlock(Diagnostic):
+    """Lanes that wait for each other."""
+
+    code: ClassVar[str] = "CH409"
+    title: ClassVar[str] = "{lanes}: the program cannot finish with {transport}"
+    label: ClassVar[str] = "worker {worker} waits for {meaning}"
+    help: ClassVar[str] = "{advice}"
+
+    transport: str
+    blocked: tuple[Blocked, ...]
+
+    @property
+    def lanes(self) -> str:
+        """Who waits for whom, in words."""
+        count = len(self.blocked)
+        return f"{count} workers wait for each other" if count > 1 else f"worker {self.worker} waits for itself"
+
+    @property
+    def worker(self) -> int:
+        """The first worker of the circle."""
+        return self.blocked[0].worker
+
+    @property
+    def meaning(self) -> str:
+        """What the first worker of the circle waits for."""
+        return self.blocked[0].meaning
+
+    @property
+    def advice(self) -> str:
+        """A way to break the circle."""
+        first = self.blocked[0]
+        last = self.blocked[-1]
+        return f"on worker {last.peer}, run `{last.needs}` before `{first.line}`"
+
+    def notes(self) -> tuple[Note, ...]:
+        """The circle, worker by worker."""
+        return tuple(
+            Note(
+                f"worker {each.worker} stands at `{each.line}`, for {each.meaning},"
+                f" until worker {each.peer} runs `{each.needs}`",
+                each.span,
+            )
+            for each in self.blocked
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NotHeld(Diagnostic):
+    """Gradient synchronisation of a stage on a worker that does not hold it."""
+
+    code: ClassVar[str] = "CH410"
+    title: ClassVar[str] = "`{line}` on worker {worker}, which does not hold stage {stage}"
+    label: ClassVar[str] = "stage {stage} is held by {holders}"
+    help: ClassVar[str] = "remove the line"
+
+    worker: int
+    line: str
+    stage: int
+    holders: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOrder(Diagnostic):
+    """Workers that launch their sums in orders that contradict each other."""
+
+    code: ClassVar[str] = "CH411"
+    title: ClassVar[str] = "workers launch the sums of their gradients in orders that contradict each other"
+    label: ClassVar[str] = "{order}"
+    help: ClassVar[str] = (
+        "launch them in one order on all workers, so that no two groups of workers wait for each other"
+    )
+
+    order: str
+    others: tuple[Note, ...]
+
+    def notes(self) -> tuple[Note, ...]:
+        """The orders that close the circle."""
+        return self.others
+
+
+@dataclass(frozen=True, slots=True)
+class AfterStep(Diagnostic):
+    """An operation that reads weights which the update has already changed."""
+
+    code: ClassVar[str] = "CH412"
+    title: ClassVar[str] = "worker {worker} runs `{line}` after `step s{stage}`"
+    label: ClassVar[str] = "reads weights of stage {stage} that are one update too new"
+    help: ClassVar[str] = "on worker {worker}, move `step s{stage}` below `{line}`"
+
+    worker: int
+    line: str
+    stage: int
+    step_span: Span
+
+    def notes(self) -> tuple[Note, ...]:
+        """The step."""
+        return (Note("the weights change here", self.step_span),)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundExceeded(Diagnostic):
+    """A declared memory bound that does not hold."""
+
+    code: ClassVar[str] = "CH413"
+    title: ClassVar[str] = "worker {worker} holds {peak} {unit}, more than the declared {limit}"
+    label: ClassVar[str] = "{place}"
+    help: ClassVar[str] = "raise the bound to {highest}, or {remedy}"
+
+    worker: int
+    peak: int
+    limit: int
+    highest: int
+    unit: str
+    place: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class SeveralMicros(Diagnostic):
+    """An operation or message that is not about exactly one micro-batch."""
+
+    code: ClassVar[str] = "CH414"
+    title: ClassVar[str] = "`{line}` is about {count} micro-batches; a program has one per operation"
+    label: ClassVar[str] = "cannot be compiled yet"
+    help: ClassVar[str] = "write one line per micro-batch"
+
+    line: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoreErrors(Diagnostic):
+    """There are more errors of a rule than anyone wants to read."""
+
+    code: ClassVar[str] = "CH415"
+    title: ClassVar[str] = '{count} more errors by the rule "{rule}"'
+    label: ClassVar[str] = "the next one is here"
+    help: ClassVar[str] = "mend the first ones and compile again"
+
+    count: int
+    rule: str

@@ -1,0 +1,255 @@
+"""CH3xx: what can be wrong with the operations of a plan or a schedule, wherever it comes from."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
+from chimera_ir.source import Span
+
+
+def _more(count: int) -> str:
+    """How many instances there are beside the first."""
+    return f" (and {count - 1} more like it)" if count > 1 else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict(Diagnostic):
+    """Two operations of one worker on one clock."""
+
+    code: ClassVar[str] = "CH301"
+    title: ClassVar[str] = "worker {worker} has two operations on clock {clock}{others}"
+    label: ClassVar[str] = "`{second}` on clock {clock}"
+    help: ClassVar[str] = "give one of the two another clock, or place its stage on another worker"
+
+    worker: int
+    clock: int
+    first: str
+    second: str
+    first_span: Span
+    count: int
+
+    @property
+    def others(self) -> str:
+        """How many more conflicts these two lines have."""
+        return _more(self.count)
+
+    def notes(self) -> tuple[Note, ...]:
+        """The other operation."""
+        return (Note(f"`{self.first}` is on clock {self.clock} of worker {self.worker} as well", self.first_span),)
+
+
+@dataclass(frozen=True, slots=True)
+class Missing(Diagnostic):
+    """A micro-batch lacks an operation on a stage."""
+
+    code: ClassVar[str] = "CH302"
+    title: ClassVar[str] = "micro-batch {micro} has no {kind} on stage {stage}{others}"
+    label: ClassVar[str] = "pipe {pipe} runs stage {stage} on worker {worker}"
+    help: ClassVar[str] = (
+        "add `{operation}` on worker {worker}: every micro-batch meets every stage once in each direction"
+    )
+
+    pipe: str
+    worker: int
+    micro: int
+    stage: int
+    kind: str
+    operation: str
+    count: int
+
+    @property
+    def others(self) -> str:
+        """How many more are missing."""
+        return _more(self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate(Diagnostic):
+    """An operation twice."""
+
+    code: ClassVar[str] = "CH303"
+    title: ClassVar[str] = "`{operation}` is there twice{others}"
+    label: ClassVar[str] = "the second, on worker {worker}"
+    help: ClassVar[str] = "keep one of the two: every micro-batch meets every stage once in each direction"
+
+    operation: str
+    worker: int
+    first_worker: int
+    first_span: Span
+    count: int
+
+    @property
+    def others(self) -> str:
+        """How many more operations these two lines repeat."""
+        return _more(self.count)
+
+    def notes(self) -> tuple[Note, ...]:
+        """The first of the two."""
+        return (Note(f"the first is on worker {self.first_worker}", self.first_span),)
+
+
+@dataclass(frozen=True, slots=True)
+class WrongWorker(Diagnostic):
+    """An operation on a worker that does not hold its stage for its pipe."""
+
+    code: ClassVar[str] = "CH304"
+    title: ClassVar[str] = (
+        "`{operation}` is on worker {worker}, but pipe {pipe} has stage {stage} on worker {right}{others}"
+    )
+    label: ClassVar[str] = "on worker {worker}"
+    help: ClassVar[str] = "move it to worker {right}, or place stage {stage} of pipe {pipe} on worker {worker}"
+
+    operation: str
+    worker: int
+    right: int
+    pipe: str
+    stage: int
+    count: int
+
+    @property
+    def others(self) -> str:
+        """How many more are on the wrong worker."""
+        return _more(self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedOutside(Diagnostic):
+    """A pipe places a stage on a worker that there is not."""
+
+    code: ClassVar[str] = "CH305"
+    title: ClassVar[str] = "pipe {pipe} places stage {stage} on worker {worker}, but there are workers 0 to {last}"
+    label: ClassVar[str] = "needs worker {worker}"
+    help: ClassVar[str] = "place it on one of the workers 0 to {last}, or have more workers"
+
+    pipe: str
+    stage: int
+    worker: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagesUnplaced(Diagnostic):
+    """A pipe places too few or too many stages."""
+
+    code: ClassVar[str] = "CH306"
+    title: ClassVar[str] = "pipe {pipe} places {placed} of {stages} stages"
+    label: ClassVar[str] = "every pipe places every stage once"
+    help: ClassVar[str] = "give pipe {pipe} a worker for each of the stages 0 to {last}"
+
+    pipe: str
+    placed: int
+    stages: int
+
+    @property
+    def last(self) -> int:
+        """The last stage."""
+        return self.stages - 1
+
+
+@dataclass(frozen=True, slots=True)
+class MicrosNotNumbered(Diagnostic):
+    """The micro-batches of all pipes together are not 0 .. N-1."""
+
+    code: ClassVar[str] = "CH307"
+    title: ClassVar[str] = "micro-batch {micro} belongs to {pipes} pipes, not to one"
+    label: ClassVar[str] = "in a pipe's range of micro-batches"
+    help: ClassVar[str] = "number the micro-batches of all pipes 0 to {last}, each number once"
+
+    micro: int
+    pipes: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownOperation(Diagnostic):
+    """An operation on a micro-batch or stage that there is not."""
+
+    code: ClassVar[str] = "CH308"
+    title: ClassVar[str] = "`{operation}` is on worker {worker}, but {reason}{others}"
+    label: ClassVar[str] = "there is no such operation"
+    help: ClassVar[str] = (
+        "stages are numbered 0 to {last_stage}, micro-batches 0 to {last_micro}, workers 0 to {last_worker}"
+    )
+
+    operation: str
+    worker: int
+    reason: str
+    last_stage: int
+    last_micro: int
+    last_worker: int
+    count: int
+
+    @property
+    def others(self) -> str:
+        """How many more there are."""
+        return _more(self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class ClockNotIncreasing(Diagnostic):
+    """A clock that does not increase along a data dependency: legal, but the clock is then no proof, and slow."""
+
+    severity: ClassVar[Severity] = Severity.WARNING
+    code: ClassVar[str] = "CH309"
+    title: ClassVar[str] = "the clock does not increase from `{before}` to `{after}`{others}"
+    label: ClassVar[str] = "`{after}` has clock {after_clock} on worker {after_worker}"
+    help: ClassVar[str] = "give `{after}` a clock above {before_clock}, so that nobody waits for it longer than planned"
+
+    before: str
+    before_clock: int
+    before_worker: int
+    before_span: Span
+    after: str
+    after_clock: int
+    after_worker: int
+    count: int
+
+    @property
+    def others(self) -> str:
+        """How many more instances these two lines have."""
+        return _more(self.count)
+
+    def notes(self) -> tuple[Note, ...]:
+        """The operation that must come before."""
+        text = f"it needs `{self.before}`, which has clock {self.before_clock} on worker {self.before_worker}"
+        return (Note(text, self.before_span),)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One operation of a cycle; ``reason`` says why it comes before the next."""
+
+    operation: str
+    place: str
+    span: Span
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle(Diagnostic):
+    """Operations that wait for each other in a circle."""
+
+    code: ClassVar[str] = "CH310"
+    title: ClassVar[str] = "{length} operations wait for each other in a cycle"
+    label: ClassVar[str] = "`{worst}` can never start"
+    help: ClassVar[str] = "{advice}"
+
+    worst: str
+    links: tuple[Link, ...]
+    advice: str
+
+    @property
+    def length(self) -> int:
+        """How many operations the cycle names."""
+        return len(self.links)
+
+    def notes(self) -> tuple[Note, ...]:
+        """The cycle, operation by operation."""
+        following = (*self.links[1:], self.links[0])
+        return tuple(
+            Note(
+                f"`{link.operation}` ({link.place}) must end before `{after.operation}` starts: {link.reason}",
+                link.span,
+            )
+            for link, after in zip(self.links, following, strict=True)
+        )

@@ -1,0 +1,351 @@
+"""CH105, CH106 and from CH112 on: the text is not a scheme. One class per mistake; ``chimera_ir.syntax.mistakes`` decides which it is."""
+
+from dataclasses import dataclass
+
+from chimera_ir.diagnostics.model import Diagnostic, Note
+from chimera_ir.source import Span
+
+
+@dataclass(frozen=True, slots=True)
+class NothingHere(Diagnostic):
+    """A text without a word."""
+
+    code = "CH105"
+    title = "there is no scheme in this text"
+    label = "expected `scheme name(parameters)`"
+    help = "start with a header like `scheme mine(D = 4, N = 8)`; `chimera-compile --list` shows complete schemes"
+
+
+@dataclass(frozen=True, slots=True)
+class NoHeader(Diagnostic):
+    """The first word is not ``scheme``."""
+
+    code = "CH106"
+    title = "a scheme starts with `scheme name(parameters)`, not with {found}"
+    label = "expected `scheme`"
+    help = "put a header like `scheme mine(D = 4, N = 8)` above everything but comments"
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeywordAsName(Diagnostic):
+    """A word of the language where a name is given or used."""
+
+    code = "CH112"
+    title = "`{found}` is a word of the language and cannot be a name"
+    label = "expected a name{or_value}"
+    help = "choose another name, such as `{found}_`"
+    found: str
+    or_value: str
+
+
+@dataclass(frozen=True, slots=True)
+class MissingClock(Diagnostic):
+    """An operation without ``@``."""
+
+    code = "CH113"
+    title = "the operation `{operation}` has no clock"
+    label = "{label_text}"
+    help = "write `{operation} @ formula`: worker by worker, operations run in the order of this formula"
+    operation: str
+    label_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SingleEquals(Diagnostic):
+    """``=`` between two values."""
+
+    code = "CH114"
+    title = "`=` gives a name to a value; it does not compare"
+    label = "did you mean `==`?"
+    help = "compare with `==`"
+
+
+@dataclass(frozen=True, slots=True)
+class Unclosed(Diagnostic):
+    """An opening bracket whose partner is missing."""
+
+    code = "CH115"
+    title = "this `{opener}` is never closed"
+    label = "opened here"
+    help = "close it with `{closer}` {where}"
+    opener: str
+    closer: str
+    where: str
+    found: str
+    found_at: Span
+
+    def notes(self) -> tuple[Note, ...]:
+        """Where the text goes on as if it were closed."""
+        return (Note(f"found {self.found} where `{self.closer}` could stand", self.found_at),)
+
+
+@dataclass(frozen=True, slots=True)
+class StrayCloser(Diagnostic):
+    """A closing bracket whose partner is missing."""
+
+    code = "CH116"
+    title = "this `{closer}` closes nothing"
+    label = "no `{opener}` is open here"
+    help = "remove it, or add the `{opener}` it belongs to"
+    closer: str
+    opener: str
+
+
+@dataclass(frozen=True, slots=True)
+class WrongCloser(Diagnostic):
+    """A closing bracket of another shape than the opening one."""
+
+    code = "CH117"
+    title = "`{opener}` is closed by `{closer}`"
+    label = "expected `{expected}`"
+    help = "write `{expected}` here"
+    opener: str
+    closer: str
+    expected: str
+    opened: Span
+
+    def notes(self) -> tuple[Note, ...]:
+        """Where the opening bracket is."""
+        return (Note(f"this `{self.opener}` is still open", self.opened),)
+
+
+@dataclass(frozen=True, slots=True)
+class MissingComma(Diagnostic):
+    """Two things side by side in a list."""
+
+    code = "CH118"
+    title = "a comma is missing before {found}"
+    label = "expected `,`"
+    help = "separate what stands in the brackets: `{before}, {after}`"
+    found: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class MissingIn(Diagnostic):
+    """A variable without its range."""
+
+    code = "CH119"
+    title = "`{variable}` needs a range: `in` is missing"
+    label = "expected `in`"
+    help = "write `{variable} in 0..n`, which counts from 0 to n - 1"
+    variable: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownOperation(Diagnostic):
+    """An operation letter that does not exist."""
+
+    code = "CH120"
+    title = "no operation is called `{found}`"
+    label = "expected F, B, I or W"
+    help = "F is a forward pass, B a full backward pass, I and W its input-gradient and weight-gradient halves"
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutsidePipe(Diagnostic):
+    """A line of a pipe outside of every pipe."""
+
+    code = "CH121"
+    title = "{found} belongs into a pipe"
+    label = "no pipe is open here"
+    help = "put it between the braces of `pipe name {{ .. }}`"
+    found: str
+    closed: Span | None
+
+    def notes(self) -> tuple[Note, ...]:
+        """Where the pipe above was closed, if there is one."""
+        return () if self.closed is None else (Note("the pipe above ends here", self.closed),)
+
+
+@dataclass(frozen=True, slots=True)
+class InsidePipe(Diagnostic):
+    """A line of the scheme within a pipe."""
+
+    code = "CH122"
+    title = "{found} cannot stand inside a pipe"
+    label = "inside a pipe"
+    help = "put it above the pipe, or close the pipe with `}}` first"
+    found: str
+    opened: Span
+
+    def notes(self) -> tuple[Note, ...]:
+        """Where the pipe begins."""
+        return (Note("the pipe begins here", self.opened),)
+
+
+@dataclass(frozen=True, slots=True)
+class MissingEquals(Diagnostic):
+    """A definition without ``=``."""
+
+    code = "CH123"
+    title = "`{name}` is given no value: `=` is missing"
+    label = "expected `=`"
+    help = "write `{example}`"
+    name: str
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class MissingDefault(Diagnostic):
+    """A parameter without a default."""
+
+    code = "CH124"
+    title = "the parameter `{name}` has no default"
+    label = "expected `=` and a value"
+    help = "write `{name} = 4` or another value; `--set {name}=..` overrides it"
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class MissingValue(Diagnostic):
+    """An expression that is not there."""
+
+    code = "CH125"
+    title = "a value is missing after {before}"
+    label = "found {found} instead of a value"
+    help = "write a number, a name, or a formula after {before}"
+    before: str
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class MissingOperator(Diagnostic):
+    """Two values side by side."""
+
+    code = "CH126"
+    title = "nothing joins `{left}` and `{right}`"
+    label = "expected an operator before this"
+    help = "for a product write `{left}*{right}`"
+    left: str
+    right: str
+
+
+@dataclass(frozen=True, slots=True)
+class IncompleteChoice(Diagnostic):
+    """``if`` without ``then`` or ``else``."""
+
+    code = "CH127"
+    title = "this `if` has no `{missing}`"
+    label = "expected `{missing}` before {found}"
+    help = "every `if` is a value: `if condition then value else value`"
+    missing: str
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class BareChoice(Diagnostic):
+    """``if`` as an operand without brackets."""
+
+    code = "CH128"
+    title = "an `if` inside a formula needs brackets"
+    label = "where it ends would not be clear"
+    help = "write `(if condition then value else value)`"
+
+
+@dataclass(frozen=True, slots=True)
+class MissingMessage(Diagnostic):
+    """``require`` without the words to say."""
+
+    code = "CH129"
+    title = "this `require` has no message"
+    label = 'expected `, "message"` after the condition'
+    help = 'say what a user should do, as in `require N >= 1, "at least one micro-batch"`'
+
+
+@dataclass(frozen=True, slots=True)
+class MissingRange(Diagnostic):
+    """One value where a range stands."""
+
+    code = "CH130"
+    title = "`{variable}` needs a range, and this is a single value"
+    label = "expected `..` before {found}"
+    help = "write `0..{value}` to count from 0 to one before `{value}`"
+    variable: str
+    value: str
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class MissingPlace(Diagnostic):
+    """``stages`` without ``on``."""
+
+    code = "CH131"
+    title = "these stages have no place: `on` is missing"
+    label = "expected `on` before {found}"
+    help = "say which worker runs stage `{variable}`, as in `on {variable}`"
+    variable: str
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownStatement(Diagnostic):
+    """A line that begins with a word that begins no line."""
+
+    code = "CH132"
+    title = "no line begins with `{found}`"
+    label = "{guess}"
+    help = "{hint}"
+    found: str
+    guess: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownMode(Diagnostic):
+    """A word that is none of a clause's few."""
+
+    code = "CH133"
+    title = "`{clause}` knows no `{found}`"
+    label = "expected {choices}"
+    help = "write {choices} here"
+    clause: str
+    found: str
+    choices: str
+
+
+@dataclass(frozen=True, slots=True)
+class SecondScheme(Diagnostic):
+    """Two headers in one text."""
+
+    code = "CH134"
+    title = "a text holds one scheme, and this is a second"
+    label = "the scheme above would end here"
+    help = "move it into a file of its own"
+
+
+@dataclass(frozen=True, slots=True)
+class EndlessIndex(Diagnostic):
+    """A range without end where only micro-batches may go on for ever."""
+
+    code = "CH135"
+    title = "only `micros` may go on for ever"
+    label = "a range that ends here has no end"
+    help = "say where it stops, as in `0..D`"
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished(Diagnostic):
+    """The text ends within something."""
+
+    code = "CH136"
+    title = "the text ends in the middle of {unfinished}"
+    label = "expected {expected}"
+    help = "complete it: {expected} could stand here"
+    unfinished: str
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unexpected(Diagnostic):
+    """What is none of the mistakes above."""
+
+    code = "CH137"
+    title = "{found} cannot stand here"
+    label = "unexpected"
+    help = "here could stand {expected}"
+    found: str
+    expected: str

@@ -1,0 +1,107 @@
+"""CH101 to CH111: the text holds what no scheme is made of; seen before, or without, reading it line by line."""
+
+from dataclasses import dataclass
+
+from chimera_ir.diagnostics.model import Diagnostic
+
+
+@dataclass(frozen=True, slots=True)
+class NotText(Diagnostic):
+    """A character that no text holds: NUL, another control character, or a byte that is not UTF-8."""
+
+    code = "CH101"
+    title = "this is not a text: it holds {character}"
+    label = "not a character of a text"
+    help = "a scheme is plain text in UTF-8; is this the file you meant?"
+    character: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextTooLong(Diagnostic):
+    """More text than the compiler reads."""
+
+    code = "CH102"
+    title = "the text has {size:,} characters; a scheme has at most {limit:,}"
+    help = "write repetition as a formula of m and s, or as an indexed pipe `pipe name[i in 0..n] {{ .. }}`"
+    size: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class TooDeep(Diagnostic):
+    """An expression nested deeper than the compiler follows."""
+
+    code = "CH103"
+    title = "this formula is nested deeper than {limit} levels"
+    label = "level {limit} is passed here"
+    help = "name parts of the formula with `let` or `fn`"
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class NumberTooLarge(Diagnostic):
+    """A literal beyond 64 bits."""
+
+    code = "CH104"
+    title = "this number is too large"
+    label = "beyond 9223372036854775807"
+    help = "numbers have 64 bits: the largest is 2**63 - 1"
+
+
+@dataclass(frozen=True, slots=True)
+class StrayCharacter(Diagnostic):
+    """A character that begins nothing."""
+
+    code = "CH107"
+    title = "{found} has no meaning in a scheme"
+    label = "unexpected"
+    help = "{hint}"
+    found: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotAnInteger(Diagnostic):
+    """A decimal fraction."""
+
+    code = "CH108"
+    title = "numbers are integers; `{found}` is not"
+    label = "not an integer"
+    help = "clocks are an order, not a time: scale all of them to integers (durations are set with `--cost`)"
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class GluedNumber(Diagnostic):
+    """A number with letters right behind it."""
+
+    code = "CH109"
+    title = "`{found}` is neither a number nor a name"
+    label = "a number runs into a name"
+    help = "for a product write `{number}*{name}`; a name starts with a letter"
+    found: str
+    number: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenString(Diagnostic):
+    """A message without its closing quote."""
+
+    code = "CH110"
+    title = "this message has no closing quote"
+    label = "starts here and runs past the end of the line"
+    help = 'close it with `"` on the same line'
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignSpelling(Diagnostic):
+    """An operator as other languages write it."""
+
+    code = "CH111"
+    title = "`{found}` is not an operator here"
+    label = "{meaning}"
+    help = "{hint}"
+    found: str
+    meaning: str
+    hint: str

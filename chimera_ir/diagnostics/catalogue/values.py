@@ -1,0 +1,344 @@
+"""CH230 and on: what goes wrong with the numbers of a scheme, with the values of the failing instance."""
+
+from dataclasses import dataclass
+
+from chimera_ir.diagnostics.model import Diagnostic, Note
+from chimera_ir.source import Span
+
+Values = tuple[tuple[str, int], ...]
+"""Names and what they stand for, in the order in which they are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A function on its way to a failure: where it was called, and with what."""
+
+    function: str
+    arguments: tuple[int, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """The pipe, and the micro-batch and stage in it, for which something fails; empty outside of pipes."""
+
+    pipe: str = ""
+    values: Values = ()
+
+
+def listed(values: Values) -> str:
+    """``m = 1, s = 2``."""
+    return ", ".join(f"{name} = {_plain(value)}" for name, value in values)
+
+
+def _plain(value: int) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class InInstance(Diagnostic):
+    """A failure that has values: those of the names in the formula, and those of the instance."""
+
+    values: Values
+    instance: Instance
+
+    def notes(self) -> tuple[Note, ...]:
+        """The values that matter."""
+        inner = tuple((name, value) for name, value in self.values if (name, value) not in self.instance.values)
+        notes = [Note(f"with {listed(inner)}")] if inner else []
+        if self.instance.pipe:
+            which = f"for {listed(self.instance.values)} " if self.instance.values else ""
+            notes.append(Note(f"{which}in the pipe `{self.instance.pipe}`"))
+        return tuple(notes)
+
+
+@dataclass(frozen=True, slots=True)
+class InFormula(InInstance):
+    """A failure within a formula, which may have been reached through functions."""
+
+    calls: tuple[Called, ...]
+
+    def notes(self) -> tuple[Note, ...]:
+        """The values that matter, and the calls from the inside out."""
+        steps = [
+            Note(f"in `{call.function}({', '.join(map(_plain, call.arguments))})`, called here", call.span)
+            for call in self.calls
+        ]
+        return (*InInstance.notes(self), *steps)
+
+
+@dataclass(frozen=True, slots=True)
+class BadDivisor(InFormula):
+    """A division by zero or by a negative number."""
+
+    code = "CH230"
+    title = "`{divisor}` is {value}, and nothing is divided by {that}"
+    label = "{divisor} is {value} here"
+    help = "divisors are 1 or more: guard it with `if {divisor} > 0 then .. else ..`, or `require` that"
+    divisor: str
+    value: int
+
+    @property
+    def that(self) -> str:
+        """The divisor in words."""
+        return "zero" if self.value == 0 else "a negative number"
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow(InFormula):
+    """A value beyond 64 bits."""
+
+    code = "CH231"
+    title = "this value is too large for 64 bits"
+    label = "beyond 2**63 - 1 in size"
+    help = "look for a parameter that is far too large, or a clock that grows faster than it needs to"
+
+
+@dataclass(frozen=True, slots=True)
+class BadShare(InFormula):
+    """A call of ``share`` that makes no parts."""
+
+    code = "CH232"
+    title = "share({total}, {parts}, {part}) shares nothing out"
+    label = "needs share(N, k, i) with N >= 0, k >= 1 and 0 <= i < k"
+    help = "share(N, k, i) is how many of N things fall to part i of k, counted from 0"
+    total: int
+    parts: int
+    part: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequirementFails(Diagnostic):
+    """A condition of the scheme that its parameters do not meet."""
+
+    code = "CH233"
+    title = "{message}"
+    label = "required by the scheme, and does not hold"
+    help = "{remedy}"
+    message: str
+    values: Values
+    parameters: tuple[str, ...]
+
+    @property
+    def remedy(self) -> str:
+        """Which parameters to set."""
+        if not self.parameters:
+            return "no parameter changes this; the scheme itself has to"
+        return f"choose other parameters: {' '.join(f'--set {name}=..' for name in self.parameters)}"
+
+    def notes(self) -> tuple[Note, ...]:
+        """The values of the names in the condition."""
+        return (Note(f"with {listed(self.values)}"),) if self.values else ()
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardRange(InInstance):
+    """A range that stops before it starts."""
+
+    code = "CH234"
+    title = "the range {start}..{stop} stops before it starts"
+    label = "{start}..{stop}"
+    help = "a range a..b counts from a to b - 1; it is empty if a = b, and b is never less than a"
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoWorkers(InInstance):
+    """A worker count below one."""
+
+    code = "CH235"
+    title = "a scheme needs at least one worker, and this is {count}"
+    label = "{count} workers"
+    help = "give a number of 1 or more; without this line there are as many workers as stages"
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoStages(InInstance):
+    """An empty range of stages."""
+
+    code = "CH236"
+    title = "the pipe `{pipe}` has no stages"
+    label = "an empty range"
+    help = "a model has at least one stage: `stages s in 0..D` with D >= 1"
+
+    @property
+    def pipe(self) -> str:
+        """The pipe's name."""
+        return self.instance.pipe
+
+
+@dataclass(frozen=True, slots=True)
+class StagesNotFromZero(InInstance):
+    """Stages that are not numbered from 0."""
+
+    code = "CH237"
+    title = "stages are numbered from 0, and these start at {start}"
+    label = "starts at {start}"
+    help = "count from 0, as in `stages s in 0..D`; the order over the workers is the business of `on`"
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagesDiffer(InInstance):
+    """Pipes that cut the model differently."""
+
+    code = "CH238"
+    title = "the pipe `{pipe}` has {found} stages and the pipe `{other}` has {expected}"
+    label = "{found} stages"
+    help = "every pipe is a whole copy of one model: give all of them the same stages"
+    pipe: str
+    found: int
+    other: str
+    expected: int
+    first: Span
+
+    def notes(self) -> tuple[Note, ...]:
+        """Where the first number comes from."""
+        return (*InInstance.notes(self), Note(f"the pipe `{self.other}` has {self.expected}", self.first))
+
+
+@dataclass(frozen=True, slots=True)
+class NoMicros(InInstance):
+    """A scheme whose pipes have no micro-batches at all."""
+
+    code = "CH239"
+    title = "there are no micro-batches"
+    label = "an empty range, as in every pipe"
+    help = "an iteration has at least one micro-batch: make one of the ranges longer"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOutOfRange(InInstance):
+    """A stage on a worker that does not exist."""
+
+    code = "CH240"
+    title = "stage {stage} is placed on worker {worker}, and there is none"
+    label = "worker {worker}"
+    help = "{remedy}"
+    stage: int
+    worker: int
+    workers: int
+
+    @property
+    def remedy(self) -> str:
+        """Which workers there are."""
+        existing = "the only worker is 0" if self.workers == 1 else f"the workers are 0 to {self.workers - 1}"
+        return f"{existing}; wrap around with `% {self.workers}`, or say how many there are with `workers`"
+
+
+@dataclass(frozen=True, slots=True)
+class IdleWorker(Diagnostic):
+    """A worker without a stage."""
+
+    code = "CH241"
+    title = "worker {worker} has no stage{others}"
+    label = "{workers} workers"
+    help = "place a stage on it with `on`, or ask for fewer with `workers`"
+    worker: int
+    workers: int
+    idle: int
+
+    @property
+    def others(self) -> str:
+        """How many more there are."""
+        return "" if self.idle == 1 else f", nor have {self.idle - 1} others"
+
+
+@dataclass(frozen=True, slots=True)
+class NumberOutside(InInstance):
+    """A global number that is not one of 0 .. N-1."""
+
+    code = "CH242"
+    title = "micro-batch m = {micro} of the pipe `{pipe}` gets the number {number}, and numbers are 0 to {last}"
+    label = "{number} here"
+    help = "the numbers of all pipes together are 0 to {last}, each once; without `as` they are consecutive"
+    micro: int
+    number: int
+    last: int
+
+    @property
+    def pipe(self) -> str:
+        """The pipe's name."""
+        return self.instance.pipe
+
+
+@dataclass(frozen=True, slots=True)
+class NumberTaken(InInstance):
+    """Two micro-batches of one global number."""
+
+    code = "CH243"
+    title = "two micro-batches have the number {number}: {one}, and {other}"
+    label = "{number} again"
+    help = "give each micro-batch a number of its own with `as`; without `as` they are consecutive, pipe by pipe"
+    number: int
+    one: str
+    other: str
+    missing: int
+    first: Span
+
+    def notes(self) -> tuple[Note, ...]:
+        """Where the first one is, and which number is left over."""
+        return (
+            *InInstance.notes(self),
+            Note(f"the number {self.missing} is given to none"),
+            Note(f"{self.one} gets its number here", self.first),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NoSuchMicro(InInstance):
+    """An operation on a micro-batch that its pipe does not have."""
+
+    code = "CH244"
+    title = "the pipe `{pipe}` has no micro-batch {micro}"
+    label = "micro-batch {micro}"
+    help = "its micro-batches are {start} to {last}: guard the line with `when`, or mend the formula"
+    micro: int
+    start: int
+    last: int
+
+    @property
+    def pipe(self) -> str:
+        """The pipe's name."""
+        return self.instance.pipe
+
+
+@dataclass(frozen=True, slots=True)
+class NoSuchStage(InInstance):
+    """An operation on a stage that there is not."""
+
+    code = "CH245"
+    title = "there is no stage {stage}"
+    label = "stage {stage}"
+    help = "the stages are 0 to {last}: guard the line with `when`, or mend the formula"
+    stage: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class TooManyOperations(Diagnostic):
+    """More operations than the compiler is asked to handle."""
+
+    code = "CH246"
+    title = "the scheme has {count:,} operations, and the limit is {limit:,}"
+    label = "{micros:,} micro-batches in {pipes:,} pipes of {stages:,} stages"
+    help = "choose smaller parameters, or raise the limit with `--max-operations {count}`"
+    count: int
+    limit: int
+    micros: int
+    pipes: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class TooManyPipes(InInstance):
+    """More pipes than the compiler is asked to handle."""
+
+    code = "CH247"
+    title = "this makes {count:,} pipes, and the limit is {limit:,}"
+    label = "{count:,} pipes"
+    help = "choose smaller parameters, or raise the limit with `--max-operations {count}`"
+    count: int
+    limit: int

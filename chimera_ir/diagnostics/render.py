@@ -1,0 +1,167 @@
+"""Diagnostics as text: one sentence, the place, the line with carets, facts, and what helps."""
+
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
+from chimera_ir.source import Source, Span
+
+MAX_WIDTH = 100
+"""Columns of a source line that are shown; a longer line is cut around what is marked."""
+
+MAX_SHOWN = 20
+"""Diagnostics that are shown in full."""
+
+_TAB = 4
+_ELLIPSIS = "..."
+
+
+@dataclass(frozen=True, slots=True)
+class _Style:
+    """How to mark parts of the output; empty strings without color."""
+
+    error: str = ""
+    warning: str = ""
+    gutter: str = ""
+    note: str = ""
+    bold: str = ""
+    end: str = ""
+
+
+_PLAIN = _Style()
+_COLOR = _Style("\033[1;31m", "\033[1;33m", "\033[1;34m", "\033[1;36m", "\033[1m", "\033[0m")
+
+
+def render(diagnostic: Diagnostic, source: Source, color: bool = False) -> str:
+    """A diagnostic as lines of text, without a newline at the end.
+
+    Examples
+    --------
+    >>> from chimera_ir.diagnostics.catalogue.syntax import SingleEquals
+    >>> print(render(SingleEquals(Span(10, 11)), Source("a.chim", "require D = 4")))
+    error[CH114]: `=` gives a name to a value; it does not compare
+     --> a.chim:1:11
+      |
+    1 | require D = 4
+      |           ^ did you mean `==`?
+      = help: compare with `==`
+    """
+    style = _COLOR if color else _PLAIN
+    mark = style.error if diagnostic.severity is Severity.ERROR else style.warning
+    notes = diagnostic.notes()
+    places = [diagnostic.span, *(note.span for note in notes if note.span is not None)]
+    margin = max(len(str(source.position(span.start).line)) for span in places)
+    head = f"{mark}{diagnostic.severity.value}[{diagnostic.code}]{style.end}"
+    lines = [f"{head}{style.bold}: {_shown(diagnostic.fill(diagnostic.title))}{style.end}"]
+    lines += _excerpt(diagnostic.span, diagnostic.fill(diagnostic.label), source, margin, mark, style)
+    lines += [_fact("note", note.text, margin, style) for note in notes if note.span is None]
+    if diagnostic.help:
+        lines.append(_fact("help", diagnostic.fill(diagnostic.help), margin, style))
+    for note in notes:
+        lines += _elsewhere(note, source, margin, style)
+    return "\n".join(lines)
+
+
+def render_all(diagnostics: Iterable[Diagnostic], source: Source, color: bool = False) -> str:
+    """All diagnostics with a blank line between them; of very many the first, and how many more there are."""
+    found = tuple(diagnostics)
+    blocks = [render(diagnostic, source, color) for diagnostic in found[:MAX_SHOWN]]
+    if len(found) > MAX_SHOWN:
+        blocks.append(f"and {len(found) - MAX_SHOWN} more")
+    return "\n\n".join(blocks)
+
+
+def _fact(kind: str, text: str, margin: int, style: _Style) -> str:
+    return f"{' ' * margin} {style.gutter}={style.end} {style.bold}{kind}:{style.end} {_shown(text)}"
+
+
+def _elsewhere(note: Note, source: Source, margin: int, style: _Style) -> list[str]:
+    """A note that has a place of its own."""
+    if note.span is None:
+        return []
+    head = f"{style.note}note{style.end}: {_shown(note.text)}"
+    return [head, *_excerpt(note.span, "", source, margin, style.note, style)]
+
+
+def _excerpt(span: Span, label: str, source: Source, margin: int, mark: str, style: _Style) -> list[str]:
+    """The place, its line, and the carets below it."""
+    position = source.position(span.start)
+    text = source.line(position.line)
+    start = position.column - 1
+    stop = max(min(start + span.end - span.start, len(text)), start + 1)
+    before, marked, after = (_shown(part) for part in (text[:start], text[start:stop], text[stop:].rstrip()))
+    before, marked, after = _cut(before, marked, after)
+    carets = "^" * max(_width(marked), 1)
+    bar = f"{style.gutter}|{style.end}"
+    number = f"{style.gutter}{position.line:>{margin}}{style.end}"
+    return [
+        f"{' ' * margin}{style.gutter}-->{style.end} {_shown(source.name)}:{position.line}:{position.column}",
+        f"{' ' * margin} {bar}",
+        f"{number} {bar} {before}{marked}{after}".rstrip(),
+        f"{' ' * margin} {bar} {' ' * _width(before)}{mark}{carets}{' ' if label else ''}{_shown(label)}{style.end}",
+    ]
+
+
+def _cut(before: str, marked: str, after: str) -> tuple[str, str, str]:
+    """The parts of a line, shortened to ``MAX_WIDTH`` columns; the marked part is kept as far as it fits."""
+    if _width(before) + _width(marked) + _width(after) <= MAX_WIDTH:
+        return before, marked, after
+    if _width(marked) > MAX_WIDTH // 2:
+        marked, after = _head(marked, MAX_WIDTH // 2), ""
+    room = MAX_WIDTH - _width(marked)
+    kept = min(_width(before), max(room // 2, room - _width(after)))
+    if kept < _width(before):
+        before = _ELLIPSIS + _tail(before, kept - len(_ELLIPSIS))
+    if _width(after) > room - _width(before):
+        after = _head(after, room - _width(before))
+    return before, marked, after
+
+
+def _head(text: str, width: int) -> str:
+    """The beginning of a text, so that it and an ellipsis take at most ``width`` columns."""
+    kept = 0
+    for count, character in enumerate(text):
+        kept += _width(character)
+        if kept > width - len(_ELLIPSIS):
+            return text[:count] + _ELLIPSIS
+    return text
+
+
+def _tail(text: str, width: int) -> str:
+    """The end of a text, at most ``width`` columns of it."""
+    kept = 0
+    for count, character in enumerate(reversed(text)):
+        kept += _width(character)
+        if kept > width:
+            return text[len(text) - count :]
+    return text
+
+
+def _shown(text: str) -> str:
+    """The text with tabs as blanks, and everything a terminal would act upon instead of showing it escaped."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_shown_character(character) for character in text)
+
+
+def _shown_character(character: str) -> str:
+    if character == "\t":
+        return " " * _TAB
+    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
+        code = ord(character)
+        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return character
+
+
+def _width(text: str) -> int:
+    """The columns that a terminal gives to a text."""
+    if text.isascii():
+        return len(text)
+    return sum(_width_of(character) for character in text)
+
+
+def _width_of(character: str) -> int:
+    if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1

@@ -1,0 +1,122 @@
+"""The compiler: one pass after another, each level verified before the next pass sees it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from chimera_ir.codegen.render import scripts
+from chimera_ir.cost.model import Costs
+from chimera_ir.cost.report import report
+from chimera_ir.cost.simulate import Timeline, simulate
+from chimera_ir.diagnostics.model import Diagnostic, raise_errors
+from chimera_ir.elaborate.elaborate import elaborate
+from chimera_ir.ir.levels import Plan, Program, Schedule
+from chimera_ir.ir.text import parser as ir_parser
+from chimera_ir.ir.text.printer import show
+from chimera_ir.library import baseline
+from chimera_ir.lower.lower import lower
+from chimera_ir.lower.order import order
+from chimera_ir.picture import svg
+from chimera_ir.source import Source
+from chimera_ir.syntax.ast import Scheme
+from chimera_ir.syntax.parser import parse
+from chimera_ir.verify.verify import Verified, schedule_of, verify_plan, verify_program, verify_schedule
+
+MAX_OPERATIONS = 2_000_000
+"""How many compute operations a scheme may ask for, unless the user raises it."""
+
+
+class Level(Enum):
+    """The levels of a compilation, in the order in which they come about; the values are the names of ``--emit``."""
+
+    AST = "ast"
+    PLAN = "plan"
+    SCHEDULE = "schedule"
+    PROGRAM = "program"
+    TIMELINE = "timeline"
+    REPORT = "report"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to compile: a text, the parameters and costs that the user set, and a limit on its size."""
+
+    source: Source
+    settings: Mapping[str, int] = field(default_factory=dict)
+    costs: Costs = field(default_factory=Costs)
+    max_operations: int = MAX_OPERATIONS
+
+
+Result = tuple[Level, object]
+Warn = Callable[[Diagnostic], None]
+
+
+def compile_scheme(request: Request, warn: Warn) -> Iterator[Result]:
+    """Every level of a scheme, as soon as it is verified; who wants no further level stops asking.
+
+    Raises
+    ------
+    Rejected
+        With all errors of the first level that has any.
+    SettingError
+        If a setting names a parameter that the scheme does not have.
+    """
+    scheme: Scheme = parse(request.source)
+    yield Level.AST, scheme
+    plan, remarks = elaborate(scheme, request.settings, request.max_operations)
+    _pass_on(remarks, warn)
+    yield from _from_plan(plan, request, warn)
+
+
+def compile_ir(request: Request, warn: Warn) -> Iterator[Result]:
+    """Every level from the one that the text is at, a program's schedule included; errors as in `compile_scheme`."""
+    match ir_parser.parse(request.source):
+        case Plan() as plan:
+            yield from _from_plan(plan, request, warn)
+        case Schedule() as schedule:
+            _pass_on(raise_errors(verify_schedule(schedule, None)), warn)
+            yield Level.SCHEDULE, schedule
+            yield from _from_program(lower(schedule), request)
+        case Program() as program:
+            schedule = schedule_of(program)
+            _pass_on(raise_errors(verify_schedule(schedule, None)), warn)
+            yield Level.SCHEDULE, schedule
+            yield from _from_program(program, request)
+
+
+def _from_plan(plan: Plan, request: Request, warn: Warn) -> Iterator[Result]:
+    schedule = order(plan)
+    _pass_on(raise_errors((*verify_plan(plan), *verify_schedule(schedule, plan))), warn)
+    yield Level.PLAN, plan
+    yield Level.SCHEDULE, schedule
+    yield from _from_program(lower(schedule), request)
+
+
+def _from_program(program: Program, request: Request) -> Iterator[Result]:
+    verified: Verified = verify_program(program)
+    yield Level.PROGRAM, verified
+    timeline: Timeline = simulate(verified.schedule, request.costs)
+    yield Level.TIMELINE, timeline
+    yield Level.REPORT, report(verified.schedule, request.costs, _baseline(verified.schedule))
+
+
+def _baseline(schedule: Schedule) -> Schedule:
+    """The baseline scheme on as many workers, with as many micro-batches."""
+    source, settings = baseline(schedule.header.workers, schedule.header.micro_batches)
+    plan, _ = elaborate(parse(source), settings, max_operations=2 * schedule.header.workers * schedule.header.micro_batches)
+    return order(plan)
+
+
+def _pass_on(warnings: tuple[Diagnostic, ...], warn: Warn) -> None:
+    for warning in warnings:
+        warn(warning)
+
+
+def files(verified: Verified, timeline: Timeline, report_json: str) -> dict[str, str]:
+    """The output directory: the scripts, the program, the report and the picture."""
+    return {
+        **scripts(verified),
+        "schedule.sir": show(verified.program),
+        "report.json": report_json,
+        "timeline.svg": svg.draw(timeline),
+    }

@@ -1,0 +1,34 @@
+"""The functions that every scheme knows."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Builtin:
+    """A function of integers; ``most`` is None if it takes any number of them, from ``least`` on."""
+
+    signature: str
+    least: int
+    most: int | None
+    apply: Callable[..., int]
+
+
+def share(total: int, parts: int, part: int) -> int:
+    """How many of ``total`` things fall to one of several parts, as evenly as can be, the first parts first.
+
+    Examples
+    --------
+    >>> [share(7, 3, part) for part in range(3)]
+    [3, 2, 2]
+    """
+    return (total + parts - 1 - part) // parts
+
+
+BUILTINS = {
+    "min": Builtin("min(a, b)", 2, None, min),
+    "max": Builtin("max(a, b)", 2, None, max),
+    "abs": Builtin("abs(a)", 1, 1, abs),
+    "share": Builtin("share(N, k, i)", 3, 3, share),
+}
+"""By name."""

@@ -1,0 +1,98 @@
+"""Which lines a scheme must have, may have once, and may have only later."""
+
+from collections.abc import Iterator, Sequence
+
+from chimera_ir.diagnostics.catalogue import names as say
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.source import Span
+from chimera_ir.syntax import ast
+
+_EXAMPLES = {
+    "stages": "stages s in 0..D on s",
+    "micros": "micros m in 0..N",
+    "operations": "F(m, s) @ 2*m + s",
+}
+
+
+def check_clauses(scheme: ast.Scheme) -> Iterator[Diagnostic]:
+    """Lines that are missing, and lines that stand twice."""
+    pipes = [item for item in scheme.items if isinstance(item, ast.Pipe)]
+    if not pipes:
+        yield say.NoPipes(scheme.name.span, scheme.name.text)
+    workers = [item.span for item in scheme.items if isinstance(item, ast.Workers)]
+    yield from _once(workers, "the scheme", "workers")
+    yield from _once([item.span for item in scheme.items if isinstance(item, ast.Update)], "the scheme", "update")
+    for quantity in ast.Quantity:
+        bounds = [i.span for i in scheme.items if isinstance(i, ast.Memory) and i.quantity is quantity]
+        yield from _once(bounds, "the scheme", f"memory {quantity.value}")
+    names: dict[str, Span] = {}
+    for pipe in pipes:
+        first = names.setdefault(pipe.name.text, pipe.name.span)
+        if first != pipe.name.span:
+            yield say.DefinedTwice(pipe.name.span, pipe.name.text, first)
+        yield from _check_pipe(pipe)
+
+
+def _check_pipe(pipe: ast.Pipe) -> Iterator[Diagnostic]:
+    kinds: tuple[tuple[str, type[ast.Clause]], ...] = (
+        ("stages", ast.Stages),
+        ("micros", ast.Micros),
+        ("operations", ast.Operation),
+    )
+    for clause, kind in kinds:
+        spans = [found.span for found in pipe.clauses if isinstance(found, kind)]
+        if not spans:
+            yield say.MissingClause(pipe.name.span, pipe.name.text, clause, _EXAMPLES[clause])
+        elif clause != "operations":
+            yield from _once(spans, f"the pipe `{pipe.name.text}`", clause)
+    reads = [clause.span for clause in pipe.clauses if isinstance(clause, ast.Reads)]
+    yield from _once(reads, f"the pipe `{pipe.name.text}`", "reads version")
+
+
+def _once(spans: Sequence[Span], owner: str, clause: str) -> Iterator[Diagnostic]:
+    for span in spans[1:]:
+        yield say.SecondClause(span, owner, clause, spans[0])
+
+
+def unsupported(scheme: ast.Scheme) -> Iterator[Diagnostic]:
+    """What the language has and the compiler has not yet."""
+    for item in scheme.items:
+        if isinstance(item, ast.Update):
+            yield _not_yet(item.span, "an asynchronous scheme (`update every`)", "one update per iteration")
+        if isinstance(item, ast.Pipe):
+            for clause in item.clauses:
+                yield from _unsupported_clause(clause)
+
+
+def _unsupported_clause(clause: ast.Clause) -> Iterator[Diagnostic]:
+    match clause:
+        case ast.Operation(letter=ast.Letter.INPUT_GRADIENT | ast.Letter.WEIGHT_GRADIENT as letter, span=span):
+            feature = f"the operation {letter.value} of a split backward"
+            yield say.NotSupported(span, feature, "write `B`, the full backward pass")
+        case ast.Operation(micro=ast.Range(span=span)):
+            instead = "write one operation for each micro-batch"
+            yield say.NotSupported(span, "an operation over several micro-batches", instead)
+        case ast.Micros():
+            yield from _unsupported_micros(clause)
+        case ast.Reads(span=span):
+            yield _not_yet(span, "a choice of weight versions (`reads version`)", "all read the newest weights")
+        case ast.Recompute(span=span):
+            yield _not_yet(span, "recomputation (`recompute`)", "all activations are kept")
+        case ast.Sync(span=span):
+            yield _not_yet(span, "a choice of gradient synchronisation (`sync`)", "the compiler chooses")
+        case _:
+            return
+
+
+def _unsupported_micros(clause: ast.Micros) -> Iterator[Diagnostic]:
+    if isinstance(clause.range, ast.Endless):
+        feature = "a range of micro-batches without an end"
+        yield say.NotSupported(clause.range.span, feature, "say where it stops: `0..N`")
+    if clause.halves is not None:
+        yield _not_yet(clause.halves.span, "a count in half micro-batches (`halves`)", "m counts whole ones")
+    if clause.step is not None:
+        yield _not_yet(clause.step.span, "a step other than 1 (`by`)", "m takes every value")
+
+
+def _not_yet(span: Span, feature: str, without: str) -> Diagnostic:
+    return say.NotSupported(span, feature, f"leave it out: {without} then")

@@ -1,0 +1,66 @@
+"""From tree to plan: a scheme, given its parameters, as the list of its operations with place and clock."""
+
+from collections.abc import Mapping
+
+from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
+from chimera_ir.elaborate.names import check
+from chimera_ir.elaborate.operations import operations
+from chimera_ir.elaborate.pipes import place, shapes
+from chimera_ir.elaborate.settings import evaluate_globals, parameter_names, require_settable
+from chimera_ir.ir.levels import Header, Plan, Planned
+from chimera_ir.syntax import ast
+
+__all__ = ["elaborate", "parameter_names"]
+
+
+def elaborate(
+    scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int
+) -> tuple[Plan, tuple[Diagnostic, ...]]:
+    """The plan of a scheme, and warnings.
+
+    Parameters
+    ----------
+    scheme
+        As it was parsed.
+    settings
+        Values of parameters that replace their defaults.
+    max_operations
+        A scheme that has more is rejected before they are enumerated.
+
+    Raises
+    ------
+    SettingError
+        If a setting is of no parameter of the scheme.
+    Rejected
+        If the scheme says nothing that can be run: with all errors that are not consequences of others.
+
+    Examples
+    --------
+    >>> from chimera_ir.source import Source
+    >>> from chimera_ir.syntax.parser import parse
+    >>> text = "scheme a(N = 2) pipe p { stages s in 0..3 on s  micros m in 0..N  F(m, s) @ m + s }"
+    >>> plan, warnings = elaborate(parse(Source("", text)), {"N": 4}, 1000)
+    >>> plan.header.workers, plan.header.micro_batches, len(plan.operations)
+    (3, 4, 12)
+    """
+    require_settable(scheme, settings)
+    warnings = raise_errors(check(scheme))
+    known = evaluate_globals(scheme, settings)
+    found = shapes(scheme, known, max_operations)
+    pipes = place(found, known)
+    outcomes = [outcome for shape, pipe in zip(found, pipes, strict=True) for outcome in operations(shape, pipe)]
+    planned = tuple(outcome for outcome in outcomes if isinstance(outcome, Planned))
+    if len(planned) < len(outcomes):
+        failed = [outcome for outcome in outcomes if not isinstance(outcome, Planned)]
+        raise Rejected({(type(diagnostic), diagnostic.span): diagnostic for diagnostic in reversed(failed)}.values())
+    stages = len(found[0].stage_range)
+    header = Header(
+        scheme=scheme.name.text,
+        parameters=known.parameters,
+        workers=stages if known.workers is None else known.workers,
+        stages=stages,
+        micro_batches=sum(len(pipe.micros) for pipe in pipes),
+        pipes=pipes,
+        bounds=known.bounds,
+    )
+    return Plan(header, planned), warnings

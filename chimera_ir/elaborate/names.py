@@ -1,0 +1,324 @@
+"""What can be said of a scheme before any number is known: its names, its types, the size of its formulas."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import assert_never
+
+from chimera_ir.diagnostics.catalogue import names as say
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.diagnostics.suggest import closest
+from chimera_ir.elaborate.builtins import BUILTINS, Builtin
+from chimera_ir.elaborate.clauses import check_clauses, unsupported
+from chimera_ir.source import Span
+from chimera_ir.syntax import ast
+
+MAX_SIZE = 2_000
+"""Nodes of a formula with its functions written out: what is computed for every operation."""
+
+MAX_DEPTH = 200
+"""Levels of a formula with its functions written out."""
+
+
+class Type(Enum):
+    """What a formula gives, as one says it."""
+
+    INTEGER = "a number"
+    TRUTH = "a condition"
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A name for a value; ``type`` is None where a mistake hides it."""
+
+    type: Type | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """A name for a function, with the size and depth of its body, the functions in it written out."""
+
+    parameters: tuple[str, ...]
+    result: Type | None
+    size: int
+    depth: int
+    span: Span
+
+    def signature(self, name: str) -> str:
+        """How it is called."""
+        return f"{name}({', '.join(self.parameters)})"
+
+
+_Meaning = _Value | _Function
+_Scope = Mapping[str, _Meaning]
+
+
+def check(scheme: ast.Scheme) -> tuple[Diagnostic, ...]:
+    """Everything that is wrong with a scheme whatever its parameters are, and warnings of what is of no use.
+
+    Afterwards, without errors: each name means one thing, and a formula has a type, and is not too large to evaluate.
+    """
+    checker = _Checker(scheme)
+    checker.check_scheme()
+    return (*checker.found, *check_clauses(scheme), *unsupported(scheme))
+
+
+class _Checker:
+    """Walks a scheme from top to bottom, knowing what is defined so far."""
+
+    def __init__(self, scheme: ast.Scheme) -> None:
+        self.found: list[Diagnostic] = []
+        self._scheme = scheme
+        self._known: dict[str, _Meaning] = {}
+        self._used: set[str] = set()
+        definitions = [item.name for item in scheme.items if isinstance(item, ast.Let | ast.Function)]
+        self._spans: dict[str, Span] = {}
+        for word in [*(parameter.name for parameter in scheme.parameters), *definitions]:
+            self._spans.setdefault(word.text, word.span)
+
+    def check_scheme(self) -> None:
+        """Checks all of it."""
+        for parameter in self._scheme.parameters:
+            self._formula(parameter.default, Type.INTEGER, "the default of a parameter", self._known, parameter.name)
+            self._define(parameter.name, _Value(Type.INTEGER, parameter.name.span))
+        for item in self._scheme.items:
+            self._item(item)
+        self._unused()
+
+    def _unused(self) -> None:
+        definitions: list[tuple[str, ast.Word]] = [("the parameter", p.name) for p in self._scheme.parameters]
+        for item in self._scheme.items:
+            if isinstance(item, ast.Let):
+                definitions.append(("the value", item.name))
+            elif isinstance(item, ast.Function):
+                definitions.append(("the function", item.name))
+        self.found += [say.Unused(w.span, kind, w.text) for kind, w in definitions if w.text not in self._used]
+
+    def _item(self, item: ast.Item) -> None:
+        match item:
+            case ast.Let(name, value):
+                self._define(name, _Value(self._formula(value, None, "", self._known, name), name.span))
+            case ast.Function():
+                self._function(item)
+            case ast.Workers(count):
+                self._formula(count, Type.INTEGER, "`workers`", self._known)
+            case ast.Require(condition):
+                self._formula(condition, Type.TRUTH, "`require`", self._known)
+            case ast.Update(count):
+                self._formula(count, Type.INTEGER, "`update every`", self._known)
+            case ast.Memory(_, limit):
+                self._formula(limit, Type.INTEGER, "`memory`", self._known)
+            case ast.Pipe():
+                self._pipe(item)
+            case _:
+                assert_never(item)
+
+    def _define(self, name: ast.Word, meaning: _Meaning) -> None:
+        if name.text in BUILTINS:
+            self.found.append(say.RedefinesBuiltin(name.span, name.text))
+        elif name.text in self._known:
+            self.found.append(say.DefinedTwice(name.span, name.text, self._known[name.text].span))
+        else:
+            self._known[name.text] = meaning
+
+    def _variables(self, words: Iterable[ast.Word]) -> dict[str, _Value]:
+        """Local variables, which hide nothing."""
+        variables: dict[str, _Value] = {}
+        for word in words:
+            if word.text in BUILTINS:
+                self.found.append(say.RedefinesBuiltin(word.span, word.text))
+            elif word.text in variables:
+                self.found.append(say.DefinedTwice(word.span, word.text, variables[word.text].span))
+            elif word.text in self._spans:
+                self.found.append(say.Shadows(word.span, word.text, self._spans[word.text]))
+            variables.setdefault(word.text, _Value(Type.INTEGER, word.span))
+        return variables
+
+    def _function(self, function: ast.Function) -> None:
+        scope = {**self._known, **self._variables(function.parameters)}
+        result = self._type(function.body, scope, function.name)
+        size, depth = self._extent(function.body)
+        names = tuple(word.text for word in function.parameters)
+        self._define(function.name, _Function(names, result, size, depth, function.name.span))
+
+    def _pipe(self, pipe: ast.Pipe) -> None:
+        index = [] if pipe.index is None else [pipe.index.variable]
+        stages = [clause for clause in pipe.clauses if isinstance(clause, ast.Stages)][:1]
+        micros = [clause for clause in pipe.clauses if isinstance(clause, ast.Micros)][:1]
+        named = [*index, *(clause.variable for clause in stages), *(clause.variable for clause in micros)]
+        variables = self._variables(named)
+        outside: dict[str, _Meaning] = {**self._known, **{word.text: variables[word.text] for word in index}}
+        if pipe.index is not None:
+            self._range(pipe.index.range, self._known)
+        inside = {**outside, **variables}
+        for clause in pipe.clauses:
+            match clause:
+                case ast.Stages(variable, stage_range, place):
+                    self._range(stage_range, outside)
+                    scope = {**outside, variable.text: _Value(Type.INTEGER, variable.span)}
+                    self._formula(place, Type.INTEGER, "`on`", scope)
+                case ast.Micros():
+                    self._micros(clause, outside)
+                case ast.Operation():
+                    self._operation(clause, inside)
+                case ast.Reads(version):
+                    self._formula(version, Type.INTEGER, "`reads version`", inside)
+                case ast.Recompute(guard) | ast.Sync(_, guard):
+                    self._guard(guard, inside)
+                case _:
+                    assert_never(clause)
+
+    def _micros(self, clause: ast.Micros, outside: _Scope) -> None:
+        match clause.range:
+            case ast.Range():
+                self._range(clause.range, outside)
+            case ast.Endless(start):
+                self._formula(start, Type.INTEGER, "a range", outside)
+            case _:
+                assert_never(clause.range)
+        if clause.step is not None:
+            self._formula(clause.step, Type.INTEGER, "`by`", outside)
+        if clause.number is not None:
+            inside = {**outside, clause.variable.text: _Value(Type.INTEGER, clause.variable.span)}
+            self._formula(clause.number, Type.INTEGER, "`as`", inside)
+
+    def _operation(self, operation: ast.Operation, inside: _Scope) -> None:
+        if isinstance(operation.micro, ast.Range):
+            self._range(operation.micro, inside)
+        else:
+            self._formula(operation.micro, Type.INTEGER, "a micro-batch number", inside)
+        self._formula(operation.stage, Type.INTEGER, "a stage number", inside)
+        self._formula(operation.clock, Type.INTEGER, "a clock", inside)
+        self._guard(operation.guard, inside)
+
+    def _guard(self, guard: ast.Expression | None, scope: _Scope) -> None:
+        if guard is not None:
+            self._formula(guard, Type.TRUTH, "`when`", scope)
+
+    def _range(self, range_: ast.Range, scope: _Scope) -> None:
+        self._formula(range_.start, Type.INTEGER, "a range", scope)
+        self._formula(range_.stop, Type.INTEGER, "a range", scope)
+
+    def _formula(
+        self,
+        expression: ast.Expression,
+        expected: Type | None,
+        place: str,
+        scope: _Scope,
+        defining: ast.Word | None = None,
+    ) -> Type | None:
+        """Checks a formula that stands by itself; its type, or None where a mistake hides it."""
+        found = self._type(expression, scope, defining)
+        self._expect(expression, found, expected, place)
+        self._extent(expression)
+        return found
+
+    def _expect(self, node: ast.Expression, found: Type | None, expected: Type | None, place: str) -> None:
+        if found is not None and expected is not None and found is not expected:
+            self.found.append(say.WrongType(node.span, place, expected.value, found.value))
+
+    def _type(self, node: ast.Expression, scope: _Scope, defining: ast.Word | None) -> Type | None:
+        match node:
+            case ast.Integer():
+                return Type.INTEGER
+            case ast.Name(text, span):
+                return self._name(text, span, scope, defining)
+            case ast.Call():
+                return self._call(node, scope, defining)
+            case ast.Minus(operand):
+                return self._operands((operand,), Type.INTEGER, "`-`", scope, defining)
+            case ast.Binary(operator, left, right):
+                return self._operands((left, right), Type.INTEGER, f"`{operator.value}`", scope, defining)
+            case ast.Comparison(operands, comparators):
+                self._operands(operands, Type.INTEGER, f"`{comparators[0].value}`", scope, defining)
+                return Type.TRUTH
+            case ast.Not(operand):
+                return self._operands((operand,), Type.TRUTH, "`not`", scope, defining)
+            case ast.Logical(operator, left, right):
+                return self._operands((left, right), Type.TRUTH, f"`{operator.value}`", scope, defining)
+            case ast.Choice(condition, one, other):
+                self._operands((condition,), Type.TRUTH, "`if`", scope, defining)
+                types = (self._type(one, scope, defining), self._type(other, scope, defining))
+                if None not in types and types[0] is not types[1]:
+                    self.found.append(say.BranchesDiffer(node.span, *(str(kind and kind.value) for kind in types)))
+                return types[0] if types[0] is types[1] else None
+            case _:
+                assert_never(node)
+
+    def _operands(
+        self, nodes: Iterable[ast.Expression], expected: Type, place: str, scope: _Scope, defining: ast.Word | None
+    ) -> Type:
+        for node in nodes:
+            self._expect(node, self._type(node, scope, defining), expected, place)
+        return expected
+
+    def _name(self, text: str, span: Span, scope: _Scope, defining: ast.Word | None) -> Type | None:
+        self._used.add(text)
+        match scope.get(text):
+            case _Value(type=found):
+                return found
+            case _Function() as function:
+                self.found.append(say.FunctionAsValue(span, text, function.signature(text)))
+            case None if text in BUILTINS:
+                self.found.append(say.FunctionAsValue(span, text, BUILTINS[text].signature))
+            case None:
+                self._unknown(text, span, scope, defining)
+        return None
+
+    def _unknown(self, text: str, span: Span, scope: _Scope, defining: ast.Word | None) -> None:
+        if defining is not None and text == defining.text:
+            self.found.append(say.DefinedByItself(span, text))
+        elif text in self._spans:
+            self.found.append(say.UsedTooEarly(span, text, self._spans[text]))
+        else:
+            known = list(scope) or list(BUILTINS)
+            listed = ", ".join(f"`{name}`" for name in known[:12]) + (", .." if len(known) > 12 else "")
+            self.found.append(say.UnknownName(span, text, closest(text, [*scope, *BUILTINS]), listed))
+
+    def _call(self, node: ast.Call, scope: _Scope, defining: ast.Word | None) -> Type | None:
+        name, count = node.function.text, len(node.arguments)
+        self._used.add(name)
+        self._operands(node.arguments, Type.INTEGER, f"`{name}(..)`", scope, defining)
+        match scope.get(name):
+            case _Value():
+                self.found.append(say.NotAFunction(node.function.span, name))
+                return None
+            case _Function(parameters=parameters, result=result) as function:
+                if count != len(parameters):
+                    words = f"{len(parameters)} argument" + ("" if len(parameters) == 1 else "s")
+                    self.found.append(say.WrongArity(node.span, function.signature(name), words, count))
+                return result
+            case None if name in BUILTINS:
+                self._builtin(node, BUILTINS[name], count)
+                return Type.INTEGER
+            case None:
+                self._unknown(name, node.function.span, scope, defining)
+                return None
+
+    def _builtin(self, node: ast.Call, builtin: Builtin, count: int) -> None:
+        if count < builtin.least or (builtin.most is not None and count > builtin.most):
+            words = f"{builtin.least} argument" + ("" if builtin.least == 1 else "s")
+            words += "" if builtin.most is not None else " or more"
+            self.found.append(say.WrongArity(node.span, builtin.signature, words, count))
+
+    def _extent(self, expression: ast.Expression) -> tuple[int, int]:
+        """Size and depth with functions written out; what is too large is reported once and then counts as small."""
+        size, depth = self._size(expression), self._depth(expression)
+        if size > MAX_SIZE:
+            self.found.append(say.FormulaTooLarge(expression.span, MAX_SIZE, "operations"))
+            return 1, 1
+        if depth > MAX_DEPTH:
+            self.found.append(say.FormulaTooLarge(expression.span, MAX_DEPTH, "levels"))
+            return 1, 1
+        return size, depth
+
+    def _size(self, expression: ast.Expression) -> int:
+        calls = [node.function.text for node in ast.walk(expression) if isinstance(node, ast.Call)]
+        bodies = [self._known[name] for name in calls if name in self._known]
+        return sum(1 for _ in ast.walk(expression)) + sum(b.size for b in bodies if isinstance(b, _Function))
+
+    def _depth(self, expression: ast.Expression) -> int:
+        within = max(map(self._depth, ast.operands(expression)), default=0)
+        body = self._known.get(expression.function.text) if isinstance(expression, ast.Call) else None
+        return 1 + max(within, body.depth if isinstance(body, _Function) else 0)

@@ -1,0 +1,149 @@
+"""The values of the scheme's own names: parameters as the user sets them, lets, functions, requirements, bounds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from chimera_ir.diagnostics.catalogue.values import Instance, NoWorkers, RequirementFails
+from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.diagnostics.suggest import closest
+from chimera_ir.elaborate.evaluate import EMPTY, LIMIT, Compiled, Scope, compiled, evaluate
+from chimera_ir.ir.levels import Bound, Quantity
+from chimera_ir.source import Span
+from chimera_ir.syntax import ast
+
+
+class SettingError(Exception):
+    """A parameter as it cannot be set; the command line is wrong, not the scheme."""
+
+
+class UnknownParameter(SettingError):
+    """A setting for a parameter that the scheme does not have."""
+
+    def __init__(self, name: str, known: tuple[str, ...]) -> None:
+        self.name = name
+        self.known = known
+        self.closest = closest(name, known)
+        has = f"its parameters are {', '.join(known)}" if known else "it has none"
+        guess = f" (did you mean {self.closest}?)" if self.closest else ""
+        super().__init__(f"the scheme has no parameter {name}{guess}; {has}")
+
+
+class SettingTooLarge(SettingError):
+    """A value beyond 64 bits."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"the value of {name} is beyond 2**63 - 1 in size")
+
+
+@dataclass(frozen=True, slots=True)
+class Globals:
+    """What the lines outside of the pipes say."""
+
+    scope: Scope
+    parameters: tuple[tuple[str, int], ...]
+    workers: int | None
+    workers_span: Span
+    bounds: tuple[Bound, ...]
+
+
+def parameter_names(scheme: ast.Scheme) -> tuple[str, ...]:
+    """What can be set, in the order of the header."""
+    return tuple(parameter.name.text for parameter in scheme.parameters)
+
+
+def require_settable(scheme: ast.Scheme, settings: Mapping[str, int]) -> None:
+    """Passes if every setting is of a parameter and within 64 bits.
+
+    Raises
+    ------
+    SettingError
+        For the first setting that is not.
+    """
+    known = parameter_names(scheme)
+    for name, value in settings.items():
+        if name not in known:
+            raise UnknownParameter(name, known)
+        if abs(value) > LIMIT:
+            raise SettingTooLarge(name)
+
+
+def evaluate_globals(scheme: ast.Scheme, settings: Mapping[str, int]) -> Globals:
+    """The values of everything outside of the pipes, for a checked scheme.
+
+    Raises
+    ------
+    Rejected
+        If a value does not exist, or requirements are not met: with all of those that fail.
+    """
+    scope = EMPTY
+    for parameter in scheme.parameters:
+        name = parameter.name.text
+        value = settings[name] if name in settings else _value(parameter.default, scope, [])
+        scope = scope.with_values({name: value})
+    parameters = tuple(scope.values.items())
+    reader = _Reader(scheme, scope)
+    for item in scheme.items:
+        reader.read(item)
+    if reader.failed:
+        raise Rejected(reader.failed)
+    return Globals(reader.scope, parameters, reader.workers, reader.workers_span, tuple(reader.bounds))
+
+
+class _Reader:
+    """Reads the lines from top to bottom."""
+
+    def __init__(self, scheme: ast.Scheme, scope: Scope) -> None:
+        self.scope = scope
+        self.workers: int | None = None
+        self.workers_span = scheme.name.span
+        self.bounds: list[Bound] = []
+        self.failed: list[Diagnostic] = []
+        self._parameters = parameter_names(scheme)
+        self._lets = {item.name.text: item.value for item in scheme.items if isinstance(item, ast.Let)}
+
+    def read(self, item: ast.Item) -> None:
+        """Takes one line into account."""
+        match item:
+            case ast.Let(name, value):
+                self.scope = self.scope.with_values({name.text: _value(value, self.scope, self.failed)})
+            case ast.Function(name, parameters, body):
+                inner = self.scope.with_variables(*(word.text for word in parameters))
+                self.scope = self.scope.with_function(name.text, Compiled(compiled(body, inner)))
+            case ast.Require():
+                self._require(item)
+            case ast.Workers(count):
+                self.workers, self.workers_span = _value(count, self.scope, self.failed), count.span
+                if self.workers < 1:
+                    values = self.scope.values_in(count, ())
+                    self.failed.append(NoWorkers(count.span, values, Instance(), self.workers))
+            case ast.Memory(quantity, limit):
+                bound = _value(limit, self.scope, self.failed)
+                self.bounds.append(Bound(Quantity(quantity.value), bound))
+            case _:
+                return
+
+    def _require(self, item: ast.Require) -> None:
+        if not _value(item.condition, self.scope, self.failed):
+            values = self.scope.values_in(item.condition, ())
+            parameters = self._behind(item.condition)
+            self.failed.append(RequirementFails(item.condition.span, item.message, values, parameters))
+
+    def _behind(self, expression: ast.Expression) -> tuple[str, ...]:
+        """The parameters that an expression depends on, directly or through lets."""
+        reached: set[str] = set()
+        pending = [expression]
+        while pending:
+            for node in ast.walk(pending.pop()):
+                if isinstance(node, ast.Name) and node.text not in reached:
+                    reached.add(node.text)
+                    pending += [self._lets[node.text]] if node.text in self._lets else []
+        return tuple(name for name in self._parameters if name in reached)
+
+
+def _value(expression: ast.Expression, scope: Scope, failed: list[Diagnostic]) -> int:
+    """The value; without one, what has failed so far explains it, or else its own fault does."""
+    value = evaluate(expression, scope)
+    if isinstance(value, Diagnostic):
+        raise Rejected(failed or [value])
+    return value

@@ -1,0 +1,213 @@
+"""The typed DAG of a schedule: what must come before what. The only place that knows networkx.
+
+Nodes are integers: first the compute operations, lane by lane, then one sum per stage, then one step per stage and
+worker that holds it. Edges are of three kinds:
+
+data
+    a forward needs the forward of the stage before, a backward the backward of the stage after and its own forward;
+lane
+    a worker runs its operations one after the other;
+sync
+    the sum of a stage needs the last backward of that stage on every worker, the steps need the sum.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, ClassVar
+
+import networkx as nx
+
+from chimera_ir.ir.ids import Worker
+from chimera_ir.ir.levels import Schedule
+from chimera_ir.ir.ops import Backward, Compute, Forward
+
+_SEARCH = 2_000_000
+"""How many edges the search for a shortest cycle may look at."""
+
+
+class Edge(Enum):
+    """Why one node comes before another."""
+
+    DATA = "data"
+    LANE = "lane"
+    SYNC = "sync"
+
+
+if TYPE_CHECKING:
+    _IntGraph = nx.DiGraph[int]
+else:
+    _IntGraph = nx.DiGraph
+
+
+class _Graph(_IntGraph):
+    """A graph without edge attributes: all edges share one empty dict."""
+
+    _nothing: ClassVar[dict[str, object]] = {}
+
+    def _empty(self) -> dict[str, object]:
+        return self._nothing
+
+    edge_attr_dict_factory = _empty
+
+
+class Dag:
+    """Operations as nodes, see the module. It is a DAG only if `cycle` finds none; made by `build`."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.operations: tuple[Compute, ...] = tuple(operation for lane in schedule.lanes for operation in lane)
+        self._owners = [Worker(worker) for worker, lane in enumerate(schedule.lanes) for _ in lane]
+        self._stages = schedule.header.stages
+        self._graph = _Graph()
+        self._graph.add_nodes_from(range(len(self.operations)))
+        self._graph.add_edges_from(_lanes(schedule))
+        self._graph.add_edges_from(_data(self.operations, schedule.header.stages, schedule.header.micro_batches))
+        self._graph.add_edges_from(self._sync(schedule))
+
+    def _sync(self, schedule: Schedule) -> Iterator[tuple[int, int]]:
+        sums = len(self.operations)
+        last = {(self._owners[node], op.stage): node for node, op in enumerate(self.operations) if _is_backward(op)}
+        for (_, stage), node in last.items():
+            yield node, sums + stage
+        step = sums + self._stages
+        for number, holders in enumerate(schedule.header.holders):
+            for _ in holders:
+                yield sums + number, step
+                step += 1
+
+    def __len__(self) -> int:
+        """The number of nodes, sums and steps included."""
+        return len(self._graph)
+
+    def worker_of(self, node: int) -> Worker:
+        """The worker that runs a compute operation."""
+        return self._owners[node]
+
+    def predecessors(self, node: int) -> tuple[int, ...]:
+        """What must be done right before a compute operation: compute operations, the one before it in the lane too."""
+        return tuple(self._graph.pred[node])
+
+    def successors(self, node: int) -> tuple[int, ...]:
+        """What waits for a node, sums and steps included."""
+        return tuple(self._graph.succ[node])
+
+    def kind(self, before: int, after: int) -> Edge:
+        """The kind of an edge; data, where an operation needs its neighbour in the lane."""
+        if after >= len(self.operations):
+            return Edge.SYNC
+        return Edge.DATA if _needs(self.operations[after], self.operations[before]) else Edge.LANE
+
+    @cached_property
+    def topological(self) -> tuple[int, ...]:
+        """The compute operations in an order that keeps all edges.
+
+        Raises
+        ------
+        ValueError
+            If there is a cycle.
+        """
+        try:
+            return tuple(node for node in nx.topological_sort(self._graph) if node < len(self.operations))
+        except nx.NetworkXUnfeasible as cyclic:
+            raise ValueError("the operations close a cycle") from cyclic
+
+    def cycle(self) -> tuple[int, ...]:
+        """A cycle of compute operations, each before the next and the last before the first; empty if there is none.
+
+        Of all cycles a shortest one, as far as a bounded search tells.
+        """
+        knots = [knot for knot in nx.strongly_connected_components(self._graph) if len(knot) > 1]
+        if not knots:
+            return ()
+        return self._shortest(min(knots, key=lambda knot: (len(knot), min(knot))))
+
+    def _shortest(self, knot: set[int]) -> tuple[int, ...]:
+        best: tuple[int, ...] = ()
+        budget = _SEARCH
+        for start in sorted(knot):
+            found, seen = self._around(start, knot, len(best) or len(knot) + 1)
+            best = found or best
+            budget -= seen
+            if budget <= 0:
+                break
+        return best
+
+    def _around(self, start: int, knot: set[int], shorter_than: int) -> tuple[tuple[int, ...], int]:
+        """A shortest cycle through a node, empty if it is too long, and how many edges were looked at."""
+        came_from: dict[int, int] = {}
+        depth = {start: 0}
+        queue = deque([start])
+        seen = 0
+        while queue:
+            node = queue.popleft()
+            if depth[node] + 1 >= shorter_than:
+                break
+            for after in self._graph.succ[node]:
+                seen += 1
+                if after == start:
+                    return _path(came_from, start, node), seen
+                if after in knot and after not in depth:
+                    depth[after] = depth[node] + 1
+                    came_from[after] = node
+                    queue.append(after)
+        return (), seen
+
+
+def build(schedule: Schedule) -> Dag:
+    """The DAG of a schedule.
+
+    Parameters
+    ----------
+    schedule
+        Complete and placed; whether it is acyclic is for the DAG to say.
+
+    Examples
+    --------
+    >>> from chimera_ir.ir.levels import Header, Pipe
+    >>> header = Header("one", (), 1, 1, 1, (Pipe("down", (Worker(0),), (0,)),))
+    >>> dag = build(Schedule(header, ((Forward((0,), 0), Backward((0,), 0)),)))
+    >>> dag.topological, dag.predecessors(1), len(dag)
+    ((0, 1), (0,), 4)
+    """
+    return Dag(schedule)
+
+
+def _lanes(schedule: Schedule) -> Iterator[tuple[int, int]]:
+    ends = list(accumulate((len(lane) for lane in schedule.lanes), initial=0))
+    for start, end in pairwise(ends):
+        yield from pairwise(range(start, end))
+
+
+def _data(operations: Iterable[Compute], stages: int, micro_batches: int) -> Iterator[tuple[int, int]]:
+    forwards = [0] * (micro_batches * stages)
+    backwards = list(forwards)
+    for node, operation in enumerate(operations):
+        nodes = forwards if isinstance(operation, Forward) else backwards
+        for micro in operation.micros:
+            nodes[micro * stages + operation.stage] = node
+    for cell, node in enumerate(forwards):
+        yield node, backwards[cell]
+        if (cell + 1) % stages:
+            yield node, forwards[cell + 1]
+            yield backwards[cell + 1], backwards[cell]
+
+
+def _needs(after: Compute, before: Compute) -> bool:
+    if set(after.micros).isdisjoint(before.micros):
+        return False
+    if isinstance(before, Forward):
+        return after.stage == before.stage + isinstance(after, Forward)
+    return _is_backward(after) and after.stage == before.stage - 1
+
+
+def _is_backward(operation: Compute) -> bool:
+    return isinstance(operation, Backward)
+
+
+def _path(came_from: dict[int, int], start: int, end: int) -> tuple[int, ...]:
+    nodes = [end]
+    while nodes[-1] != start:
+        nodes.append(came_from[nodes[-1]])
+    return tuple(reversed(nodes))

@@ -1,0 +1,174 @@
+"""Reads the header of a level of IR: bounded, consistent with itself, all mistakes together."""
+
+import re
+from collections.abc import Iterator
+
+from lark import Token
+
+from chimera_ir.diagnostics.catalogue.irtext import (
+    HeaderTwice,
+    MicroMissing,
+    MicroTwice,
+    MissingHeader,
+    NumberOutOfRange,
+    PlacementLength,
+)
+from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.ir.ids import Micro, Worker
+from chimera_ir.ir.levels import Bound, Header, Pipe, Quantity
+from chimera_ir.ir.text.mistakes import FORMS
+from chimera_ir.source import Span
+
+_LIMITS = {"WORKERS": 1 << 16, "STAGES": 1 << 16, "MICRO_BATCHES": 1 << 20}
+_WORDS = {"WORKERS": "workers", "STAGES": "stages", "MICRO_BATCHES": "micro_batches", "PIPE": "pipe"}
+_DIGITS = 16
+_LARGEST = 10 ** (_DIGITS - 1) - 1
+_NUMBERS = re.compile("-?[0-9]+")
+
+
+def span(token: Token) -> Span:
+    """Where a line stands."""
+    start = token.start_pos or 0
+    return Span(start, start + len(token))
+
+
+def integers(token: Token, text: str) -> list[int]:
+    """All the numbers of a piece of a line, in their order.
+
+    Raises
+    ------
+    Rejected
+        If one of them is too large to be anything but a mistake.
+    """
+    numbers: list[str] = _NUMBERS.findall(text)
+    for number in numbers:
+        if len(number) > _DIGITS:
+            raise Rejected([NumberOutOfRange(span(token), "number", f"{number[:8]}…", -_LARGEST, _LARGEST)])
+    return [int(number) for number in numbers]
+
+
+def read_header(title: Token, lines: list[Token]) -> Header:
+    """The header that the lines spell.
+
+    Afterwards every pipe places every stage on a worker within range, and the micro-batches of all pipes are 0 .. N-1.
+
+    Raises
+    ------
+    Rejected
+        With every mistake that does not hide in another.
+    """
+    reader = _Reader(title)
+    for token in lines:
+        reader.take(token)
+    return reader.finish()
+
+
+class _Reader:
+    """Takes the lines one by one; a mistake is kept and the line left out."""
+
+    def __init__(self, title: Token) -> None:
+        self._title = title
+        self._counts: dict[str, int] = {}
+        self._parameters: dict[str, int] = {}
+        self._bounds: dict[Quantity, Bound] = {}
+        self._pipes: list[Token] = []
+        self._mistakes: list[Diagnostic] = []
+
+    def take(self, token: Token) -> None:
+        """One header line, of any kind."""
+        try:
+            if token.type == "PIPE":
+                self._pipes.append(token)
+            elif token.type == "PARAMETERS":
+                self._take_parameters(token)
+            elif token.type == "MEMORY":
+                self._take_bound(token)
+            else:
+                self._take_count(token)
+        except Rejected as rejected:
+            self._mistakes.extend(rejected.diagnostics)
+
+    def _take_parameters(self, token: Token) -> None:
+        for word in token.split()[1:]:
+            name, _, value = word.partition("=")
+            if name in self._parameters:
+                raise Rejected([HeaderTwice(span(token), f"parameter {name}")])
+            self._parameters[name] = integers(token, value)[0]
+
+    def _take_bound(self, token: Token) -> None:
+        quantity = Quantity(token.split()[1])
+        if quantity in self._bounds:
+            raise Rejected([HeaderTwice(span(token), f"the bound on {quantity.value}")])
+        self._bounds[quantity] = Bound(quantity, integers(token, token)[-1])
+
+    def _take_count(self, token: Token) -> None:
+        word, number = _WORDS[token.type], integers(token, token)[-1]
+        if token.type in self._counts:
+            raise Rejected([HeaderTwice(span(token), f"`{word}`")])
+        self._counts[token.type] = number
+        if not 1 <= number <= _LIMITS[token.type]:
+            raise Rejected([NumberOutOfRange(span(token), word, str(number), 1, _LIMITS[token.type])])
+
+    def finish(self) -> Header:
+        """The header, once every line has been taken."""
+        given = {*self._counts, *(token.type for token in self._pipes)}
+        missing = [
+            MissingHeader(span(self._title), word, FORMS[word]) for kind, word in _WORDS.items() if kind not in given
+        ]
+        if self._mistakes or missing:
+            raise Rejected([*self._mistakes, *missing])
+        return Header(
+            scheme=self._title.split()[1],
+            parameters=tuple(self._parameters.items()),
+            workers=self._counts["WORKERS"],
+            stages=self._counts["STAGES"],
+            micro_batches=self._counts["MICRO_BATCHES"],
+            pipes=self._read_pipes(),
+            bounds=tuple(self._bounds.values()),
+        )
+
+    def _read_pipes(self) -> tuple[Pipe, ...]:
+        pipes: dict[str, Pipe] = {}
+        seen: set[int] = set()
+        mistakes: list[Diagnostic] = []
+        for token in self._pipes:
+            try:
+                pipe = self._read_pipe(token, seen)
+            except Rejected as rejected:
+                mistakes.extend(rejected.diagnostics)
+                continue
+            if pipe.name in pipes:
+                mistakes.append(HeaderTwice(span(token), f"pipe {pipe.name}"))
+            pipes[pipe.name] = pipe
+        micro_batches = self._counts["MICRO_BATCHES"]
+        if not mistakes and len(seen) < micro_batches:
+            first = next(micro for micro in range(micro_batches) if micro not in seen)
+            mistakes.append(MicroMissing(span(self._pipes[0]), first, len(seen), micro_batches))
+        if mistakes:
+            raise Rejected(mistakes)
+        return tuple(pipes.values())
+
+    def _read_pipe(self, token: Token, seen: set[int]) -> Pipe:
+        where = span(token)
+        declared, _, runs = token.partition(" micros") if " micros" in token else token.partition("\tmicros")
+        name = declared.split()[1]
+        workers = integers(token, " ".join(declared.split()[3:]))
+        if len(workers) != self._counts["STAGES"]:
+            raise Rejected([PlacementLength(where, name, len(workers), self._counts["STAGES"])])
+        for worker in workers:
+            if worker >= self._counts["WORKERS"]:
+                raise Rejected([NumberOutOfRange(where, "worker", str(worker), 0, self._counts["WORKERS"] - 1)])
+        micros = tuple(Micro(micro) for micro in self._read_runs(token, integers(token, runs), seen))
+        return Pipe(name, tuple(Worker(worker) for worker in workers), micros)
+
+    def _read_runs(self, token: Token, ends: list[int], seen: set[int]) -> Iterator[int]:
+        """The micro-batches of half-open runs; ``seen`` holds all that came before, so their number stays bounded."""
+        last = self._counts["MICRO_BATCHES"] - 1
+        for start, end in zip(ends[::2], ends[1::2], strict=True):
+            if start >= end or end > last + 1:
+                raise Rejected([NumberOutOfRange(span(token), "run", f"{start}..{end}", 0, last)])
+            for micro in range(start, end):
+                if micro in seen:
+                    raise Rejected([MicroTwice(span(token), micro, last)])
+                seen.add(micro)
+                yield micro

@@ -1,0 +1,290 @@
+"""Reads the text form of every level of IR. The grammar is `grammar/ir.lark`.
+
+The text may come from anywhere: whatever it holds, the result is a level of IR or diagnostics. What a line says is
+checked here against the header; whether the operations together make sense is the business of `verify`.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+from lark import Lark, Token, Tree, UnexpectedToken
+
+from chimera_ir.diagnostics.catalogue.irtext import (
+    LanesMissing,
+    LaneTwice,
+    MisplacedLine,
+    MoreMistakes,
+    NotCompiledYet,
+    NoTitle,
+    NumberOutOfRange,
+    WrongLevel,
+)
+from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.ir.ids import Clock, Micro, Slot, Stage, Worker
+from chimera_ir.ir.levels import Header, Plan, Planned, Program, Schedule
+from chimera_ir.ir.ops import (
+    AllReduce,
+    Backward,
+    Compute,
+    Forward,
+    Instruction,
+    Message,
+    Recv,
+    Send,
+    Step,
+    WaitAllReduce,
+    WaitRecv,
+    WaitSend,
+)
+from chimera_ir.ir.text.header import integers, read_header, span
+from chimera_ir.ir.text.mistakes import FORMS, explain
+from chimera_ir.resources import grammar
+from chimera_ir.source import Source, Span
+
+_MOST_MISTAKES = 50
+_SHORT = 120
+
+
+def parse(source: Source) -> Plan | Schedule | Program:
+    """The level of IR that a text spells; every operation has its line as origin.
+
+    Raises
+    ------
+    Rejected
+        With all malformed lines together; if there are none, with all mistakes of the header; if there are none, with all
+        mistakes of the operations.
+    """
+    tree = _tree(source)
+    title, header_lines, body = tree.children[0], tree.children[1], tree.children[2:]
+    assert isinstance(title, Tree)
+    assert isinstance(header_lines, Tree)
+    name = title.children[0]
+    assert isinstance(name, Token)
+    header = read_header(name, [token for token in header_lines.children if isinstance(token, Token)])
+    reader = _Reader(header, name.split()[0])
+    level = reader.read(body, span(name))
+    if reader.mistakes:
+        raise Rejected(_some(reader.mistakes))
+    return level
+
+
+@cache
+def _parser() -> Lark:
+    return Lark(grammar("ir.lark"), parser="lalr", lexer="basic")
+
+
+def _tree(source: Source) -> Tree[Token]:
+    try:
+        tree = _parser().parse(source.text)
+    except UnexpectedToken as unexpected:
+        raise Rejected(_structure(source, unexpected.token)) from None
+    lines = _lines(tree)
+    malformed = [token for token in lines if token.type == "OTHER"]
+    if malformed:
+        raise Rejected(_malformed(malformed, lines[0]))
+    return tree
+
+
+def _lines(tree: Tree[Token]) -> list[Token]:
+    lines: list[Token] = []
+    for child in tree.children:
+        if isinstance(child, Token):
+            lines.append(child)
+        else:
+            lines.extend(token for token in child.children if isinstance(token, Token))
+    return lines
+
+
+def _malformed(tokens: Iterable[Token], title: Token) -> list[Diagnostic]:
+    plan = title.startswith("plan")
+    return _some([explain(str(token), token.start_pos or 0, plan=plan) for token in tokens])
+
+
+def _structure(source: Source, found: Token) -> list[Diagnostic]:
+    """What to say of a text whose lines do not stand in the order of the grammar; malformed lines come first."""
+    tokens = list(_parser().lex(source.text))
+    if not tokens:
+        return [NoTitle(Span(0, 0))]
+    if tokens[0].type != "TITLE" and tokens[0].split()[0] not in ("plan", "schedule", "program"):
+        return [NoTitle(Span(span(tokens[0]).start, min(span(tokens[0])[1], span(tokens[0]).start + _SHORT)))]
+    malformed = [token for token in tokens if token.type == "OTHER"]
+    if malformed:
+        return _malformed(malformed, tokens[0])
+    lanes = any(token.type == "HEADING" for token in tokens)
+    under = " under their `worker` headings" if lanes else ""
+    return [MisplacedLine(span(found), _MISPLACED.get(found.type, "an operation before the first heading"), under)]
+
+
+_MISPLACED = {
+    "TITLE": "the level is named once, in the first line",
+    "HEADING": "a heading after operations that have none",
+} | dict.fromkeys(
+    ("PARAMETERS", "WORKERS", "STAGES", "MICRO_BATCHES", "MEMORY", "PIPE"), "a header line after the first operation"
+)
+
+
+def _some(mistakes: list[Diagnostic]) -> list[Diagnostic]:
+    """The first mistakes, and how many more there are."""
+    rest = mistakes[_MOST_MISTAKES:]
+    return [*mistakes[:_MOST_MISTAKES], *([MoreMistakes(rest[0].span, len(rest))] if rest else [])]
+
+
+class _Reader:
+    """Reads operations against a header; a mistake is kept and its line left out."""
+
+    def __init__(self, header: Header, level: str) -> None:
+        self._header = header
+        self._level = level
+        self._last = (header.micro_batches - 1, header.stages - 1, header.workers - 1)
+        self.mistakes: list[Diagnostic] = []
+
+    def read(self, body: list[Token | Tree[Token]], title: Span) -> Plan | Schedule | Program:
+        """The level, from its operations or lanes."""
+        if self._level == "plan":
+            return Plan(self._header, tuple(self._planned(body)))
+        lanes = self._lanes(body, title)
+        if self._level == "program":
+            return Program(self._header, tuple(tuple(self._instructions(lane)) for lane in lanes))
+        return Schedule(self._header, tuple(tuple(self._computes(lane)) for lane in lanes))
+
+    def _planned(self, body: list[Token | Tree[Token]]) -> Iterator[Planned]:
+        for item in body:
+            if isinstance(item, Tree):
+                self._reject(MisplacedLine(span(item.children[0]), "a plan has no lanes", ""))  # type: ignore[arg-type]
+                return
+            if item.type != "PLANNED":
+                self._wrong_level(item)
+                continue
+            numbers = self._numbers(item)
+            if not numbers:
+                continue
+            *micros, stage, clock, worker = numbers
+            operation = self._compute(item, micros, stage)
+            if operation is not None and self._within(item, "worker", worker, self._last[2]):
+                yield Planned(Clock(clock), Worker(worker), operation)
+
+    def _lanes(self, body: list[Token | Tree[Token]], title: Span) -> list[list[Token]]:
+        """The lines of every worker, by its number."""
+        workers = self._header.workers
+        lanes: dict[int, list[Token]] = {}
+        headings: dict[int, Token] = {}
+        for item in body:
+            if isinstance(item, Token):
+                self._reject(MisplacedLine(span(item), "an operation before the first heading", _UNDER))
+                break
+            heading, *lines = [token for token in item.children if isinstance(token, Token)]
+            worker = next(iter(self._numbers(heading)), workers)
+            if worker in headings:
+                self._reject(LaneTwice(span(heading), worker, span(headings[worker])))
+            elif self._within(heading, "worker", worker, workers - 1):
+                headings[worker] = heading
+                lanes[worker] = lines
+        if len(lanes) < workers and not self.mistakes:
+            first = next(worker for worker in range(workers) if worker not in lanes)
+            self._reject(LanesMissing(title, first, len(lanes), workers))
+        return [lanes.get(worker, []) for worker in range(workers)] if not self.mistakes else list(lanes.values())
+
+    def _computes(self, lane: Iterable[Token]) -> Iterator[Compute]:
+        for token in lane:
+            if token.type not in ("FORWARD", "BACKWARD", "SPLIT"):
+                self._wrong_level(token)
+                continue
+            numbers = self._numbers(token)
+            operation = self._compute(token, numbers[:-1], numbers[-1]) if numbers else None
+            if operation is not None:
+                yield operation
+
+    def _instructions(self, lane: Iterable[Token]) -> Iterator[Instruction]:
+        for token in lane:
+            numbers = self._numbers(token)
+            instruction = self._instruction(token, numbers) if numbers else None
+            if instruction is not None:
+                yield instruction
+
+    def _instruction(self, token: Token, numbers: list[int]) -> Instruction | None:
+        origin = span(token)
+        match token.type:
+            case "FORWARD" | "BACKWARD" | "SPLIT":
+                return self._compute(token, numbers[:-1], numbers[-1])
+            case "SEND":
+                message = self._message(token, numbers[:-1])
+                if message is None or not self._within(token, "worker", numbers[-1], self._last[2]):
+                    return None
+                return Send(message, Worker(numbers[-1]), origin)
+            case "RECV":
+                message = self._message(token, numbers[:-2])
+                if message is None or not self._within(token, "worker", numbers[-2], self._last[2]):
+                    return None
+                if not self._within(token, "slot", numbers[-1], self._last[0]):
+                    return None
+                return Recv(message, Worker(numbers[-2]), Slot(numbers[-1]), origin)
+            case "WAIT_SEND":
+                message = self._message(token, numbers)
+                return None if message is None else WaitSend(message, origin)
+            case "WAIT_RECV":
+                message = self._message(token, numbers)
+                return None if message is None else WaitRecv(message, origin)
+            case "ALL_REDUCE" | "WAIT_ALL_REDUCE" | "STEP":
+                if not self._within(token, "stage", numbers[0], self._last[1]):
+                    return None
+                return _SYNCS[token.type](Stage(numbers[0]), origin)
+            case _:
+                self._wrong_level(token)
+                return None
+
+    def _compute(self, token: Token, micros: list[int], stage: int) -> Compute | None:
+        kind = token[0]
+        if kind in "IW":
+            advice = "write `B` for a backward that does both parts"
+            self._reject(NotCompiledYet(span(token), "a split backward (`I` and `W`)", advice))
+            return None
+        if not self._singly(token, micros) or not self._within(token, "micro-batch", micros[0], self._last[0]):
+            return None
+        if not self._within(token, "stage", stage, self._last[1]):
+            return None
+        return (Forward if kind == "F" else Backward)((Micro(micros[0]),), Stage(stage), span(token))
+
+    def _message(self, token: Token, numbers: list[int]) -> Message | None:
+        *micros, source, target = numbers
+        if not self._singly(token, micros) or not self._within(token, "micro-batch", micros[0], self._last[0]):
+            return None
+        if not self._within(token, "stage", max(source, target), self._last[1]):
+            return None
+        return Message((Micro(micros[0]),), Stage(source), Stage(target))
+
+    def _singly(self, token: Token, micros: list[int]) -> bool:
+        if len(micros) == 1:
+            return True
+        advice = "write one line per micro-batch"
+        self._reject(NotCompiledYet(span(token), "an operation on several micro-batches", advice))
+        return False
+
+    def _within(self, token: Token, what: str, value: int, last: int) -> bool:
+        if value <= last:
+            return True
+        self._reject(NumberOutOfRange(span(token), what, str(value), 0, last))
+        return False
+
+    def _numbers(self, token: Token) -> list[int]:
+        """The numbers of a line; none, with a mistake kept, if one of them is out of all bounds."""
+        try:
+            return integers(token, token)
+        except Rejected as rejected:
+            self.mistakes.extend(rejected.diagnostics)
+            return []
+
+    def _wrong_level(self, token: Token) -> None:
+        form = f"{FORMS['F']} @ 3 on w1" if self._level == "plan" else FORMS["F"]
+        other = "plan" if token.type == "PLANNED" else "program"
+        self._reject(WrongLevel(span(token), self._level, other, form))
+
+    def _reject(self, mistake: Diagnostic) -> None:
+        self.mistakes.append(mistake)
+
+
+_UNDER = " under their `worker` headings"
+_SYNCS: dict[str, type[AllReduce | WaitAllReduce | Step]] = {
+    "ALL_REDUCE": AllReduce,
+    "WAIT_ALL_REDUCE": WaitAllReduce,
+    "STEP": Step,
+}

@@ -1,0 +1,119 @@
+"""The text form of every level of IR; `parse(show(level)) == level`.
+
+schedule two_stages
+parameters D=2 N=1
+workers 2
+stages 2
+micro_batches 1
+pipe down on 0 1 micros 0..1
+
+worker 0:
+  F m0 s0
+  B m0 s0
+
+worker 1:
+  F m0 s1
+  B m0 s1
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import assert_never
+
+from chimera_ir.ir.ids import Micro
+from chimera_ir.ir.levels import Header, Pipe, Plan, Program, Schedule
+from chimera_ir.ir.ops import (
+    AllReduce,
+    Backward,
+    Forward,
+    Instruction,
+    Message,
+    Recv,
+    Send,
+    Step,
+    WaitAllReduce,
+    WaitRecv,
+    WaitSend,
+)
+
+
+def show(level: Plan | Schedule | Program) -> str:
+    """The text of a level, with a newline at its end. Equal levels have equal texts."""
+    match level:
+        case Plan():
+            lines = [*_header("plan", level.header), ""]
+            lines += [f"  {line(each.operation)} @ {each.clock} on w{each.worker}" for each in level.operations]
+        case Schedule():
+            lines = [*_header("schedule", level.header), *_lanes(level.lanes)]
+        case Program():
+            lines = [*_header("program", level.header), *_lanes(level.lanes)]
+        case _:
+            assert_never(level)
+    return "\n".join(lines) + "\n"
+
+
+def line(instruction: Instruction) -> str:
+    """An instruction as one line, without indentation: ``send m0 s1->s2 to w2``."""
+    match instruction:
+        case Forward(micros, stage):
+            return f"F {_micros(micros)} s{stage}"
+        case Backward(micros, stage):
+            return f"B {_micros(micros)} s{stage}"
+        case Send(sent, to):
+            return f"send {message(sent)} to w{to}"
+        case Recv(received, source, slot):
+            return f"recv {message(received)} from w{source} into {slot}"
+        case WaitSend(sent):
+            return f"wait send {message(sent)}"
+        case WaitRecv(received):
+            return f"wait recv {message(received)}"
+        case AllReduce(stage):
+            return f"all_reduce s{stage}"
+        case WaitAllReduce(stage):
+            return f"wait all_reduce s{stage}"
+        case Step(stage):
+            return f"step s{stage}"
+        case _:
+            assert_never(instruction)
+
+
+def message(each: Message) -> str:
+    """A message in the words of the text: ``m0 s1->s2``."""
+    return f"{_micros(each.micros)} s{each.source}->s{each.target}"
+
+
+def _micros(micros: tuple[Micro, ...]) -> str:
+    return ",".join([f"m{micro}" for micro in micros])
+
+
+def _lanes(lanes: Iterable[tuple[Instruction, ...]]) -> Iterator[str]:
+    for worker, lane in enumerate(lanes):
+        yield ""
+        yield f"worker {worker}:"
+        yield from (f"  {line(instruction)}" for instruction in lane)
+
+
+def _header(level: str, header: Header) -> Iterator[str]:
+    yield f"{level} {header.scheme}"
+    if header.parameters:
+        yield "parameters " + " ".join(f"{name}={value}" for name, value in header.parameters)
+    yield f"workers {header.workers}"
+    yield f"stages {header.stages}"
+    yield f"micro_batches {header.micro_batches}"
+    yield from (f"memory {bound.quantity.value} <= {bound.limit}" for bound in header.bounds)
+    yield from (_pipe(pipe) for pipe in header.pipes)
+
+
+def _pipe(pipe: Pipe) -> str:
+    placement = " ".join(str(worker) for worker in pipe.workers)
+    return f"pipe {pipe.name} on {placement} micros {_runs(pipe.micros)}"
+
+
+def _runs(micros: tuple[Micro, ...]) -> str:
+    """Micro-batch numbers as half-open runs, in their order: ``0..2 4..6``."""
+    runs: list[list[int]] = []
+    for micro in micros:
+        if runs and runs[-1][1] == micro:
+            runs[-1][1] += 1
+        else:
+            runs.append([micro, micro + 1])
+    return " ".join(f"{start}..{end}" for start, end in runs) or "none"

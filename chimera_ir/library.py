@@ -1,0 +1,37 @@
+"""The library: schemes that come with the compiler, each a text file, and which of them is the baseline of every report."""
+
+import tomllib
+
+from chimera_ir import resources
+from chimera_ir.source import Source
+
+_ENDING = ".chim"
+
+
+def names() -> tuple[str, ...]:
+    """The names of the library schemes, in alphabetical order."""
+    return tuple(sorted(path.stem for path in resources.library().glob(f"*{_ENDING}")))
+
+
+def source(name: str) -> Source:
+    """The text of a library scheme.
+
+    Raises
+    ------
+    KeyError
+        If the library has no such scheme.
+    """
+    if name not in names():
+        raise KeyError(name)
+    return Source(f"{name}{_ENDING}", (resources.library() / f"{name}{_ENDING}").read_text(encoding="utf-8"))
+
+
+def summary(name: str) -> str:
+    """What a library scheme is, in one line: the first line of the comment it begins with."""
+    return source(name).text.split("\n", 1)[0].removeprefix("#").strip()
+
+
+def baseline(workers: int, micro_batches: int) -> tuple[Source, dict[str, int]]:
+    """The scheme that reports compare with, and the settings that give it a size."""
+    table = tomllib.loads((resources.library() / "library.toml").read_text(encoding="utf-8"))["baseline"]
+    return source(table["scheme"]), {table["workers"]: workers, table["micro_batches"]: micro_batches}

@@ -1,0 +1,162 @@
+"""Where messages are sent, received and waited for.
+
+Stages that meet on one worker hand over in place; between workers a forward sends its activations to the next stage, a
+backward the gradients of its input to the stage before. The policy, for a worker and each of its peers:
+
+``send``
+    right after the operation that produces the message.
+``recv``
+    ``ahead`` operations before the one that uses the message (at the start of the lane if there are not as many), or
+    earlier: the receives from one peer are posted in the order in which that peer sends. So one in-order queue per
+    directed pair of workers suffices, and a transfer never stands behind one that is not needed yet.
+``wait recv``
+    right before the operation that uses the message.
+``wait send``
+    right after the first ``wait recv`` that proves that the peer has taken the message over (the peer sent what is
+    waited for after the operation that used it): this wait never blocks. A message that no later one answers is waited
+    for at the end of the lane, where it delays no operation.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from chimera_ir.ir.ids import Stage, Worker
+from chimera_ir.ir.levels import Schedule
+from chimera_ir.ir.ops import Forward, Message
+
+
+class Transfer(NamedTuple):
+    """A message, with the place of its producer in the sender's lane and of its user in the receiver's."""
+
+    message: Message
+    sender: Worker
+    receiver: Worker
+    produced: int
+    used: int
+
+
+class Posting(NamedTuple):
+    """A receive that is posted before the operation at ``before``."""
+
+    before: int
+    transfer: Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The communication of one lane; every index is that of a compute operation in it.
+
+    ``postings`` are in the order of the lane. ``sent[i]`` leaves after operation i, ``received[i]`` is waited for
+    before it, ``taken[i]`` are the sends that this wait proves to be over, ``untold`` those that nothing proves.
+    """
+
+    postings: tuple[Posting, ...]
+    sent: Mapping[int, Transfer]
+    received: Mapping[int, Transfer]
+    taken: Mapping[int, list[Transfer]]
+    untold: tuple[Transfer, ...]
+
+
+@dataclass(slots=True)
+class _Draft:
+    """What is gathered, peer by peer, before a lane's traffic is known; ``wanted`` holds (first use, transfer)."""
+
+    wanted: list[tuple[int, Transfer]] = field(default_factory=list)
+    sent: dict[int, Transfer] = field(default_factory=dict)
+    received: dict[int, Transfer] = field(default_factory=dict)
+    taken: dict[int, list[Transfer]] = field(default_factory=lambda: defaultdict(list))
+    untold: list[Transfer] = field(default_factory=list)
+
+
+def communicate(schedule: Schedule, ahead: int) -> tuple[Traffic, ...]:
+    """The traffic of every lane, by the policy above.
+
+    Parameters
+    ----------
+    schedule
+        Complete, placed and acyclic.
+    ahead
+        How many operations before its use a receive is posted, at least 0.
+    """
+    drafts = [_Draft() for _ in schedule.lanes]
+    links = _links(schedule)
+    for (sender, receiver), transfers in links.items():
+        uses = _first_uses(transfers)
+        drafts[receiver].wanted.extend(zip(uses, transfers, strict=True))
+        drafts[receiver].received.update((transfer.used, transfer) for transfer in transfers)
+        drafts[sender].sent.update((transfer.produced, transfer) for transfer in transfers)
+        _retire(drafts[sender], transfers, links.get((receiver, sender), []))
+    return tuple(_traffic(draft, ahead) for draft in drafts)
+
+
+def _traffic(draft: _Draft, ahead: int) -> Traffic:
+    wanted = sorted(draft.wanted, key=lambda item: (item[0], item[1].sender))
+    return Traffic(
+        postings=tuple(Posting(max(0, use - ahead), transfer) for use, transfer in wanted),
+        sent=draft.sent,
+        received=draft.received,
+        taken={use: sorted(transfers, key=_produced) for use, transfers in draft.taken.items()},
+        untold=tuple(sorted(draft.untold, key=_produced)),
+    )
+
+
+def _links(schedule: Schedule) -> dict[tuple[Worker, Worker], list[Transfer]]:
+    """The messages of every directed pair of workers, in the order in which they are sent."""
+    header = schedule.header
+    forwards, backwards = _positions(schedule)
+    links: dict[tuple[Worker, Worker], list[Transfer]] = defaultdict(list)
+    for number, lane in enumerate(schedule.lanes):
+        worker = Worker(number)
+        for produced, operation in enumerate(lane):
+            forward = isinstance(operation, Forward)
+            target = operation.stage + 1 if forward else operation.stage - 1
+            if not 0 <= target < header.stages:
+                continue
+            micro = operation.micros[0]
+            peer = header.worker(micro, Stage(target))
+            if peer == worker:
+                continue
+            used = (forwards if forward else backwards)[micro * header.stages + target]
+            message = Message(operation.micros, operation.stage, Stage(target))
+            links[worker, peer].append(Transfer(message, worker, peer, produced, used))
+    return links
+
+
+def _positions(schedule: Schedule) -> tuple[list[int], list[int]]:
+    """The place in its lane of every forward and of every backward, at index ``micro * stages + stage``."""
+    stages = schedule.header.stages
+    forwards = [0] * (schedule.header.micro_batches * stages)
+    backwards = list(forwards)
+    for lane in schedule.lanes:
+        for place, operation in enumerate(lane):
+            places = forwards if isinstance(operation, Forward) else backwards
+            for micro in operation.micros:
+                places[micro * stages + operation.stage] = place
+    return forwards, backwards
+
+
+def _first_uses(transfers: Iterable[Transfer]) -> list[int]:
+    """For each message of a link the first use of it or of a later one: the uses, brought into the order of the sends."""
+    uses: list[int] = [transfer.used for transfer in transfers]
+    for index in range(len(uses) - 2, -1, -1):
+        uses[index] = min(uses[index], uses[index + 1])
+    return uses
+
+
+def _retire(draft: _Draft, transfers: list[Transfer], answers: list[Transfer]) -> None:
+    """Finds for each message of a link the first use of an answer that the peer sent after it used the message."""
+    produced = [answer.produced for answer in answers]
+    uses = _first_uses(answers)
+    for transfer in transfers:
+        first = bisect_left(produced, transfer.used)
+        if first < len(uses):
+            draft.taken[uses[first]].append(transfer)
+        else:
+            draft.untold.append(transfer)
+
+
+def _produced(transfer: Transfer) -> int:
+    return transfer.produced

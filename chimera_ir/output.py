@@ -1,0 +1,96 @@
+"""The output directory: written whole or not at all, and never over something that is not ours."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+MANIFEST = ".chimera-compile"
+"""The file that lists what chimera-compile wrote into a directory, one relative path a line."""
+
+
+class OutputRefused(Exception):
+    """The output directory cannot be written, or holds something that chimera-compile did not write."""
+
+
+def write(directory: Path, files: Mapping[str, str]) -> None:
+    """Writes the files, by path relative to the directory.
+
+    An existing directory is replaced if it was written by chimera-compile; files that others put there (metrics,
+    checkpoints) are carried over. If anything fails, the directory is as it was before.
+
+    Raises
+    ------
+    OutputRefused
+        If the directory is not ours or cannot be written; nothing has changed then.
+    """
+    target = Path(os.path.realpath(directory))
+    if target.exists():
+        _must_be_ours(directory, target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise OutputRefused(f"--out {directory}: {error.strerror}: {error.filename}") from error
+    try:
+        fresh.chmod(0o777 & ~_umask())
+        for name, text in files.items():
+            path = fresh / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="\n")
+        (fresh / MANIFEST).write_text("".join(f"{name}\n" for name in sorted(files)), encoding="utf-8")
+        _replace(target, fresh)
+    except OSError as error:
+        raise OutputRefused(f"--out {directory}: {error.strerror}: {error.filename}") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _must_be_ours(shown: Path, target: Path) -> None:
+    if not target.is_dir():
+        raise OutputRefused(f"--out {shown}: exists and is not a directory")
+    empty = not any(target.iterdir())
+    if not empty and not (target / MANIFEST).is_file():
+        raise OutputRefused(
+            f"--out {shown}: exists and was not written by chimera-compile; choose another directory or remove it"
+        )
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _replace(target: Path, fresh: Path) -> None:
+    """Puts the fresh directory in the target's place; the old one's foreign files move over."""
+    if not target.exists():
+        fresh.rename(target)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
+    target.rename(old)
+    try:
+        for path in _foreign(old):
+            destination = fresh / path.relative_to(old)
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, destination, follow_symlinks=False)
+        fresh.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _foreign(directory: Path) -> list[Path]:
+    """The files of a directory of ours that chimera-compile did not write."""
+    manifest = directory / MANIFEST
+    ours = set(manifest.read_text(encoding="utf-8").splitlines()) if manifest.is_file() else set()
+    found = (path for path in sorted(directory.rglob("*")) if path.is_symlink() or path.is_file())
+    return [
+        path
+        for path in found
+        if path != manifest
+        and path.relative_to(directory).as_posix() not in ours
+        and "__pycache__" not in path.relative_to(directory).parts
+    ]

@@ -1,0 +1,171 @@
+"""A timeline as text: a line per worker, a run of characters per operation.
+
+The number of the micro-batch opens an operation, ``─`` continues a forward, ``═`` a backward, ``·`` is a bubble; so the
+picture can be read without colour. With colour, each pipe has its hue.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import chain, pairwise
+
+from rich.text import Text
+
+from chimera_ir.cost.numbers import decimal
+from chimera_ir.cost.simulate import Timed, Timeline
+from chimera_ir.ir.ids import Micro
+from chimera_ir.ir.levels import Pipe
+from chimera_ir.ir.ops import Backward, Compute
+from chimera_ir.picture.words import INK, PAPER, colour, heading, hue, ink, label, pipe_numbers, step, summary
+
+LINES = 60
+"""How many lines a picture may take before it is drawn small instead of being continued below."""
+
+RUNS = 4
+"""How many runs of consecutive micro-batches the legend tells of a pipe."""
+
+_ROOM = 2
+"""How many more columns than it needs the shortest operation may get."""
+
+_FORWARD, _BACKWARD, _BUBBLE = "─", "═", "·"
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """Columns per tick, and how many columns a line of the picture may have."""
+
+    column: Fraction
+    width: int
+
+    def at(self, ticks: int) -> int:
+        return int(ticks * self.column)
+
+
+def draw(timeline: Timeline, width: int) -> Text:
+    """The timeline, no wider than ``width`` columns where that is possible at all.
+
+    A timeline too long for one line is continued below, like a score; one that would take too many lines is drawn
+    small, and a note says what is missing. Style sits in the `Text`: printed without colour, nothing is lost.
+    """
+    names = [f"P{worker}".ljust(len(f"P{len(timeline.lanes) - 1}")) + " " for worker in range(len(timeline.lanes))]
+    scale, panels = _layout(timeline, max(width - len(names[0]), 10))
+    rows = _rows(timeline, scale)
+    parts = [Text(heading(timeline), "bold"), Text(summary(timeline))]
+    for start, end in panels:
+        parts.append(Text(" " * len(names[0]) + _axis(timeline, scale, start, end), "dim"))
+        parts += [Text.assemble(name, row[start:end]) for name, row in zip(names, rows, strict=True)]
+    return Text("\n").join([*parts, *_legend(timeline, width), *_notes(timeline, scale)])
+
+
+def _layout(timeline: Timeline, width: int) -> tuple[_Scale, list[tuple[int, int]]]:
+    """The scale, and from which column to which each part of the picture goes."""
+    timed = list(chain.from_iterable(timeline.lanes))
+    span = max(timeline.span, 1)
+    shortest = min((each.end - each.start for each in timed), default=span)
+    needed = max((_needed(each, shortest) for each in timed), default=1)
+    wide = min(max(width * shortest // span, needed), needed + _ROOM)
+    scale = _Scale(Fraction(wide, shortest), width)
+    lines = -(-scale.at(span) // width) * (len(timeline.lanes) + 1)
+    if lines <= LINES:
+        return scale, _panels(timed, scale, scale.at(span))
+    return _Scale(min(Fraction(width, span), scale.column), width), [(0, width)]
+
+
+def _needed(timed: Timed, shortest: int) -> int:
+    """How many columns the shortest operation must have so that this one has room for its label and a stroke."""
+    return -(-(len(label(timed.operation)) + 1) * shortest // (timed.end - timed.start))
+
+
+def _panels(timed: Sequence[Timed], scale: _Scale, columns: int) -> list[tuple[int, int]]:
+    """Parts of at most the width, none of which ends within a label."""
+    within = {scale.at(each.start) + offset for each in timed for offset in range(1, len(label(each.operation)) + 1)}
+    panels = []
+    start = 0
+    while columns - start > scale.width:
+        end = next((at for at in range(start + scale.width, start, -1) if at not in within), start + scale.width)
+        panels.append((start, end))
+        start = end
+    return [*panels, (start, columns)]
+
+
+def _rows(timeline: Timeline, scale: _Scale) -> list[Text]:
+    numbers = pipe_numbers(timeline.header)
+    return [_row(lane, numbers, scale, scale.at(timeline.span)) for lane in timeline.lanes]
+
+
+def _row(lane: Sequence[Timed], numbers: dict[Micro, int], scale: _Scale, columns: int) -> Text:
+    row = Text()
+    for timed in lane:
+        start, end = scale.at(timed.start), scale.at(timed.end)
+        row.append(_BUBBLE * (start - len(row)), "dim")
+        pipe = numbers[timed.operation.micros[0]]
+        row.append(_strokes(timed.operation, end - start), _style(timed.operation, pipe))
+    return row.append(_BUBBLE * (columns - len(row)), "dim")
+
+
+def _strokes(operation: Compute, length: int) -> str:
+    stroke = _BACKWARD if isinstance(operation, Backward) else _FORWARD
+    name = label(operation)
+    return (name if len(name) < length else "").ljust(length, stroke)
+
+
+def _style(operation: Compute, pipe: int) -> str:
+    return f"{ink(operation)} on {colour(operation, pipe)}"
+
+
+def _axis(timeline: Timeline, scale: _Scale, start: int, end: int) -> str:
+    """Round times above the columns at which they fall."""
+    per_unit = scale.column / timeline.tick
+    distance = step((len(decimal(timeline.makespan)) + 3) / per_unit)
+    line = ""
+    number = -(-start // (distance * per_unit))
+    while int(number * distance * per_unit) < end:
+        column = int(number * distance * per_unit) - start
+        time = decimal(number * distance)
+        if column >= len(line) and column + len(time) <= end - start:
+            line = line.ljust(column) + time + " "
+        number += 1
+    return line.rstrip()
+
+
+def _legend(timeline: Timeline, width: int) -> Iterator[Text]:
+    """The pipes with their colours and micro-batches, then the bubble, in as many lines as the width asks for."""
+    line = Text()
+    for entry in [*(_entry(number, pipe) for number, pipe in enumerate(timeline.header.pipes)), _bubble()]:
+        if line and len(line) + len(entry) > width:
+            yield line
+            line = Text()
+        line.append_text(entry)
+    yield line
+
+
+def _entry(number: int, pipe: Pipe) -> Text:
+    shown = hue(number)
+    return Text.assemble(
+        ("F" + _FORWARD * 2, f"{INK} on {shown.light}"),
+        ("B" + _BACKWARD * 2, f"{PAPER} on {shown.dark}"),
+        f" {pipe.name}: {_ranges(pipe.micros)}   ",
+    )
+
+
+def _bubble() -> Text:
+    return Text.assemble((_BUBBLE * 3, "dim"), " bubble")
+
+
+def _ranges(micros: Sequence[Micro]) -> str:
+    """The first few runs of consecutive micro-batches."""
+    ends = [at for at in range(1, len(micros)) if micros[at] != micros[at - 1] + 1]
+    runs = [micros[start:end] for start, end in pairwise([0, *ends, len(micros)])] if micros else []
+    told = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:RUNS]]
+    return ", ".join(told + ([".."] if len(runs) > RUNS else [])) or "none"
+
+
+def _notes(timeline: Timeline, scale: _Scale) -> Iterator[Text]:
+    """What the scale left out."""
+    timed = list(chain.from_iterable(timeline.lanes))
+    lengths = [scale.at(each.end) - scale.at(each.start) for each in timed]
+    unnumbered = sum(length <= len(label(each.operation)) for length, each in zip(lengths, timed, strict=True))
+    if unnumbered:
+        per_column = decimal(timeline.tick / scale.column)
+        yield Text(f"drawn small, {per_column} of time to a column: {unnumbered} of {len(timed)} operations")
+        yield Text(f"have no room for their number, and {lengths.count(0)} of them are not seen at all")

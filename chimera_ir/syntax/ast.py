@@ -1,0 +1,359 @@
+"""The scheme language as a tree: what the text says, before any name or number in it is looked at.
+
+Two trees are equal if they say the same; the spans tell where, and do not count.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from chimera_ir.source import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A name where it is given to something."""
+
+    text: str
+    span: Span = field(compare=False, repr=False)
+
+
+class Arithmetic(Enum):
+    """What two integers make: another; ``/`` rounds down, ``%`` is what that leaves, and divisors are 1 or more."""
+
+    ADD = "+"
+    SUBTRACT = "-"
+    MULTIPLY = "*"
+    DIVIDE = "/"
+    REMAINDER = "%"
+
+
+class Comparator(Enum):
+    """How two integers compare."""
+
+    EQUAL = "=="
+    UNEQUAL = "!="
+    AT_MOST = "<="
+    LESS = "<"
+    AT_LEAST = ">="
+    GREATER = ">"
+
+
+class Logic(Enum):
+    """What two truths make; the right one is looked at only if it matters."""
+
+    AND = "and"
+    OR = "or"
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """A number as it is written, so never negative."""
+
+    value: int
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """The value that goes by a name."""
+
+    text: str
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The value of a function."""
+
+    function: Word
+    arguments: tuple["Expression", ...]
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Minus:
+    """The negative of a value."""
+
+    operand: "Expression"
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """Two integers combined into one."""
+
+    operator: Arithmetic
+    left: "Expression"
+    right: "Expression"
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A chain ``a < b <= c``: one more operand than comparators."""
+
+    operands: tuple["Expression", ...]
+    comparators: tuple[Comparator, ...]
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """The opposite of a truth."""
+
+    operand: "Expression"
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Logical:
+    """Two truths combined into one."""
+
+    operator: Logic
+    left: "Expression"
+    right: "Expression"
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """``if condition then one else other``."""
+
+    condition: "Expression"
+    one: "Expression"
+    other: "Expression"
+    span: Span = field(compare=False, repr=False)
+
+
+Expression = Integer | Name | Call | Minus | Binary | Comparison | Not | Logical | Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The integers from ``start`` to before ``stop``."""
+
+    start: Expression
+    stop: Expression
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Endless:
+    """The integers from ``start`` on."""
+
+    start: Expression
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """``stages s in 0..D on place``."""
+
+    variable: Word
+    range: Range
+    place: Expression
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """``halves``: m counts half micro-batches."""
+
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Micros:
+    """``micros m in range [halves] [by step] [as number]``."""
+
+    variable: Word
+    range: Range | Endless
+    halves: Halves | None
+    step: Expression | None
+    number: Expression | None
+    span: Span = field(compare=False, repr=False)
+
+
+class Letter(Enum):
+    """What an operation does."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    INPUT_GRADIENT = "I"
+    WEIGHT_GRADIENT = "W"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """``F(micro, stage) @ clock [when guard]``."""
+
+    letter: Letter
+    micro: Expression | Range
+    stage: Expression
+    clock: Expression
+    guard: Expression | None
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """``reads version expression``."""
+
+    version: Expression
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """``recompute [when guard]``."""
+
+    guard: Expression | None
+    span: Span = field(compare=False, repr=False)
+
+
+class SyncMode(Enum):
+    """When the gradients of a stage are summed over its replicas."""
+
+    LAZY = "lazy"
+    EAGER = "eager"
+    EAGER_OPT = "eager_opt"
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """``sync mode [when guard]``."""
+
+    mode: SyncMode
+    guard: Expression | None
+    span: Span = field(compare=False, repr=False)
+
+
+Clause = Stages | Micros | Operation | Reads | Recompute | Sync
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter and the value it has unless the user sets another."""
+
+    name: Word
+    default: Expression
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """``workers count``."""
+
+    count: Expression
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Let:
+    """``let name = value``."""
+
+    name: Word
+    value: Expression
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """``fn name(parameters) = body``."""
+
+    name: Word
+    parameters: tuple[Word, ...]
+    body: Expression
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Require:
+    """``require condition, "message"``."""
+
+    condition: Expression
+    message: str
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """``update every count``."""
+
+    count: Expression
+    span: Span = field(compare=False, repr=False)
+
+
+class Quantity(Enum):
+    """What a memory bound speaks of."""
+
+    ACTIVATIONS = "activations"
+    WEIGHTS = "weights"
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """``memory quantity <= limit``."""
+
+    quantity: Quantity
+    limit: Expression
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """``[i in range]`` after the name of a pipe: one pipe for each i."""
+
+    variable: Word
+    range: Range
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipe:
+    """``pipe name[index] { clauses }``."""
+
+    name: Word
+    index: Index | None
+    clauses: tuple[Clause, ...]
+    span: Span = field(compare=False, repr=False)
+
+
+Item = Workers | Let | Function | Require | Update | Memory | Pipe
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """A whole text; the order of its items matters, as a name is known from its definition on."""
+
+    name: Word
+    parameters: tuple[Parameter, ...]
+    items: tuple[Item, ...]
+    span: Span = field(compare=False, repr=False)
+
+
+def operands(expression: Expression) -> tuple[Expression, ...]:
+    """The expressions that an expression is made of, from left to right."""
+    match expression:
+        case Integer() | Name():
+            return ()
+        case Call():
+            return expression.arguments
+        case Minus() | Not():
+            return (expression.operand,)
+        case Binary() | Logical():
+            return (expression.left, expression.right)
+        case Comparison():
+            return expression.operands
+        case Choice():
+            return (expression.condition, expression.one, expression.other)
+
+
+def walk(expression: Expression) -> Iterator[Expression]:
+    """The expression and all within it, outermost first and from left to right."""
+    pending = [expression]
+    while pending:
+        node = pending.pop()
+        yield node
+        pending.extend(reversed(operands(node)))

@@ -1,0 +1,147 @@
+"""The canonical text of a scheme: it reads back as the same tree, and prints as itself."""
+
+from typing import assert_never
+
+from chimera_ir.syntax import ast
+
+# How tightly an expression binds, loosest first; an operand that binds less tightly than its place needs brackets.
+_CHOICE, _OR, _AND, _NOT, _COMPARISON, _SUM, _PRODUCT, _MINUS, _ATOM = range(9)
+
+_TIGHT = (ast.Arithmetic.MULTIPLY, ast.Arithmetic.DIVIDE)
+
+
+def show(scheme: ast.Scheme) -> str:
+    """The text of a scheme, one line for each line of it.
+
+    Examples
+    --------
+    >>> from chimera_ir.source import Source
+    >>> from chimera_ir.syntax.parser import parse
+    >>> print(show(parse(Source("", "scheme a(D=4) let u=(D-1)*2 pipe p{stages s in 0..D on s%u}"))), end="")
+    scheme a(D = 4)
+    <BLANKLINE>
+    let u = (D - 1)*2
+    <BLANKLINE>
+    pipe p {
+      stages s in 0..D on s % u
+    }
+    """
+    parameters = ", ".join(f"{p.name.text} = {show_expression(p.default)}" for p in scheme.parameters)
+    blocks = [f"scheme {scheme.name.text}" + (f"({parameters})" if parameters else "")]
+    lines: list[str] = []
+    for item in scheme.items:
+        if isinstance(item, ast.Pipe):
+            blocks += ["\n".join(lines)] if lines else []
+            blocks.append(_pipe(item))
+            lines = []
+        else:
+            lines.append(_line(item))
+    blocks += ["\n".join(lines)] if lines else []
+    return "\n\n".join(blocks) + "\n"
+
+
+def _line(item: ast.Workers | ast.Let | ast.Function | ast.Require | ast.Update | ast.Memory) -> str:
+    match item:
+        case ast.Workers(count):
+            return f"workers {show_expression(count)}"
+        case ast.Let(name, value):
+            return f"let {name.text} = {show_expression(value)}"
+        case ast.Function(name, parameters, body):
+            return f"fn {name.text}({', '.join(word.text for word in parameters)}) = {show_expression(body)}"
+        case ast.Require(condition, message):
+            return f'require {show_expression(condition)}, "{message}"'
+        case ast.Update(count):
+            return f"update every {show_expression(count)}"
+        case ast.Memory(quantity, limit):
+            return f"memory {quantity.value} <= {show_expression(limit)}"
+        case _:
+            assert_never(item)
+
+
+def _pipe(pipe: ast.Pipe) -> str:
+    index = "" if pipe.index is None else f"[{pipe.index.variable.text} in {_range(pipe.index.range)}]"
+    clauses = "".join(f"  {_clause(clause)}\n" for clause in pipe.clauses)
+    return f"pipe {pipe.name.text}{index} {{\n{clauses}}}"
+
+
+def _clause(clause: ast.Clause) -> str:
+    match clause:
+        case ast.Stages(variable, stages, place):
+            return f"stages {variable.text} in {_range(stages)} on {show_expression(place)}"
+        case ast.Micros(variable, micros, halves, step, number):
+            counted = " halves" if halves else ""
+            stepped = f" by {show_expression(step)}" if step else ""
+            numbered = f" as {show_expression(number)}" if number else ""
+            return f"micros {variable.text} in {_range(micros)}{counted}{stepped}{numbered}"
+        case ast.Operation():
+            head = show_operation(clause)
+            return f"{head} @ {show_expression(clause.clock)}{_guard(clause.guard)}"
+        case ast.Reads(version):
+            return f"reads version {show_expression(version)}"
+        case ast.Recompute(guard):
+            return f"recompute{_guard(guard)}"
+        case ast.Sync(mode, guard):
+            return f"sync {mode.value}{_guard(guard)}"
+        case _:
+            assert_never(clause)
+
+
+def show_operation(operation: ast.Operation) -> str:
+    """An operation without its clock: ``F(m, s)``."""
+    micro = _range(operation.micro) if isinstance(operation.micro, ast.Range) else show_expression(operation.micro)
+    return f"{operation.letter.value}({micro}, {show_expression(operation.stage)})"
+
+
+def _guard(guard: ast.Expression | None) -> str:
+    return "" if guard is None else f" when {show_expression(guard)}"
+
+
+def _range(range_: ast.Range | ast.Endless) -> str:
+    match range_:
+        case ast.Range(start, stop):
+            return f"{show_expression(start)}..{show_expression(stop)}"
+        case ast.Endless(start):
+            return f"{show_expression(start)}.."
+        case _:
+            assert_never(range_)
+
+
+def show_expression(expression: ast.Expression) -> str:
+    """The text of an expression, with no brackets but those it needs."""
+    return _show(expression, _CHOICE)
+
+
+def _show(expression: ast.Expression, place: int) -> str:
+    """The text of an expression for a place that needs it to bind so tightly."""
+    tightness, text = _parts(expression)
+    return text if tightness >= place else f"({text})"
+
+
+def _parts(expression: ast.Expression) -> tuple[int, str]:
+    """How tightly an expression binds, and its text without brackets around it."""
+    match expression:
+        case ast.Integer(value):
+            return _ATOM, str(value)
+        case ast.Name(text):
+            return _ATOM, text
+        case ast.Call(function, arguments):
+            return _ATOM, f"{function.text}({', '.join(map(show_expression, arguments))})"
+        case ast.Minus(operand):
+            return _MINUS, f"-{_show(operand, _MINUS)}"
+        case ast.Binary(operator, left, right):
+            level = _SUM if operator in (ast.Arithmetic.ADD, ast.Arithmetic.SUBTRACT) else _PRODUCT
+            sign = operator.value if operator in _TIGHT else f" {operator.value} "
+            return level, f"{_show(left, level)}{sign}{_show(right, level + 1)}"
+        case ast.Comparison(operands, comparators):
+            signs = ["", *(f" {comparator.value} " for comparator in comparators)]
+            return _COMPARISON, "".join(f"{s}{_show(o, _SUM)}" for s, o in zip(signs, operands, strict=True))
+        case ast.Not(operand):
+            return _NOT, f"not {_show(operand, _NOT)}"
+        case ast.Logical(operator, left, right):
+            level = _OR if operator is ast.Logic.OR else _AND
+            return level, f"{_show(left, level)} {operator.value} {_show(right, level + 1)}"
+        case ast.Choice(condition, one, other):
+            text = f"if {_show(condition, _OR)} then {_show(one, _OR)} else {_show(other, _CHOICE)}"
+            return _CHOICE, text
+        case _:
+            assert_never(expression)

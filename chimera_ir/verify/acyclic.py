@@ -1,0 +1,95 @@
+"""Rule "acyclic": data, order-on-worker and synchronisation edges together close no cycle."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from chimera_ir.diagnostics.catalogue.schedule import Cycle, Link
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.graph.build import Dag, Edge, build
+from chimera_ir.ir.ids import Clock
+from chimera_ir.ir.levels import Plan, Schedule
+from chimera_ir.ir.ops import Backward, Compute, Forward
+from chimera_ir.ir.text.printer import line
+
+
+def acyclic(schedule: Schedule, plan: Plan | None) -> Iterator[Diagnostic]:
+    """A cycle, if there is one, with the clocks of its operations where a plan tells them.
+
+    Parameters
+    ----------
+    schedule
+        Complete and placed.
+    plan
+        Where the schedule comes from, if it comes from clocks.
+    """
+    dag = build(schedule)
+    nodes = dag.cycle()
+    if nodes:
+        yield _Story(dag, nodes, plan).told()
+
+
+class _Story:
+    """Tells a cycle: operations of one lane that only follow each other are left out between the first and the last."""
+
+    def __init__(self, dag: Dag, nodes: tuple[int, ...], plan: Plan | None) -> None:
+        self._dag = dag
+        self._clocks = {each.operation: each.clock for each in plan.operations} if plan else {}
+        self._nodes = self._bends(nodes)
+
+    def _bends(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
+        """The nodes at which the cycle enters or leaves a lane's own order."""
+        ring = (nodes[-1], *nodes, nodes[0])
+        kept: list[int] = []
+        for index, node in enumerate(nodes):
+            before, after = ring[index], ring[index + 2]
+            if Edge.DATA in (self._dag.kind(before, node), self._dag.kind(node, after)):
+                kept.append(node)
+        return tuple(kept)
+
+    def told(self) -> Diagnostic:
+        """The diagnostic; it stands at an operation whose clock is too low, else at one that its lane runs too late."""
+        edges = list(pairwise((*self._nodes, self._nodes[0])))
+        falling = [(before, after) for before, after in edges if self._falls(before, after)]
+        lanes = [(before, after) for before, after in edges if not self._is_data(before, after)]
+        worst = falling[0][1] if falling else lanes[0][0]
+        at = self._nodes.index(worst)
+        ring = (*self._nodes[at:], *self._nodes[:at])
+        links = tuple(self._link(before, after) for before, after in pairwise((*ring, ring[0])))
+        operation = self._dag.operations[worst]
+        return Cycle(operation.origin, line(operation), links, self._advice(falling, lanes))
+
+    def _advice(self, falling: list[tuple[int, int]], lanes: list[tuple[int, int]]) -> str:
+        if falling:
+            before, after = (self._dag.operations[node] for node in falling[0])
+            clock = self._clock(before)
+            return f"give `{line(after)}` a clock above {clock}, the clock of `{line(before)}`, which it needs"
+        first, second = (self._dag.operations[node] for node in lanes[0])
+        return f"on worker {self._dag.worker_of(lanes[0][0])}, run `{line(second)}` before `{line(first)}`"
+
+    def _link(self, node: int, following: int) -> Link:
+        operation = self._dag.operations[node]
+        clock = self._clock(operation)
+        place = f"worker {self._dag.worker_of(node)}" + (f", clock {clock}" if clock is not None else "")
+        return Link(line(operation), place, operation.origin, self._reason(node, following))
+
+    def _reason(self, before: int, after: int) -> str:
+        one, two = self._dag.operations[before], self._dag.operations[after]
+        if not self._is_data(before, after):
+            return f"worker {self._dag.worker_of(before)} runs it first"
+        if isinstance(one, Backward):
+            reason = "it needs those gradients"
+        elif isinstance(two, Forward):
+            reason = "it needs those activations"
+        else:
+            reason = "a backward needs what its forward kept"
+        return f"{reason}, but the clock falls" if self._falls(before, after) else reason
+
+    def _is_data(self, before: int, after: int) -> bool:
+        return self._dag.kind(before, after) is Edge.DATA
+
+    def _falls(self, before: int, after: int) -> bool:
+        one, two = self._clock(self._dag.operations[before]), self._clock(self._dag.operations[after])
+        return one is not None and two is not None and two <= one and self._is_data(before, after)
+
+    def _clock(self, operation: Compute) -> Clock | None:
+        return self._clocks.get(operation)

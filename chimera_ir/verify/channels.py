@@ -1,0 +1,172 @@
+"""Rule "channels": the program, waits and collectives included, finishes on both transports.
+
+The proof is a global order in which no wait blocks; the counter-example a shortest circle of workers that wait for each other.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from chimera_ir.diagnostics.catalogue.program import Blocked, Deadlock, ReceivesOutOfOrder
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.ir.ids import Worker
+from chimera_ir.ir.levels import Program
+from chimera_ir.ir.ops import AllReduce, Instruction, Message, Recv, Send, WaitAllReduce, WaitRecv, WaitSend
+from chimera_ir.ir.text.printer import line
+from chimera_ir.verify.index import receiver, sender
+from chimera_ir.verify.transport import Replay, Run, Transport, replay
+from chimera_ir.verify.words import content
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A global order in which the program finishes on a transport, as runs of instructions of one worker."""
+
+    transport: Transport
+    runs: tuple[Run, ...]
+
+
+def channels(program: Program) -> tuple[Certificate, ...] | tuple[Diagnostic, ...]:
+    """A certificate for each transport, or what is wrong.
+
+    Parameters
+    ----------
+    program
+        Without errors by the rules "messages" and "gradients".
+    """
+    disorder = tuple(_disorder(program))
+    transports = [Transport.TAGGED] if disorder else list(Transport)
+    certificates: list[Certificate] = []
+    for transport in transports:
+        result = replay(program, transport)
+        stuck = _stuck(program, transport, result)
+        if stuck is not None:
+            return (*disorder, stuck)
+        certificates.append(Certificate(transport, result.runs))
+    return disorder or tuple(certificates)
+
+
+def _disorder(program: Program) -> Iterator[Diagnostic]:
+    """For every directed pair of workers the first receive that would be matched with the send of another message."""
+    sends: dict[tuple[int, int], list[Send]] = {}
+    recvs: dict[tuple[int, int], list[Recv]] = {}
+    for worker, lane in enumerate(program.lanes):
+        for each in lane:
+            if isinstance(each, Send):
+                sends.setdefault((worker, each.to), []).append(each)
+            elif isinstance(each, Recv):
+                recvs.setdefault((each.source, worker), []).append(each)
+    for (peer, worker), sent in sends.items():
+        for number, (one, two) in enumerate(zip(sent, recvs[peer, worker], strict=True), start=1):
+            if one.message != two.message:
+                yield ReceivesOutOfOrder(two.origin, worker, line(two), peer, line(one), number, one.origin)
+                break
+
+
+def _stuck(program: Program, transport: Transport, result: Replay) -> Diagnostic | None:
+    blocked = {Worker(w): place for w, place in enumerate(result.places) if place < len(program.lanes[w])}
+    if not blocked:
+        return None
+    wanted = {worker: _wanted(program, worker, place, result) for worker, place in blocked.items()}
+    circle = _shortest_circle({worker: [each[0] for each in wants] for worker, wants in wanted.items()})
+    chain = [_blocked(program, worker, blocked[worker], wanted[worker], circle) for worker in circle]
+    return Deadlock(chain[0].span, transport.value, tuple(chain))
+
+
+def _wanted(program: Program, worker: Worker, place: int, result: Replay) -> list[tuple[Worker, Instruction]]:
+    """What a blocked lane waits for: who would have to do what."""
+    header = program.header
+    match program.lanes[worker][place]:
+        case WaitRecv(message):
+            return _posting(program, result, sender(header, message), Send, message)
+        case WaitSend(message):
+            return _posting(program, result, receiver(header, message), Recv, message)
+        case WaitAllReduce(stage):
+            rest = ((holder, result.places[holder]) for holder in header.holders[stage])
+            return [
+                (holder, each)
+                for holder, start in rest
+                for each in program.lanes[holder][start:]
+                if isinstance(each, AllReduce) and each.stage == stage
+            ]
+        case _:
+            raise AssertionError("only waits block")
+
+
+def _posting(
+    program: Program, result: Replay, peer: Worker, kind: type[Send | Recv], message: Message
+) -> list[tuple[Worker, Instruction]]:
+    rest = program.lanes[peer][result.places[peer] :]
+    return [(peer, each) for each in rest if isinstance(each, kind) and each.message == message]
+
+
+def _blocked(
+    program: Program,
+    worker: Worker,
+    place: int,
+    wants: list[tuple[Worker, Instruction]],
+    circle: list[Worker],
+) -> Blocked:
+    each = program.lanes[worker][place]
+    after = circle[(circle.index(worker) + 1) % len(circle)]
+    peer, needed = next(want for want in wants if want[0] == after)
+    return Blocked(worker, line(each), _meaning(program, each), line(needed), peer, each.origin)
+
+
+def _meaning(program: Program, each: Instruction) -> str:
+    header = program.header
+    match each:
+        case WaitRecv(message):
+            return f"{content(message)} (worker {sender(header, message)})"
+        case WaitSend(message):
+            return f"worker {receiver(header, message)} to take {content(message)}"
+        case WaitAllReduce(stage):
+            return f"the sum of the gradients of stage {stage}"
+        case _:
+            raise AssertionError("only waits block")
+
+
+def _shortest_circle(waits: dict[Worker, list[Worker]]) -> list[Worker]:
+    """A shortest circle in a graph in which every node has a successor; of several one with the lowest worker first."""
+    best: list[Worker] = []
+    for start in sorted(_knotted(waits)):
+        found = _circle_through(start, waits, len(best) or len(waits) + 1)
+        best = found or best
+        if len(best) == 1:
+            break
+    return best
+
+
+def _knotted(waits: dict[Worker, list[Worker]]) -> set[Worker]:
+    """The nodes without those that nothing waits for, again and again: circles, and what lies between them."""
+    count = dict.fromkeys(waits, 0)
+    for peers in waits.values():
+        for peer in peers:
+            count[peer] += 1
+    loose = [worker for worker, waiting in count.items() if waiting == 0]
+    left = set(waits)
+    while loose:
+        worker = loose.pop()
+        left.remove(worker)
+        for peer in waits[worker]:
+            count[peer] -= 1
+            if count[peer] == 0:
+                loose.append(peer)
+    return left
+
+
+def _circle_through(start: Worker, waits: dict[Worker, list[Worker]], shorter_than: int) -> list[Worker]:
+    """A shortest circle from a node to itself, empty if there is none that is short enough."""
+    paths = deque([[start]])
+    seen = {start}
+    while paths:
+        path = paths.popleft()
+        if len(path) >= shorter_than:
+            return []
+        for peer in waits[path[-1]]:
+            if peer == start:
+                return path
+            if peer not in seen:
+                seen.add(peer)
+                paths.append([*path, peer])
+    return []

@@ -1,0 +1,22 @@
+"""Rule "conflict-free": at most one operation per worker and clock (section 3.1)."""
+
+from collections.abc import Iterator
+
+from chimera_ir.diagnostics.catalogue.schedule import Conflict
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.ir.levels import Plan, Planned
+from chimera_ir.ir.text.printer import line
+from chimera_ir.source import Span
+
+
+def conflict_free(plan: Plan) -> Iterator[Diagnostic]:
+    """The conflicts: for every pair of lines the first, and their number."""
+    first: dict[tuple[int, int], Planned] = {}
+    found: dict[tuple[Span, Span], list[tuple[Planned, Planned]]] = {}
+    for planned in plan.operations:
+        other = first.setdefault((planned.worker, planned.clock), planned)
+        if other is not planned:
+            found.setdefault((other.operation.origin, planned.operation.origin), []).append((other, planned))
+    for (before, after), group in found.items():
+        one, two = group[0]
+        yield Conflict(after, one.worker, one.clock, line(one.operation), line(two.operation), before, len(group))

@@ -1,0 +1,61 @@
+"""Where everything stands in the lanes of a program: arrays, filled in one walk, that the rules on messages share."""
+
+from dataclasses import dataclass
+
+from chimera_ir.ir.ids import Stage, Worker
+from chimera_ir.ir.levels import Header, Program
+from chimera_ir.ir.ops import Backward, Forward, Message
+
+ABSENT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """The place of every compute operation in its lane; a cell is ``micro * stages + stage``."""
+
+    header: Header
+    forwards: list[int]
+    backwards: list[int]
+
+    def producer(self, message: Message) -> int:
+        """The place, in the sender's lane, of the operation whose result the message holds."""
+        places = self.forwards if message.source < message.target else self.backwards
+        return places[message.micros[0] * self.header.stages + message.source]
+
+    def consumer(self, message: Message) -> int:
+        """The place, in the receiver's lane, of the operation that needs the message."""
+        places = self.forwards if message.source < message.target else self.backwards
+        return places[message.micros[0] * self.header.stages + message.target]
+
+    def backward(self, micro: int, stage: Stage) -> int:
+        """The place of a backward in its lane."""
+        return self.backwards[micro * self.header.stages + stage]
+
+
+def cells(program: Program) -> Cells:
+    """The places of the compute operations of a complete and placed program."""
+    header = program.header
+    size = header.stages * header.micro_batches
+    found = Cells(header, [ABSENT] * size, [ABSENT] * size)
+    for lane in program.lanes:
+        for place, operation in enumerate(lane):
+            if isinstance(operation, Forward):
+                found.forwards[operation.micros[0] * header.stages + operation.stage] = place
+            elif isinstance(operation, Backward):
+                found.backwards[operation.micros[0] * header.stages + operation.stage] = place
+    return found
+
+
+def key(header: Header, message: Message) -> int:
+    """A number for a message between neighbouring stages, from 0 to ``2 * stages * micro_batches - 1``."""
+    return 2 * (message.micros[0] * header.stages + message.source) + (message.source > message.target)
+
+
+def sender(header: Header, message: Message) -> Worker:
+    """Where a message comes from."""
+    return header.worker(message.micros[0], message.source)
+
+
+def receiver(header: Header, message: Message) -> Worker:
+    """Where a message goes."""
+    return header.worker(message.micros[0], message.target)

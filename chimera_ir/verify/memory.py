@@ -1,0 +1,90 @@
+"""Rule "memory": what a worker holds at most, against the bounds that the scheme declares.
+
+In the paper's units (section 3.3): M_a, the activations of one micro-batch on one stage, alive from its forward to its
+backward; M_theta, the weights of one stage, once per stage held, however many pipes share them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from chimera_ir.diagnostics.catalogue.program import BoundExceeded
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.ir.levels import Bound, Quantity, Schedule
+from chimera_ir.ir.ops import NOWHERE, Compute, Forward
+from chimera_ir.ir.text.printer import line
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The most micro-batches times stages whose activations a lane keeps, and the operation that reaches it."""
+
+    activations: int
+    at: Compute | None
+
+
+def peaks(schedule: Schedule) -> tuple[Peak, ...]:
+    """The peak of every worker, in M_a."""
+    return tuple(_peak(lane) for lane in schedule.lanes)
+
+
+def weights(schedule: Schedule) -> tuple[int, ...]:
+    """The weights that every worker holds, in M_theta."""
+    return tuple(len(stages) for stages in schedule.header.stages_of)
+
+
+def memory(schedule: Schedule) -> Iterator[Diagnostic]:
+    """The declared bounds that do not hold, each at the worker that exceeds it most."""
+    for bound in schedule.header.bounds:
+        yield from (
+            _activations(schedule, bound) if bound.quantity is Quantity.ACTIVATIONS else _weights(schedule, bound)
+        )
+
+
+def _peak(lane: tuple[Compute, ...]) -> Peak:
+    live = 0
+    peak = Peak(0, None)
+    for operation in lane:
+        if not isinstance(operation, Forward):
+            live -= len(operation.micros)
+            continue
+        live += len(operation.micros)
+        if live > peak.activations:
+            peak = Peak(live, operation)
+    return peak
+
+
+def _activations(schedule: Schedule, bound: Bound) -> Iterator[Diagnostic]:
+    found = peaks(schedule)
+    worker = max(range(len(found)), key=lambda number: found[number].activations)
+    peak = found[worker]
+    if peak.activations <= bound.limit or peak.at is None:
+        return
+    yield BoundExceeded(
+        span=peak.at.origin,
+        worker=worker,
+        peak=peak.activations,
+        limit=bound.limit,
+        highest=peak.activations,
+        unit="micro-batches' activations (M_a)",
+        place=f"the peak is reached by `{line(peak.at)}`",
+        remedy="run backwards earlier",
+    )
+
+
+def _weights(schedule: Schedule, bound: Bound) -> Iterator[Diagnostic]:
+    found = weights(schedule)
+    worker = max(range(len(found)), key=found.__getitem__)
+    if found[worker] <= bound.limit:
+        return
+    stages = ", ".join(str(stage) for stage in schedule.header.stages_of[worker])
+    first = next((operation.origin for operation in schedule.lanes[worker]), NOWHERE)
+    yield BoundExceeded(
+        span=first,
+        worker=worker,
+        peak=found[worker],
+        limit=bound.limit,
+        highest=found[worker],
+        unit="stages' weights (M_theta)",
+        place=f"worker {worker} holds the stages {stages}",
+        remedy="place the pipes so that they share fewer workers",
+    )

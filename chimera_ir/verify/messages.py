@@ -1,0 +1,189 @@
+"""Rule "messages": every hand-over between workers is sent after its producer and received before its consumer, once
+each, and both ends wait for it.
+
+What this rule establishes lane by lane lets the rule "channels" replay the lanes against each other.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from chimera_ir.diagnostics.catalogue.program import (
+    MisplacedLine,
+    MissingLine,
+    RedundantLine,
+    UnknownMessage,
+    WrongPeer,
+)
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.ir.ids import Slot, Stage, Worker
+from chimera_ir.ir.levels import Program
+from chimera_ir.ir.ops import (
+    Backward,
+    Forward,
+    Message,
+    Recv,
+    Send,
+    WaitRecv,
+    WaitSend,
+)
+from chimera_ir.ir.text.printer import line
+from chimera_ir.verify.index import ABSENT, Cells, key, receiver, sender
+from chimera_ir.verify.words import consumer, content, producer
+
+Talk = Send | Recv | WaitSend | WaitRecv
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The places of a message's four lines: in the sender's lane and in the receiver's, by `key`."""
+
+    sent: list[int]
+    retired: list[int]
+    posted: list[int]
+    arrived: list[int]
+
+    def of(self, instruction: Talk) -> list[int]:
+        """The places of the lines of one kind."""
+        match instruction:
+            case Send():
+                return self.sent
+            case WaitSend():
+                return self.retired
+            case Recv():
+                return self.posted
+            case WaitRecv():
+                return self.arrived
+
+
+def places(program: Program) -> Places:
+    """Where the first line of each kind for each message stands, without lines about no message of their worker."""
+    size = 2 * program.header.stages * program.header.micro_batches
+    found = Places([ABSENT] * size, [ABSENT] * size, [ABSENT] * size, [ABSENT] * size)
+    for number, lane in enumerate(program.lanes):
+        for place, instruction in enumerate(lane):
+            if isinstance(instruction, Talk) and not _foreign(program, Worker(number), instruction):
+                where = found.of(instruction)
+                message = key(program.header, instruction.message)
+                if where[message] == ABSENT:
+                    where[message] = place
+    return found
+
+
+def messages(program: Program, cells: Cells, found: Places) -> Iterator[Diagnostic]:
+    """Lines that are unknown, redundant, about the wrong peer, missing or misplaced.
+
+    Parameters
+    ----------
+    program
+        Its operations complete and placed, one micro-batch each.
+    cells, found
+        Its places.
+    """
+    for number, lane in enumerate(program.lanes):
+        worker = Worker(number)
+        for place, instruction in enumerate(lane):
+            if isinstance(instruction, Talk):
+                yield from _line(program, worker, place, instruction, found)
+    for worker, operation, message in hand_overs(program):
+        yield from _hand_over(program, cells, found, worker, operation, message)
+
+
+def hand_overs(program: Program) -> Iterator[tuple[Worker, Forward | Backward, Message]]:
+    """Every message that the program needs, with the worker and the operation that produce it."""
+    header = program.header
+    for number, lane in enumerate(program.lanes):
+        for operation in lane:
+            if not isinstance(operation, Forward | Backward):
+                continue
+            target = operation.stage + 1 if isinstance(operation, Forward) else operation.stage - 1
+            if 0 <= target < header.stages and header.worker(operation.micros[0], Stage(target)) != number:
+                yield Worker(number), operation, Message(operation.micros, operation.stage, Stage(target))
+
+
+def _foreign(program: Program, worker: Worker, instruction: Talk) -> str:
+    """Why a line is about no message of its worker, or nothing."""
+    header, message = program.header, instruction.message
+    micro = message.micros[0]
+    if not (0 <= micro < header.micro_batches and min(message.source, message.target) >= 0):
+        return "there is no such micro-batch or stage"
+    if max(message.source, message.target) >= header.stages:
+        return f"there is no stage {max(message.source, message.target)}"
+    if abs(message.source - message.target) != 1:
+        return f"stages {message.source} and {message.target} are not neighbours"
+    start, end = sender(header, message), receiver(header, message)
+    if start == end:
+        return f"both stages of this micro-batch are on worker {start}, where no message is needed"
+    sends = isinstance(instruction, Send | WaitSend)
+    if sends and start != worker:
+        return f"worker {start} sends it"
+    if not sends and end != worker:
+        return f"worker {end} receives it"
+    return ""
+
+
+def _line(program: Program, worker: Worker, place: int, each: Talk, found: Places) -> Iterator[Diagnostic]:
+    reason = _foreign(program, worker, each)
+    if reason:
+        yield UnknownMessage(each.origin, worker, line(each), reason)
+        return
+    first = found.of(each)[key(program.header, each.message)]
+    if first != place:
+        what = {Send: "already sent", Recv: "already received"}.get(type(each), "already waited for")
+        other = program.lanes[worker][first].origin
+        yield RedundantLine(each.origin, worker, line(each), f"{content(each.message)} are {what}", (other,))
+    if isinstance(each, Send) and each.to != receiver(program.header, each.message):
+        right = receiver(program.header, each.message)
+        yield WrongPeer(each.origin, worker, line(each), each.to, right, each.message.target)
+    if isinstance(each, Recv) and each.source != sender(program.header, each.message):
+        right = sender(program.header, each.message)
+        yield WrongPeer(each.origin, worker, line(each), each.source, right, each.message.source)
+
+
+def _hand_over(
+    program: Program, cells: Cells, found: Places, start: Worker, operation: Forward | Backward, message: Message
+) -> Iterator[Diagnostic]:
+    number = key(program.header, message)
+    sent, retired = found.sent[number], found.retired[number]
+    posted, arrived = found.posted[number], found.arrived[number]
+    if ABSENT in (sent, retired, posted, arrived):
+        yield from _missing(program, cells, found, operation, message)
+    end = receiver(program.header, message)
+    made, used = cells.producer(message), cells.consumer(message)
+    if sent != ABSENT and sent < made:
+        yield _misplaced(program, start, sent, made, f"{content(message)} are not there yet")
+    if sent != ABSENT and retired != ABSENT and retired < sent:
+        yield _misplaced(program, start, retired, sent, "waits for what is not sent yet")
+    if posted != ABSENT and arrived != ABSENT and arrived < posted:
+        yield _misplaced(program, end, arrived, posted, "waits for a receive that is not posted yet")
+    if arrived != ABSENT and used < arrived:
+        yield _misplaced(program, end, used, arrived, f"{content(message)} may not be there yet")
+
+
+def _misplaced(program: Program, worker: Worker, early: int, late: int, reason: str) -> Diagnostic:
+    one, two = program.lanes[worker][early], program.lanes[worker][late]
+    return MisplacedLine(one.origin, worker, line(one), line(two), two.origin, reason)
+
+
+def _missing(
+    program: Program, cells: Cells, found: Places, operation: Forward | Backward, message: Message
+) -> Iterator[Diagnostic]:
+    number = key(program.header, message)
+    start, end = sender(program.header, message), receiver(program.header, message)
+    user = consumer(message)
+    used = program.lanes[end][cells.consumer(message)].origin
+    needs = f"worker {end} needs {content(message)} for `{line(user)}`"
+    gets = f"`{line(user)}` needs {content(message)} (worker {start})"
+    if found.sent[number] == ABSENT:
+        lost = line(Send(message, end))
+        yield MissingLine(operation.origin, start, lost, needs, f"after `{line(producer(message))}`")
+    elif found.retired[number] == ABSENT:
+        origin = program.lanes[start][found.sent[number]].origin
+        lost = line(WaitSend(message))
+        reason = "nothing waits for this send, so its tensors are never known to be free"
+        yield MissingLine(origin, start, lost, reason, f"below `{line(Send(message, end))}`")
+    if found.posted[number] == ABSENT:
+        slot = Slot(0)
+        lost = line(Recv(message, start, slot))
+        yield MissingLine(used, end, lost, gets, f"before `{line(user)}`, into a slot that is free")
+    elif found.arrived[number] == ABSENT:
+        yield MissingLine(used, end, line(WaitRecv(message)), gets, f"before `{line(user)}`")

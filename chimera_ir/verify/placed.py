@@ -1,0 +1,85 @@
+"""Rule "placed": every stage of every pipe on one worker within range, every operation where its pipe has its stage."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from chimera_ir.diagnostics.catalogue.schedule import (
+    MicrosNotNumbered,
+    PlacedOutside,
+    StagesUnplaced,
+    UnknownOperation,
+    WrongWorker,
+)
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.ir.ids import Worker
+from chimera_ir.ir.levels import Header
+from chimera_ir.ir.ops import NOWHERE, Compute
+from chimera_ir.ir.text.printer import line
+from chimera_ir.source import Span
+
+
+def placed(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
+    """What is wrong with the placement; of equal mistakes of one line the first, and their number.
+
+    Parameters
+    ----------
+    header
+        Any.
+    operations
+        Every operation with the worker that runs it.
+    """
+    mistakes = list(_header(header))
+    yield from mistakes or _operations(header, operations)
+
+
+def _header(header: Header) -> Iterator[Diagnostic]:
+    for pipe in header.pipes:
+        if len(pipe.workers) != header.stages:
+            yield StagesUnplaced(NOWHERE, pipe.name, len(pipe.workers), header.stages)
+        for stage, worker in enumerate(pipe.workers):
+            if not 0 <= worker < header.workers:
+                yield PlacedOutside(NOWHERE, pipe.name, stage, worker, header.workers - 1)
+                break
+    given = Counter(micro for pipe in header.pipes for micro in pipe.micros)
+    for micro in (*range(header.micro_batches), *sorted(given)):
+        times = given[micro] if 0 <= micro < header.micro_batches else given[micro] + 1
+        if times != 1:
+            yield MicrosNotNumbered(NOWHERE, micro, given[micro], header.micro_batches - 1)
+            return
+
+
+def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
+    unknown: dict[Span, tuple[Worker, Compute, str]] = {}
+    wrong: dict[Span, tuple[Worker, Compute]] = {}
+    counts: Counter[Span] = Counter()
+    pipe_of = header.pipe_of
+    for worker, operation in operations:
+        for micro in operation.micros:
+            reason = _unknown(header, worker, operation)
+            if reason:
+                unknown.setdefault(operation.origin, (worker, operation, reason))
+            elif pipe_of[micro].workers[operation.stage] != worker:
+                wrong.setdefault(operation.origin, (worker, operation))
+            else:
+                continue
+            counts[operation.origin] += 1
+            break
+    last = (header.stages - 1, header.micro_batches - 1, header.workers - 1)
+    for origin, (worker, operation, reason) in unknown.items():
+        yield UnknownOperation(origin, line(operation), worker, reason, *last, counts[origin])
+    for origin, (worker, operation) in wrong.items():
+        stage = operation.stage
+        right = next(micro for micro in operation.micros if pipe_of[micro].workers[stage] != worker)
+        pipe = pipe_of[right]
+        where = (worker, pipe.workers[stage], pipe.name, stage)
+        yield WrongWorker(origin, line(operation), *where, counts[origin])
+
+
+def _unknown(header: Header, worker: Worker, operation: Compute) -> str:
+    """Why there can be no such operation, or nothing."""
+    if not 0 <= operation.stage < header.stages:
+        return f"there is no stage {operation.stage}"
+    if not 0 <= worker < header.workers:
+        return f"there is no worker {worker}"
+    outside = [micro for micro in operation.micros if not 0 <= micro < header.micro_batches]
+    return f"there is no micro-batch {outside[0]}" if outside else ""

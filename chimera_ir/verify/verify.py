@@ -1,0 +1,145 @@
+"""Verification: the rules, level by level, and the type that says that all of them hold."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import InitVar, dataclass
+
+from chimera_ir.diagnostics.catalogue.program import MoreErrors, SeveralMicros
+from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.ir.ids import Worker
+from chimera_ir.ir.levels import Header, Plan, Program, Schedule
+from chimera_ir.ir.ops import AllReduce, Compute, Step, WaitAllReduce
+from chimera_ir.ir.text.printer import line
+from chimera_ir.verify.acyclic import acyclic
+from chimera_ir.verify.channels import Certificate, channels
+from chimera_ir.verify.clocks import clocks
+from chimera_ir.verify.complete import complete
+from chimera_ir.verify.conflict_free import conflict_free
+from chimera_ir.verify.erase import schedule_of
+from chimera_ir.verify.gradients import gradients
+from chimera_ir.verify.index import cells
+from chimera_ir.verify.memory import memory, peaks, weights
+from chimera_ir.verify.messages import messages, places
+from chimera_ir.verify.placed import placed
+from chimera_ir.verify.slots import slots
+from chimera_ir.verify.versions import versions
+
+_MOST = 20
+"""How many errors of one rule are reported one by one."""
+
+_SEAL = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A program of which every rule holds, with the proofs. Only `verify_program` makes one.
+
+    Attributes
+    ----------
+    program
+        What was verified.
+    schedule
+        Its compute operations.
+    certificates
+        For each transport a global order in which the program finishes.
+    live
+        Per worker the peak of activations, in M_a.
+    weights
+        Per worker the weights it holds, in M_theta.
+    """
+
+    program: Program
+    schedule: Schedule
+    certificates: tuple[Certificate, ...]
+    live: tuple[int, ...]
+    weights: tuple[int, ...]
+    seal: InitVar[object]
+
+    def __post_init__(self, seal: object) -> None:
+        if seal is not _SEAL:
+            raise TypeError("only verify_program makes a Verified")
+
+
+def verify_plan(plan: Plan) -> tuple[Diagnostic, ...]:
+    """Rules "placed", "complete", "conflict-free" and "clocks", the last as warnings. Without errors the plan has lanes."""
+    operations = [(each.worker, each.operation) for each in plan.operations]
+    return (
+        *_operations(plan.header, operations),
+        *_some("conflict-free", conflict_free(plan)),
+        *_some("clocks", clocks(plan)),
+    )
+
+
+def verify_schedule(schedule: Schedule, plan: Plan | None) -> tuple[Diagnostic, ...]:
+    """Rules "placed", "complete", "acyclic" and "memory". Without errors the schedule can be lowered.
+
+    Parameters
+    ----------
+    schedule
+        Any.
+    plan
+        Where it comes from; none for a schedule that was written as such.
+    """
+    errors = _operations(schedule.header, _by_worker(schedule))
+    return errors or (*_some("acyclic", acyclic(schedule, plan)), *_some("memory", memory(schedule)))
+
+
+def verify_program(program: Program) -> Verified:
+    """All rules, on whatever program.
+
+    Raises
+    ------
+    Rejected
+        With all errors; where the operations are not complete and placed, or the messages not understood, with those alone.
+    """
+    _refuse(_some("complete", _several_micros(program)))
+    schedule = schedule_of(program)
+    _refuse(verify_schedule(schedule, None))
+    in_lanes, found = cells(program), places(program)
+    talk = _some("messages", messages(program, in_lanes, found))
+    errors = (*talk, *_some("gradients", gradients(program)), *_some("versions", versions(program)))
+    _refuse(errors if talk else (*errors, *_some("messages", slots(program, in_lanes, found))))
+    certificates = channels(program)
+    _refuse(each for each in certificates if isinstance(each, Diagnostic))
+    return Verified(
+        program=program,
+        schedule=schedule,
+        certificates=tuple(each for each in certificates if isinstance(each, Certificate)),
+        live=tuple(peak.activations for peak in peaks(schedule)),
+        weights=weights(schedule),
+        seal=_SEAL,
+    )
+
+
+def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> tuple[Diagnostic, ...]:
+    listed = list(operations)
+    return _some("placed", placed(header, listed)) or _some("complete", complete(header, listed))
+
+
+def _by_worker(schedule: Schedule) -> Iterator[tuple[Worker, Compute]]:
+    for worker, lane in enumerate(schedule.lanes):
+        for operation in lane:
+            yield Worker(worker), operation
+
+
+def _several_micros(program: Program) -> Iterator[Diagnostic]:
+    for lane in program.lanes:
+        for each in lane:
+            if isinstance(each, AllReduce | WaitAllReduce | Step):
+                continue
+            micros = each.micros if hasattr(each, "micros") else each.message.micros
+            if len(micros) != 1:
+                yield SeveralMicros(each.origin, line(each), len(micros))
+
+
+def _some(rule: str, diagnostics: Iterator[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """The first diagnostics of a rule, and how many more there are."""
+    found = list(diagnostics)
+    rest = found[_MOST:]
+    more = [MoreErrors(rest[0].span, len(rest), rule)] if rest else []
+    return (*found[:_MOST], *more)
+
+
+def _refuse(errors: Iterable[Diagnostic]) -> None:
+    found = tuple(errors)
+    if found:
+        raise Rejected(found)

@@ -1,0 +1,34 @@
+"""``make demo``: from a library scheme to a byte-level GPT that trains on four processes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "build" / "demo"
+RANKS = 4
+
+
+def show(*command: str) -> None:
+    """Runs a command of the tour, after printing it."""
+    print(f"\n$ {' '.join(command)}\n", flush=True)
+    done = subprocess.run([str(Path(sys.executable).parent / command[0]), *command[1:]], cwd=ROOT, check=False)
+    if done.returncode:
+        sys.exit(f"demo: {command[0]} ended with status {done.returncode}")
+
+
+def main() -> None:
+    out = str(OUT.relative_to(ROOT))
+    show("chimera-compile", "chimera", "--set", f"D={RANKS}", "--out", out)
+    show(
+        *("torchrun", f"--nproc-per-node={RANKS}", f"{out}/train.py", "--model", "examples/gpt.py"),
+        *("--micro-batch-size", "8", "--steps", "60", "--check", "--metrics", f"{out}/metrics.json"),
+    )
+    print(f"\nThe picture of the schedule:  {OUT}/timeline.svg")
+    print(f"What each rank ran:           {OUT}/rank_0.py .. rank_{RANKS - 1}.py")
+    print(f"The program, as text:         {OUT}/schedule.sir")
+    print(f"Loss and time of every step:  {OUT}/metrics.json")
+
+
+if __name__ == "__main__":
+    main()

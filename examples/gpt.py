@@ -1,0 +1,92 @@
+"""A byte-level GPT on Python's own standard library: a model file for the generated train.py.
+
+A decoder-only transformer in plain PyTorch: 8 layers of width 192, 3.6 million parameters, split evenly into stages. It
+predicts the next byte of the source files that lie on the machine anyway.
+"""
+
+import sysconfig
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+LAYERS, WIDTH, HEADS, CONTEXT, BYTES = 8, 192, 6, 128, 256
+CORPUS = 4_000_000
+
+
+class Embedding(nn.Module):
+    """Bytes (B, T) to vectors (B, T, WIDTH), positions included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.byte = nn.Embedding(BYTES, WIDTH)
+        self.position = nn.Embedding(CONTEXT, WIDTH)
+        nn.init.normal_(self.byte.weight, std=0.02)
+        nn.init.normal_(self.position.weight, std=0.02)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        return self.byte(text) + self.position(torch.arange(text.shape[1], device=text.device))
+
+
+class Block(nn.Module):
+    """Causal self-attention and a two-layer perceptron, each behind a layer norm and around a shortcut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before_attention = nn.LayerNorm(WIDTH)
+        self.queries_keys_values = nn.Linear(WIDTH, 3 * WIDTH)
+        self.attended = nn.Linear(WIDTH, WIDTH)
+        self.perceptron = nn.Sequential(
+            nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH), nn.Dropout(0.05)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        heads = self.queries_keys_values(self.before_attention(x)).view(batch, length, 3, HEADS, WIDTH // HEADS)
+        q, k, v = heads.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.attended(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
+        return x + self.perceptron(x)
+
+
+def build_stage(stage: int, num_stages: int) -> nn.Module:
+    """Stage 0 begins with the embedding, the last stage ends with the projection to bytes."""
+    first, last = LAYERS * stage // num_stages, LAYERS * (stage + 1) // num_stages
+    parts: list[nn.Module] = [Embedding()] if stage == 0 else []
+    parts += [Block() for _ in range(first, last)]
+    parts += [nn.LayerNorm(WIDTH), nn.Linear(WIDTH, BYTES)] if stage == num_stages - 1 else []
+    return nn.Sequential(*parts)
+
+
+def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of the next byte, in nats, averaged over the micro-batch."""
+    return functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=2e-3, betas=(0.9, 0.95), weight_decay=0.01)
+
+
+@lru_cache(maxsize=1)
+def corpus() -> torch.Tensor:
+    """The standard library's top-level sources, in the order of their names, as bytes."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    text = b"\n".join(file.read_bytes() for file in files)[:CORPUS]
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+
+
+class NextByte(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Item i: CONTEXT bytes of the corpus, and the same shifted by one."""
+
+    def __len__(self) -> int:
+        return (len(corpus()) - 1) // CONTEXT
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        window = corpus()[i * CONTEXT : (i + 1) * CONTEXT + 1]
+        return window[:-1], window[1:]
+
+
+def dataset() -> NextByte:
+    return NextByte()

@@ -1,0 +1,456 @@
+"""What a lane of the schedule calls: messages between workers, stages that compute, sums of gradients.
+
+Everything that can be decided before the first update is decided in the constructors: shapes, buffers, peers, groups.
+A call in the steady state posts, waits or computes, and nothing else.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from hashlib import blake2b
+from itertools import compress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class PeerLost(Exception):
+    """A wait for another rank failed or timed out; the message names rank, operation and peer."""
+
+
+class BadModel(Exception):
+    """The model file does something that its interface does not allow; the message says what and what to do."""
+
+
+def draw_seed(*parts: int) -> int:
+    """A seed that depends on every part, the same on every machine: 63 bits of the BLAKE2b hash of "part/part/..."."""
+    text = "/".join(map(str, parts)).encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What a stage hands to the next one, for every micro-batch: found once, at start.
+
+    ``single`` says that the stage returned a tensor rather than a tuple; ``differentiable`` marks the tensors whose
+    gradients come back.
+    """
+
+    single: bool
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    differentiable: tuple[bool, ...]
+
+    def buffers(self, device: torch.device) -> Tensors:
+        """Room for one message of activations."""
+        return tuple(torch.zeros(s, dtype=d, device=device) for s, d in zip(self.shapes, self.dtypes, strict=True))
+
+    def gradient_buffers(self, device: torch.device) -> Tensors:
+        """Room for one message of gradients: of the differentiable tensors alone."""
+        return tuple(compress(self.buffers(device), self.differentiable))
+
+    def mismatch(self, outputs: Sequence[torch.Tensor]) -> str | None:
+        """How the tensors differ from what was found at start, or nothing."""
+        if len(outputs) != len(self.shapes):
+            return f"{len(outputs)} tensors instead of {len(self.shapes)}"
+        for i, output in enumerate(outputs):
+            if output.shape != self.shapes[i] or output.dtype != self.dtypes[i]:
+                found, wanted = f"{tuple(output.shape)} {output.dtype}", f"{self.shapes[i]} {self.dtypes[i]}"
+                return f"tensor {i} is {found} and was {wanted} for the first micro-batch"
+            if output.requires_grad != self.differentiable[i]:
+                return f"tensor {i} requires a gradient for one micro-batch and none for another"
+        return None
+
+
+@dataclass(frozen=True)
+class Names:
+    """Turns what a handle knows about itself into words, when something went wrong."""
+
+    rank: int
+    worker: int
+    stages: int
+    timeout: float
+
+    def operation(self, verb: str, tag: int) -> str:
+        """The line of schedule.sir behind a tag, as in ``recv m0 s0->s1``."""
+        micro, rest = divmod(tag, 2 * self.stages)
+        source, backwards = divmod(rest, 2)
+        return f"{verb} m{micro} s{source}->s{source - 1 if backwards else source + 1}"
+
+    def lost(self, operation: str, peer: str, error: Exception) -> PeerLost:
+        """The one message that a failed wait leaves behind."""
+        text = str(error)
+        if "imed out" in text:
+            cause = f"no answer within {self.timeout:g} s (--timeout); it may be stuck, or slower than that"
+        elif "onnection" in text or "reset" in text or "EOF" in text:
+            cause = "the connection was closed; it has died or ended"
+        else:
+            cause = text.split("\n", 1)[0]
+        return PeerLost(f"rank {self.rank} (worker {self.worker}): wait {operation}: {peer}: {cause}")
+
+
+class Transfer:
+    """Messages under way; ``tensors`` may be read (received) or let go (sent) after ``wait``."""
+
+    __slots__ = ("_peer", "_tag", "_verb", "_works", "tensors")
+
+    def __init__(self, tensors: Tensors, works: list[dist.Work], peer: "Peer", verb: str, tag: int) -> None:
+        self.tensors = tensors
+        self._works = works
+        self._peer = peer
+        self._verb = verb
+        self._tag = tag
+
+    def wait(self) -> None:
+        """Returns when the message is over.
+
+        Raises
+        ------
+        PeerLost
+            If that takes longer than the time-out, or the peer has ended.
+        """
+        peer = self._peer
+        try:
+            for work in self._works:
+                peer.settle(work)
+        except RuntimeError as error:
+            raise peer.lost(self._verb, self._tag, error) from error
+        if self._verb == "send":
+            self.tensors = ()
+
+
+class Peer:
+    """Another worker of the same copy, reached by messages."""
+
+    def __init__(
+        self,
+        rank: int,
+        outgoing: dist.ProcessGroup | None,
+        incoming: dist.ProcessGroup | None,
+        names: Names,
+        settle: Callable[[dist.Work], object],
+    ) -> None:
+        self._rank = rank
+        self._outgoing = outgoing
+        self._incoming = incoming
+        self._names = names
+        self.settle = settle
+
+    def isend(self, tensors: Tensors, tag: int) -> Transfer:
+        """Posts the sending of all the tensors of a message."""
+        works = [dist.isend(t, self._rank, self._outgoing, tag) for t in tensors]
+        return Transfer(tensors, _posted(works), self, "send", tag)
+
+    def irecv(self, buffers: Tensors, tag: int) -> Transfer:
+        """Posts the receipt of a message into buffers of the right shapes."""
+        works = [dist.irecv(t, self._rank, self._incoming, tag) for t in buffers]
+        return Transfer(buffers, _posted(works), self, "recv", tag)
+
+    def lost(self, verb: str, tag: int, error: Exception) -> PeerLost:
+        """What to tell the user when a message to or from this peer has failed."""
+        return self._names.lost(self._names.operation(verb, tag), f"rank {self._rank}", error)
+
+
+def _posted(works: Sequence[dist.Work | None]) -> list[dist.Work]:
+    return [work for work in works if work is not None]
+
+
+class Pass:
+    """A micro-batch in a stage, between its forward and its backward."""
+
+    __slots__ = ("inputs", "outputs", "roots")
+
+    def __init__(self, inputs: Tensors, outputs: Tensors, roots: Tensors) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+        self.roots = roots
+
+
+class GradientSum:
+    """The gradients of a stage in one flat buffer, and their sum over all ranks that hold the stage.
+
+    Behind the gradients lies one number per parameter: how many ranks had a gradient for it. A parameter that no rank
+    has a gradient for keeps ``grad = None``.
+    """
+
+    def __init__(
+        self,
+        stage: int,
+        parameters: Sequence[torch.nn.Parameter],
+        group: dist.ProcessGroup | None,
+        members: Sequence[int],
+        names: Names,
+        settle: Callable[[dist.Work], object],
+    ) -> None:
+        self._stage = stage
+        self._parameters = list(parameters)
+        self._group = group
+        self._members = members
+        self._names = names
+        self._settle = settle
+        self._flats: list[torch.Tensor] = []
+        self._views: dict[torch.nn.Parameter, torch.Tensor] = {}
+        self._counts: dict[torch.nn.Parameter, torch.Tensor] = {}
+        kinds = sorted({(p.dtype, p.device) for p in self._parameters}, key=str)
+        for dtype, device in kinds:
+            self._lay_out([p for p in self._parameters if (p.dtype, p.device) == (dtype, device)])
+        self._absent = list(self._parameters)
+        self._works: list[dist.Work] = []
+
+    def _lay_out(self, parameters: list[torch.nn.Parameter]) -> None:
+        sizes = [p.numel() for p in parameters]
+        flat = torch.zeros(sum(sizes) + len(parameters), dtype=parameters[0].dtype, device=parameters[0].device)
+        self._flats.append(flat)
+        *pieces, counts = torch.split(flat, [*sizes, len(parameters)])
+        for i, (parameter, piece) in enumerate(zip(parameters, pieces, strict=True)):
+            self._views[parameter] = piece.view_as(parameter)
+            self._counts[parameter] = counts[i]
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """After a backward: moves gradients that are new in this update into the flat buffer."""
+        if not self._absent:
+            return
+        for parameter in self._absent:
+            if parameter.grad is not None:
+                view = self._views[parameter]
+                view.copy_(parameter.grad)
+                parameter.grad = view
+                self._counts[parameter].fill_(1)
+        self._absent = [p for p in self._absent if p.grad is None]
+
+    @torch.no_grad()
+    def launch(self) -> "GradientSum":
+        """Posts the sum of the flat buffer over the members."""
+        for parameter in self._absent:
+            self._views[parameter].zero_()
+            self._counts[parameter].zero_()
+        if self._group is not None:
+            works = [dist.all_reduce(flat, group=self._group, async_op=True) for flat in self._flats]
+            self._works = _posted(works)
+        return self
+
+    def wait(self) -> None:
+        """Returns when every parameter's ``grad`` is the sum over all members, or None if none had one.
+
+        Raises
+        ------
+        PeerLost
+            If that takes longer than the time-out, or a member has ended.
+        """
+        try:
+            for work in self._works:
+                self._settle(work)
+        except RuntimeError as error:
+            others = [r for r in self._members if r != self._names.rank]
+            peers = f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
+            raise self._names.lost(f"all_reduce s{self._stage}", peers, error) from error
+        self._works = []
+        for parameter in self._absent:
+            parameter.grad = self._views[parameter] if self._counts[parameter].item() > 0 else None
+
+    def clear(self) -> None:
+        """Begins the next update: no parameter has a gradient."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._absent = list(self._parameters)
+
+
+class Stage:
+    """A stage's module on this rank, its buffers and its part of an update.
+
+    ``inputs[k]`` and ``gradients[k]`` are the receive buffers that schedule.sir calls slot k.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        module: torch.nn.Module,
+        optimizer: Any,
+        before: Boundary | None,
+        after: Boundary | None,
+        gradients: GradientSum,
+        seeds: tuple[int, int],
+    ) -> None:
+        self.number = number
+        self.module = module
+        self.inputs: list[Tensors] = []
+        self.gradients: list[Tensors] = []
+        self._optimizer = optimizer
+        self._before = before
+        self._after = after
+        self._sum = gradients
+        self._seed, self._copy = seeds
+        self._update = 0
+        self._received: frozenset[int] = frozenset()
+
+    def reserve(self, inputs: int, gradients: int, device: torch.device) -> None:
+        """Allocates the receive buffers: so many slots of activations, so many of gradients."""
+        if self._before is not None:
+            self.inputs = [self._before.buffers(device) for _ in range(inputs)]
+        if self._after is not None:
+            self.gradients = [self._after.gradient_buffers(device) for _ in range(gradients)]
+        self._received = frozenset(t.untyped_storage().data_ptr() for slot in self.gradients for t in slot)
+
+    def forward(self, micro: int, inputs: Any) -> Pass:
+        """Runs the stage on a micro-batch: a batch of the dataset for stage 0, else the tensors received."""
+        leaves, outputs = self._run(micro, inputs)
+        boundary = self._after
+        assert boundary is not None
+        tensors = outputs if isinstance(outputs, tuple) else (outputs,)
+        wrong = boundary.mismatch(tensors)
+        if wrong:
+            raise BadModel(f"stage {self.number} returned for micro-batch {micro}: {wrong}; return the same every time")
+        payload = tuple(t.detach().contiguous() for t in tensors)
+        return Pass(leaves, payload, tuple(compress(tensors, boundary.differentiable)))
+
+    def _run(self, micro: int, inputs: Any) -> tuple[Tensors, Any]:
+        torch.manual_seed(draw_seed(self._seed, self._update, self._copy, micro, self.number))
+        boundary = self._before
+        if boundary is None:
+            return (), self.module(inputs)
+        leaves = tuple(t.detach().requires_grad_(d) for t, d in zip(inputs, boundary.differentiable, strict=True))
+        return leaves, self.module(leaves[0] if boundary.single else leaves)
+
+    def backward(self, state: Pass, gradients: Tensors) -> Tensors:
+        """Adds to the gradients of the weights; returns the gradients w.r.t. the differentiable inputs."""
+        roots, leaves = state.roots, state.inputs
+        state.roots = state.outputs = state.inputs = ()
+        if roots:
+            torch.autograd.backward(roots, gradients)
+        self._sum.collect()
+        return tuple(self._own(leaf) for leaf in leaves if leaf.requires_grad)
+
+    def _own(self, leaf: torch.Tensor) -> torch.Tensor:
+        """The leaf's gradient, in memory that no later message overwrites."""
+        gradient = leaf.grad
+        if gradient is None:
+            return torch.zeros_like(leaf)
+        if gradient.untyped_storage().data_ptr() in self._received:
+            return gradient.clone(memory_format=torch.contiguous_format)
+        return gradient.contiguous()
+
+    def all_reduce(self) -> GradientSum:
+        """Launches the sum of this stage's gradients over all its replicas."""
+        return self._sum.launch()
+
+    def step(self) -> None:
+        """Updates the weights and begins the stage's next update."""
+        torch.manual_seed(draw_seed(self._seed, self._update, self.number))
+        self._optimizer.step()
+        self._sum.clear()
+        self._update += 1
+
+
+class LastStage(Stage):
+    """The stage whose output goes to the loss; its passes carry the loss instead of activations."""
+
+    def __init__(self, *arguments: Any, loss: Callable[[Any, Any], torch.Tensor], weight: float) -> None:
+        super().__init__(*arguments)
+        self._loss = loss
+        self._weight = weight
+        self._losses: list[torch.Tensor] = []
+
+    def forward_loss(self, micro: int, inputs: Any, target: Any) -> Pass:
+        """Runs the stage and the loss on a micro-batch."""
+        leaves, output = self._run(micro, inputs)
+        value = self._loss(output, target)
+        self._losses.append(value.detach())
+        return Pass(leaves, (), (value,) if value.requires_grad else ())
+
+    def backward_loss(self, state: Pass) -> Tensors:
+        """Backward from the loss, weighted so that the update averages over all micro-batches of all copies."""
+        return self.backward(state, tuple(torch.full_like(root, self._weight) for root in state.roots))
+
+    def take_loss(self) -> float:
+        """The sum of the losses since the last call."""
+        total = sum(value.item() for value in self._losses)
+        self._losses.clear()
+        return float(total)
+
+
+class RehearsedStage(Stage):
+    """A stage whose compute is a sleep; its messages and sums have the real stage's sizes."""
+
+    def __init__(self, *arguments: Any, forward_seconds: float, backward_seconds: float, overshoot: float) -> None:
+        super().__init__(*arguments)
+        self._forward_seconds = max(0.0, forward_seconds - overshoot)
+        self._backward_seconds = max(0.0, backward_seconds - overshoot)
+        self._outputs: Tensors = ()
+        self._input_gradients: Tensors = ()
+
+    def reserve(self, inputs: int, gradients: int, device: torch.device) -> None:
+        """Allocates the receive buffers and what is sent instead of results."""
+        super().reserve(inputs, gradients, device)
+        self._outputs = self._after.buffers(device) if self._after else ()
+        self._input_gradients = self._before.gradient_buffers(device) if self._before else ()
+
+    def forward(self, micro: int, inputs: Any) -> Pass:
+        """Sleeps as long as the forward takes."""
+        time.sleep(self._forward_seconds)
+        return Pass((), self._outputs, ())
+
+    def backward(self, state: Pass, gradients: Tensors) -> Tensors:
+        """Sleeps as long as the backward takes."""
+        time.sleep(self._backward_seconds)
+        return self._input_gradients
+
+    def forward_loss(self, micro: int, inputs: Any, target: Any) -> Pass:
+        """As ``forward``: the loss is part of the last stage."""
+        return self.forward(micro, inputs)
+
+    def backward_loss(self, state: Pass) -> Tensors:
+        """As ``backward``."""
+        return self.backward(state, ())
+
+    def step(self) -> None:
+        """Nothing: a rehearsal leaves the weights alone."""
+
+
+class Lane:
+    """What a rank's script sees: its stages, its peers and the micro-batches of the current update."""
+
+    def __init__(
+        self,
+        stages: dict[int, Any],
+        peers: dict[int, Peer],
+        load_input: Callable[[int, int], Any],
+        load_target: Callable[[int, int], Any],
+    ) -> None:
+        self._stages = stages
+        self._peers = peers
+        self._load_input = load_input
+        self._load_target = load_target
+        self.number = 0
+
+    def stage(self, number: int) -> Any:
+        """A stage that this worker holds."""
+        return self._stages[number]
+
+    def peer(self, worker: int) -> Peer:
+        """Another worker of this copy."""
+        return self._peers[worker]
+
+    def input(self, micro: int) -> Any:
+        """The inputs of a micro-batch of this update, for stage 0."""
+        return self._load_input(self.number, micro)
+
+    def target(self, micro: int) -> Any:
+        """The targets of a micro-batch of this update, for the loss."""
+        return self._load_target(self.number, micro)
+
+    def stages(self) -> Iterator[Any]:
+        """All stages that this worker holds."""
+        return iter(self._stages.values())
+
+
+def waiter(backend: str, timeout: float) -> Callable[[dist.Work], object]:
+    """How a posted operation is waited for: with a time-out on gloo; on NCCL its own watchdog keeps the time."""
+    if backend == "nccl":
+        return lambda work: work.wait()
+    limit = timedelta(seconds=timeout)
+    return lambda work: work.wait(limit)

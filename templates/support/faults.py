@@ -1,0 +1,95 @@
+"""One message when something fails, whoever notices first, and a non-zero end of every rank.
+
+The ranks agree through torchrun's store on who speaks. The store outlives any rank.
+"""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
+
+from torch.distributed.distributed_c10d import Store
+
+FAILED = 1
+MISUSED = 2
+INTERRUPTED = 130
+TERMINATED = 143
+
+_PATIENCE = 5.0
+_GRACE = 2.0
+
+
+class Misuse(Exception):
+    """Something is wrong with the command line, the model file or the data; the message says what and what to do."""
+
+
+class Faults:
+    """Ends this rank with one message for the whole job."""
+
+    def __init__(self, store: Store, rank: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._lock = threading.Lock()
+        self.on_interrupt: Callable[[], None] = lambda: None
+
+    def end(self, message: str, status: int) -> NoReturn:
+        """Says the message, unless another rank has spoken, and ends the process."""
+        self._lock.acquire()
+        try:
+            if self._store.add("faults/speakers", 1) == 1:
+                print(message, file=sys.stderr, flush=True)
+                self._store.set("faults/said", "1")
+            else:
+                self._store.wait(["faults/said"], timedelta(seconds=_PATIENCE))
+        except (RuntimeError, ValueError):
+            print(message, file=sys.stderr, flush=True)
+        _leave(status)
+
+    def watch_signals(self) -> None:
+        """From now on SIGINT ends the job quietly, and SIGTERM after a chance to name the rank that died.
+
+        A thread listens, so that a signal is heard also while the main thread waits for a message.
+        """
+        heard, tell = socket.socketpair()
+        tell.setblocking(False)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
+        self._sockets = (heard, tell)
+        threading.Thread(target=self._listen, args=(heard,), daemon=True, name="signals").start()
+
+    def _listen(self, heard: socket.socket) -> None:
+        while True:
+            number = heard.recv(1)[0]
+            if number == signal.SIGINT:
+                self.on_interrupt()
+                self.end("interrupted", INTERRUPTED)
+            if number == signal.SIGTERM:
+                time.sleep(_GRACE)
+                self.end(
+                    f"rank {self._rank}: ended by torchrun: another rank has died (its summary follows)", TERMINATED
+                )
+
+
+def _leave(status: int) -> NoReturn:
+    """Ends the process without waiting for messages that will never come."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def where(error: BaseException, file: Path) -> str:
+    """The user's line that an error came from, and the error in one line."""
+    words = str(error).strip().split("\n", 1)[0]
+    said = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}: {said}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == file]
+    return f"{file}:{frames[-1].lineno} in {frames[-1].name}: {said}" if frames else f"{file}: {said}"

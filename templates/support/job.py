@@ -1,0 +1,57 @@
+"""What was compiled: the facts about the schedule that starting the ranks needs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from runtime import Lane
+
+
+class RankScript(Protocol):
+    """A ``rank_<k>.py``: a worker's lane, and how many receive slots each of its stages needs."""
+
+    SLOTS: dict[int, tuple[int, int]]
+    PEERS: tuple[int, ...]
+    update: Callable[[Lane], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """``placement[p][s]`` is the worker of stage s in pipe p; ``micro_batches`` N counts all pipes."""
+
+    name: str
+    workers: int
+    stages: int
+    micro_batches: int
+    placement: tuple[tuple[int, ...], ...]
+    links: tuple[tuple[int, int], ...]
+
+    @cached_property
+    def holders(self) -> tuple[tuple[int, ...], ...]:
+        """The workers that hold each stage, ascending."""
+        return tuple(tuple(sorted({pipe[s] for pipe in self.placement})) for s in range(self.stages))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this rank stands: ``copies`` W copies of the group of workers, in one of two layouts."""
+
+    rank: int
+    workers: int
+    copies: int
+    layout: str
+
+    @property
+    def worker(self) -> int:
+        """The worker whose lane this rank runs."""
+        return self.rank % self.workers if self.layout == "pipeline" else self.rank // self.copies
+
+    @property
+    def copy(self) -> int:
+        """Which of the W copies this rank belongs to."""
+        return self.rank // self.workers if self.layout == "pipeline" else self.rank % self.copies
+
+    def rank_of(self, copy: int, worker: int) -> int:
+        """The rank of a worker of a copy."""
+        return copy * self.workers + worker if self.layout == "pipeline" else worker * self.copies + copy

@@ -1,0 +1,187 @@
+"""From the command line to trained weights: the flow of every rank."""
+
+import argparse
+import importlib
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from runtime import BadModel, Boundary, Lane, LastStage, PeerLost, Stage
+from support import stages as build
+from support.batches import Batches
+from support.check import Recorder, Verdict, compare
+from support.faults import FAILED, MISUSED, Faults, Misuse, where
+from support.job import Job, RankScript
+from support.model import Model, load
+from support.options import parse
+from support.progress import Progress
+from support.reference import Reference
+from support.world import World, join, meet
+
+
+class CheckFailed(Exception):
+    """The loops do not compute what one process computes."""
+
+
+def main(job: Job, scripts: Path) -> None:
+    """Runs this rank to its end; every failure of any rank is one message and a non-zero status."""
+    options, misuse = _options(job)
+    try:
+        store, rank, size = meet(options.timeout)
+    except Misuse as error:
+        print(f"train.py: {misuse or error}", file=sys.stderr)
+        sys.exit(MISUSED)
+    faults = Faults(store, rank)
+    if misuse is not None:
+        faults.end(f"train.py: {misuse}", MISUSED)
+    faults.watch_signals()
+    try:
+        world = join(job, store, rank, size, options.layout, options.backend, options.timeout)
+        _run(world, _script(scripts, world.place.worker), options, faults)
+    except (Misuse, BadModel) as error:
+        faults.end(f"train.py: {error}", MISUSED)
+    except (PeerLost, CheckFailed) as error:
+        faults.end(f"train.py: {error}", FAILED)
+    except Exception as error:
+        faults.end(_unexpected(error, options.model.resolve(), rank), FAILED)
+
+
+def _options(job: Job) -> tuple[argparse.Namespace, Misuse | None]:
+    try:
+        return parse(sys.argv[1:], job.name), None
+    except Misuse as error:
+        return argparse.Namespace(timeout=60.0), error
+
+
+def _unexpected(error: Exception, model: Path, rank: int) -> str:
+    """An error of the model's own code in one line; one of ours in full."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if any(Path(frame.filename) == model for frame in frames):
+        return f"train.py: rank {rank}: {where(error, model)}"
+    if isinstance(error, RuntimeError | dist.DistError):
+        return f"train.py: rank {rank}: {type(error).__name__}: {str(error).splitlines()[0]}"
+    return f"train.py: rank {rank}: a fault of the generated program\n{''.join(traceback.format_exception(error))}"
+
+
+def _script(scripts: Path, worker: int) -> RankScript:
+    """The module ``rank_<worker>.py`` beside train.py."""
+    sys.path.insert(0, str(scripts))
+    script: Any = importlib.import_module(f"rank_{worker}")
+    return script  # type: ignore[no-any-return]
+
+
+def _run(world: World, script: RankScript, options: argparse.Namespace, faults: Faults) -> None:
+    model = load(options.model)
+    batches = _batches(world, model, options)
+    if options.metrics is not None and world.place.rank == 0:
+        _writable(options.metrics)
+    built = build.modules(world, model, options.seed)
+    boundaries = build.find_boundaries(world, model, batches, built, options.seed)
+    if options.check or options.check_only:
+        _check(world, script, options, model, batches, built, boundaries)
+        if options.check_only:
+            _leave(world)
+            return
+        built = build.modules(world, model, options.seed)
+    _train(world, script, options, model, batches, built, boundaries, faults)
+    _leave(world)
+
+
+def _batches(world: World, model: Model, options: argparse.Namespace) -> Batches:
+    with model.blamed():
+        dataset = model.dataset()
+    place, job = world.place, world.job
+    batches = Batches(dataset, options.micro_batch_size, job.micro_batches, place.copies, place.copy, options.seed)
+    batches.check()
+    return batches
+
+
+def _writable(path: Path) -> None:
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise Misuse(f"--metrics {path}: {error.strerror}") from error
+
+
+def _lane(world: World, script: RankScript, stages: dict[int, Stage], batches: Batches, rehearsal: bool) -> Lane:
+    peers = {worker: world.peer(worker) for worker in script.PEERS}
+    if rehearsal:
+        return Lane(stages, peers, lambda _update, _micro: None, lambda _update, _micro: None)
+    return Lane(
+        stages,
+        peers,
+        lambda update, micro: build.to_device(batches.input(update, micro), world.device),
+        lambda update, micro: build.to_device(batches.target(update, micro), world.device),
+    )
+
+
+def _check(
+    world: World,
+    script: RankScript,
+    options: argparse.Namespace,
+    model: Model,
+    batches: Batches,
+    built: dict[int, Any],
+    boundaries: list[Boundary],
+) -> None:
+    """Compares one update with one process.
+
+    Raises
+    ------
+    CheckFailed
+        On rank 0, if they differ by more than the tolerance.
+    """
+    recorders: list[Recorder] = []
+
+    def record(parameters: list[Any]) -> Recorder:
+        recorders.append(Recorder(parameters))
+        return recorders[-1]
+
+    seed, job, copies = options.seed, world.job, world.place.copies
+    stages = build.assemble(world, model, built, boundaries, script.SLOTS, record, None, seed)
+    script.update(_lane(world, script, stages, batches, rehearsal=False))
+    reference = Reference(model, job.stages, options.micro_batch_size, job.micro_batches, copies, seed, world.device)
+    verdict: Verdict | None = compare(world, stages, dict(zip(stages, recorders, strict=True)), reference)
+    if verdict is None:
+        return
+    if not verdict.passed:
+        raise CheckFailed(str(verdict))
+    print(verdict, flush=True)
+
+
+def _train(
+    world: World,
+    script: RankScript,
+    options: argparse.Namespace,
+    model: Model,
+    batches: Batches,
+    built: dict[int, Any],
+    boundaries: list[Boundary],
+    faults: Faults,
+) -> None:
+    rehearsal = build.Rehearsal(options.rehearse["F"], options.rehearse["B"]) if options.rehearse else None
+    stages = build.assemble(world, model, built, boundaries, script.SLOTS, model.steps, rehearsal, options.seed)
+    lane = _lane(world, script, stages, batches, rehearsal is not None)
+    losers = [stage for stage in stages.values() if isinstance(stage, LastStage)]
+    weight = 1 / (world.job.micro_batches * world.place.copies)
+    progress = Progress(world.chat, options.steps, weight, rehearsal is not None)
+    writes = options.metrics is not None and world.place.rank == 0
+    if writes:
+        faults.on_interrupt = lambda: progress.write(options.metrics)
+    for number in range(options.steps):
+        lane.number = number
+        progress.begin()
+        script.update(lane)
+        progress.end(sum(stage.take_loss() for stage in losers))
+    progress.finish()
+    if writes:
+        progress.write(options.metrics)
+
+
+def _leave(world: World) -> None:
+    """Ends together, so that no rank closes a connection that another still reads from."""
+    dist.barrier(world.chat)
+    dist.destroy_process_group()

@@ -1,0 +1,116 @@
+"""The user's model file: loading it, calling its functions, and saying what is wrong with it in one line."""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runtime import BadModel, draw_seed
+from support.faults import Misuse, where
+
+_FUNCTIONS = {
+    "build_stage": "build_stage(stage: int, num_stages: int) -> torch.nn.Module",
+    "loss": "loss(output, target) -> torch.Tensor",
+    "dataset": "dataset() -> torch.utils.data.Dataset",
+    "optimizer": "optimizer(parameters) -> torch.optim.Optimizer",
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """The four functions of a model file."""
+
+    file: Path
+    build_stage: Callable[[int, int], torch.nn.Module]
+    loss: Callable[[Any, Any], torch.Tensor]
+    dataset: Callable[[], Any]
+    optimizer: Callable[[Any], Any]
+
+    def stage(self, stage: int, stages: int, seed: int, device: torch.device) -> torch.nn.Module:
+        """A stage with its initial weights, which depend on the seed and the stage alone."""
+        torch.manual_seed(draw_seed(seed, stage))
+        module = self.build_stage(stage, stages)
+        if not isinstance(module, torch.nn.Module):
+            raise Misuse(f"{self.file}: build_stage({stage}, {stages}) returned {_kind(module)}, not a torch.nn.Module")
+        return module.to(device).train()
+
+    def steps(self, parameters: list[torch.nn.Parameter]) -> Any:
+        """The optimizer of a stage; a stage without parameters needs none."""
+        return self.optimizer(parameters) if parameters else _Idle()
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Turns whatever the user's code raises into one line that names the place."""
+        try:
+            yield
+        except (Misuse, BadModel):
+            raise
+        except Exception as error:
+            raise Misuse(where(error, self.file)) from error
+
+    def outputs(self, stage: int, returned: Any) -> tuple[bool, tuple[torch.Tensor, ...]]:
+        """What a stage returned, as tensors, and whether it was a single one."""
+        tensors = returned if isinstance(returned, tuple) else (returned,)
+        wrong = [t for t in tensors if not isinstance(t, torch.Tensor)]
+        if wrong or not tensors:
+            found = (
+                f"a tuple with {_kind(wrong[0])} in it" if wrong and isinstance(returned, tuple) else _kind(returned)
+            )
+            raise Misuse(f"{self.file}: stage {stage} returned {found}; return a tensor or a tuple of tensors")
+        return not isinstance(returned, tuple), tensors
+
+    def scalar(self, value: Any) -> torch.Tensor:
+        """The loss, which must be one number."""
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else _kind(value)
+            raise Misuse(
+                f"{self.file}: loss returned {found}; return the mean over the micro-batch, a tensor of one number"
+            )
+        return value
+
+
+class _Idle:
+    """The optimizer of a stage without parameters."""
+
+    def step(self) -> None:
+        """Nothing to do."""
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def load(path: Path) -> Model:
+    """The functions of a model file.
+
+    Raises
+    ------
+    Misuse
+        If the file cannot be read or run, or lacks a function.
+    """
+    file = path.resolve()
+    try:
+        file.read_bytes()
+    except OSError as error:
+        raise Misuse(f"--model {path}: {error.strerror}") from error
+    spec = importlib.util.spec_from_file_location("chimera_model", file)
+    if spec is None or spec.loader is None:
+        raise Misuse(f"--model {path}: not a Python file (its name must end in .py)")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(1, str(file.parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise Misuse(where(error, file)) from error
+    missing = [name for name in _FUNCTIONS if not callable(getattr(module, name, None))]
+    if missing:
+        raise Misuse(
+            f"{path} lacks the function{'s' if len(missing) > 1 else ''} {', '.join(_FUNCTIONS[n] for n in missing)}"
+        )
+    return Model(file, module.build_stage, module.loss, module.dataset, module.optimizer)

@@ -1,0 +1,77 @@
+"""Losses and times of each update, gathered on rank 0 while the next one runs."""
+
+import json
+import time
+from collections import deque
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+
+class Progress:
+    """What rank 0 prints and writes; on every rank, what it contributes.
+
+    Nothing in the loop waits for a number: a gather that is complete is read at the end of a later update.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, updates: int, weight: float, rehearsal: bool) -> None:
+        self._group = group
+        self._updates = updates
+        self._weight = weight
+        self._rehearsal = rehearsal
+        self._first = dist.get_rank() == 0
+        self._pending: deque[tuple[dist.Work, list[torch.Tensor] | None, torch.Tensor]] = deque()
+        self._start = 0.0
+        self._cpu = 0.0
+        self._before = 0.0
+        self.losses: list[float | None] = []
+        self.step_seconds: list[float] = []
+        self.cpu_seconds: list[float] = []
+
+    def begin(self) -> None:
+        """An update begins now; in a rehearsal at the same moment everywhere."""
+        if self._rehearsal:
+            dist.barrier(self._group)
+        self._cpu = time.process_time()
+        self._start = time.time()
+        self._before = self._before or self._start
+
+    def end(self, loss: float) -> None:
+        """The update is over on this rank; ``loss`` is the sum over the micro-batches whose loss it computed."""
+        facts = torch.tensor([self._start, time.time(), time.process_time() - self._cpu, loss], dtype=torch.float64)
+        room = [torch.empty_like(facts) for _ in range(dist.get_world_size())] if self._first else None
+        work = dist.gather(facts, room, dst=0, group=self._group, async_op=True)
+        assert work is not None
+        self._pending.append((work, room, facts))
+        while self._pending and self._pending[0][0].is_completed():
+            self._read(*self._pending.popleft())
+
+    def finish(self) -> None:
+        """Waits for what is still under way."""
+        while self._pending:
+            self._read(*self._pending.popleft())
+
+    def _read(self, work: dist.Work, room: list[torch.Tensor] | None, _: torch.Tensor) -> None:
+        work.wait()
+        if room is None:
+            return
+        starts, ends, cpu, losses = torch.stack(room).unbind(dim=1)
+        end = float(ends.max())
+        self.step_seconds.append(end - float(starts.min()) if self._rehearsal else end - self._before)
+        self.cpu_seconds.append(float(cpu.max()))
+        self.losses.append(None if self._rehearsal else float(losses.sum()) * self._weight)
+        self._before = end
+        self._print()
+
+    def _print(self) -> None:
+        number = len(self.step_seconds)
+        loss = f"  loss {self.losses[-1]:.6f}" if self.losses[-1] is not None else ""
+        print(
+            f"step {number:>{len(str(self._updates))}}/{self._updates}{loss}  {self.step_seconds[-1]:.3f} s", flush=True
+        )
+
+    def write(self, path: Path) -> None:
+        """Writes the metrics of the updates so far: one entry per update; the loss is null in a rehearsal."""
+        metrics = {"loss": self.losses, "step_seconds": self.step_seconds, "cpu_seconds": self.cpu_seconds}
+        path.write_text(json.dumps(metrics) + "\n", encoding="utf-8")

@@ -1,0 +1,96 @@
+"""The check: the same update in one process, written apart from everything it checks.
+
+The reference builds the whole model, runs the micro-batches one after another through ordinary autograd and never looks
+at the schedule. It shares with the ranks only what README.md defines: which item goes where, and the seeds.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 2e-2}
+
+
+def seed_of(*parts: int) -> int:
+    """The first 8 bytes of BLAKE2b of the parts joined by slashes, as a 63-bit number."""
+    digest = hashlib.blake2b("/".join(str(p) for p in parts).encode("ascii"), digest_size=8).hexdigest()
+    return int(digest, 16) // 2
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One process that trains the whole model: B*N*W items per update."""
+
+    model: Any
+    stages: int
+    micro_batch_size: int
+    micro_batches: int
+    copies: int
+    seed: int
+    device: torch.device
+
+    def gradients(self, update: int) -> tuple[float, list[list[torch.Tensor | None]]]:
+        """The loss of an update on the initial weights, and the gradient of every parameter of every stage."""
+        built = [self._build(s) for s in range(self.stages)]
+        total = 0.0
+        for number in range(self.copies * self.micro_batches):
+            copy, micro = divmod(number, self.micro_batches)
+            value, target = self._batch(update, number)
+            for s, module in enumerate(built):
+                torch.manual_seed(seed_of(self.seed, update, copy, micro, s))
+                value = module(value)
+            loss = self.model.loss(value, target) / (self.copies * self.micro_batches)
+            if loss.requires_grad:
+                loss.backward()
+            total += loss.item()
+        return total, [[p.grad for p in module.parameters() if p.requires_grad] for module in built]
+
+    def _build(self, stage: int) -> torch.nn.Module:
+        torch.manual_seed(seed_of(self.seed, stage))
+        module: torch.nn.Module = self.model.build_stage(stage, self.stages)
+        return module.to(self.device).train()
+
+    def _batch(self, update: int, number: int) -> tuple[Any, Any]:
+        dataset = self.model.dataset()
+        per_update = self.micro_batch_size * self.micro_batches * self.copies
+        epoch, update = divmod(update, len(dataset) // per_update)
+        generator = torch.Generator().manual_seed(seed_of(self.seed, epoch))
+        order = torch.randperm(len(dataset), generator=generator)
+        begin = update * per_update + number * self.micro_batch_size
+        items = []
+        for item in order[begin : begin + self.micro_batch_size].tolist():
+            torch.manual_seed(seed_of(self.seed, epoch, item))
+            items.append(dataset[item])
+        batch, target = zip(*items, strict=True)
+        return _move(default_collate(list(batch)), self.device), _move(default_collate(list(target)), self.device)
+
+
+def _move(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {k: _move(v, device) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)([_move(v, device) for v in value])
+    return value
+
+
+def distance(found: Sequence[torch.Tensor | None], wanted: Sequence[torch.Tensor | None]) -> float:
+    """The largest difference of two lists of gradients; infinite where one has a gradient and the other has none."""
+    largest = 0.0
+    for mine, theirs in zip(found, wanted, strict=True):
+        if (mine is None) != (theirs is None):
+            return float("inf")
+        if mine is not None and theirs is not None and mine.numel():
+            difference = float((mine.double() - theirs.double()).abs().max())
+            largest = max(largest, difference if difference == difference else float("inf"))
+    return largest
+
+
+def size(gradients: Sequence[torch.Tensor | None]) -> float:
+    """The largest absolute value among gradients."""
+    return max((float(g.double().abs().max()) for g in gradients if g is not None and g.numel()), default=0.0)

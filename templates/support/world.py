@@ -1,0 +1,137 @@
+"""The ranks of the job: process groups for messages, gradient sums and progress."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from runtime import Names, Peer, waiter
+from support.faults import Misuse
+from support.job import Job, Place
+
+
+@dataclass(frozen=True)
+class World:
+    """This rank's place and the communicators it takes part in."""
+
+    job: Job
+    place: Place
+    device: torch.device
+    names: Names
+    store: Store
+    timeout: float
+    backend: str
+    chat: dist.ProcessGroup
+    sums: dict[int, tuple[dist.ProcessGroup | None, tuple[int, ...]]]
+    channels: dict[tuple[int, int], dist.ProcessGroup | None]
+
+    def peer(self, worker: int) -> Peer:
+        """Another worker of this rank's copy."""
+        mine, copy = self.place.worker, self.place.copy
+        return Peer(
+            self.place.rank_of(copy, worker),
+            self.channels.get((mine, worker)),
+            self.channels.get((worker, mine)),
+            self.names,
+            waiter(self.backend, self.timeout),
+        )
+
+
+def meet(timeout: float) -> tuple[Store, int, int]:
+    """The store, the rank and the world size that torchrun gave.
+
+    Raises
+    ------
+    Misuse
+        If the program was not started by torchrun.
+    """
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        raise Misuse("start train.py with torchrun, as in: torchrun --nproc-per-node=WORKERS train.py --model MODEL.py")
+    limit = timedelta(seconds=timeout)
+    store, rank, size = next(rendezvous("env://", timeout=limit))
+    store = PrefixStore("chimera", store)
+    store.set_timeout(limit)
+    return store, rank, size
+
+
+def join(job: Job, store: Store, rank: int, size: int, layout: str, backend: str, timeout: float) -> World:
+    """Sets up the communicators; every rank calls it with the same options.
+
+    Raises
+    ------
+    Misuse
+        If the ranks do not make whole copies of the group of workers, or a GPU is missing.
+    """
+    if size % job.workers:
+        lower, upper = size // job.workers * job.workers, (size // job.workers + 1) * job.workers
+        fitting = f"{lower} or {upper}" if lower else f"{upper}"
+        raise Misuse(
+            f"{job.name} runs on {job.workers} workers and torchrun started {size} ranks; "
+            f"start a multiple of {job.workers}: --nproc-per-node={fitting}"
+        )
+    place = Place(rank, job.workers, size // job.workers, layout)
+    device = _device(backend)
+    limit = timedelta(seconds=timeout)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    return World(
+        job=job,
+        place=place,
+        device=device,
+        names=Names(rank, place.worker, job.stages, timeout),
+        store=store,
+        timeout=timeout,
+        backend=backend,
+        chat=_group(range(size), "gloo", limit),
+        sums=_sums(job, place, backend, limit),
+        channels=_channels(job, place, backend, limit),
+    )
+
+
+def _device(backend: str) -> torch.device:
+    if backend == "gloo":
+        return torch.device("cpu")
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if local >= torch.cuda.device_count():
+        raise Misuse(
+            f"--backend nccl needs one GPU per rank; this machine has {torch.cuda.device_count()}: use --backend gloo"
+        )
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+def _group(ranks: Sequence[int], backend: str, limit: timedelta) -> dist.ProcessGroup:
+    group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=limit, backend=backend)
+    return group
+
+
+def _sums(
+    job: Job, place: Place, backend: str, limit: timedelta
+) -> dict[int, tuple[dist.ProcessGroup | None, tuple[int, ...]]]:
+    """One communicator per stage, over every rank that holds it; none where that is a single rank."""
+    sums: dict[int, tuple[dist.ProcessGroup | None, tuple[int, ...]]] = {}
+    for stage, workers in enumerate(job.holders):
+        ranks = sorted(place.rank_of(copy, worker) for copy in range(place.copies) for worker in workers)
+        group = _group(ranks, backend, limit) if len(ranks) > 1 else None
+        if place.rank in ranks:
+            sums[stage] = group, tuple(ranks)
+    return sums
+
+
+def _channels(
+    job: Job, place: Place, backend: str, limit: timedelta
+) -> dict[tuple[int, int], dist.ProcessGroup | None]:
+    """One communicator per directed pair of workers on NCCL, which matches messages by order; gloo matches by tag."""
+    if backend == "gloo":
+        return {}
+    mine: dict[tuple[int, int], dist.ProcessGroup | None] = {}
+    for copy in range(place.copies):
+        for source, target in job.links:
+            group = _group([place.rank_of(copy, source), place.rank_of(copy, target)], backend, limit)
+            if copy == place.copy:
+                mine[source, target] = group
+    return mine

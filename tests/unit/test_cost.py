@@ -1,0 +1,220 @@
+from collections.abc import Iterator
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chimera_ir.cost.memory import activations, weights
+from chimera_ir.cost.model import Costs
+from chimera_ir.cost.simulate import Timeline, simulate
+from chimera_ir.ir.ids import Micro, Stage, Worker
+from chimera_ir.ir.levels import Header, Pipe, Schedule
+from chimera_ir.ir.ops import Backward, Compute, Forward
+from tests.unit.clocked import all_then_all, one_direction, two_directions
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2", Fraction(2)),
+        ("0.1", Fraction(1, 10)),
+        (".5", Fraction(1, 2)),
+        ("1/3", Fraction(1, 3)),
+        ("007", Fraction(7)),
+    ],
+)
+def test_a_cost_is_read_exactly(text: str, value: Fraction) -> None:
+    assert Costs.parse("F", text) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "abc", "-1", "+1", "1e9", "nan", "inf", "1/0", "1/000", "1_0", "1.", " 1", "0x1", "٣", "1/2/3", "9" * 400],
+)
+def test_what_is_no_cost_is_refused_in_the_users_words(text: str) -> None:
+    with pytest.raises(ValueError, match="the cost of B is an integer, a decimal or a fraction"):
+        Costs.parse("B", text)
+
+
+@pytest.mark.parametrize("text", ["0", "0.0", "0/5"])
+def test_a_cost_of_nothing_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="greater than 0"):
+        Costs.parse("F", text)
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="the kinds are F, B, I and W"):
+        Costs.parse("G", "1")
+
+
+def test_a_cost_is_set_without_touching_the_others() -> None:
+    assert Costs().using("B", "2.5") == Costs(F=Fraction(1), B=Fraction(5, 2), I=Fraction(1), W=Fraction(1))
+
+
+def test_an_operation_over_k_micro_batches_takes_k_times_as_long() -> None:
+    costs = Costs(B=Fraction(5, 3))
+    three = (Micro(0), Micro(1), Micro(2))
+    assert costs.duration(Forward(three, Stage(0))) == 3
+    assert costs.duration(Backward(three, Stage(0))) == 5
+
+
+def test_two_workers_and_one_micro_batch_run_one_after_the_other() -> None:
+    timeline = simulate(one_direction(2, 1), Costs())
+    assert [[(t.start, t.end) for t in lane] for lane in timeline.lanes] == [[(0, 1), (4, 6)], [(1, 2), (2, 4)]]
+    assert timeline.makespan == 6
+    assert timeline.bubble_ratio == Fraction(1, 2)
+
+
+def test_times_are_exact_with_fractions() -> None:
+    timeline = simulate(one_direction(3, 4), Costs(F=Fraction(1, 3), B=Fraction(1, 7)))
+    assert timeline.makespan == (Fraction(1, 3) + Fraction(1, 7)) * (4 + 3 - 1)
+
+
+def test_of_several_critical_paths_the_one_with_most_backwards_is_taken() -> None:
+    """With F = B the two paths of the unit differ: D and 2D-2 against more forwards and fewer backwards."""
+    path = simulate(two_directions(8), Costs(B=Fraction(1))).critical_path
+    assert (path.forwards, path.backwards) == (8, 14)
+
+
+def test_a_schedule_that_closes_a_cycle_has_no_timeline() -> None:
+    header = Header("x", (), 1, 1, 1, (Pipe("p", (Worker(0),), (Micro(0),)),))
+    lane = (Backward((Micro(0),), Stage(0)), Forward((Micro(0),), Stage(0)))
+    with pytest.raises(ValueError, match="only a verified schedule"):
+        simulate(Schedule(header, (lane,)), Costs())
+
+
+def test_activations_peak_where_most_micro_batches_are_under_way() -> None:
+    assert activations(one_direction(4, 8)) == (4, 3, 2, 1)
+    assert activations(all_then_all(4, 8)) == (8, 8, 8, 8)
+    assert activations(two_directions(4)) == (3, 4, 4, 3)
+
+
+def test_a_stage_placed_twice_on_a_worker_keeps_its_weights_once() -> None:
+    pipes = tuple(Pipe(name, (Worker(0), Worker(1)), ()) for name in ("a", "b"))
+    assert weights(Header("x", (), 2, 2, 0, pipes)) == (1, 1)
+
+
+# Independent oracles. They share no code with the package: dependencies by comparing every two operations.
+
+Place = tuple[int, int]
+
+
+def reads(reader: Compute, writer: Compute, last: int) -> bool:
+    if not set(reader.micros) & set(writer.micros):
+        return False
+    match reader, writer:
+        case Forward(stage=s), Forward(stage=t):
+            return t == s - 1
+        case Backward(stage=s), Forward(stage=t):
+            return t == s
+        case Backward(stage=s), Backward(stage=t):
+            return s < last and t == s + 1
+    return False
+
+
+def places(schedule: Schedule) -> dict[Place, Compute]:
+    return {(w, i): operation for w, lane in enumerate(schedule.lanes) for i, operation in enumerate(lane)}
+
+
+def edges(schedule: Schedule) -> dict[Place, list[Place]]:
+    at, last = places(schedule), schedule.header.stages - 1
+    return {
+        after: [
+            before
+            for before, writer in at.items()
+            if reads(reader, writer, last) or (before[0] == after[0] and before[1] == after[1] - 1)
+        ]
+        for after, reader in at.items()
+    }
+
+
+def relaxed(schedule: Schedule, costs: Costs) -> dict[Place, Fraction]:
+    """Start times by relaxation to a fixpoint."""
+    at, before = places(schedule), edges(schedule)
+    starts = dict.fromkeys(at, Fraction(0))
+    changed = True
+    while changed:
+        changed = False
+        for after in at:
+            start = max((starts[b] + costs.duration(at[b]) for b in before[after]), default=Fraction(0))
+            changed |= start != starts[after]
+            starts[after] = start
+    return starts
+
+
+def paths(before: dict[Place, list[Place]], end: Place) -> Iterator[list[Place]]:
+    if not before[end]:
+        yield [end]
+    for earlier in before[end]:
+        yield from ([*path, end] for path in paths(before, earlier))
+
+
+def counts(path: list[Compute]) -> tuple[int, int]:
+    return (
+        sum(len(operation.micros) for operation in path if isinstance(operation, Forward)),
+        sum(len(operation.micros) for operation in path if isinstance(operation, Backward)),
+    )
+
+
+@st.composite
+def schedules(draw: st.DrawFn, micros: int, stages: int) -> Schedule:
+    """Any places, any order that closes no cycle, some operations over two micro-batches."""
+    workers, depth = draw(st.integers(1, 4)), draw(st.integers(1, stages))
+    pipes: list[Pipe] = []
+    operations: list[Compute] = []
+    at: list[Worker] = []
+    first = 0
+    for name in draw(st.sampled_from([("p",), ("p", "q"), ("p", "q", "r")])):
+        count = draw(st.integers(0 if pipes else 1, micros))
+        numbers = tuple(Micro(first + m) for m in range(count))
+        first += count
+        place = tuple(Worker(draw(st.integers(0, workers - 1))) for _ in range(depth))
+        pipes.append(Pipe(name, place, numbers))
+        for s in range(depth):
+            for kind in (Forward, Backward):
+                size = draw(st.sampled_from([1, 1, 2]))
+                operations += [kind(numbers[m : m + size], Stage(s)) for m in range(0, count, size)]
+                at += [place[s]] * -(-count // size)
+    lanes: list[list[Compute]] = [[] for _ in range(workers)]
+    left = list(range(len(operations)))
+    while left:
+        free = [i for i in left if not any(reads(operations[i], operations[j], depth - 1) for j in left)]
+        chosen = draw(st.sampled_from(free))
+        left.remove(chosen)
+        lanes[at[chosen]].append(operations[chosen])
+    return Schedule(Header("random", (), workers, depth, first, tuple(pipes)), tuple(map(tuple, lanes)))
+
+
+amounts = st.fractions(min_value=Fraction(1, 7), max_value=4, max_denominator=7)
+prices = st.builds(Costs, F=amounts, B=amounts)
+
+
+def starts(timeline: Timeline) -> dict[Place, Fraction]:
+    return {(w, i): t.start * timeline.tick for w, lane in enumerate(timeline.lanes) for i, t in enumerate(lane)}
+
+
+@settings(deadline=None, max_examples=150)
+@given(schedules(micros=3, stages=4), prices)
+def test_the_timeline_is_the_one_found_by_relaxation(schedule: Schedule, costs: Costs) -> None:
+    timeline = simulate(schedule, costs)
+    assert starts(timeline) == relaxed(schedule, costs)
+    assert all(
+        (t.end - t.start) * timeline.tick == costs.duration(t.operation) for lane in timeline.lanes for t in lane
+    )
+
+
+@settings(deadline=None, max_examples=150)
+@given(schedules(micros=2, stages=2), prices | st.just(Costs()) | st.just(Costs(B=Fraction(1))))
+def test_the_critical_path_is_the_longest_of_all_with_the_most_backwards(schedule: Schedule, costs: Costs) -> None:
+    at, before = places(schedule), edges(schedule)
+    every = [[at[place] for place in path] for end in at for path in paths(before, end)]
+    longest = max(sum(map(costs.duration, path)) for path in every)
+    best = max(counts(path)[1] for path in every if sum(map(costs.duration, path)) == longest)
+    timeline = simulate(schedule, costs)
+    found = timeline.critical_path
+    assert timeline.makespan == longest == costs.F * found.forwards + costs.B * found.backwards
+    assert found.backwards == best
+    operations = [timed.operation for timed in found.operations]
+    assert counts(operations) == (found.forwards, found.backwards)
+    assert operations in every

@@ -1,0 +1,225 @@
+import os
+import re
+from collections import Counter
+from fractions import Fraction
+from itertools import combinations
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from rich.text import Text
+
+from chimera_ir.cost.model import Costs
+from chimera_ir.cost.simulate import Timeline, simulate
+from chimera_ir.ir.ids import Micro, Stage, Worker
+from chimera_ir.ir.levels import Header, Pipe, Schedule
+from chimera_ir.ir.ops import Backward, Forward
+from chimera_ir.picture import svg, terminal
+from chimera_ir.picture.words import HUES, INK, PAPER, label, step
+from tests.unit.clocked import all_then_all, one_direction, two_directions
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+USUAL = Costs()
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def timeline(schedule: Schedule, costs: Costs = USUAL) -> Timeline:
+    return simulate(schedule, costs)
+
+
+def boxes(document: str) -> list[ElementTree.Element]:
+    """The operations of a drawing: the rectangles that tell what they are."""
+    return [
+        rect for rect in ElementTree.fromstring(document).iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None
+    ]
+
+
+def lanes(drawn: Text) -> list[str]:
+    """The workers' lines of a terminal picture, parts that continue one another joined."""
+    joined: dict[str, str] = {}
+    for line in drawn.plain.split("\n"):
+        if match := re.match(r"(P\d+) +(.*)", line):
+            joined[match[1]] = joined.get(match[1], "") + match[2]
+    return list(joined.values())
+
+
+@pytest.mark.parametrize(("name", "drawn"), [("svg", svg.draw), ("txt", lambda t: terminal.draw(t, 80).plain + "\n")])
+def test_the_picture_of_four_stages_is_the_golden_one(name: str, drawn: object) -> None:
+    """The bottom right of the paper's schedule figure (section 3.1); UPDATE_GOLDENS=1 writes it anew."""
+    path = GOLDEN / f"two_directions.{name}"
+    text = drawn(timeline(two_directions(4)))  # type: ignore[operator]
+    if "UPDATE_GOLDENS" in os.environ:
+        path.write_text(text, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == text
+
+
+def test_the_same_timeline_gives_the_same_bytes() -> None:
+    assert svg.draw(timeline(two_directions(8, 2))) == svg.draw(timeline(two_directions(8, 2)))
+
+
+@pytest.mark.parametrize("costs", [Costs(), Costs(B=Fraction(5, 3)), Costs(F=Fraction(1, 100), B=Fraction(30))])
+def test_every_operation_has_its_box_at_its_time(costs: Costs) -> None:
+    shown = timeline(two_directions(4, 2), costs)
+    drawn = {
+        (rect.get("y"), (rect.findtext(f"{SVG}title") or "").split(":")[0]): rect for rect in boxes(svg.draw(shown))
+    }
+    assert len(drawn) == sum(map(len, shown.lanes))
+    pixel = (float(svg.picture(shown).right) - svg.picture(shown).left) / shown.span
+    for worker, lane in enumerate(shown.lanes):
+        y = str(svg.picture(shown).rows[worker].y)
+        for timed in lane:
+            kind = "forward" if isinstance(timed.operation, Forward) else "backward"
+            pipe = shown.header.pipe_of[timed.operation.micros[0]].name
+            told = f"{kind} of micro-batch {timed.operation.micros[0]} on stage {timed.operation.stage}, pipe {pipe}"
+            rect = drawn[y, told]
+            assert float(rect.get("x", 0)) - svg.picture(shown).left == pytest.approx(timed.start * pixel, abs=0.02)
+            assert float(rect.get("width", 0)) == pytest.approx((timed.end - timed.start) * pixel, abs=0.02)
+
+
+@pytest.mark.parametrize(("D", "K"), [(2, 1), (4, 1), (6, 2), (8, 4)])
+def test_every_box_up_to_8_workers_and_32_micro_batches_has_its_number(D: int, K: int) -> None:
+    families = svg.picture(timeline(two_directions(D, K))).families
+    labels = [label.text for family in families for label in family.labels]
+    assert Counter(labels) == dict.fromkeys(map(str, range(K * D)), 2 * D)
+
+
+def test_sixty_four_workers_are_drawn_in_a_picture_of_bearable_size() -> None:
+    """16,384 operations, each at least five pixels wide."""
+    shown = timeline(two_directions(64, 2))
+    assert svg.picture(shown).width < 3200
+    outlines = re.findall(r"M([\d.]+) \d+H([\d.]+)v14H\1z", svg.draw(shown))
+    assert len(outlines) == 2 * 64 * 128
+    assert all(float(right) - float(left) >= 5 for left, right in outlines)
+
+
+def test_no_text_leaves_the_picture() -> None:
+    for D, N in [(1, 1), (2, 2), (3, 7)]:
+        shown = svg.picture(timeline(one_direction(D, N), Costs(B=Fraction(100000, 7))))
+        assert all(entry.x + 48 + 8 * len(entry.name) <= shown.width for entry in [*shown.legend, shown.bubble])
+        assert all(float(tick.x) + 4 * len(tick.text) <= shown.width for tick in shown.ticks)
+
+
+def test_a_name_cannot_break_out_of_the_document() -> None:
+    name = "</svg><script>&\"'\x07"
+    document = svg.draw(timeline(two_directions(2, name=name)))
+    texts = [element.text for element in ElementTree.fromstring(document).iter(f"{SVG}text")]
+    assert "</svg><script>&\"'\ufffd  D=2  N=2" in texts
+
+
+def test_an_operation_over_several_micro_batches_names_them() -> None:
+    numbers = [(3,), (4, 5), (4, 5, 6), (0, 2)]
+    assert [label(Forward(tuple(map(Micro, some)), Stage(0))) for some in numbers] == ["3", "4-5", "4-6", "0,2"]
+
+
+def test_a_worker_without_work_is_all_bubble() -> None:
+    header = Header("x", (), 2, 1, 1, (Pipe("down", (Worker(0),), (Micro(0),)),))
+    lane = (Forward((Micro(0),), Stage(0)), Backward((Micro(0),), Stage(0)))
+    shown = timeline(Schedule(header, (lane, ())))
+    assert set(lanes(terminal.draw(shown, 80))[1]) == {"·"}
+    assert len(boxes(svg.draw(shown))) == 2
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+@pytest.mark.parametrize(
+    "schedule", [one_direction(1, 1), two_directions(4), all_then_all(3, 12), two_directions(64, 2)]
+)
+def test_a_terminal_picture_is_no_wider_than_the_terminal(width: int, schedule: Schedule) -> None:
+    lines = terminal.draw(timeline(schedule), max(width, 80)).plain.split("\n")
+    assert max(map(len, lines)) <= max(width, 80)
+
+
+@pytest.mark.parametrize("width", [50, 80, 300])
+@pytest.mark.parametrize("costs", [Costs(), Costs(B=Fraction(1)), Costs(B=Fraction(3))])
+def test_a_terminal_picture_without_colour_tells_the_whole_timeline(width: int, costs: Costs) -> None:
+    shown = timeline(two_directions(4, 2), costs)
+    drawn = lanes(terminal.draw(shown, width))
+    columns = Fraction(len(drawn[0]), shown.span)
+    for line, lane in zip(drawn, shown.lanes, strict=True):
+        read = [(m.start(), m.end(), m[1], m[2][0]) for m in re.finditer(r"(\d+)(─+|═+)", line)]
+        assert read == [
+            (
+                timed.start * columns,
+                timed.end * columns,
+                label(timed.operation),
+                "─" if isinstance(timed.operation, Forward) else "═",
+            )
+            for timed in lane
+        ]
+    busy = 1 - Fraction("".join(drawn).count("·"), sum(map(len, drawn)))
+    assert busy == 1 - shown.bubble_ratio
+
+
+@pytest.mark.parametrize("costs", [Costs(B=Fraction(10**18)), Costs(F=Fraction(10**18, 7), B=Fraction(1, 10**18))])
+def test_costs_that_differ_beyond_reason_still_make_a_picture(costs: Costs) -> None:
+    shown = timeline(two_directions(4), costs)
+    assert max(map(len, terminal.draw(shown, 80).plain.split("\n"))) <= 80
+    assert svg.picture(shown).width < 2 * svg.WIDEST
+
+
+def test_a_picture_drawn_small_says_what_it_leaves_out() -> None:
+    assert "drawn small" in terminal.draw(timeline(two_directions(64, 2)), 100).plain
+    assert "drawn small" not in terminal.draw(timeline(two_directions(8)), 100).plain
+
+
+@pytest.mark.parametrize(
+    ("least", "round_one"),
+    [
+        (Fraction(1), 1),
+        (Fraction(3), 5),
+        (Fraction(51), 100),
+        (Fraction(1, 3), Fraction(1, 2)),
+        (Fraction(1, 70), Fraction(1, 50)),
+    ],
+)
+def test_the_axis_is_marked_at_round_times(least: Fraction, round_one: Fraction) -> None:
+    assert step(least) == round_one
+
+
+# Colours: seen through each kind of colour blindness (Machado, Oliveira and Fernandes, 2009), and against their ink.
+
+SIGHT = {
+    "full": ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
+    "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.01182, 0.04294, 0.968881)),
+    "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "tritanopia": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.3039)),
+}
+TO_XYZ = ((0.4339, 0.3762, 0.1899), (0.2126, 0.7152, 0.0722), (0.0178, 0.1095, 0.8728))  # white is (1, 1, 1)
+
+Triple = tuple[float, ...]
+
+
+def times(matrix: tuple[Triple, ...], vector: Triple) -> Triple:
+    return tuple(sum(a * b for a, b in zip(row, vector, strict=True)) for row in matrix)
+
+
+def linear(colour: str) -> Triple:
+    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    return tuple(part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+
+
+def lab(light: Triple) -> Triple:
+    x, y, z = (
+        part ** (1 / 3) if part > 0.008856 else 7.787 * part + 16 / 116
+        for part in times(TO_XYZ, tuple(min(max(part, 0), 1) for part in light))
+    )
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def contrast(one: str, other: str) -> float:
+    dark, light = sorted(times(TO_XYZ, linear(colour))[1] for colour in (one, other))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+def test_pipes_are_told_apart_by_every_eye(sight: str) -> None:
+    for shades in ([hue.light for hue in HUES], [hue.dark for hue in HUES]):
+        seen = [lab(times(SIGHT[sight], linear(shade))) for shade in shades]
+        assert min(sum((a - b) ** 2 for a, b in zip(*pair, strict=True)) ** 0.5 for pair in combinations(seen, 2)) > 8
+
+
+def test_numbers_are_legible_on_their_boxes() -> None:
+    """WCAG 2.1, success criterion 1.4.3: 4.5 for text; 1.4.11: 3 for forward against backward."""
+    for hue in HUES:
+        assert contrast(hue.light, INK) > 4.5
+        assert contrast(hue.dark, PAPER) > 4.5
+        assert contrast(hue.light, hue.dark) > 3

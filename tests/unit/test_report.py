@@ -1,0 +1,143 @@
+import doctest
+import io
+import json
+from fractions import Fraction
+from types import ModuleType
+
+import pytest
+from rich.console import Console
+
+from chimera_ir.cost import model, numbers, table
+from chimera_ir.cost.model import Costs
+from chimera_ir.cost.report import Report, report
+from chimera_ir.cost.table import per_worker, show
+from chimera_ir.ir.levels import Header, Pipe, Schedule
+from tests.unit.clocked import all_then_all, in_turns, one_direction, two_directions
+
+
+def printed(shown: Report, width: int = 100) -> str:
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(show(shown))
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_the_json_is_that_of_the_contract_in_its_order() -> None:
+    """The example of CONTRACT.md; what comes on top of it stands at the end or in the baseline."""
+    said = report(two_directions(4), Costs(), one_direction(4, 4)).as_json()
+    expected = {
+        "scheme": "both",
+        "parameters": {"D": 4, "N": 4},
+        "workers": 4,
+        "stages": 4,
+        "micro_batches": 4,
+        "pipelines": 2,
+        "critical_path": {"C_f": 4, "C_b": 6},
+        "makespan": 16,
+        "bubble_ratio": 0.25,
+        "clock_span": 10,
+        "weights": [2, 2, 2, 2],
+        "activations": [3, 4, 4, 3],
+        "stashed_inputs": [0, 0, 0, 0],
+        "baseline": {
+            "makespan": 21,
+            "bubble_ratio": 0.42857142857142855,
+            "scheme": "plain",
+            "critical_path": {"C_f": 7, "C_b": 7},
+            "weights": [1, 1, 1, 1],
+            "activations": [4, 3, 2, 1],
+            "stashed_inputs": [0, 0, 0, 0],
+        },
+        "verified": dict.fromkeys(
+            ["complete", "placed", "conflict_free", "acyclic", "channels", "gradients", "versions", "memory"], True
+        ),
+        "costs": {"F": 1, "B": 2, "I": 1, "W": 1},
+        "remarks": [],
+    }
+    assert json.dumps(said) == json.dumps(expected)
+
+
+def test_numbers_are_integers_where_they_are_integral() -> None:
+    said = report(one_direction(2, 2), Costs(F=Fraction(1, 2)), one_direction(2, 2)).as_json()
+    assert said["makespan"] == 7.5
+    assert said["costs"] == {"F": 0.5, "B": 2, "I": 1, "W": 1}
+
+
+def test_the_rules_that_hold_are_those_that_were_told() -> None:
+    told = {"complete": True, "acyclic": False}
+    assert report(one_direction(2, 2), Costs(), one_direction(2, 2), told).as_json()["verified"] == told
+
+
+def test_a_slower_schedule_is_called_slower() -> None:
+    said = report(two_directions(6, 3), Costs(), one_direction(6, 18))
+    assert said.remarks == (
+        "the baseline (plain) of the same size needs 69, which is less: this schedule is slower by 1, or 1.4%",
+    )
+    assert "slower than the baseline" in printed(said)
+
+
+def test_a_faster_schedule_is_called_faster_and_an_equal_one_equal() -> None:
+    assert "faster than the baseline: 16 against 21, 23.8% less time" in printed(
+        report(two_directions(4), Costs(), one_direction(4, 4))
+    )
+    assert "as fast as the baseline" in printed(report(one_direction(4, 4), Costs(), one_direction(4, 4)))
+
+
+def test_keeping_more_than_the_baseline_is_remarked() -> None:
+    said = report(all_then_all(4, 8), Costs(), one_direction(4, 8))
+    assert said.remarks == ("the fullest worker keeps 8 M_a of activations; in the baseline (plain) it keeps 4 M_a",)
+
+
+def test_a_worker_without_work_is_remarked() -> None:
+    plain = one_direction(2, 2)
+    header = Header("x", (), 3, 2, 2, (Pipe("down", plain.header.pipes[0].workers, plain.header.pipes[0].micros),))
+    said = report(Schedule(header, (*plain.lanes, ())), Costs(), one_direction(3, 2))
+    assert "nothing is scheduled on P2" in said.remarks
+
+
+def test_the_baselines_stages_are_larger_where_it_has_fewer() -> None:
+    """Four stages on two workers: the baseline has two, each twice as large in time, weights and activations."""
+    said = report(in_turns(4, 4, workers=2), Costs(), one_direction(2, 4))
+    assert said.figures.makespan == 27  # 2 stages on each of 2 workers, 4 x 3 each, and the ends: 24 + 1 + 2
+    assert said.baseline.makespan == 2 * 3 * (4 + 2 - 1)
+    assert said.baseline.weights == (2, 2)
+    assert said.baseline.activations == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([2], "2"),
+        ([2] * 64, "2 on each worker"),
+        ([3, 4, 4, 3], "3 4 4 3"),
+        ([*range(33, 65), *range(64, 32, -1)], "P0..P31: 33..64, P32..P63: 64..33"),
+        ([1] * 16 + [2], "P0..P15: 1, P16: 2"),
+        ([*([1] * 16), 5, 9], "P0..P15: 1, P16,P17: 5,9"),
+    ],
+)
+def test_what_workers_hold_is_told_in_few_words(values: list[int], text: str) -> None:
+    assert per_worker([Fraction(value) for value in values]) == text
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_the_table_fits_the_terminal_even_for_64_workers(width: int) -> None:
+    lines = printed(report(two_directions(64, 2), Costs(), one_direction(64, 128)), width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert len(lines) < 40
+
+
+def test_the_table_says_what_the_json_says() -> None:
+    text = printed(report(two_directions(4), Costs(B=Fraction(5, 3)), one_direction(4, 4)))
+    for words in (
+        "both D=4 N=4",
+        "4 workers, 4 stages, 4 micro-batches, 2 pipes; F = 1, B = 5/3",
+        "3 4 4 3",
+        "4 3 2 1",
+    ):
+        assert words in text
+
+
+@pytest.mark.parametrize("module", [model, numbers, table])
+def test_the_examples_in_the_documentation_run(module: ModuleType) -> None:
+    done = doctest.testmod(module)
+    assert done.attempted > 0
+    assert done.failed == 0
