@@ -13,6 +13,9 @@ MAX_WIDTH = 100
 MAX_SHOWN = 20
 """Diagnostics that are shown in full."""
 
+MAX_SENTENCE = 500
+"""Columns of a title, label, note or help."""
+
 _TAB = 4
 _ELLIPSIS = "..."
 
@@ -53,7 +56,7 @@ def render(diagnostic: Diagnostic, source: Source, color: bool = False) -> str:
     places = [diagnostic.span, *(note.span for note in notes if note.span is not None)]
     margin = max(len(str(source.position(span.start).line)) for span in places)
     head = f"{mark}{diagnostic.severity.value}[{diagnostic.code}]{style.end}"
-    lines = [f"{head}{style.bold}: {_shown(diagnostic.fill(diagnostic.title))}{style.end}"]
+    lines = [f"{head}{style.bold}: {_sentence(diagnostic.fill(diagnostic.title))}{style.end}"]
     lines += _excerpt(diagnostic.span, diagnostic.fill(diagnostic.label), source, margin, mark, style)
     lines += [_fact("note", note.text, margin, style) for note in notes if note.span is None]
     if diagnostic.help:
@@ -73,14 +76,20 @@ def render_all(diagnostics: Iterable[Diagnostic], source: Source, color: bool = 
 
 
 def _fact(kind: str, text: str, margin: int, style: _Style) -> str:
-    return f"{' ' * margin} {style.gutter}={style.end} {style.bold}{kind}:{style.end} {_shown(text)}"
+    return f"{' ' * margin} {style.gutter}={style.end} {style.bold}{kind}:{style.end} {_sentence(text)}"
+
+
+def _sentence(text: str) -> str:
+    """A sentence, shortened if a name or number in it is absurdly long."""
+    shown = _shown(text)
+    return shown if len(shown) <= MAX_SENTENCE else _head(shown, MAX_SENTENCE)
 
 
 def _elsewhere(note: Note, source: Source, margin: int, style: _Style) -> list[str]:
     """A note that has a place of its own."""
     if note.span is None:
         return []
-    head = f"{style.note}note{style.end}: {_shown(note.text)}"
+    head = f"{style.note}note{style.end}: {_sentence(note.text)}"
     return [head, *_excerpt(note.span, "", source, margin, style.note, style)]
 
 
@@ -99,7 +108,7 @@ def _excerpt(span: Span, label: str, source: Source, margin: int, mark: str, sty
         f"{' ' * margin}{style.gutter}-->{style.end} {_shown(source.name)}:{position.line}:{position.column}",
         f"{' ' * margin} {bar}",
         f"{number} {bar} {before}{marked}{after}".rstrip(),
-        f"{' ' * margin} {bar} {' ' * _width(before)}{mark}{carets}{' ' if label else ''}{_shown(label)}{style.end}",
+        f"{' ' * margin} {bar} {' ' * _width(before)}{mark}{carets}{' ' if label else ''}{_sentence(label)}{style.end}",
     ]
 
 
@@ -148,7 +157,7 @@ def _shown(text: str) -> str:
 def _shown_character(character: str) -> str:
     if character == "\t":
         return " " * _TAB
-    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
+    if character != " " and unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"):
         code = ord(character)
         return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
     return character

@@ -3,6 +3,9 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+_LONGEST = 64
+"""Characters of a name that is worth comparing."""
+
 
 def closest(name: str, known: Iterable[str]) -> str | None:
     """The known name that looks most like ``name``, if one looks alike.
@@ -16,7 +19,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     >>> closest("zebra", ["N", "D"]) is None
     True
     """
-    candidates = sorted(set(known) - {name})
+    candidates = sorted(other for other in set(known) - {name} if len(other) <= _LONGEST)
     same = [candidate for candidate in candidates if candidate.lower() == name.lower()]
-    near = same or get_close_matches(name, candidates, n=1, cutoff=0.6)
+    near = same or (get_close_matches(name, candidates, n=1, cutoff=0.6) if len(name) <= _LONGEST else [])
     return near[0] if near else None

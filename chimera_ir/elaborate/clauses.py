@@ -10,7 +10,7 @@ from chimera_ir.syntax import ast
 _EXAMPLES = {
     "stages": "stages s in 0..D on s",
     "micros": "micros m in 0..N",
-    "operations": "F(m, s) @ 2*m + s",
+    "operation": "F(m, s) @ 2*m + s",
 }
 
 
@@ -37,13 +37,13 @@ def _check_pipe(pipe: ast.Pipe) -> Iterator[Diagnostic]:
     kinds: tuple[tuple[str, type[ast.Clause]], ...] = (
         ("stages", ast.Stages),
         ("micros", ast.Micros),
-        ("operations", ast.Operation),
+        ("operation", ast.Operation),
     )
     for clause, kind in kinds:
         spans = [found.span for found in pipe.clauses if isinstance(found, kind)]
         if not spans:
-            yield say.MissingClause(pipe.name.span, pipe.name.text, clause, _EXAMPLES[clause])
-        elif clause != "operations":
+            yield say.MissingClause(pipe.name.span, pipe.name.text, f"{clause} line", _EXAMPLES[clause])
+        elif clause != "operation":
             yield from _once(spans, f"the pipe `{pipe.name.text}`", clause)
     reads = [clause.span for clause in pipe.clauses if isinstance(clause, ast.Reads)]
     yield from _once(reads, f"the pipe `{pipe.name.text}`", "reads version")

@@ -69,10 +69,6 @@ class Scope:
         """This scope and further fixed values."""
         return replace(self, values={**self.values, **more})
 
-    def with_function(self, name: str, function: Compiled) -> "Scope":
-        """This scope and one function more."""
-        return replace(self, functions={**self.functions, name: function})
-
     def with_variables(self, *names: str) -> "Scope":
         """This scope, for a frame that has these variables."""
         return replace(self, slots={name: slot for slot, name in enumerate(names)})
@@ -81,10 +77,6 @@ class Scope:
         """The names in an expression with what they stand for."""
         names = dict.fromkeys(node.text for node in ast.walk(expression) if isinstance(node, ast.Name))
         return tuple((name, frame[self.slots[name]] if name in self.slots else self.values[name]) for name in names)
-
-
-EMPTY = Scope({}, {}, {})
-"""The scope of the first parameter."""
 
 
 def evaluate(expression: ast.Expression, scope: Scope, instance: Instance | None = None) -> int | Diagnostic:

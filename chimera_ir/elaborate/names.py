@@ -1,12 +1,12 @@
 """What can be said of a scheme before any number is known: its names, its types, the size of its formulas."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import assert_never
 
 from chimera_ir.diagnostics.catalogue import names as say
-from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.diagnostics.model import Diagnostic, Severity
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.elaborate.builtins import BUILTINS, Builtin
 from chimera_ir.elaborate.clauses import check_clauses, unsupported
@@ -18,6 +18,10 @@ MAX_SIZE = 2_000
 
 MAX_DEPTH = 200
 """Levels of a formula with its functions written out."""
+
+
+ENOUGH = 100
+"""Mistakes after which it is no longer worth the time to explain each of them as well as can be."""
 
 
 class Type(Enum):
@@ -55,13 +59,35 @@ _Scope = Mapping[str, _Meaning]
 
 
 def check(scheme: ast.Scheme) -> tuple[Diagnostic, ...]:
-    """Everything that is wrong with a scheme whatever its parameters are, and warnings of what is of no use.
+    """Everything that is wrong with a scheme whatever its parameters are, or else warnings of what is of no use.
 
     Afterwards, without errors: each name means one thing, and a formula has a type, and is not too large to evaluate.
     """
     checker = _Checker(scheme)
     checker.check_scheme()
-    return (*checker.found, *check_clauses(scheme), *unsupported(scheme))
+    found = (*checker.found, *check_clauses(scheme), *unsupported(scheme))
+    errors = tuple(diagnostic for diagnostic in found if diagnostic.severity is Severity.ERROR)
+    return errors or found
+
+
+def _definitions(scheme: ast.Scheme) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each name with the names in its definition."""
+    for parameter in scheme.parameters:
+        yield parameter.name.text, _names_in(parameter.default)
+    for item in scheme.items:
+        if isinstance(item, ast.Let):
+            yield item.name.text, _names_in(item.value)
+        elif isinstance(item, ast.Function):
+            yield item.name.text, _names_in(item.body)
+
+
+def _names_in(expression: ast.Expression) -> tuple[str, ...]:
+    nodes = ast.walk(expression)
+    return tuple(
+        node.text if isinstance(node, ast.Name) else node.function.text
+        for node in nodes
+        if isinstance(node, ast.Name | ast.Call)
+    )
 
 
 class _Checker:
@@ -76,6 +102,7 @@ class _Checker:
         self._spans: dict[str, Span] = {}
         for word in [*(parameter.name for parameter in scheme.parameters), *definitions]:
             self._spans.setdefault(word.text, word.span)
+        self._uses = dict(_definitions(scheme))
 
     def check_scheme(self) -> None:
         """Checks all of it."""
@@ -160,6 +187,8 @@ class _Checker:
                     self._formula(place, Type.INTEGER, "`on`", scope)
                 case ast.Micros():
                     self._micros(clause, outside)
+                case ast.Operation() if not (stages and micros):
+                    pass  # what is missing is said once, and not for every name that it would have defined
                 case ast.Operation():
                     self._operation(clause, inside)
                 case ast.Reads(version):
@@ -267,14 +296,31 @@ class _Checker:
         return None
 
     def _unknown(self, text: str, span: Span, scope: _Scope, defining: ast.Word | None) -> None:
-        if defining is not None and text == defining.text:
-            self.found.append(say.DefinedByItself(span, text))
+        circle = None if defining is None else self._way(text, defining.text)
+        if defining is not None and circle is not None:
+            self.found.append(say.DefinedByItself(span, defining.text, circle))
         elif text in self._spans:
             self.found.append(say.UsedTooEarly(span, text, self._spans[text]))
         else:
             known = list(scope) or list(BUILTINS)
             listed = ", ".join(f"`{name}`" for name in known[:12]) + (", .." if len(known) > 12 else "")
             self.found.append(say.UnknownName(span, text, closest(text, [*scope, *BUILTINS]), listed))
+
+    def _way(self, start: str, goal: str) -> tuple[str, ...] | None:
+        """The definitions by which ``start`` leads to ``goal``, on a shortest way; None if it does not."""
+        came_from = {start: ""}
+        pending = [start] if len(self.found) < ENOUGH else []
+        for name in pending:
+            fresh = [used for used in dict.fromkeys(self._uses.get(name, ())) if used not in came_from]
+            came_from.update(dict.fromkeys(fresh, name))
+            pending += fresh
+        if goal not in came_from:
+            return None
+        way: list[str] = []
+        while goal != start:
+            goal = came_from[goal]
+            way.insert(0, goal)
+        return tuple(way)
 
     def _call(self, node: ast.Call, scope: _Scope, defining: ast.Word | None) -> Type | None:
         name, count = node.function.text, len(node.arguments)

@@ -46,7 +46,7 @@ def _instances(line: ast.Operation, shape: Shape, pipe: Pipe) -> Iterator[Planne
                     return
                 yield Planned(Clock(clock(frame)), workers[stage], make(batch, Stage(stage), span))
     except Fault as fault:
-        yield fault.diagnostic(shape.instance(**dict(zip(names, frame, strict=True))))
+        yield fault.diagnostic(shape.instance(*zip(names, frame, strict=True)))
 
 
 def _operation_type(letter: ast.Letter) -> type[Forward] | type[Backward]:
@@ -67,7 +67,7 @@ def _no_such(
     """An operation on a micro-batch or a stage that the pipe does not have."""
     assert not isinstance(line.micro, ast.Range)
     scope = shape.scope.with_variables(*names)
-    instance = shape.instance(**dict(zip(names, frame, strict=True)))
+    instance = shape.instance(*zip(names, frame, strict=True))
     micro = micro_of(frame)
     if micro not in shape.micro_range:
         values, micros = scope.values_in(line.micro, frame), shape.micro_range

@@ -25,9 +25,9 @@ class Shape:
     stage_range: range
     micro_range: range
 
-    def instance(self, **values: int) -> Instance:
+    def instance(self, *values: tuple[str, int]) -> Instance:
         """This pipe, for a message, and values of its variables."""
-        return Instance(self.name, tuple(values.items()))
+        return Instance(self.name, values)
 
 
 def shapes(scheme: ast.Scheme, known: Globals, max_operations: int) -> tuple[Shape, ...]:
@@ -49,7 +49,7 @@ def shapes(scheme: ast.Scheme, known: Globals, max_operations: int) -> tuple[Sha
                     found.append(outcome)
     _reject(failed)
     _reject(_disagreements(found))
-    _reject(_too_many(found, scheme, max_operations))
+    _reject(_too_many(found, scheme, known, max_operations))
     return tuple(found)
 
 
@@ -123,11 +123,11 @@ def _disagreements(found: Sequence[Shape]) -> list[Diagnostic]:
     return failed
 
 
-def _too_many(found: Sequence[Shape], scheme: ast.Scheme, limit: int) -> list[Diagnostic]:
+def _too_many(found: Sequence[Shape], scheme: ast.Scheme, known: Globals, limit: int) -> list[Diagnostic]:
     """Nothing to run, or more than the limit; counted, not enumerated."""
     if not found:
         index = next(item.index for item in scheme.items if isinstance(item, ast.Pipe) and item.index is not None)
-        return [say.NoMicros(index.range.span, (), Instance())]
+        return [say.EmptyIndex(index.range.span, known.scope.values_in(index.range.stop, ()), Instance())]
     micros = sum(len(shape.micro_range) for shape in found)
     if micros == 0:
         values = found[0].scope.values_in(_bounded(found[0].micros).stop, ())
@@ -139,7 +139,8 @@ def _too_many(found: Sequence[Shape], scheme: ast.Scheme, limit: int) -> list[Di
         return []
     longest = max(found, key=lambda shape: len(shape.micro_range))
     span = longest.micros.range.span
-    return [say.TooManyOperations(span, max(count, placed), limit, micros, len(found), stages)]
+    values = longest.scope.values_in(_bounded(longest.micros).stop, ())
+    return [say.TooManyOperations(span, values, Instance(), max(count, placed), limit, micros, stages)]
 
 
 def place(found: Sequence[Shape], known: Globals) -> tuple[Pipe, ...]:
@@ -169,7 +170,7 @@ def _workers(shape: Shape, workers: int, failed: list[Diagnostic]) -> list[int]:
     formula = compiled(clause.place, scope)
     row: list[int] = []
     for stage in shape.stage_range:
-        instance = shape.instance(**{variable: stage})
+        instance = shape.instance((variable, stage))
         try:
             worker = formula((stage,))
         except Fault as fault:
@@ -222,7 +223,7 @@ def _column(shape: Shape, first: int, failed: list[Diagnostic]) -> list[int]:
         try:
             column.append(formula((micro,)))
         except Fault as fault:
-            failed.append(fault.diagnostic(shape.instance(**{variable: micro})))
+            failed.append(fault.diagnostic(shape.instance((variable, micro))))
             break
     return column
 
@@ -230,7 +231,7 @@ def _column(shape: Shape, first: int, failed: list[Diagnostic]) -> list[int]:
 def _outside(shape: Shape, micro: int, number: int, total: int) -> Diagnostic:
     text, variable = shape.micros.number or shape.micros.range, shape.micros.variable.text
     values = _number_values(shape, micro)
-    instance = shape.instance(**{variable: micro})
+    instance = shape.instance((variable, micro))
     return say.NumberOutside(text.span, values, instance, micro, number, total - 1)
 
 
@@ -241,7 +242,7 @@ def _taken(clash: tuple[int, Shape, int], taken: dict[int, tuple[Shape, int]], t
     text, first = shape.micros.number or shape.micros.range, other.micros.number or other.micros.range
     one = f"m = {other_micro} of `{other.name}`".replace("m", other.micros.variable.text, 1)
     two = f"m = {micro} of `{shape.name}`".replace("m", shape.micros.variable.text, 1)
-    instance = shape.instance(**{shape.micros.variable.text: micro})
+    instance = shape.instance((shape.micros.variable.text, micro))
     values = _number_values(shape, micro)
     return say.NumberTaken(text.span, values, instance, number, one, two, missing, first.span)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from chimera_ir.diagnostics.catalogue.values import Instance, NoWorkers, RequirementFails
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.suggest import closest
-from chimera_ir.elaborate.evaluate import EMPTY, LIMIT, Compiled, Scope, compiled, evaluate
+from chimera_ir.elaborate.evaluate import LIMIT, Compiled, Scope, compiled, evaluate
 from chimera_ir.ir.levels import Bound, Quantity
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
@@ -76,13 +76,10 @@ def evaluate_globals(scheme: ast.Scheme, settings: Mapping[str, int]) -> Globals
     Rejected
         If a value does not exist, or requirements are not met: with all of those that fail.
     """
-    scope = EMPTY
+    reader = _Reader(scheme)
     for parameter in scheme.parameters:
-        name = parameter.name.text
-        value = settings[name] if name in settings else _value(parameter.default, scope, [])
-        scope = scope.with_values({name: value})
-    parameters = tuple(scope.values.items())
-    reader = _Reader(scheme, scope)
+        reader.set(parameter, settings)
+    parameters = tuple(reader.values.items())
     for item in scheme.items:
         reader.read(item)
     if reader.failed:
@@ -91,10 +88,12 @@ def evaluate_globals(scheme: ast.Scheme, settings: Mapping[str, int]) -> Globals
 
 
 class _Reader:
-    """Reads the lines from top to bottom."""
+    """Reads the lines from top to bottom; ``scope`` sees ``values`` and ``functions`` grow."""
 
-    def __init__(self, scheme: ast.Scheme, scope: Scope) -> None:
-        self.scope = scope
+    def __init__(self, scheme: ast.Scheme) -> None:
+        self.values: dict[str, int] = {}
+        self.functions: dict[str, Compiled] = {}
+        self.scope = Scope(self.values, self.functions, {})
         self.workers: int | None = None
         self.workers_span = scheme.name.span
         self.bounds: list[Bound] = []
@@ -102,14 +101,19 @@ class _Reader:
         self._parameters = parameter_names(scheme)
         self._lets = {item.name.text: item.value for item in scheme.items if isinstance(item, ast.Let)}
 
+    def set(self, parameter: ast.Parameter, settings: Mapping[str, int]) -> None:
+        """Gives a parameter its value: the user's, or else its default."""
+        name = parameter.name.text
+        self.values[name] = settings[name] if name in settings else _value(parameter.default, self.scope, [])
+
     def read(self, item: ast.Item) -> None:
         """Takes one line into account."""
         match item:
             case ast.Let(name, value):
-                self.scope = self.scope.with_values({name.text: _value(value, self.scope, self.failed)})
+                self.values[name.text] = _value(value, self.scope, self.failed)
             case ast.Function(name, parameters, body):
                 inner = self.scope.with_variables(*(word.text for word in parameters))
-                self.scope = self.scope.with_function(name.text, Compiled(compiled(body, inner)))
+                self.functions[name.text] = Compiled(compiled(body, inner))
             case ast.Require():
                 self._require(item)
             case ast.Workers(count):

@@ -11,7 +11,7 @@ from chimera_ir.lower.comm import Posting
 
 
 class _Shelf:
-    """The slots of one receiving stage and direction; one is free once the lane is past the last use of what it holds."""
+    """The slots of one receiving stage and direction; one is free after the last use of what it holds."""
 
     def __init__(self) -> None:
         self._slots = 0

@@ -139,7 +139,7 @@ def _positions(schedule: Schedule) -> tuple[list[int], list[int]]:
 
 
 def _first_uses(transfers: Iterable[Transfer]) -> list[int]:
-    """For each message of a link the first use of it or of a later one: the uses, brought into the order of the sends."""
+    """For each message of a link the first use of it or of a later one: uses in the order of the sends."""
     uses: list[int] = [transfer.used for transfer in transfers]
     for index in range(len(uses) - 2, -1, -1):
         uses[index] = min(uses[index], uses[index + 1])

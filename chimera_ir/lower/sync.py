@@ -1,13 +1,15 @@
 """Where the gradients of a stage are summed over the workers that hold it.
 
-A worker launches the sum of a stage right after its last backward of that stage, whatever the pipe: the earliest place at
-which its own part is complete. A worker that holds a stage for pipes without micro-batches takes part as well, with nothing
-to add, as early as its lane allows. All workers launch in one agreed order of the stages, by the time at which the last of
-all backwards of a stage can be done; so overlapping groups of workers never wait for each other crosswise. Where that order
-delays a launch, it is behind a sum whose last part is done no later than that of its own.
+A worker launches the sum of a stage right after its last backward of that stage, whatever the pipe: the earliest
+place at which its own part is complete. A worker that holds a stage for pipes without micro-batches takes part as
+well, with nothing to add, as early as its lane allows. All workers launch in one agreed order of the stages, by the
+time at which the last of all backwards of a stage can be done; so overlapping groups of workers never wait for each
+other crosswise. Where that order delays a launch, it is behind a sum whose last part is done no later than that of
+its own.
 
-The sums are waited for at the end of the lane, in the order of their launches, each before the step that uses it. They
-are there even where a single worker holds a stage, for the number of copies W is only known when the program is started.
+The sums are waited for at the end of the lane, in the order of their launches, each before the step that uses it.
+They are there even where a single worker holds a stage, for the number of copies W is only known when the program is
+started.
 """
 
 from typing import NamedTuple

@@ -16,6 +16,13 @@ MAX_INTEGER = 2**63 - 1
 """The largest number a scheme may write or compute."""
 
 
+class _Parameters(NamedTuple):
+    """What stands in the brackets of the header."""
+
+    all: tuple[ast.Parameter, ...]
+    span: Span
+
+
 class _By(NamedTuple):
     """What stands after ``by``."""
 
@@ -52,12 +59,12 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
         self.mistakes: list[Diagnostic] = []
 
     def scheme(self, c: _Children) -> ast.Scheme:
-        parameters = c[2] if len(c) > 2 and isinstance(c[2], list) else []
-        items = [child for child in c[2:] if not isinstance(child, Token | list)]
-        return ast.Scheme(_word(c[1]), tuple(parameters), tuple(items), _around(c))
+        parameters = next((child.all for child in c if isinstance(child, _Parameters)), ())
+        items = [child for child in c[2:] if not isinstance(child, Token | _Parameters)]
+        return ast.Scheme(_word(c[1]), parameters, tuple(items), _around(c))
 
-    def parameters(self, c: _Children) -> list[ast.Parameter]:
-        return [child for child in c if isinstance(child, ast.Parameter)]
+    def parameters(self, c: _Children) -> _Parameters:
+        return _Parameters(tuple(child for child in c if isinstance(child, ast.Parameter)), _around(c))
 
     def parameter(self, c: _Children) -> ast.Parameter:
         return ast.Parameter(_word(c[0]), c[2], _around(c))

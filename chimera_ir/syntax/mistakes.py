@@ -1,7 +1,5 @@
 """Which mistake a text makes: told from where the parser stopped, and from what it would have taken there."""
 
-from dataclasses import dataclass
-
 from lark import Token
 
 from chimera_ir.diagnostics.catalogue import syntax as say
@@ -9,101 +7,22 @@ from chimera_ir.diagnostics.catalogue import tokens
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.source import Span
-from chimera_ir.syntax.spelling import FOREIGN, KEYWORDS, expected_words
+from chimera_ir.syntax.spelling import FOREIGN, KEYWORDS, NAME_HINTS, expected_words
+from chimera_ir.syntax.stop import (
+    CLOSERS,
+    OPENERS,
+    PIPE_LINES,
+    SCHEME_LINES,
+    Stop,
+    first_on_line,
+    short,
+    span_of,
+    text_between,
+)
 
-OPENERS = {"(": ")", "[": "]", "{": "}"}
-"""Each opening bracket with its partner."""
-
-CLOSERS = {closer: opener for opener, closer in OPENERS.items()}
-"""Each closing bracket with its partner."""
-
-_SCHEME_LINES = frozenset({"workers", "let", "fn", "require", "update", "memory", "pipe"})
-_PIPE_LINES = frozenset({"stages", "micros", "reads", "recompute", "sync"})
 _INFIX = frozenset({"+", "-", "*", "/", "%", "==", "!=", "<=", "<", ">=", ">", "and", "or"})
 
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Where the parser stopped: at ``tokens[position]``, or at the end; ``accepted`` could have stood there."""
-
-    text: str
-    tokens: list[Token]
-    position: int
-    accepted: frozenset[str]
-
-    @property
-    def token(self) -> Token | None:
-        """What the parser did not take; None at the end of the text."""
-        return self.tokens[self.position] if self.position < len(self.tokens) else None
-
-    @property
-    def before(self) -> Token:
-        """The last token it took."""
-        return self.tokens[self.position - 1]
-
-    @property
-    def span(self) -> Span:
-        """Where it stopped; at the end of the text, just behind the last token."""
-        if self.token is not None:
-            return span_of(self.token)
-        end = span_of(self.before).end
-        return Span(end, end + 1)
-
-    @property
-    def found(self) -> str:
-        """What it did not take, as one says it."""
-        return "the end of the text" if self.token is None else f"`{_short(self.token)}`"
-
-    @property
-    def on_next_line(self) -> bool:
-        """Whether what was expected is missing at the end of a line."""
-        return self.token is None or _first_on_line(self.tokens, self.position)
-
-    @property
-    def wants_value(self) -> bool:
-        """Whether an expression could start here."""
-        return "INTEGER" in self.accepted
-
-    @property
-    def after_value(self) -> bool:
-        """Whether a complete expression ends here."""
-        return "PLUS" in self.accepted
-
-    @property
-    def gap(self) -> Span:
-        """Just behind the last token taken, where something is missing."""
-        end = span_of(self.before).end
-        return Span(end, end + 1)
-
-    def open_brackets(self) -> list[Token]:
-        """The brackets that are open here, the outermost first."""
-        opened: list[Token] = []
-        for token in self.tokens[: self.position]:
-            if token in OPENERS:
-                opened.append(token)
-            elif token in CLOSERS and opened:
-                opened.pop()
-        return opened
-
-    def line_start(self) -> int:
-        """The position of the token that starts the line of the scheme in which the parser stopped."""
-        at = self.position - 1
-        while at > 0 and not starts_statement(self.tokens, at):
-            at -= 1
-        return at
-
-
-def span_of(token: Token) -> Span:
-    """Where a token is."""
-    return Span(token.start_pos or 0, token.end_pos or 0)
-
-
-def starts_statement(tokens: list[Token], position: int) -> bool:
-    """Whether a line of the scheme starts at a token: the parser can be trusted again from there on."""
-    token = tokens[position]
-    if token in _SCHEME_LINES or token in _PIPE_LINES or token in ("scheme", "}"):
-        return True
-    return token.type == "NAME" and _first_on_line(tokens, position)
+_BEFORE_VALUE = frozenset({"@", "=", "when", "as", "by", "on", "if", "then", "else", "not", ".."})
 
 
 def lexical(token: Token) -> Diagnostic | None:
@@ -120,7 +39,7 @@ def lexical(token: Token) -> Diagnostic | None:
         case "OPEN_STRING":
             return tokens.OpenString(span)
         case "STRAY":
-            return tokens.StrayCharacter(span, f"`{_short(token)}`", _stray_hint(text))
+            return tokens.StrayCharacter(span, f"`{short(token)}`", _stray_hint(text))
         case _:
             return None
 
@@ -142,6 +61,8 @@ def syntactic(stop: Stop) -> Diagnostic:
         _message,
         _missing_value,
         _name,
+        _header,
+        _arguments,
         _side_by_side,
         _unknown_line,
         _end,
@@ -154,8 +75,8 @@ def syntactic(stop: Stop) -> Diagnostic:
 
 def _nothing_before(stop: Stop) -> Diagnostic:
     if stop.token is None:
-        return say.NothingHere(Span(0, 1))
-    return say.NoHeader(stop.span, stop.found)
+        return tokens.NothingHere(Span(0, 1))
+    return tokens.NoHeader(stop.span, stop.found)
 
 
 def _wrong_line(stop: Stop) -> Diagnostic | None:
@@ -167,12 +88,12 @@ def _wrong_line(stop: Stop) -> Diagnostic | None:
         return _unclosed(stop, opened[-1]) if opened else say.SecondScheme(stop.span)
     if opened and token == "pipe" and "RBRACE" in stop.accepted:
         return _unclosed(stop, opened[-1])
-    if opened and token in _SCHEME_LINES and "RBRACE" in stop.accepted:
+    if opened and token in SCHEME_LINES and "RBRACE" in stop.accepted:
         return say.InsidePipe(stop.span, f"`{token}`", span_of(opened[-1]))
-    if not opened and "PIPE" in stop.accepted and (token in _PIPE_LINES or _is_operation(stop)):
+    if not opened and "PIPE" in stop.accepted and (token in PIPE_LINES or _is_operation(stop)):
         closed = stop.tokens[: stop.position]
         last = next((span_of(before) for before in reversed(closed) if before == "}"), None)
-        found = f"`{token}`" if token in _PIPE_LINES else f"the operation `{token}`"
+        found = f"`{token}`" if token in PIPE_LINES else f"the operation `{token}`"
         return say.OutsidePipe(stop.span, found, last)
     return None
 
@@ -215,6 +136,8 @@ def _cannot_continue(stop: Stop) -> bool:
     token = stop.token
     if token is None or stop.on_next_line:
         return True
+    if stop.before in OPENERS or stop.before == ",":
+        return False
     return token in ("@", "=", "{", "on", "when", "as", "by", "halves", "then", "else", ";") or token.type == "STRING"
 
 
@@ -229,12 +152,12 @@ def _clock(stop: Stop) -> Diagnostic | None:
     start = stop.line_start()
     head = stop.tokens[start : stop.position]
     if stop.accepted == {"AT"}:
-        operation = _slice(stop, start, stop.position)
+        operation = text_between(stop, start, stop.position)
         label = "did you mean `@`?" if stop.token == "=" else "expected `@` and a formula"
         return say.MissingClock(stop.gap if stop.on_next_line else stop.span, operation, label)
-    if stop.token == "@" and head and _first_on_line(stop.tokens, start):
-        call = max((i for i in range(start, stop.position) if _first_on_line(stop.tokens, i)), default=start)
-        if call > 0 and stop.tokens[call - 1] in _INFIX | {"@", "=", "when"}:
+    if stop.token == "@" and head and first_on_line(stop.tokens, start):
+        call = max((i for i in range(start, stop.position) if first_on_line(stop.tokens, i)), default=start)
+        if call > 0 and stop.tokens[call - 1] in _INFIX | _BEFORE_VALUE:
             before = stop.tokens[call - 1]
             return say.MissingValue(span_of(before), f"`{before}`", f"`{stop.tokens[call]}` on the next line")
     return None
@@ -247,10 +170,11 @@ def _definition(stop: Stop) -> Diagnostic | None:
         return None
     start = stop.line_start()
     span = stop.gap if stop.on_next_line else stop.span
-    name = _slice(stop, start + 1, stop.position)
+    name = text_between(stop, start + 1, stop.position)
     if stop.tokens[start] == "scheme":
         return say.MissingDefault(span, str(stop.before))
-    return say.MissingEquals(span, name, f"{stop.tokens[start]} {name} = formula")
+    label = "did you mean `=`?" if stop.token == "==" else "expected `=`"
+    return say.MissingEquals(span, name, label, f"{stop.tokens[start]} {name} = formula")
 
 
 def _variable(stop: Stop) -> Diagnostic | None:
@@ -259,14 +183,14 @@ def _variable(stop: Stop) -> Diagnostic | None:
     if stop.accepted == {"IN"}:
         return say.MissingIn(span, str(stop.before))
     if stop.token is not None and stop.token.type == "ENDLESS":
-        return say.EndlessIndex(stop.span)
+        return say.EndlessRange(stop.span)
     line = stop.tokens[start : stop.position]
     if "in" not in line:
         return None
     at = start + max(i for i, token in enumerate(line) if token == "in")
     variable = str(stop.tokens[at - 1])
     if stop.accepted >= {"DOTS"} and stop.after_value and not {"COMMA"} & stop.accepted:
-        value = _slice(stop, at + 1, stop.position)
+        value = text_between(stop, at + 1, stop.position)
         return say.MissingRange(span, variable, value, stop.found)
     if "ON" in stop.accepted and stop.after_value:
         return say.MissingPlace(span, variable, stop.found)
@@ -296,7 +220,10 @@ def _missing_value(stop: Stop) -> Diagnostic | None:
     if not stop.wants_value:
         return None
     token = stop.token
-    infix = token is not None and (token in _INFIX or token in CLOSERS or token in (",", "=", "@", "..", ";"))
+    if token == "=":
+        return say.NeedlessEquals(stop.span, str(stop.before))
+    infix = token is not None and (token in _INFIX or token in CLOSERS or token in (",", "@", "..", ";"))
+    infix = infix or (token is not None and token.type == "STRING")
     if stop.on_next_line or infix:
         return say.MissingValue(span_of(stop.before), f"`{stop.before}`", stop.found)
     return None
@@ -305,8 +232,40 @@ def _missing_value(stop: Stop) -> Diagnostic | None:
 def _name(stop: Stop) -> Diagnostic | None:
     if stop.token is None or stop.token not in KEYWORDS or "NAME" not in stop.accepted:
         return None
-    if stop.accepted == {"NAME"} or stop.wants_value:
+    if stop.accepted <= {"NAME", "RPAR"} or stop.wants_value:
         return say.KeywordAsName(stop.span, str(stop.token), " or a value" if stop.wants_value else "")
+    return None
+
+
+def _header(stop: Stop) -> Diagnostic | None:
+    """A name, or the brackets behind it, at the start of something."""
+    span = stop.gap if stop.on_next_line else stop.span
+    if stop.accepted == {"NAME"} and stop.token is not None:
+        hint = NAME_HINTS.get(stop.before, "names are made of a-z, A-Z, 0-9 and _, and do not start with a digit")
+        return say.MissingName(span, str(stop.before), stop.found, hint)
+    earlier = stop.tokens[stop.position - 2] if stop.position > 1 else stop.before
+    if earlier == "fn" and stop.accepted == {"LPAR"}:
+        hint = f"write `fn {stop.before}(m) = formula`; a value without parameters is `let {stop.before} = formula`"
+        return say.MissingBrackets(span, str(stop.before), stop.found, hint)
+    named = stop.token is not None and stop.token.type == "NAME" and not stop.on_next_line
+    if earlier == "scheme" and "LPAR" in stop.accepted and named:
+        hint = f"write `scheme {stop.before}({stop.token} = 4)`"
+        return say.MissingBrackets(span, str(stop.before), stop.found, hint)
+    return None
+
+
+def _arguments(stop: Stop) -> Diagnostic | None:
+    """An operation with other brackets, or with one argument."""
+    at = stop.line_start()
+    letter = stop.tokens[at]
+    if letter not in ("F", "B", "I", "W") or "{" not in stop.tokens[:at]:
+        return None
+    if at == stop.position - 1 and stop.accepted == {"LPAR"}:
+        return say.WrongArguments(stop.span, str(letter), stop.found)
+    if stop.token == ")" and "COMMA" in stop.accepted and "RPAR" not in stop.accepted:
+        return say.WrongArguments(stop.span, str(letter), "one argument")
+    if stop.token == "," and stop.accepted >= {"RPAR"} and len(stop.open_brackets()) == 2:
+        return say.WrongArguments(stop.span, str(letter), "a third argument")
     return None
 
 
@@ -315,7 +274,7 @@ def _side_by_side(stop: Stop) -> Diagnostic | None:
     if token is None:
         return None
     glued = stop.accepted == {"LPAR"} and stop.before.type == "NAME"
-    if glued and not _first_on_line(stop.tokens, stop.position - 1):
+    if glued and not first_on_line(stop.tokens, stop.position - 1):
         earlier = stop.tokens[stop.position - 2]
         if earlier.type in ("NAME", "INTEGER"):
             return say.MissingOperator(span_of(stop.before), str(earlier), str(stop.before))
@@ -332,13 +291,13 @@ def _unknown_line(stop: Stop) -> Diagnostic | None:
     at = stop.position - 1 if stop.accepted == {"LPAR"} and stop.before.type == "NAME" else stop.position
     if at >= len(stop.tokens) or stop.tokens[at].type != "NAME" or stop.tokens[stop.line_start()] in ("let", "fn"):
         return None
-    if not _first_on_line(stop.tokens, at) and at == stop.position:
+    if not first_on_line(stop.tokens, at) and at == stop.position:
         return None
     inside = bool(stop.open_brackets())
     word = stop.tokens[at]
-    lines = _PIPE_LINES if inside else _SCHEME_LINES
+    lines = PIPE_LINES if inside else SCHEME_LINES
     guess = closest(word, lines)
-    here = "F, B, I, W, stages, micros, reads, recompute and sync" if inside else ", ".join(sorted(_SCHEME_LINES))
+    here = "F, B, I, W, stages, micros, reads, recompute and sync" if inside else ", ".join(sorted(SCHEME_LINES))
     where = "in a pipe" if inside else "outside a pipe"
     label = f"did you mean `{guess}`?" if guess else "not the beginning of a line"
     return say.UnknownStatement(span_of(word), str(word), label, f"{where}, lines begin with {here}")
@@ -348,28 +307,13 @@ def _end(stop: Stop) -> Diagnostic | None:
     if stop.token is not None:
         return None
     start = stop.tokens[stop.line_start()]
-    return say.Unfinished(stop.gap, f"`{_short(start)}`", expected_words(stop.accepted))
-
-
-def _first_on_line(tokens: list[Token], position: int) -> bool:
-    return position == 0 or (tokens[position].line or 0) > (tokens[position - 1].end_line or 0)
-
-
-def _slice(stop: Stop, start: int, end: int) -> str:
-    """The text of some tokens, on one line."""
-    if start >= end:
-        return ""
-    text = stop.text[span_of(stop.tokens[start]).start : span_of(stop.tokens[end - 1]).end]
-    return " ".join(text.split())
-
-
-def _short(token: Token) -> str:
-    text = str(token)
-    return text if len(text) <= 40 else text[:37] + "..."
+    return say.Unfinished(stop.gap, f"`{short(start)}`", expected_words(stop.accepted))
 
 
 def _stray_hint(text: str) -> str:
-    if text in "'`":
+    if text.isspace():
+        return "this is not an ordinary blank, though it looks like one; write it anew"
+    if text[0] in "'`":
         return 'messages stand between double quotes: "like this"'
     if text == ":":
         return "no colon is needed: a pipe's lines stand between `{` and `}`, a range is `a..b`"
@@ -377,4 +321,4 @@ def _stray_hint(text: str) -> str:
         return "a range is written with two dots: `0..D`"
     if text in "?!":
         return "a choice is written `if condition then value else value`"
-    return 'names are made of a-z, A-Z, 0-9 and _; other words belong into a `# comment` or a "message"'
+    return 'names are made of a-z, A-Z, 0-9 and _; other words belong in a `# comment` or a "message"'

@@ -1,6 +1,8 @@
 """From text to tree, with every syntax mistake that can be told apart from the ones before it."""
 
+import re
 from functools import cache
+from itertools import islice
 
 from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedToken
@@ -12,10 +14,14 @@ from chimera_ir.resources import grammar
 from chimera_ir.source import Source, Span
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.build import build
-from chimera_ir.syntax.mistakes import CLOSERS, OPENERS, Stop, lexical, starts_statement, syntactic
+from chimera_ir.syntax.mistakes import lexical, syntactic
+from chimera_ir.syntax.stop import CLOSERS, OPENERS, Stop, span_of, starts_statement
 
 MAX_TEXT = 1 << 20
 """Characters of a text."""
+
+MAX_TOKENS = 100_000
+"""Words and signs of a text."""
 
 MAX_DEPTH = 100
 """Levels of a formula, and of brackets."""
@@ -64,7 +70,7 @@ def parse(source: Source) -> ast.Scheme:
     ('tiny', 1)
     """
     _require_text(source.text)
-    tokens = list(_lark().lex(source.text))
+    tokens = _tokens(source.text)
     _require_shallow_brackets(tokens)
     mistakes = [found for token in tokens if (found := lexical(token)) is not None]
     remaining: list[Token] | None = tokens
@@ -88,12 +94,22 @@ def _finish(tree: Tree[Token], mistakes: list[Diagnostic]) -> ast.Scheme:
     return scheme
 
 
+def _tokens(text: str) -> list[Token]:
+    tokens = list(islice(_lark().lex(text), MAX_TOKENS + 1))
+    if len(tokens) > MAX_TOKENS:
+        raise Rejected([TextTooLong(span_of(tokens[-1]), MAX_TOKENS, "words and signs")])
+    return tokens
+
+
+_NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffd]")
+
+
 def _require_text(text: str) -> None:
     if len(text) > MAX_TEXT:
-        raise Rejected([TextTooLong(Span(MAX_TEXT, MAX_TEXT + 1), len(text), MAX_TEXT)])
-    for offset, character in enumerate(text):
-        if (character < " " and character not in "\t\n\r") or character == "\x7f" or "\ud800" <= character <= "\udfff":
-            raise Rejected([NotText(Span(offset, offset + 1), _described(character))])
+        raise Rejected([TextTooLong(Span(MAX_TEXT, MAX_TEXT + 1), MAX_TEXT, "characters")])
+    found = _NOT_TEXT.search(text)
+    if found is not None:
+        raise Rejected([NotText(Span(*found.span()), _described(found[0]))])
 
 
 def _described(character: str) -> str:
@@ -102,6 +118,8 @@ def _described(character: str) -> str:
         return "a NUL character"
     if "\udc80" <= character <= "\udcff":
         return f"the byte 0x{ord(character) - 0xDC00:02x}, which is not UTF-8"
+    if character == "\ufffd":
+        return "a byte that is not UTF-8"
     return f"the control character U+{ord(character):04X}"
 
 
@@ -113,7 +131,7 @@ def _require_shallow_brackets(tokens: list[Token]) -> None:
         elif token in CLOSERS:
             depth = max(depth - 1, 0)
         if depth > MAX_DEPTH:
-            raise Rejected([TooDeep(_span(token), MAX_DEPTH)])
+            raise Rejected([TooDeep(span_of(token), MAX_DEPTH)])
 
 
 def _require_shallow(tree: Tree[Token]) -> None:
@@ -122,8 +140,14 @@ def _require_shallow(tree: Tree[Token]) -> None:
     for _ in range(MAX_DEPTH + 4):
         level = [child for node in level for child in node.children if isinstance(child, Tree)]
     if level:
-        token = next(level[0].scan_values(lambda value: isinstance(value, Token)))
-        raise Rejected([TooDeep(_span(token), MAX_DEPTH)])
+        raise Rejected([TooDeep(span_of(_first_token(level[0])), MAX_DEPTH)])
+
+
+def _first_token(tree: Tree[Token]) -> Token:
+    first: Tree[Token] | Token = tree
+    while isinstance(first, Tree):
+        first = first.children[0]
+    return first
 
 
 def _parse(tokens: list[Token], text: str) -> Tree[Token] | Diagnostic:
@@ -164,7 +188,3 @@ def _without_statement(tokens: list[Token], mistake: Span) -> list[Token] | None
     if "{" in tokens[start:stop]:
         return None
     return tokens[:start] + tokens[stop:]
-
-
-def _span(token: Token) -> Span:
-    return Span(token.start_pos or 0, token.end_pos or 0)

@@ -1,36 +1,10 @@
 """The words of the language, how other languages write them, and how to say what could stand somewhere."""
 
-KEYWORDS = frozenset(
-    {
-        "scheme",
-        "workers",
-        "let",
-        "fn",
-        "require",
-        "update",
-        "every",
-        "memory",
-        "pipe",
-        "in",
-        "stages",
-        "micros",
-        "on",
-        "by",
-        "as",
-        "halves",
-        "reads",
-        "version",
-        "recompute",
-        "sync",
-        "when",
-        "if",
-        "then",
-        "else",
-        "and",
-        "or",
-        "not",
-    }
-)
+_KEYWORDS = """
+scheme workers let fn require update every memory pipe in stages micros on by as halves reads version recompute sync
+when if then else and or not
+"""
+KEYWORDS = frozenset(_KEYWORDS.split())
 """The words that cannot be names."""
 
 FOREIGN: dict[str, tuple[str, str]] = {
@@ -63,27 +37,21 @@ FOREIGN: dict[str, tuple[str, str]] = {
 }
 """What other languages write: what is meant by it, and how it is said here."""
 
+NAME_HINTS = {
+    "scheme": "as in `scheme mine(D = 4, N = 8)`",
+    "pipe": "as in `pipe down { .. }`",
+    "memory": "say what is bounded: `memory activations <= 4` or `memory weights <= 2`",
+    "sync": "say how: `sync lazy`, `sync eager` or `sync eager_opt`",
+    "[": "give the pipes an index, as in `[i in 0..2]`",
+}
+"""What name to give behind a word of the language."""
+
 _VALUE = frozenset({"INTEGER", "LPAR", "MINUS", "NAME", "NOT", "IF"})
-_OPERATORS = frozenset(
-    {
-        "PLUS",
-        "MINUS",
-        "STAR",
-        "SLASH",
-        "PERCENT",
-        "LESSTHAN",
-        "MORETHAN",
-        "EQUALS",
-        "DIFFERS",
-        "ATMOST",
-        "ATLEAST",
-        "AND",
-        "OR",
-    }
-)
-_LINES = frozenset(
-    {"WORKERS", "LET", "FN", "REQUIRE", "UPDATE", "MEMORY", "PIPE", "STAGES", "MICROS", "READS", "RECOMPUTE", "SYNC"}
-)
+_ARITHMETIC = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "PERCENT"})
+_COMPARISON = frozenset({"LESSTHAN", "MORETHAN", "EQUALS", "DIFFERS", "ATMOST", "ATLEAST"})
+_OPERATORS = _ARITHMETIC | _COMPARISON | {"AND", "OR"}
+_LINES_OF_SCHEME = frozenset({"WORKERS", "LET", "FN", "REQUIRE", "UPDATE", "MEMORY", "PIPE"})
+_LINES_OF_PIPE = frozenset({"STAGES", "MICROS", "READS", "RECOMPUTE", "SYNC", "NAME"})
 _SYMBOLS = {
     "LPAR": "`(`",
     "RPAR": "`)`",
@@ -114,7 +82,7 @@ def expected_words(accepted: frozenset[str]) -> str:
         rest -= _OPERATORS
     if rest >= {"LET", "PIPE"} or rest >= {"STAGES", "MICROS"}:
         words.append("the next line of the scheme" if "PIPE" in rest else "the next line of the pipe")
-        rest -= _LINES | {"NAME"}
+        rest -= _LINES_OF_SCHEME | _LINES_OF_PIPE
     words += sorted(_SYMBOLS.get(name, f"`{name.lower()}`") for name in rest)
     if not words:
         return "nothing more"

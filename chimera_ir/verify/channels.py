@@ -1,6 +1,7 @@
 """Rule "channels": the program, waits and collectives included, finishes on both transports.
 
-The proof is a global order in which no wait blocks; the counter-example a shortest circle of workers that wait for each other.
+The proof is a global order in which no wait blocks; the counter-example a shortest circle of workers that wait for each
+other.
 """
 
 from collections import deque
@@ -36,14 +37,11 @@ def channels(program: Program) -> tuple[Certificate, ...] | tuple[Diagnostic, ..
     """
     disorder = tuple(_disorder(program))
     transports = [Transport.TAGGED] if disorder else list(Transport)
-    certificates: list[Certificate] = []
-    for transport in transports:
-        result = replay(program, transport)
-        stuck = _stuck(program, transport, result)
-        if stuck is not None:
-            return (*disorder, stuck)
-        certificates.append(Certificate(transport, result.runs))
-    return disorder or tuple(certificates)
+    results = {transport: replay(program, transport) for transport in transports}
+    stuck = [transport for transport, result in results.items() if not _finished(program, result)]
+    if stuck:
+        return (*disorder, _deadlock(program, stuck, results[stuck[0]]))
+    return disorder or tuple(Certificate(transport, result.runs) for transport, result in results.items())
 
 
 def _disorder(program: Program) -> Iterator[Diagnostic]:
@@ -63,14 +61,17 @@ def _disorder(program: Program) -> Iterator[Diagnostic]:
                 break
 
 
-def _stuck(program: Program, transport: Transport, result: Replay) -> Diagnostic | None:
+def _finished(program: Program, result: Replay) -> bool:
+    return all(place == len(lane) for place, lane in zip(result.places, program.lanes, strict=True))
+
+
+def _deadlock(program: Program, transports: list[Transport], result: Replay) -> Diagnostic:
     blocked = {Worker(w): place for w, place in enumerate(result.places) if place < len(program.lanes[w])}
-    if not blocked:
-        return None
     wanted = {worker: _wanted(program, worker, place, result) for worker, place in blocked.items()}
     circle = _shortest_circle({worker: [each[0] for each in wants] for worker, wants in wanted.items()})
     chain = [_blocked(program, worker, blocked[worker], wanted[worker], circle) for worker in circle]
-    return Deadlock(chain[0].span, transport.value, tuple(chain))
+    names = ", nor with ".join(transport.value for transport in transports)
+    return Deadlock(chain[0].span, names, tuple(chain))
 
 
 def _wanted(program: Program, worker: Worker, place: int, result: Replay) -> list[tuple[Worker, Instruction]]:

@@ -35,12 +35,16 @@ Talk = Send | Recv | WaitSend | WaitRecv
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The places of a message's four lines: in the sender's lane and in the receiver's, by `key`."""
+    """The places of a message's four lines: in the sender's lane and in the receiver's, by `key`.
+
+    ``foreign`` says, by worker and place, why a line is about no message of its worker.
+    """
 
     sent: list[int]
     retired: list[int]
     posted: list[int]
     arrived: list[int]
+    foreign: dict[tuple[Worker, int], str]
 
     def of(self, instruction: Talk) -> list[int]:
         """The places of the lines of one kind."""
@@ -58,14 +62,20 @@ class Places:
 def places(program: Program) -> Places:
     """Where the first line of each kind for each message stands, without lines about no message of their worker."""
     size = 2 * program.header.stages * program.header.micro_batches
-    found = Places([ABSENT] * size, [ABSENT] * size, [ABSENT] * size, [ABSENT] * size)
+    found = Places([ABSENT] * size, [ABSENT] * size, [ABSENT] * size, [ABSENT] * size, {})
     for number, lane in enumerate(program.lanes):
+        worker = Worker(number)
         for place, instruction in enumerate(lane):
-            if isinstance(instruction, Talk) and not _foreign(program, Worker(number), instruction):
-                where = found.of(instruction)
-                message = key(program.header, instruction.message)
-                if where[message] == ABSENT:
-                    where[message] = place
+            if not isinstance(instruction, Talk):
+                continue
+            reason = _foreign(program, worker, instruction)
+            if reason:
+                found.foreign[worker, place] = reason
+                continue
+            where = found.of(instruction)
+            message = key(program.header, instruction.message)
+            if where[message] == ABSENT:
+                where[message] = place
     return found
 
 
@@ -122,9 +132,8 @@ def _foreign(program: Program, worker: Worker, instruction: Talk) -> str:
 
 
 def _line(program: Program, worker: Worker, place: int, each: Talk, found: Places) -> Iterator[Diagnostic]:
-    reason = _foreign(program, worker, each)
-    if reason:
-        yield UnknownMessage(each.origin, worker, line(each), reason)
+    if (worker, place) in found.foreign:
+        yield UnknownMessage(each.origin, worker, line(each), found.foreign[worker, place])
         return
     first = found.of(each)[key(program.header, each.message)]
     if first != place:

@@ -54,16 +54,14 @@ def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) ->
     counts: Counter[Span] = Counter()
     pipe_of = header.pipe_of
     for worker, operation in operations:
-        for micro in operation.micros:
-            reason = _unknown(header, worker, operation)
-            if reason:
-                unknown.setdefault(operation.origin, (worker, operation, reason))
-            elif pipe_of[micro].workers[operation.stage] != worker:
-                wrong.setdefault(operation.origin, (worker, operation))
-            else:
-                continue
-            counts[operation.origin] += 1
-            break
+        reason = _unknown(header, worker, operation)
+        if reason:
+            unknown.setdefault(operation.origin, (worker, operation, reason))
+        elif any(pipe_of[micro].workers[operation.stage] != worker for micro in operation.micros):
+            wrong.setdefault(operation.origin, (worker, operation))
+        else:
+            continue
+        counts[operation.origin] += 1
     last = (header.stages - 1, header.micro_batches - 1, header.workers - 1)
     for origin, (worker, operation, reason) in unknown.items():
         yield UnknownOperation(origin, line(operation), worker, reason, *last, counts[origin])
@@ -81,5 +79,7 @@ def _unknown(header: Header, worker: Worker, operation: Compute) -> str:
         return f"there is no stage {operation.stage}"
     if not 0 <= worker < header.workers:
         return f"there is no worker {worker}"
+    if not operation.micros:
+        return "it is about no micro-batch"
     outside = [micro for micro in operation.micros if not 0 <= micro < header.micro_batches]
     return f"there is no micro-batch {outside[0]}" if outside else ""

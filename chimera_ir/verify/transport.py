@@ -1,12 +1,13 @@
 """The two transports of the rule "channels", each as it is, and the lanes that run on them.
 
 Directed queues (NCCL)
-    One in-order queue per directed pair of workers. A transfer happens when its send and its receive are both at the head.
+    One in-order queue per directed pair of workers. A transfer happens when its send and its receive are both at the
+    head.
 Tagged (gloo)
     A transfer happens once both ends are posted, in any order.
 
-On both, posting never blocks a lane; a wait blocks it until the transfer has happened. A sum is done once every worker that
-holds the stage has launched it; every stage has its own communicator.
+On both, posting never blocks a lane; a wait blocks it until the transfer has happened. A sum is done once every worker
+that holds the stage has launched it; every stage has its own communicator.
 """
 
 from collections import deque

@@ -2,9 +2,9 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -12,8 +12,6 @@ import torch.distributed as dist
 from runtime import LastStage, Stage
 from support.reference import TOLERANCES, Reference, distance, size
 from support.world import World
-
-_A_DAY = timedelta(days=1)
 
 
 class Recorder:
@@ -118,9 +116,9 @@ def _collect(world: World, wanted: list[list[torch.Tensor | None]]) -> list[floa
 
 
 def _measure(world: World, recorders: dict[int, Recorder]) -> None:
-    world.store.wait(["check/ready"], _A_DAY)
+    world.learn("check/ready", 0, "for the one-process reference", math.inf)
     for stage in sorted(recorders):
-        present = json.loads(world.store.get(f"check/present/{stage}"))
+        present = json.loads(world.learn(f"check/present/{stage}", 0, "for the reference", world.timeout))
         mine = [_on(gradient, "cpu") for gradient in recorders[stage].gradients]
         wanted = [
             torch.empty_like(p, device="cpu") if there else None
@@ -147,8 +145,8 @@ def _publish_digests(world: World, found: dict[int, list[torch.Tensor | None]]) 
 
 def _equal_digests(world: World) -> bool:
     for stage in range(world.job.stages):
-        keys = [f"check/digest/{stage}/{rank}" for rank in _ranks_of(world, stage)]
-        world.store.wait(keys, _A_DAY)
-        if len({world.store.get(key) for key in keys}) > 1:
+        what = f"for the digest of stage {stage}"
+        ranks = _ranks_of(world, stage)
+        if len({world.learn(f"check/digest/{stage}/{r}", r, what, world.timeout) for r in ranks}) > 1:
             return False
     return True

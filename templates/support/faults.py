@@ -23,7 +23,7 @@ INTERRUPTED = 130
 TERMINATED = 143
 
 _PATIENCE = 5.0
-_GRACE = 2.0
+_GRACE = 1.0
 
 
 class Misuse(Exception):
@@ -42,6 +42,13 @@ class Faults:
     def end(self, message: str, status: int) -> NoReturn:
         """Says the message, unless another rank has spoken, and ends the process."""
         self._lock.acquire()
+        speaker = threading.Thread(target=self._speak, args=(message,), daemon=True, name="speaker")
+        speaker.start()
+        speaker.join(_PATIENCE)
+        _leave(status)
+
+    def _speak(self, message: str) -> None:
+        """Says the message or waits until another rank has said its own; in a thread, since the store may be busy."""
         try:
             if self._store.add("faults/speakers", 1) == 1:
                 print(message, file=sys.stderr, flush=True)
@@ -50,7 +57,6 @@ class Faults:
                 self._store.wait(["faults/said"], timedelta(seconds=_PATIENCE))
         except (RuntimeError, ValueError):
             print(message, file=sys.stderr, flush=True)
-        _leave(status)
 
     def watch_signals(self) -> None:
         """From now on SIGINT ends the job quietly, and SIGTERM after a chance to name the rank that died.
@@ -70,11 +76,12 @@ class Faults:
             number = heard.recv(1)[0]
             if number == signal.SIGINT:
                 self.on_interrupt()
-                self.end("interrupted", INTERRUPTED)
+                self.end("train.py: interrupted", INTERRUPTED)
             if number == signal.SIGTERM:
                 time.sleep(_GRACE)
                 self.end(
-                    f"rank {self._rank}: ended by torchrun: another rank has died (its summary follows)", TERMINATED
+                    f"train.py: rank {self._rank}: ended by torchrun: another rank has died (its summary follows)",
+                    TERMINATED,
                 )
 
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -70,7 +69,7 @@ def find_boundaries(
                 _publish(world, stage, boundaries[-1])
                 handed = _pass_on(world, handed, world.job.placement[0][stage + 1])
         elif not last:
-            boundaries.append(_learn(world, stage))
+            boundaries.append(_learn(world, stage, prober))
     return boundaries
 
 
@@ -121,10 +120,9 @@ def _publish(world: World, stage: int, boundary: Boundary) -> None:
     world.store.set(f"boundary/{stage}", text)
 
 
-def _learn(world: World, stage: int) -> Boundary:
-    key = f"boundary/{stage}"
-    world.store.wait([key], timedelta(seconds=world.timeout))
-    single, shapes, dtypes, differentiable = json.loads(world.store.get(key))
+def _learn(world: World, stage: int, prober: int) -> Boundary:
+    text = world.learn(f"boundary/{stage}", prober, f"for the shapes that stage {stage} returns", world.timeout)
+    single, shapes, dtypes, differentiable = json.loads(text)
     kinds = tuple(getattr(torch, name) for name in dtypes)
     return Boundary(single, tuple(map(tuple, shapes)), kinds, tuple(differentiable))
 

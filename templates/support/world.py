@@ -1,6 +1,7 @@
 """The ranks of the job: process groups for messages, gradient sums and progress."""
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from runtime import Names, Peer, waiter
+from runtime import Names, Peer, PeerLost, waiter
 from support.faults import Misuse
 from support.job import Job, Place
 
@@ -29,6 +30,22 @@ class World:
     chat: dist.ProcessGroup
     sums: dict[int, tuple[dist.ProcessGroup | None, tuple[int, ...]]]
     channels: dict[tuple[int, int], dist.ProcessGroup | None]
+
+    def learn(self, key: str, source: int, what: str, seconds: float) -> bytes:
+        """What another rank leaves in the store. Asks again and again: a blocked store would be deaf to signals.
+
+        Raises
+        ------
+        PeerLost
+            If it takes longer than ``seconds``.
+        """
+        deadline = time.monotonic() + seconds
+        while not self.store.check([key]):
+            if time.monotonic() > deadline:
+                cause = f"no answer from rank {source} within {seconds:g} s (--timeout)"
+                raise PeerLost(f"rank {self.place.rank} (worker {self.place.worker}): wait {what}: {cause}")
+            time.sleep(0.01)
+        return bytes(self.store.get(key))
 
     def peer(self, worker: int) -> Peer:
         """Another worker of this rank's copy."""

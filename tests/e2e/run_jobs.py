@@ -2,20 +2,24 @@
 
     torchrun --nproc-per-node=4 run_jobs.py JOBS.json
 
-JOBS.json is a list of {"name", "train", "arguments", "port", "log"}; rank r writes what the job's rank r said to LOG.r and its exit
-status to LOG.r.status.
+JOBS.json is a list of {"train", "arguments", "port", "log", "environment"}; rank r writes what the job's rank r said to
+LOG.r, and its exit status to LOG.r.status.
 """
 
 import json
 import os
 import runpy
+import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 
 import torch
 import torch.distributed
-import torch.utils.data  # noqa: F401
+import torch.utils.data
+
+POLL = 0.02
 
 
 def child(job: dict[str, object], log: Path) -> None:
@@ -24,7 +28,7 @@ def child(job: dict[str, object], log: Path) -> None:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
     train = str(job["train"])
-    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(job["port"])}
+    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(job["port"])}
     os.environ |= {str(k): str(v) for k, v in dict(job.get("environment") or {}).items()}  # type: ignore[call-overload]
     sys.argv = [train, *map(str, job["arguments"])]  # type: ignore[call-overload]
     sys.path[0] = os.path.dirname(train)
@@ -41,16 +45,41 @@ def child(job: dict[str, object], log: Path) -> None:
     os._exit(status)
 
 
+def serve(port: int) -> torch.distributed.TCPStore:
+    return torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     rank = os.environ["RANK"]
+    stores: list[torch.distributed.TCPStore | None] = []
     for job in json.loads(Path(sys.argv[1]).read_text()):
         log = Path(f"{job['log']}.{rank}")
+        # The store lives in this process, as it lives in torchrun's: it outlives every rank of the job.
+        stores.append(serve(job["port"]) if rank == "0" else None)
         pid = os.fork()
         if pid == 0:
             child(job, log)
-        _, code = os.waitpid(pid, 0)
-        Path(f"{log}.status").write_text(str(os.waitstatus_to_exitcode(code)))
+        status = wait_like_torchrun(pid, Path(f"{job['log']}.failed"))
+        Path(f"{log}.status").write_text(str(status))
+    while len(list(log.parent.glob(f"{log.stem}.*.status"))) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(POLL)
+
+
+def wait_like_torchrun(pid: int, failed: Path) -> int:
+    """The exit status of a rank; when another rank of its job fails first, it gets a SIGTERM, as from torchrun."""
+    told = False
+    while True:
+        found, code = os.waitpid(pid, os.WNOHANG)
+        if found:
+            status = os.waitstatus_to_exitcode(code)
+            if status:
+                failed.touch()
+            return status
+        if failed.exists() and not told:
+            os.kill(pid, signal.SIGTERM)
+            told = True
+        time.sleep(POLL)
 
 
 if __name__ == "__main__":

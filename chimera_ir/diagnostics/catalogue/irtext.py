@@ -74,9 +74,9 @@ class NumberOutOfRange(Diagnostic):
     """A number is outside of what the header, or the compiler, allows."""
 
     code: ClassVar[str] = "CH506"
-    title: ClassVar[str] = "{what} {value} does not exist"
-    label: ClassVar[str] = "outside of {first} to {last}"
-    help: ClassVar[str] = "{what} must be from {first} to {last}"
+    title: ClassVar[str] = "{what} {value} is out of range"
+    label: ClassVar[str] = "only {first} to {last}"
+    help: ClassVar[str] = "keep within {first} to {last}, or change the header if it is too small"
 
     what: str
     value: str

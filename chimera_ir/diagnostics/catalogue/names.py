@@ -45,10 +45,19 @@ class DefinedByItself(Diagnostic):
     """A definition that uses what it defines."""
 
     code = "CH203"
-    title = "`{name}` is defined by itself"
-    label = "this is the `{name}` that is being defined"
-    help = "a scheme has no recursion: write the value as a formula of earlier names"
+    title = "`{name}` is defined by itself{way}"
+    label = "leads back to the `{name}` that is being defined"
+    help = "nothing is computed by recursion: write `{name}` as a formula of names that are known before"
     name: str
+    through: tuple[str, ...]
+
+    @property
+    def way(self) -> str:
+        """The names in between."""
+        names = [f"`{name}`" for name in self.through]
+        if len(names) > 6:
+            names[3:-2] = [f"{len(names) - 5} more"]
+        return f" by way of {', '.join(names)}" if names else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +204,7 @@ class MissingClause(Diagnostic):
 
     code = "CH213"
     title = "the pipe `{pipe}` has no {clause}"
-    label = "{clause} missing"
+    label = "no {clause}"
     help = "add a line like `{example}`"
     pipe: str
     clause: str

@@ -123,10 +123,8 @@ class SlotTooHigh(Diagnostic):
     """A slot number beyond all that can be needed."""
 
     code: ClassVar[str] = "CH407"
-    title: ClassVar[str] = (
-        "`{line}` on worker {worker} names slot {slot}, but {messages} messages need at most {messages} slots"
-    )
-    label: ClassVar[str] = "slots are numbered from 0"
+    title: ClassVar[str] = "`{line}` on worker {worker} names slot {slot}, beyond any need"
+    label: ClassVar[str] = "stage and direction have slots 0 to {last} at most, one per message"
     help: ClassVar[str] = "use a slot from 0 to {last}"
 
     worker: int
@@ -182,11 +180,11 @@ class Deadlock(Diagnostic):
     """Lanes that wait for each other."""
 
     code: ClassVar[str] = "CH409"
-    title: ClassVar[str] = "{lanes}: the program cannot finish with {transport}"
+    title: ClassVar[str] = "{lanes}: the program cannot finish with {transports}"
     label: ClassVar[str] = "worker {worker} waits for {meaning}"
     help: ClassVar[str] = "{advice}"
 
-    transport: str
+    transports: str
     blocked: tuple[Blocked, ...]
 
     @property

@@ -216,6 +216,19 @@ class ClockNotIncreasing(Diagnostic):
 
 
 @dataclass(frozen=True, slots=True)
+class LaneCount(Diagnostic):
+    """A level with more or fewer lanes than workers."""
+
+    code: ClassVar[str] = "CH311"
+    title: ClassVar[str] = "there are {lanes} lanes for {workers} workers"
+    label: ClassVar[str] = "one lane per worker"
+    help: ClassVar[str] = "give every worker one lane; a worker with nothing to do has an empty one"
+
+    lanes: int
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
 class Link:
     """One operation of a cycle; ``reason`` says why it comes before the next."""
 

@@ -1,30 +1,9 @@
-"""CH105, CH106 and from CH112 on: the text is not a scheme. One class per mistake; ``chimera_ir.syntax.mistakes`` decides which it is."""
+"""CH112 and on: the text is not a scheme. ``chimera_ir.syntax.mistakes`` decides which mistake it is."""
 
 from dataclasses import dataclass
 
 from chimera_ir.diagnostics.model import Diagnostic, Note
 from chimera_ir.source import Span
-
-
-@dataclass(frozen=True, slots=True)
-class NothingHere(Diagnostic):
-    """A text without a word."""
-
-    code = "CH105"
-    title = "there is no scheme in this text"
-    label = "expected `scheme name(parameters)`"
-    help = "start with a header like `scheme mine(D = 4, N = 8)`; `chimera-compile --list` shows complete schemes"
-
-
-@dataclass(frozen=True, slots=True)
-class NoHeader(Diagnostic):
-    """The first word is not ``scheme``."""
-
-    code = "CH106"
-    title = "a scheme starts with `scheme name(parameters)`, not with {found}"
-    label = "expected `scheme`"
-    help = "put a header like `scheme mine(D = 4, N = 8)` above everything but comments"
-    found: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +129,7 @@ class OutsidePipe(Diagnostic):
     """A line of a pipe outside of every pipe."""
 
     code = "CH121"
-    title = "{found} belongs into a pipe"
+    title = "{found} belongs in a pipe"
     label = "no pipe is open here"
     help = "put it between the braces of `pipe name {{ .. }}`"
     found: str
@@ -183,9 +162,10 @@ class MissingEquals(Diagnostic):
 
     code = "CH123"
     title = "`{name}` is given no value: `=` is missing"
-    label = "expected `=`"
+    label = "{label_text}"
     help = "write `{example}`"
     name: str
+    label_text: str
     example: str
 
 
@@ -263,7 +243,7 @@ class MissingRange(Diagnostic):
     code = "CH130"
     title = "`{variable}` needs a range, and this is a single value"
     label = "expected `..` before {found}"
-    help = "write `0..{value}` to count from 0 to one before `{value}`"
+    help = "write `0..{value}`, which counts from 0 and stops before `{value}`"
     variable: str
     value: str
     found: str
@@ -318,7 +298,7 @@ class SecondScheme(Diagnostic):
 
 
 @dataclass(frozen=True, slots=True)
-class EndlessIndex(Diagnostic):
+class EndlessRange(Diagnostic):
     """A range without end where only micro-batches may go on for ever."""
 
     code = "CH135"
@@ -349,3 +329,52 @@ class Unexpected(Diagnostic):
     help = "here could stand {expected}"
     found: str
     expected: str
+
+
+@dataclass(frozen=True, slots=True)
+class WrongArguments(Diagnostic):
+    """An operation that is not written ``F(m, s)``."""
+
+    code = "CH138"
+    title = "the operation `{letter}` takes a micro-batch and a stage in round brackets"
+    label = "found {found}"
+    help = "write `{letter}(m, s) @ formula`"
+    letter: str
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class MissingName(Diagnostic):
+    """Something else where a name is given."""
+
+    code = "CH139"
+    title = "a name is missing after `{before}`"
+    label = "found {found} instead of a name"
+    help = "{hint}"
+    before: str
+    found: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class NeedlessEquals(Diagnostic):
+    """``=`` after a word that takes its value as it is."""
+
+    code = "CH140"
+    title = "`{before}` takes its value without `=`"
+    label = "not needed"
+    help = "remove the `=`"
+    before: str
+
+
+@dataclass(frozen=True, slots=True)
+class MissingBrackets(Diagnostic):
+    """A scheme or function whose parameters are not in brackets."""
+
+    code = "CH141"
+    title = "the parameters of `{name}` stand in brackets"
+    label = "expected `(` before {found}"
+    help = "{hint}"
+    name: str
+    found: str
+    hint: str

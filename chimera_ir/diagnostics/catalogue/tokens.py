@@ -1,4 +1,4 @@
-"""CH101 to CH111: the text holds what no scheme is made of; seen before, or without, reading it line by line."""
+"""CH101 to CH111: the text holds what no scheme is made of, or does not start as one."""
 
 from dataclasses import dataclass
 
@@ -21,10 +21,11 @@ class TextTooLong(Diagnostic):
     """More text than the compiler reads."""
 
     code = "CH102"
-    title = "the text has {size:,} characters; a scheme has at most {limit:,}"
+    title = "the text has more than {limit:,} {unit}"
+    label = "the compiler reads up to here"
     help = "write repetition as a formula of m and s, or as an indexed pipe `pipe name[i in 0..n] {{ .. }}`"
-    size: int
     limit: int
+    unit: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,27 @@ class NumberTooLarge(Diagnostic):
     title = "this number is too large"
     label = "beyond 9223372036854775807"
     help = "numbers have 64 bits: the largest is 2**63 - 1"
+
+
+@dataclass(frozen=True, slots=True)
+class NothingHere(Diagnostic):
+    """A text without a word."""
+
+    code = "CH105"
+    title = "there is no scheme in this text"
+    label = "expected `scheme name(parameters)`"
+    help = "start with a header like `scheme mine(D = 4, N = 8)`; `chimera-compile --list` shows complete schemes"
+
+
+@dataclass(frozen=True, slots=True)
+class NoHeader(Diagnostic):
+    """The first word is not ``scheme``."""
+
+    code = "CH106"
+    title = "a scheme starts with `scheme name(parameters)`, not with {found}"
+    label = "expected `scheme`"
+    help = "put a header like `scheme mine(D = 4, N = 8)` above everything but comments"
+    found: str
 
 
 @dataclass(frozen=True, slots=True)

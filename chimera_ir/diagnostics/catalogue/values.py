@@ -72,14 +72,14 @@ class BadDivisor(InFormula):
     """A division by zero or by a negative number."""
 
     code = "CH230"
-    title = "`{divisor}` is {value}, and nothing is divided by {that}"
-    label = "{divisor} is {value} here"
+    title = "division by {kind}: `{divisor}` is {value}"
+    label = "`{divisor}` is {value} here"
     help = "divisors are 1 or more: guard it with `if {divisor} > 0 then .. else ..`, or `require` that"
     divisor: str
     value: int
 
     @property
-    def that(self) -> str:
+    def kind(self) -> str:
         """The divisor in words."""
         return "zero" if self.value == 0 else "a negative number"
 
@@ -318,17 +318,16 @@ class NoSuchStage(InInstance):
 
 
 @dataclass(frozen=True, slots=True)
-class TooManyOperations(Diagnostic):
+class TooManyOperations(InInstance):
     """More operations than the compiler is asked to handle."""
 
     code = "CH246"
     title = "the scheme has {count:,} operations, and the limit is {limit:,}"
-    label = "{micros:,} micro-batches in {pipes:,} pipes of {stages:,} stages"
+    label = "{micros:,} micro-batches in all, {stages:,} stages"
     help = "choose smaller parameters, or raise the limit with `--max-operations {count}`"
     count: int
     limit: int
     micros: int
-    pipes: int
     stages: int
 
 
@@ -342,3 +341,13 @@ class TooManyPipes(InInstance):
     help = "choose smaller parameters, or raise the limit with `--max-operations {count}`"
     count: int
     limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyIndex(InInstance):
+    """An indexed pipe without an index, and no other pipe."""
+
+    code = "CH248"
+    title = "there are no pipes"
+    label = "an empty range makes none"
+    help = "a scheme has at least one pipe: make the range longer"

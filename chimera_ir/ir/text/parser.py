@@ -51,8 +51,8 @@ def parse(source: Source) -> Plan | Schedule | Program:
     Raises
     ------
     Rejected
-        With all malformed lines together; if there are none, with all mistakes of the header; if there are none, with all
-        mistakes of the operations.
+        With all malformed lines together; if there are none, with all mistakes of the header; if there are none, with
+        all mistakes of the operations.
     """
     tree = _tree(source)
     title, header_lines, body = tree.children[0], tree.children[1], tree.children[2:]
@@ -105,12 +105,14 @@ def _structure(source: Source, found: Token) -> list[Diagnostic]:
     tokens = list(_parser().lex(source.text))
     if not tokens:
         return [NoTitle(Span(0, 0))]
-    if tokens[0].type != "TITLE" and tokens[0].split()[0] not in ("plan", "schedule", "program"):
+    if tokens[0].type != "TITLE" and tokens[0].split()[:1] not in (["plan"], ["schedule"], ["program"]):
         return [NoTitle(Span(span(tokens[0]).start, min(span(tokens[0])[1], span(tokens[0]).start + _SHORT)))]
     malformed = [token for token in tokens if token.type == "OTHER"]
     if malformed:
         return _malformed(malformed, tokens[0])
     lanes = any(token.type == "HEADING" for token in tokens)
+    if found.type == "HEADING" and not tokens[0].startswith("plan"):
+        found = next(token for token in tokens if token.type not in _MISPLACED)
     under = " under their `worker` headings" if lanes else ""
     return [MisplacedLine(span(found), _MISPLACED.get(found.type, "an operation before the first heading"), under)]
 

@@ -1,8 +1,8 @@
 """A small float64 model with everything that makes pipelines go wrong.
 
-An embedding at one end; a tuple between stages with a gradient, an integer tensor, a boolean mask and a float tensor that
-needs no gradient; dropout and batch norm; a parameter that never gets a gradient, one that gets one for some micro-batches
-only; a bias whose gradient is a view of what was received; a stage's output that is a view.
+An embedding at one end; a tuple between stages with a gradient, an integer tensor, a boolean mask and a float tensor
+that needs no gradient; dropout and batch norm; a parameter that never gets a gradient, one that gets one for some
+micro-batches only; a bias whose gradient is a view of what was received; a stage's output that is a view.
 """
 
 import hashlib

@@ -1,0 +1,122 @@
+"""Where the parser stopped, and what stands around that place."""
+
+from dataclasses import dataclass
+
+from lark import Token
+
+from chimera_ir.source import Span
+
+OPENERS = {"(": ")", "[": "]", "{": "}"}
+"""Each opening bracket with its partner."""
+
+CLOSERS = {closer: opener for opener, closer in OPENERS.items()}
+"""Each closing bracket with its partner."""
+
+SCHEME_LINES = frozenset({"workers", "let", "fn", "require", "update", "memory", "pipe"})
+"""The words that begin a line outside of a pipe."""
+
+PIPE_LINES = frozenset({"stages", "micros", "reads", "recompute", "sync"})
+"""The words that begin a line in a pipe, beside the operations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Where the parser stopped: at ``tokens[position]``, or at the end; ``accepted`` could have stood there."""
+
+    text: str
+    tokens: list[Token]
+    position: int
+    accepted: frozenset[str]
+
+    @property
+    def token(self) -> Token | None:
+        """What the parser did not take; None at the end of the text."""
+        return self.tokens[self.position] if self.position < len(self.tokens) else None
+
+    @property
+    def before(self) -> Token:
+        """The last token it took."""
+        return self.tokens[self.position - 1]
+
+    @property
+    def span(self) -> Span:
+        """Where it stopped; at the end of the text, just behind the last token."""
+        if self.token is not None:
+            return span_of(self.token)
+        end = span_of(self.before).end
+        return Span(end, end + 1)
+
+    @property
+    def found(self) -> str:
+        """What it did not take, as one says it."""
+        return "the end of the text" if self.token is None else f"`{short(self.token)}`"
+
+    @property
+    def on_next_line(self) -> bool:
+        """Whether what was expected is missing at the end of a line."""
+        return self.token is None or first_on_line(self.tokens, self.position)
+
+    @property
+    def wants_value(self) -> bool:
+        """Whether an expression could start here."""
+        return "INTEGER" in self.accepted
+
+    @property
+    def after_value(self) -> bool:
+        """Whether a complete expression ends here."""
+        return "PLUS" in self.accepted
+
+    @property
+    def gap(self) -> Span:
+        """Just behind the last token taken, where something is missing."""
+        end = span_of(self.before).end
+        return Span(end, end + 1)
+
+    def open_brackets(self) -> list[Token]:
+        """The brackets that are open here, the outermost first."""
+        opened: list[Token] = []
+        for token in self.tokens[: self.position]:
+            if token in OPENERS:
+                opened.append(token)
+            elif token in CLOSERS and opened:
+                opened.pop()
+        return opened
+
+    def line_start(self) -> int:
+        """The position of the token that starts the line of the scheme in which the parser stopped."""
+        at = self.position - 1
+        while at > 0 and not starts_statement(self.tokens, at):
+            at -= 1
+        return at
+
+
+def span_of(token: Token) -> Span:
+    """Where a token is."""
+    return Span(token.start_pos or 0, token.end_pos or 0)
+
+
+def starts_statement(tokens: list[Token], position: int) -> bool:
+    """Whether a line of the scheme starts at a token: the parser can be trusted again from there on."""
+    token = tokens[position]
+    if token in SCHEME_LINES or token in PIPE_LINES or token in ("scheme", "}"):
+        return True
+    return token.type == "NAME" and first_on_line(tokens, position)
+
+
+def first_on_line(tokens: list[Token], position: int) -> bool:
+    """Whether nothing stands before a token on its line."""
+    return position == 0 or (tokens[position].line or 0) > (tokens[position - 1].end_line or 0)
+
+
+def text_between(stop: Stop, start: int, end: int) -> str:
+    """The text of some tokens, on one line."""
+    if start >= end:
+        return ""
+    text = stop.text[span_of(stop.tokens[start]).start : span_of(stop.tokens[end - 1]).end]
+    return " ".join(text.split())
+
+
+def short(token: Token) -> str:
+    """A token's text, unless it is very long."""
+    text = str(token)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,68 @@
+"""Runs every `$ chimera-compile` of README.md and docs/*.md again and compares what it prints with what stands there.
+
+    python docs/check.py             # says which blocks are out of date
+    python docs/check.py --update    # writes what is printed now
+
+A block is a fence of the kind ``console`` whose lines begin with ``$ chimera-compile``; a line ``...`` in it stands for any
+number of lines. The commands run in the root of the project; what they write goes into a directory that is removed.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(r"(?<=^```console\n)\$ chimera-compile.*?(?=^```$)", re.MULTILINE | re.DOTALL)
+
+
+def run(commands: list[str]) -> str:
+    """The commands with what they print, errors included, as a terminal would show them."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    shown = []
+    with tempfile.TemporaryDirectory() as place:
+        for name in ("docs", "examples"):
+            (Path(place) / name).symlink_to(ROOT / name)
+        for command in commands:
+            done = subprocess.run(
+                ["bash", "-c", f"({command}) 2>&1"],
+                cwd=place,
+                env={**os.environ, "PATH": path},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            lines = [line.rstrip() for line in done.stdout.splitlines()]
+            shown.append("\n".join([f"$ {command}", *lines]) + "\n")
+    return "".join(shown)
+
+
+def matches(text: str, printed: str) -> bool:
+    """Whether a block says what is printed, up to its ``...`` lines."""
+    pattern = "(?s:.*?)".join(re.escape(part) for part in re.split(r"^\.\.\.\n", text, flags=re.MULTILINE))
+    return re.fullmatch(pattern, printed) is not None
+
+
+def main() -> None:
+    """Checks or updates every page."""
+    update, stale = "--update" in sys.argv[1:], 0
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = page.read_text(encoding="utf-8")
+        fresh = text
+        for found in BLOCK.finditer(text):
+            block = found[0]
+            printed = run([line[2:] for line in block.splitlines() if line.startswith("$ ")])
+            if matches(block, printed):
+                continue
+            stale += 1
+            sys.stdout.write(f"{page.relative_to(ROOT)}: {block.splitlines()[0]}\n")
+            fresh = fresh.replace(block, printed)
+        if update and fresh != text:
+            page.write_text(fresh, encoding="utf-8")
+    sys.exit(1 if stale and not update else 0)
+
+
+if __name__ == "__main__":
+    main()

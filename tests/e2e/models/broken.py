@@ -1,0 +1,3 @@
+"""A model file that is no Python."""
+
+def build_stage(:

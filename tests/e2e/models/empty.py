@@ -1,0 +1,1 @@
+"""A model file without its functions."""

@@ -1,0 +1,141 @@
+"""Compiling schemes and running what was generated, for the end-to-end tests."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from chimera_ir.cli import compile_command
+
+HERE = Path(__file__).resolve().parent
+MODELS = HERE / "models"
+TORCHRUN = str(Path(sys.executable).parent / "torchrun")
+PATIENCE = 120
+
+
+def compiled(folder: Path, scheme: str, **parameters: int) -> Path:
+    """The output directory of a scheme: of the library, or a file."""
+    out = folder / "-".join([Path(scheme).stem, *(f"{k}{v}" for k, v in parameters.items())])
+    settings = [text for name, value in parameters.items() for text in ("--set", f"{name}={value}")]
+    result = CliRunner().invoke(compile_command, [scheme, *settings, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    return out
+
+
+@dataclass(frozen=True)
+class Job:
+    """A generated program and the options to run it with."""
+
+    name: str
+    directory: Path
+    arguments: tuple[str, ...] = ("--check-only",)
+    model: str = "zoo.py"
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a job's ranks said, and how they ended."""
+
+    said: tuple[str, ...]
+    statuses: tuple[str, ...]
+
+    def assert_passed(self) -> None:
+        assert set(self.statuses) == {"0"}, "\n".join((*self.statuses, *self.said))
+
+
+def environment() -> dict[str, str]:
+    """The environment of the tests, with one thread per rank and nothing of ours on the ranks' path."""
+    return {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+
+
+def run_all(folder: Path, ranks: int, jobs: Sequence[Job]) -> dict[str, Outcome]:
+    """Runs the jobs in turn under one torchrun."""
+    listed = [
+        {
+            "train": str(job.directory / "train.py"),
+            "arguments": ["--model", str(MODELS / job.model), "--timeout", "30", *job.arguments],
+            "log": str(folder / f"{job.name}.log"),
+            "port": _free_port(),
+            "environment": dict(job.environment),
+        }
+        for job in jobs
+    ]
+    (folder / "jobs.json").write_text(json.dumps(listed))
+    command = [TORCHRUN, f"--nproc-per-node={ranks}", str(HERE / "run_jobs.py"), str(folder / "jobs.json")]
+    done = subprocess.run(
+        command, env=environment(), cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return {job.name: _outcome(folder, job, ranks) for job in jobs}
+
+
+def _outcome(folder: Path, job: Job, ranks: int) -> Outcome:
+    logs = [folder / f"{job.name}.log.{rank}" for rank in range(ranks)]
+    return Outcome(
+        tuple(log.read_text() if log.exists() else "" for log in logs),
+        tuple(Path(f"{log}.status").read_text() for log in logs),
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def torchrun(directory: Path, ranks: int, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs one generated program as a user does; ends with everything it said."""
+    command = [TORCHRUN, f"--nproc-per-node={ranks}", str(directory / "train.py"), *arguments]
+    return subprocess.run(
+        command,
+        env=environment() | variables,
+        cwd=directory.parent,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+def interrupted(directory: Path, ranks: int, *arguments: str, when: str) -> tuple[int, str]:
+    """As `torchrun`, with Ctrl-C as soon as a line holds ``when``: the exit status, and everything that was said."""
+    command = [TORCHRUN, f"--nproc-per-node={ranks}", str(directory / "train.py"), *arguments]
+    process = subprocess.Popen(
+        command, env=environment(), cwd=directory.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    said = ""
+    for line in process.stdout:
+        said += line
+        if when in line:
+            process.send_signal(signal.SIGINT)
+            break
+    said += process.communicate(timeout=PATIENCE)[0]
+    return process.returncode, said
+
+
+def ranks_left(directory: Path, seconds: float = 10) -> list[str]:
+    """The processes that still run a directory's train.py after some time to end."""
+    marker = str(directory / "train.py").encode()
+    deadline = time.monotonic() + seconds
+    while True:
+        left = []
+        for entry in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = entry.read_bytes()
+            except OSError:
+                continue
+            if marker in words:
+                left.append(entry.parent.name)
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.1)

@@ -1,0 +1,104 @@
+"""What is generated trains: every library scheme computes what one process computes, for any number of copies."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.ranks import Job, Outcome, compiled, run_all
+
+SCHEMES = Path(__file__).resolve().parent / "schemes"
+LIBRARY = ("gpipe", "dapple", "gems", "chimera")
+
+pytestmark = pytest.mark.e2e
+
+
+def four_ranks(folder: Path) -> Iterator[Job]:
+    """D=4 with one copy, D=2 with two, D=1 with four; training after the check, to compare losses and weights."""
+    for scheme in LIBRARY:
+        directory = compiled(folder, scheme, D=4, N=4)
+        witness = folder / f"witness-{scheme}"
+        witness.mkdir()
+        arguments = ("--check", "--steps", "4", "--micro-batch-size", "2", "--metrics", str(folder / f"{scheme}.json"))
+        yield Job(f"{scheme}-D4", directory, arguments, environment={"WITNESS": str(witness)})
+        halves = compiled(folder, scheme, D=2, N=3)
+        yield Job(f"{scheme}-D2-W2", halves, ("--check-only", "--seed", "7"))
+        yield Job(f"{scheme}-D2-W2-replica", halves, ("--check-only", "--layout", "replica"))
+    for parameters in ({"N": 1}, {"N": 3}, {"N": 6}, {"N": 8}, {"N": 4, "f": 2}, {"N": 5, "f": 2}):
+        directory = compiled(folder, "chimera", D=4, **parameters)
+        yield Job(f"bidirectional-{parameters}", directory)
+    yield Job("alone", compiled(folder, "dapple", D=1, N=2), ("--check-only", "--micro-batch-size", "2"))
+    for scheme in ("wave", "shared", "crossed"):
+        yield Job(scheme, compiled(folder, str(SCHEMES / f"{scheme}.chim")))
+
+
+def eight_ranks(folder: Path) -> Iterator[Job]:
+    """D=4 with two copies, and D=8."""
+    for scheme in LIBRARY:
+        witness = folder / f"witness-{scheme}"
+        witness.mkdir()
+        directory = compiled(folder, scheme, D=4, N=2)
+        arguments = ("--check", "--steps", "3", "--micro-batch-size", "2", "--metrics", str(folder / f"{scheme}.json"))
+        yield Job(f"{scheme}-D4-W2", directory, arguments, environment={"WITNESS": str(witness)})
+    yield Job("chimera-D8", compiled(folder, "chimera", D=8, N=8, f=2))
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Outcome]]:
+    folder = tmp_path_factory.mktemp("four")
+    return folder, run_all(folder, 4, list(four_ranks(folder)))
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Outcome]]:
+    folder = tmp_path_factory.mktemp("eight")
+    return folder, run_all(folder, 8, list(eight_ranks(folder)))
+
+
+def losses(folder: Path, scheme: str) -> list[float]:
+    metrics = json.loads((folder / f"{scheme}.json").read_text())
+    assert len(metrics["loss"]) == len(metrics["step_seconds"]) == len(metrics["cpu_seconds"])
+    found: list[float] = metrics["loss"]
+    return found
+
+
+def weights(folder: Path, scheme: str) -> dict[str, set[tuple[str, ...]]]:
+    """The digests of the weights after every step, by stage (told apart by the shapes), as every rank saw them."""
+    seen: dict[str, set[tuple[str, ...]]] = {}
+    for log in sorted((folder / f"witness-{scheme}").iterdir()):
+        by_stage: dict[str, list[str]] = {}
+        for line in log.read_text().splitlines():
+            stage, digest = line.split()
+            by_stage.setdefault(stage, []).append(digest)
+        for stage, digests in by_stage.items():
+            seen.setdefault(stage, set()).add(tuple(digests))
+    return seen
+
+
+def test_four_ranks_compute_the_gradients_of_one_process(four: tuple[Path, dict[str, Outcome]]) -> None:
+    for name, outcome in four[1].items():
+        outcome.assert_passed()
+        assert "check: passed" in outcome.said[0], name
+
+
+def test_eight_ranks_compute_the_gradients_of_one_process(eight: tuple[Path, dict[str, Outcome]]) -> None:
+    for name, outcome in eight[1].items():
+        outcome.assert_passed()
+        assert "check: passed" in outcome.said[0], name
+
+
+def test_every_synchronous_scheme_takes_the_same_steps(four: tuple[Path, dict[str, Outcome]]) -> None:
+    first, *others = (losses(four[0], scheme) for scheme in LIBRARY)
+    assert len(first) == 4
+    for other in others:
+        assert other == pytest.approx(first, rel=1e-9)
+
+
+@pytest.mark.parametrize("scheme", LIBRARY)
+def test_replicas_of_a_stage_stay_bitwise_equal(eight: tuple[Path, dict[str, Outcome]], scheme: str) -> None:
+    seen = weights(eight[0], scheme)
+    assert len(seen) == 3, "the first, the middle and the last stages differ in their parameters"
+    first, middle, last = sorted(seen, key=len)
+    assert [len(seen[first]), len(seen[middle]), len(seen[last])] == [1, 2, 1], "replicas of a stage drifted apart"
+    assert {len(digests) for of_stage in seen.values() for digests in of_stage} == {3}, "one digest per step"

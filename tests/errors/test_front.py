@@ -1,0 +1,74 @@
+"""Each mistake of a scheme with the message it gets: ``front/<mistake>.chim`` beside ``front/<mistake>.err``.
+
+A file may say in its first lines how it is compiled: ``#: set N = 0``, ``#: max-operations 10``.
+"""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from chimera_ir.diagnostics.catalogue import names, syntax, tokens, values
+from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.diagnostics.render import render_all
+from chimera_ir.elaborate.elaborate import elaborate
+from chimera_ir.source import Source
+from chimera_ir.syntax.parser import MAX_TEXT, parse
+
+FRONT = Path(__file__).parent / "front"
+MISTAKES = sorted(FRONT.glob("*.chim"))
+NOT_IN_A_FILE = {"TextTooLong"}
+"""Tested below: a golden pair of a million characters would teach nobody anything."""
+
+
+def diagnostics(source: Source) -> tuple[Diagnostic, ...]:
+    settings = {name: int(value) for name, value in re.findall(r"^#: set (\w+) = (-?\d+)$", source.text, re.M)}
+    limit = re.search(r"^#: max-operations (\d+)$", source.text, re.M)
+    try:
+        _, warnings = elaborate(parse(source), settings, int(limit[1]) if limit else 100_000)
+    except Rejected as rejected:
+        return rejected.diagnostics
+    return warnings
+
+
+def read(path: Path) -> Source:
+    return Source(path.name, path.read_bytes().decode("utf-8", errors="replace"))
+
+
+@pytest.mark.parametrize("path", MISTAKES, ids=lambda path: path.stem)
+def test_a_mistake_gets_its_message(path: Path, update_goldens: bool) -> None:
+    source = read(path)
+    said = render_all(diagnostics(source), source) + "\n"
+    expected = path.with_suffix(".err")
+    if update_goldens:
+        expected.write_text(said, encoding="utf-8")
+    assert said == expected.read_text(encoding="utf-8")
+
+
+def classes() -> dict[str, type[Diagnostic]]:
+    return {
+        name: member
+        for module in (tokens, syntax, names, values)
+        for name, member in vars(module).items()
+        if inspect.isclass(member) and issubclass(member, Diagnostic) and hasattr(member, "code")
+    }
+
+
+def test_every_message_has_a_mistake_that_shows_it() -> None:
+    shown = {type(diagnostic).__name__ for path in MISTAKES for diagnostic in diagnostics(read(path))}
+    assert set(classes()) - shown == NOT_IN_A_FILE
+
+
+def test_every_message_has_a_code_of_its_own() -> None:
+    codes = [member.code for member in classes().values()]
+    assert len(set(codes)) == len(codes)
+
+
+def test_a_text_that_is_too_long_is_rejected_unread() -> None:
+    source = Source("long.chim", "scheme a" + " " * MAX_TEXT)
+    with pytest.raises(Rejected) as rejected:
+        parse(source)
+    said = render_all(rejected.value.diagnostics, source)
+    assert said.startswith("error[CH102]: the text has more than 1,048,576 characters")
+    assert max(map(len, said.splitlines())) < 160

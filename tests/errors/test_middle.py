@@ -1,0 +1,92 @@
+"""Each mistake of a schedule, a program or its text with the message it gets: ``middle/<mistake>.sir`` (or ``.chim``,
+where the scheme's lines are what the message must name) beside ``middle/<mistake>.err``."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from chimera_ir.diagnostics.catalogue import irtext, program, schedule
+from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.diagnostics.render import render_all
+from chimera_ir.elaborate.elaborate import elaborate
+from chimera_ir.ir.levels import Plan, Program, Schedule
+from chimera_ir.ir.text.parser import parse as parse_ir
+from chimera_ir.lower.lower import lower
+from chimera_ir.lower.order import order
+from chimera_ir.source import Source
+from chimera_ir.syntax.parser import parse
+from chimera_ir.verify.verify import verify_plan, verify_program, verify_schedule
+
+MIDDLE = Path(__file__).parent / "middle"
+MISTAKES = sorted([*MIDDLE.glob("*.sir"), *MIDDLE.glob("*.chim")])
+NOT_IN_A_FILE = {
+    "PlacedOutside",
+    "StagesUnplaced",
+    "MicrosNotNumbered",
+    "UnknownOperation",
+    "LaneCount",
+    "SeveralMicros",
+}
+"""No text spells these, the parsers reject it first; levels that are built by hand can have them: see test_verify."""
+TOO_LONG_FOR_A_FILE = {"MoreMistakes", "MoreErrors"}
+
+
+def diagnostics(source: Source) -> tuple[Diagnostic, ...]:
+    try:
+        return tuple(_compile(source))
+    except Rejected as rejected:
+        return rejected.diagnostics
+
+
+def _compile(source: Source) -> tuple[Diagnostic, ...]:
+    if source.name.endswith(".chim"):
+        level: Plan | Schedule | Program = elaborate(parse(source), {}, 1000)[0]
+    else:
+        level = parse_ir(source)
+    if isinstance(level, Plan):
+        found = (*verify_plan(level), *verify_schedule(order(level), level))
+        return found or _compile_program(lower(order(level)))
+    if isinstance(level, Schedule):
+        return verify_schedule(level, None) or _compile_program(lower(level))
+    return _compile_program(level)
+
+
+def _compile_program(level: Program) -> tuple[Diagnostic, ...]:
+    verify_program(level)
+    return ()
+
+
+def read(path: Path) -> Source:
+    return Source(path.name, path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", MISTAKES, ids=lambda path: path.stem)
+def test_a_mistake_gets_its_message(path: Path, update_goldens: bool) -> None:
+    source = read(path)
+    found = diagnostics(source)
+    assert found
+    said = render_all(found, source) + "\n"
+    expected = path.with_suffix(".err")
+    if update_goldens:
+        expected.write_text(said, encoding="utf-8")
+    assert said == expected.read_text(encoding="utf-8")
+
+
+def classes() -> dict[str, type[Diagnostic]]:
+    return {
+        name: member
+        for module in (irtext, program, schedule)
+        for name, member in vars(module).items()
+        if inspect.isclass(member) and issubclass(member, Diagnostic) and hasattr(member, "code")
+    }
+
+
+def test_every_message_has_a_mistake_that_shows_it() -> None:
+    shown = {type(diagnostic).__name__ for path in MISTAKES for diagnostic in diagnostics(read(path))}
+    assert set(classes()) - shown == NOT_IN_A_FILE | TOO_LONG_FOR_A_FILE
+
+
+def test_every_message_has_a_code_of_its_own() -> None:
+    codes = [member.code for member in classes().values()]
+    assert len(set(codes)) == len(codes)

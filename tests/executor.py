@@ -1,0 +1,281 @@
+"""An independent executor of programs: it moves tokens, and shares no code with `chimera_ir.verify`.
+
+It does what hardware does, as unkindly as it may: a posted receive may spoil its buffer at any moment, a transfer
+reads the sender's memory when it happens and not when it is posted, messages travel in random order and time.
+Operations check that what they read is what they need; steps that every gradient was summed exactly once.
+"""
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+from chimera_ir.ir.levels import Program
+from chimera_ir.ir.ops import (
+    AllReduce,
+    Backward,
+    Forward,
+    Instruction,
+    Recv,
+    Send,
+    Step,
+    WaitAllReduce,
+    WaitRecv,
+    WaitSend,
+)
+
+SPOILT = ("spoilt",)
+TRANSPORTS = ("directed", "tagged")
+
+
+class Wrong(Exception):
+    """The program computes, or does, something that it must not."""
+
+
+@dataclass(eq=False)
+class Cell:
+    """A piece of memory; what is made from it in place shares it."""
+
+    value: object = SPOILT
+
+
+@dataclass(eq=False)
+class Transfer:
+    """One end of a message: of a send the memory it reads, of a receive the memory it writes."""
+
+    tag: object
+    cell: Cell
+    expected: object = None
+    done: bool = False
+    waited: bool = False
+
+
+@dataclass
+class Sum:
+    """One sum over the holders of a stage: what each of them put in."""
+
+    parts: dict[int, Counter] = field(default_factory=dict)
+    done: bool = False
+
+
+class Worker:
+    """A lane and the memory of its worker."""
+
+    def __init__(self, number: int, lane: tuple[Instruction, ...]) -> None:
+        self.number = number
+        self.lane = lane
+        self.place = 0
+        self.slots: dict[object, Cell] = {}
+        self.sends: dict[object, Transfer] = {}
+        self.recvs: dict[object, Transfer] = {}
+        self.outputs: dict[object, tuple[Cell, object]] = {}
+        self.kept: dict[object, tuple[Cell, object]] = {}
+        self.gradients: Counter = Counter()
+        self.launched: dict[int, Sum] = {}
+        self.summed: dict[int, Sum] = {}
+        self.stepped: Counter = Counter()
+
+
+class Executor:
+    """Runs a program on one transport with one random order of all that can happen."""
+
+    def __init__(self, program: Program, transport: str, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.directed = transport == "directed"
+        self.stages = program.header.stages
+        self.micros = sorted(m for pipe in program.header.pipes for m in pipe.micros)
+        self.where = {
+            (m, s): w for pipe in program.header.pipes for m in pipe.micros for s, w in enumerate(pipe.workers)
+        }
+        self.members = {s: {pipe.workers[s] for pipe in program.header.pipes} for s in range(self.stages)}
+        self.workers = [Worker(number, lane) for number, lane in enumerate(program.lanes)]
+        self.sent: dict[tuple[int, int], list[Transfer]] = {}
+        self.posted: dict[tuple[int, int], list[Transfer]] = {}
+        self.sums: dict[int, list[Sum]] = {s: [] for s in range(self.stages)}
+
+    def run(self) -> bool:
+        """Whether all lanes finish.
+
+        Raises
+        ------
+        Wrong
+            If something is computed from the wrong thing, or left undone at the end.
+        """
+        while True:
+            events = [(self.step, (w,)) for w in self.workers if w.place < len(w.lane) and not self.blocked(w)]
+            events += [(self.transfer, each) for each in self.transferable()]
+            events += [(self.add, (each,)) for s in self.sums for each in self.sums[s] if self.addable(s, each)]
+            if not events:
+                break
+            action, arguments = self.random.choice(events)
+            action(*arguments)
+            if action == self.step and self.random.random() < 0.5:
+                (worker,) = arguments
+                while worker.place < len(worker.lane) and not self.blocked(worker):
+                    self.step(worker)
+        if any(w.place < len(w.lane) for w in self.workers):
+            return False
+        self.check_end()
+        return True
+
+    def check_end(self) -> None:
+        for worker in self.workers:
+            for each in (*worker.sends.values(), *worker.recvs.values()):
+                self.demand(each.waited, f"worker {worker.number} never waits for {each.tag}")
+            held = {s for s in self.members if worker.number in self.members[s]}
+            self.demand(set(worker.stepped) == held, f"worker {worker.number} stepped {worker.stepped}, holds {held}")
+
+    # ---- the network
+
+    def transferable(self) -> list[tuple[Transfer, Transfer]]:
+        pairs = []
+        for link, sends in self.sent.items():
+            recvs = self.posted.get(link, [])
+            if self.directed:
+                pairs += list(zip(sends[:1], recvs[:1], strict=True)) if sends and recvs else []
+            else:
+                pairs += [(a, b) for a in sends for b in recvs if a.tag == b.tag]
+        return pairs
+
+    def transfer(self, send: Transfer, recv: Transfer) -> None:
+        for queues, end in ((self.sent, send), (self.posted, recv)):
+            for queue in queues.values():
+                if end in queue:
+                    queue.remove(end)
+        recv.cell.value = send.expected if send.cell.value == send.expected else SPOILT
+        send.done = recv.done = True
+
+    def addable(self, stage: int, each: Sum) -> bool:
+        return not each.done and set(each.parts) == self.members[stage]
+
+    def add(self, each: Sum) -> None:
+        each.done = True
+
+    # ---- the lanes
+
+    def blocked(self, worker: Worker) -> bool:
+        match worker.lane[worker.place]:
+            case WaitSend(message):
+                self.demand(message in worker.sends, f"worker {worker.number} waits for an unknown send {message}")
+                return not worker.sends[message].done
+            case WaitRecv(message):
+                self.demand(message in worker.recvs, f"worker {worker.number} waits for an unknown receive {message}")
+                return not worker.recvs[message].done
+            case WaitAllReduce(stage):
+                self.demand(stage in worker.launched, f"worker {worker.number} waits for an unknown sum {stage}")
+                return not worker.launched[stage].done
+        return False
+
+    def step(self, worker: Worker) -> None:
+        instruction = worker.lane[worker.place]
+        worker.place += 1
+        match instruction:
+            case Forward(micros, stage):
+                self.forward(worker, micros[0], stage)
+            case Backward(micros, stage):
+                self.backward(worker, micros[0], stage)
+            case Send(message, to):
+                key = ("act" if message.source < message.target else "grad", message.micros[0], message.source)
+                self.demand(key in worker.outputs, f"worker {worker.number} sends {key} before it has it")
+                self.demand(message not in worker.sends, f"{message} is sent twice")
+                cell, value = worker.outputs[key]
+                worker.sends[message] = Transfer(message, cell, value)
+                self.sent.setdefault((worker.number, to), []).append(worker.sends[message])
+            case Recv(message, source, slot):
+                self.demand(message not in worker.recvs, f"{message} is received twice")
+                cell = worker.slots.setdefault((message.source, message.target, slot), Cell())
+                if self.random.random() < 0.8:
+                    cell.value = SPOILT
+                worker.recvs[message] = Transfer(message, cell)
+                self.posted.setdefault((source, worker.number), []).append(worker.recvs[message])
+            case WaitSend(message):
+                self.demand(not worker.sends[message].waited, f"{message} is waited for twice")
+                worker.sends[message].waited = True
+            case WaitRecv(message):
+                self.demand(not worker.recvs[message].waited, f"{message} is waited for twice")
+                worker.recvs[message].waited = True
+            case AllReduce(stage):
+                self.launch(worker, stage)
+            case WaitAllReduce(stage):
+                self.demand(stage not in worker.summed, f"the sum of {stage} is waited for twice")
+                worker.summed[stage] = worker.launched[stage]
+            case Step(stage):
+                self.update(worker, stage)
+
+    def forward(self, worker: Worker, micro: int, stage: int) -> None:
+        self.demand(self.where[micro, stage] == worker.number, "forward on the wrong worker")
+        self.demand(not worker.stepped[stage], "forward with new weights")
+        self.demand((micro, stage) not in worker.kept, "forward twice")
+        data = Cell(("data", micro))
+        source = (data, data.value) if stage == 0 else self.input(worker, "act", micro, stage - 1, stage)
+        worker.kept[micro, stage] = source
+        output = ("act", micro, stage)
+        if stage > 0 and self.random.random() < 0.5:  # the output is a view of the input
+            worker.outputs[output] = (source[0], source[0].value)
+        else:
+            worker.outputs[output] = (Cell(output), output)
+
+    def input(self, worker: Worker, kind: str, micro: int, source: int, target: int) -> tuple[Cell, object]:
+        """The memory and the value of an operation's input, if it is what it must be."""
+        if self.where[micro, source] == worker.number:
+            self.demand((kind, micro, source) in worker.outputs, f"{kind} {micro} {source} is not there")
+            cell, value = worker.outputs[kind, micro, source]
+        else:
+            recvs = [t for m, t in worker.recvs.items() if (m.micros[0], m.source, m.target) == (micro, source, target)]
+            self.demand(len(recvs) == 1 and recvs[0].waited, f"{kind} {micro} {source} was not waited for")
+            cell, value = recvs[0].cell, recvs[0].cell.value
+        self.demand(
+            cell.value == value and self.means(value, kind, micro, source), f"{kind} {micro} {source} is {cell.value}"
+        )
+        return cell, value
+
+    def means(self, value: object, kind: str, micro: int, source: int) -> bool:
+        """Whether a token is the result of a stage; a view keeps the token of the stage it began with."""
+        if not (isinstance(value, tuple) and len(value) == 3):
+            return False
+        return value[:2] == (kind, micro) and (value[2] <= source if kind == "act" else value[2] == source)
+
+    def backward(self, worker: Worker, micro: int, stage: int) -> None:
+        self.demand(not worker.stepped[stage], "backward with new weights")
+        self.demand((micro, stage) in worker.kept, "backward before its forward")
+        cell, value = worker.kept.pop((micro, stage))
+        self.demand(cell.value == value, f"the activations of {micro} on {stage} were overwritten")
+        if stage < self.stages - 1:
+            self.input(worker, "grad", micro, stage + 1, stage)
+        worker.gradients[micro, stage] += 1
+        worker.outputs["grad", micro, stage] = (Cell(("grad", micro, stage)), ("grad", micro, stage))
+
+    def launch(self, worker: Worker, stage: int) -> None:
+        self.demand(worker.number in self.members[stage], f"worker {worker.number} does not hold {stage}")
+        self.demand(stage not in worker.launched, f"stage {stage} is summed twice")
+        part = Counter({key: count for key, count in worker.gradients.items() if key[1] == stage})
+        if not self.sums[stage]:
+            self.sums[stage].append(Sum())
+        worker.launched[stage] = self.sums[stage][0]
+        self.sums[stage][0].parts[worker.number] = part
+
+    def update(self, worker: Worker, stage: int) -> None:
+        self.demand(stage in worker.summed, f"stage {stage} steps without its sum")
+        self.demand(not worker.stepped[stage], f"stage {stage} steps twice")
+        total: Counter = Counter()
+        for part in worker.summed[stage].parts.values():
+            total.update(part)
+        wanted = Counter((m, stage) for m in self.micros)
+        self.demand(total == wanted, f"stage {stage} steps with {total}")
+        worker.stepped[stage] += 1
+
+    def demand(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            raise Wrong(otherwise)
+
+
+def verdict(program: Program, transport: str, seed: int) -> str:
+    """``finished``, ``stuck``, or what is wrong."""
+    try:
+        return "finished" if Executor(program, transport, seed).run() else "stuck"
+    except Wrong as wrong:
+        return f"wrong: {wrong}"
+
+
+def verdicts(program: Program, seeds: int) -> set[str]:
+    """The verdicts on both transports with several random timings."""
+    return {verdict(program, transport, seed) for transport in TRANSPORTS for seed in range(seeds)}

@@ -1,0 +1,87 @@
+"""Plans to test with: random ones, and the schemes of the paper, without the language."""
+
+import random
+from collections.abc import Iterable
+
+from hypothesis import strategies as st
+
+from chimera_ir.ir.ids import Clock, Micro, Stage, Worker
+from chimera_ir.ir.levels import Header, Pipe, Plan, Planned
+from chimera_ir.ir.ops import Backward, Compute, Forward
+from chimera_ir.source import Span
+
+
+def one_direction(depth: int, micro_batches: int) -> Plan:
+    """1F1B with a flush: F(m, s) @ 2m + s, B(m, s) @ 2m + 2D-1 - s."""
+    return _clocked([(list(range(depth)), list(range(micro_batches)))], depth)
+
+
+def two_directions(depth: int, micro_batches: int) -> Plan:
+    """The same clock in both directions over the same workers (section 3.1), D/2 of every D micro-batches in each."""
+    half = depth // 2
+    down = [m for m in range(micro_batches) if m % depth < half]
+    up = [m for m in range(micro_batches) if m % depth >= half]
+    return _clocked([(list(range(depth)), down), (list(reversed(range(depth))), up)], half)
+
+
+def _clocked(pipes: list[tuple[list[int], list[int]]], unit: int) -> Plan:
+    depth = len(pipes[0][0])
+    micro_batches = sum(len(micros) for _, micros in pipes)
+    header = _header(depth, depth, [(placement, micros) for placement, micros in pipes], micro_batches)
+    planned = []
+    for pipe in header.pipes:
+        for index, micro in enumerate(pipe.micros):
+            start = 2 * (index % unit) + 2 * depth * (index // unit) if len(pipes) > 1 else 2 * index
+            for s, worker in enumerate(pipe.workers):
+                planned.append(Planned(Clock(start + s), worker, Forward((micro,), Stage(s))))
+                planned.append(Planned(Clock(start + 2 * depth - 1 - s), worker, Backward((micro,), Stage(s))))
+    return Plan(header, tuple(planned))
+
+
+def _header(workers: int, stages: int, pipes: Iterable[tuple[list[int], list[int]]], micro_batches: int) -> Header:
+    return Header(
+        scheme="test",
+        parameters=(("D", stages), ("N", micro_batches)),
+        workers=workers,
+        stages=stages,
+        micro_batches=micro_batches,
+        pipes=tuple(
+            Pipe(f"pipe[{i}]", tuple(Worker(w) for w in placement), tuple(Micro(m) for m in micros))
+            for i, (placement, micros) in enumerate(pipes)
+        ),
+    )
+
+
+def random_plan(seed: int, trouble: float) -> Plan:
+    """Random pipes on random workers, with clocks that run along the data; a share of them moved at random."""
+    rng = random.Random(seed)
+    workers, stages, micro_batches = rng.randint(1, 4), rng.randint(1, 4), rng.randint(1, 5)
+    micros = rng.sample(range(micro_batches), micro_batches)
+    parts: list[list[int]] = [[] for _ in range(rng.randint(1, 3))]
+    for micro in micros:
+        rng.choice(parts).append(micro)
+    header = _header(
+        workers, stages, [([rng.randrange(workers) for _ in range(stages)], part) for part in parts], micro_batches
+    )
+    clock = 0
+    planned = []
+    ready: list[Compute] = [Forward((Micro(m),), Stage(0)) for m in range(micro_batches)]
+    while ready:
+        operation = ready.pop(rng.randrange(len(ready)))
+        (micro,), stage = operation.micros, operation.stage
+        late = rng.randrange(-30, 30) if rng.random() < trouble else 0
+        origin = Span(10 * len(planned), 10 * len(planned) + 5)
+        where = header.worker(micro, stage)
+        planned.append(Planned(Clock(clock + late), where, type(operation)((micro,), stage, origin)))
+        clock += rng.randint(1, 2)
+        if isinstance(operation, Forward):
+            last = stage == stages - 1
+            ready.append(Backward((micro,), stage) if last else Forward((micro,), Stage(stage + 1)))
+        elif stage > 0:
+            ready.append(Backward((micro,), Stage(stage - 1)))
+    rng.shuffle(planned)
+    return Plan(header, tuple(planned))
+
+
+plans = st.builds(random_plan, st.integers(0, 2**32), st.sampled_from([0.0, 0.0, 0.05, 0.3]))
+"""Random plans: many that can run, some whose clocks contradict the data."""

@@ -1,0 +1,83 @@
+"""Every level of IR prints as text that reads back, and no text makes the parser fail otherwise than by diagnostics."""
+
+import random
+from contextlib import suppress
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from chimera_ir.diagnostics.model import Rejected
+from chimera_ir.ir.levels import Plan, Program, Schedule
+from chimera_ir.ir.text.parser import parse
+from chimera_ir.ir.text.printer import line, show
+from chimera_ir.lower.lower import lower
+from chimera_ir.lower.order import order
+from chimera_ir.source import Source
+from chimera_ir.verify.verify import verify_program, verify_schedule
+from tests.property.programs import one_direction, plans, two_directions
+
+_FEW = settings(max_examples=150, deadline=None)
+_TEXT = show(lower(order(two_directions(4, 4))))
+_ODD = st.sampled_from("Fm0 s1->2wrecv\n\r\t\0:.#@=<-[]{}()\x85\u2028ü٣") | st.characters()
+
+
+def read(text: str) -> Plan | Schedule | Program | None:
+    """The level, or none if the text was diagnosed."""
+    source = Source("test.sir", text)
+    try:
+        return parse(source)
+    except Rejected as rejected:
+        found = rejected.diagnostics
+    assert found
+    for each in found:
+        assert each.code.startswith("CH5")
+        assert all(each.fill(words) for words in (each.title, each.label, each.help))
+        assert 0 <= each.span.start <= each.span.end <= len(text)
+    return None
+
+
+@_FEW
+@given(plans)
+def test_every_level_reads_back(plan):
+    schedule = order(plan)
+    for level in (plan, schedule, lower(schedule)):
+        assert read(show(level)) == level
+
+
+def test_every_operation_knows_its_line():
+    text = show(lower(order(one_direction(2, 2))))
+    program = read(text)
+    for lane in program.lanes:
+        for each in lane:
+            assert text[each.origin.start : each.origin.end] == line(each)
+
+
+@_FEW
+@given(st.text(_ODD, max_size=300))
+@example("")
+@example("\0" * 1000)
+@example("\f")
+@example("(" * 1_000_000)
+@example("program x\n" + "[" * 100_000)
+@example("program x\nworkers 1\nstages 1\nmicro_batches 1048576\npipe p on 0 micros 0..99999999999999999999999\n")
+@example("plan x\nworkers 1\nstages 1\nmicro_batches 1\npipe p on 0 micros 0..1\nF m0 s0 @ " + "9" * 5000 + " on w0")
+@example("program p\nparameters x=" + "9" * 10_000)
+def test_no_text_makes_the_parser_fail(text):
+    read(text)
+
+
+@_FEW
+@given(st.integers(0, 2**32))
+def test_a_damaged_text_is_read_or_diagnosed_and_then_verified_or_diagnosed(seed):
+    rng = random.Random(seed)
+    text = _TEXT
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(text))
+        end = at + rng.choice([0, 1, 3, 20])
+        text = text[:at] + "".join(rng.choice("0123s m\nw->F") for _ in range(rng.randint(0, 3))) + text[end:]
+    level = read(text)
+    if isinstance(level, Program):
+        with suppress(Rejected):
+            verify_program(level)
+    elif isinstance(level, Schedule):
+        verify_schedule(level, None)

@@ -1,0 +1,149 @@
+"""What is printed reads back; and no text whatsoever ends in anything but a scheme or diagnostics."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chimera_ir.diagnostics.model import Rejected
+from chimera_ir.diagnostics.render import render_all
+from chimera_ir.elaborate.elaborate import elaborate
+from chimera_ir.resources import library
+from chimera_ir.source import Source, Span
+from chimera_ir.syntax import ast
+from chimera_ir.syntax.parser import parse
+from chimera_ir.syntax.printer import show
+from chimera_ir.syntax.spelling import KEYWORDS
+
+HERE = Span(0, 0)
+LIBRARY = sorted(library().glob("*.chim"))
+TEXTS = [path.read_text(encoding="utf-8") for path in LIBRARY]
+
+names = st.from_regex(r"[A-Za-z_][A-Za-z_0-9]{0,5}", fullmatch=True).filter(lambda name: name not in KEYWORDS)
+words = st.builds(ast.Word, names, st.just(HERE))
+
+
+def _extended(inner: st.SearchStrategy[ast.Expression]) -> st.SearchStrategy[ast.Expression]:
+    here = st.just(HERE)
+    comparisons = st.integers(1, 3).flatmap(
+        lambda count: st.builds(
+            ast.Comparison,
+            st.tuples(*[inner] * (count + 1)),
+            st.tuples(*[st.sampled_from(ast.Comparator)] * count),
+            here,
+        )
+    )
+    return st.one_of(
+        st.builds(ast.Call, words, st.lists(inner, max_size=3).map(tuple), here),
+        st.builds(ast.Minus, inner, here),
+        st.builds(ast.Binary, st.sampled_from(ast.Arithmetic), inner, inner, here),
+        comparisons,
+        st.builds(ast.Not, inner, here),
+        st.builds(ast.Logical, st.sampled_from(ast.Logic), inner, inner, here),
+        st.builds(ast.Choice, inner, inner, inner, here),
+    )
+
+
+expressions: st.SearchStrategy[ast.Expression] = st.recursive(
+    st.builds(ast.Integer, st.integers(0, 2**63 - 1), st.just(HERE)) | st.builds(ast.Name, names, st.just(HERE)),
+    _extended,
+    max_leaves=12,
+)
+guards = st.none() | expressions
+ranges = st.builds(ast.Range, expressions, expressions, st.just(HERE))
+clauses: st.SearchStrategy[ast.Clause] = st.one_of(
+    st.builds(ast.Stages, words, ranges, expressions, st.just(HERE)),
+    st.builds(
+        ast.Micros,
+        words,
+        ranges | st.builds(ast.Endless, expressions, st.just(HERE)),
+        st.none() | st.builds(ast.Halves, st.just(HERE)),
+        guards,
+        guards,
+        st.just(HERE),
+    ),
+    st.builds(
+        ast.Operation,
+        st.sampled_from(ast.Letter),
+        expressions | ranges,
+        expressions,
+        expressions,
+        guards,
+        st.just(HERE),
+    ),
+    st.builds(ast.Reads, expressions, st.just(HERE)),
+    st.builds(ast.Recompute, guards, st.just(HERE)),
+    st.builds(ast.Sync, st.sampled_from(ast.SyncMode), guards, st.just(HERE)),
+)
+indices = st.none() | st.builds(ast.Index, words, ranges, st.just(HERE))
+messages = st.text(st.characters(blacklist_characters='"\ufffd', blacklist_categories=("Cc", "Cs")))
+items: st.SearchStrategy[ast.Item] = st.one_of(
+    st.builds(ast.Workers, expressions, st.just(HERE)),
+    st.builds(ast.Let, words, expressions, st.just(HERE)),
+    st.builds(ast.Function, words, st.lists(words, max_size=3).map(tuple), expressions, st.just(HERE)),
+    st.builds(ast.Require, expressions, messages, st.just(HERE)),
+    st.builds(ast.Update, expressions, st.just(HERE)),
+    st.builds(ast.Memory, st.sampled_from(ast.Quantity), expressions, st.just(HERE)),
+    st.builds(ast.Pipe, words, indices, st.lists(clauses, max_size=4).map(tuple), st.just(HERE)),
+)
+parameters = st.builds(ast.Parameter, words, expressions, st.just(HERE))
+schemes = st.builds(
+    ast.Scheme,
+    words,
+    st.lists(parameters, max_size=3).map(tuple),
+    st.lists(items, max_size=4).map(tuple),
+    st.just(HERE),
+)
+
+
+@given(schemes)
+def test_what_is_printed_reads_back_and_prints_as_itself(scheme: ast.Scheme) -> None:
+    text = show(scheme)
+    again = parse(Source("printed", text))
+    assert again == scheme
+    assert show(again) == text
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=lambda path: path.stem)
+def test_a_library_scheme_reads_back(path: Path) -> None:
+    scheme = parse(Source(path.name, path.read_text(encoding="utf-8")))
+    assert parse(Source("printed", show(scheme))) == scheme
+
+
+def compile_or_reject(text: str) -> None:
+    source = Source("garbage", text)
+    try:
+        elaborate(parse(source), {}, 10_000)
+        said = ["accepted"]
+    except Rejected as rejected:
+        said = render_all(rejected.diagnostics, source).splitlines()
+    assert said
+    assert all(line.isprintable() for line in said)
+
+
+@given(st.text())
+def test_any_text_is_a_scheme_or_is_rejected(text: str) -> None:
+    compile_or_reject(text)
+    compile_or_reject("scheme a(D = 4)\n" + text)
+    compile_or_reject("scheme a(D = 4)\npipe p {\n" + text)
+
+
+SIGNS = "+ - * / % == != <= < >= > = @ .. , ; ( ) [ ] { } m s D N F B I W 0 1 2 4 share min # // -> 1.5 2m $"
+TOKENS = [*sorted(KEYWORDS), *SIGNS.split(), "\n", '"message"', '"']
+
+
+@given(st.lists(st.sampled_from(TOKENS), max_size=40).map(" ".join))
+def test_any_sequence_of_words_is_a_scheme_or_is_rejected(text: str) -> None:
+    compile_or_reject("scheme a(D = 4, N = 4) pipe p { stages s in 0..D on s micros m in 0..N F(m, s) @ m\n" + text)
+    compile_or_reject("scheme a(D = 4)\n" + text)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(TEXTS), st.data())
+def test_a_damaged_scheme_is_a_scheme_or_is_rejected(text: str, data: st.DataObject) -> None:
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(text)))
+        length = data.draw(st.integers(0, 8))
+        text = text[:start] + data.draw(st.sampled_from(TOKENS) | st.text(max_size=2)) + text[start + length :]
+    compile_or_reject(text)

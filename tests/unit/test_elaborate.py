@@ -1,0 +1,224 @@
+"""Formulas have the values that they say, and operations the places and clocks."""
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chimera_ir.diagnostics.model import Rejected
+from chimera_ir.elaborate.elaborate import elaborate, parameter_names
+from chimera_ir.elaborate.settings import SettingTooLarge, UnknownParameter
+from chimera_ir.ir.levels import Bound, Pipe, Plan, Quantity
+from chimera_ir.ir.ops import Backward, Forward
+from chimera_ir.resources import library
+from chimera_ir.source import Source
+from chimera_ir.syntax.parser import parse
+
+LIMIT = 1_000_000
+
+
+def plan_of(text: str, **settings: int) -> Plan:
+    plan, _ = elaborate(parse(Source("test", text)), settings, LIMIT)
+    return plan
+
+
+def library_plan(name: str, **settings: int) -> Plan:
+    plan, warnings = elaborate(parse(Source(name, (library() / f"{name}.chim").read_text())), settings, LIMIT)
+    assert warnings == ()
+    return plan
+
+
+def codes(text: str, limit: int = LIMIT, **settings: int) -> list[str]:
+    with pytest.raises(Rejected) as rejected:
+        elaborate(parse(Source("test", text)), settings, limit)
+    return [type(diagnostic).__name__ for diagnostic in rejected.value.diagnostics]
+
+
+ONE = "pipe p { stages s in 0..1 on 0 micros m in 0..1 F(m, s) @ "
+
+
+def value(formula: str, before: str = "") -> int:
+    return plan_of(f"scheme a {before} {ONE} {formula} }}").operations[0].clock
+
+
+@pytest.mark.parametrize(
+    ("formula", "expected"),
+    [
+        ("7/2", 3),
+        ("-7/2", -4),
+        ("-7 % 3", 2),
+        ("7 % 3", 1),
+        ("1 - 2 - 3", -4),
+        ("2 + 3*4", 14),
+        ("share(7, 3, 0)*100 + share(7, 3, 1)*10 + share(7, 3, 2)", 322),
+        ("min(3, 1, 2) + 10*max(3, 1, 2) + 100*abs(-4)", 431),
+        ("if 1 < 2 <= 2 then 5 else 1/0", 5),
+        ("if 2 < 1 and 1/0 == 0 or not 1 == 2 then 1 else 0", 1),
+        ("if m == 0 or 1/m == 0 then 3 else 4", 3),
+        ("9223372036854775807 - m", 2**63 - 1),
+        ("-9223372036854775807 + s", -(2**63) + 1),
+    ],
+)
+def test_a_formula_has_its_value(formula: str, expected: int) -> None:
+    assert value(formula) == expected
+
+
+def test_functions_and_values_build_on_earlier_ones() -> None:
+    values = "let a = 3 let even = a % 2 == 0"
+    before = f"{values} fn f(x, y) = x*10 + y fn g(x) = f(x, a) + (if even then 1000 else 0) fn h() = 5"
+    assert value("g(h()) + f(m + 1, s)", before) == 53 + 10
+
+
+numbers = st.integers(-20, 20)
+
+
+@given(numbers, numbers, numbers)
+def test_arithmetic_on_variables_agrees_with_arithmetic_on_numbers(a: int, b: int, c: int) -> None:
+    """A variable keeps the closures; a number folds them away."""
+    divisor = abs(b) + 1
+    text = "x*y - z + (x / d)*2 + y % d + (if x < y then x else -y) + min(x, z)"
+    expected = a * b - c + (a // divisor) * 2 + b % divisor + (a if a < b else -b) + min(a, c)
+    settings = {"x": a, "y": b, "z": c, "d": divisor}
+    assert plan_of(f"scheme a(x = 0, y = 0, z = 0, d = 1) {ONE} {text} }}", **settings).operations[0].clock == expected
+    assert value(f"f(m + {a}, s + {b}, m + {c}, s + {divisor})", f"fn f(x, y, z, d) = {text}") == expected
+
+
+def test_a_default_may_refer_to_earlier_parameters_and_is_not_asked_for_if_set() -> None:
+    text = f"scheme a(D = 4, N = 2*D, k = 1/(D - 5)) {ONE} D*10000 + N*100 + k }}"
+    assert plan_of(text, D=6).header.parameters == (("D", 6), ("N", 12), ("k", 1))
+    assert plan_of(text, N=3, D=5, k=0).header.parameters == (("D", 5), ("N", 3), ("k", 0))
+
+
+def test_operations_come_in_the_order_of_the_text() -> None:
+    plan = plan_of(
+        """scheme a(D = 2, N = 2)
+        memory weights <= D + 1
+        pipe p[i in 1..3] {
+          stages s in 0..D on D-1-s
+          micros m in 5..5+N/2
+          F(m, s) @ 2*m + s when s > 0
+          B(m, D-1-s) @ -i
+        }"""
+    )
+    assert plan.header.bounds == (Bound(Quantity.WEIGHTS, 3),)
+    assert plan.header.pipes == (Pipe("p[1]", (1, 0), (0,)), Pipe("p[2]", (1, 0), (1,)))
+    assert [(o.clock, o.worker, o.operation) for o in plan.operations] == [
+        (11, 0, Forward((0,), 1)),
+        (-1, 0, Backward((0,), 1)),
+        (-1, 1, Backward((0,), 0)),
+        (11, 0, Forward((1,), 1)),
+        (-2, 0, Backward((1,), 1)),
+        (-2, 1, Backward((1,), 0)),
+    ]
+
+
+def test_an_operation_knows_its_line() -> None:
+    source = Source("", f"scheme a {ONE} 2*m + s when s == 0 }}")
+    plan, _ = elaborate(parse(source), {}, LIMIT)
+    start, end = plan.operations[0].operation.origin
+    assert source.text[start:end] == "F(m, s) @  2*m + s when s == 0"
+
+
+def test_workers_are_as_many_as_stages_unless_the_scheme_says_otherwise() -> None:
+    pipe = "pipe p { stages s in 0..4 on s % 2 micros m in 0..1 F(m, s) @ s }"
+    assert plan_of(f"scheme a workers 2 {pipe}").header.workers == 2
+    assert codes(f"scheme a {pipe}") == ["IdleWorker"]
+
+
+def test_a_setting_of_no_parameter_is_no_mistake_of_the_scheme() -> None:
+    scheme = parse(Source("", f"scheme a(depth = 4) {ONE} depth }}"))
+    assert parameter_names(scheme) == ("depth",)
+    with pytest.raises(UnknownParameter, match=r"no parameter dept \(did you mean depth\?\); its parameters are depth"):
+        elaborate(scheme, {"dept": 1}, LIMIT)
+    with pytest.raises(SettingTooLarge):
+        elaborate(scheme, {"depth": 2**63}, LIMIT)
+
+
+def test_operations_are_counted_before_they_are_enumerated() -> None:
+    pipe = "pipe p { stages s in 0..D on s micros m in 0..N F(m, s) @ m when m < 0 }"
+    huge = 10**12
+    assert codes(f"scheme a(D = 4, N = 4) {pipe}", N=huge) == ["TooManyOperations"]
+    assert codes(f"scheme a(D = 4, N = 4) {pipe}", D=huge, N=1) == ["TooManyOperations"]
+    assert codes(f"scheme a(D = 4, N = 4) {pipe.replace('p {', 'p[i in 0..N] {')}", N=huge) == ["TooManyPipes"]
+    assert codes(f"scheme a(D = 4, N = 4) workers N {pipe.replace('0..N', '0..1')}", N=huge) == ["IdleWorker"]
+    assert codes(f"scheme a(D = 4, N = 4) {pipe}", limit=15) == ["TooManyOperations"]
+    assert plan_of(f"scheme a(D = 4, N = 4) {pipe}").operations == ()
+
+
+def test_a_failed_requirement_explains_what_follows_from_it() -> None:
+    text = f'scheme a(f = 0) require f >= 1, "f is 1 or more" let u = 4/f {ONE} u }}'
+    assert codes(text) == ["RequirementFails"]
+    assert codes(text.replace('require f >= 1, "f is 1 or more"', "")) == ["BadDivisor"]
+
+
+def test_all_lines_that_fail_are_reported_once_each() -> None:
+    text = """scheme a pipe p[i in 0..3] {
+      stages s in 0..2 on s
+      micros m in 0..4
+      F(m, s) @ 1/m
+      B(m + 1, s) @ 0
+      B(m, s - 1) @ 0
+    }"""
+    assert codes(text) == ["BadDivisor", "NoSuchMicro", "NoSuchStage"]
+
+
+def test_a_variable_may_have_any_name() -> None:
+    text = "scheme self pipe cls { stages self in 0..2 on self/0 micros name in 0..4 as name/0 F(name, self) @ 0 }"
+    assert codes(text) == ["BadDivisor", "BadDivisor"]
+    assert codes(text.replace("/0", "").replace("@ 0", "@ 1/self")) == ["BadDivisor"]
+
+
+def test_functions_that_call_each_other_too_often_are_rejected_in_no_time() -> None:
+    functions = "fn f0(x) = x " + " ".join(f"fn f{i}(x) = f{i - 1}(x) + f{i - 1}(x)" for i in range(1, 300))
+    assert "FormulaTooLarge" in codes(f"scheme a {functions} {ONE} f299(m) }}")
+
+
+def chimera_settings() -> Iterator[tuple[int, int, int]]:
+    for stages in (2, 4, 6, 8, 12):
+        for f in range(1, stages // 2 + 1):
+            if stages % (2 * f) == 0:
+                yield from ((stages, f, total) for total in range(1, 3 * stages + 2))
+
+
+def require_sound(plan: Plan) -> None:
+    """Nothing twice at one time and place, everything once, in the order of the data; numbers 0 .. N-1."""
+    header = plan.header
+    places = {(o.worker, o.clock) for o in plan.operations}
+    clocks = {(type(o.operation), o.operation.micros, o.operation.stage): o.clock for o in plan.operations}
+    count = 2 * header.stages * header.micro_batches
+    assert len(places) == len(clocks) == len(plan.operations) == count
+    assert sorted(micro for pipe in header.pipes for micro in pipe.micros) == list(range(header.micro_batches))
+    down = range(header.stages)
+    for micro in range(header.micro_batches):
+        way = [clocks[Forward, (micro,), s] for s in down] + [clocks[Backward, (micro,), s] for s in reversed(down)]
+        assert way == sorted(set(way))
+
+
+@pytest.mark.parametrize("total", range(1, 12))
+@pytest.mark.parametrize("stages", range(1, 7))
+@pytest.mark.parametrize("name", ["gpipe", "dapple", "gems"])
+def test_a_library_scheme_is_sound(name: str, stages: int, total: int) -> None:
+    plan = library_plan(name, D=stages, N=total)
+    assert (plan.header.workers, plan.header.stages, plan.header.micro_batches) == (stages, stages, total)
+    require_sound(plan)
+
+
+def test_two_directions_are_sound_and_numbered_as_in_the_paper() -> None:
+    for stages, f, total in chimera_settings():
+        plan = library_plan("chimera", D=stages, N=total, f=f)
+        require_sound(plan)
+        assert {pipe.name: list(pipe.micros) for pipe in plan.header.pipes} == numbered(stages, f, total)
+
+
+def numbered(stages: int, f: int, total: int) -> dict[str, list[int]]:
+    """Unit after unit, each pipe takes the next numbers; the last, shorter unit is shared out as evenly as can be."""
+    names = [f"{direction}[{i}]" for i in range(f) for direction in ("down", "up")]
+    numbers: dict[str, list[int]] = {name: [] for name in names}
+    following = iter(range(total))
+    for start in range(0, total, stages):
+        in_unit = min(stages, total - start)
+        for position, name in enumerate(names):
+            share = in_unit // (2 * f) + (position < in_unit % (2 * f))
+            numbers[name] += [next(following) for _ in range(share)]
+    return numbers

@@ -1,0 +1,76 @@
+"""The DAG: its nodes and edges on the smallest cases, its orders and cycles against plain definitions."""
+
+import pytest
+from hypothesis import given, settings
+
+from chimera_ir.graph.build import Edge, build
+from chimera_ir.ir.levels import Schedule
+from chimera_ir.ir.ops import Forward
+from chimera_ir.ir.text.parser import parse
+from chimera_ir.lower.order import order
+from chimera_ir.source import Source
+from tests.property.programs import one_direction, plans, two_directions
+
+
+def read(text: str) -> Schedule:
+    level = parse(Source("test.sir", text))
+    assert isinstance(level, Schedule)
+    return level
+
+
+def test_two_stages_one_micro_batch():
+    dag = build(order(one_direction(2, 1)))
+    f0, b0, f1, b1, sum0, sum1, step0, step1 = range(len(dag))
+    assert dag.predecessors(f0) == ()
+    assert dag.predecessors(f1) == (f0,)
+    assert dag.predecessors(b1) == (f1,)
+    assert set(dag.predecessors(b0)) == {f0, b1}
+    assert dag.successors(b1) == (b0, sum1)
+    assert dag.successors(sum0) == (step0,)
+    assert dag.successors(sum1) == (step1,)
+    assert dag.topological == (f0, f1, b1, b0)
+    assert dag.cycle() == ()
+    assert [dag.worker_of(node) for node in (f0, b0, f1, b1)] == [0, 0, 1, 1]
+
+
+def test_kinds_of_edges():
+    dag = build(order(one_direction(1, 2)))
+    f0, b0, f1, _b1, sum0 = range(5)
+    assert dag.kind(f0, b0) is Edge.DATA
+    assert dag.kind(b0, f1) is Edge.LANE
+    assert dag.kind(3, sum0) is Edge.SYNC
+
+
+def test_a_sum_waits_for_every_holder():
+    dag = build(order(two_directions(2, 2)))
+    stage0 = len(dag.operations)
+    last = [node for node in range(stage0) if stage0 in dag.successors(node)]
+    assert {dag.worker_of(node) for node in last} == {0, 1}
+    assert all(not isinstance(dag.operations[node], Forward) for node in last)
+    assert len(dag.successors(stage0)) == 2
+
+
+def test_a_cycle_is_found_and_is_shortest():
+    dag = build(
+        read(
+            "schedule x\nworkers 1\nstages 1\nmicro_batches 3\npipe p on 0 micros 0..3\n"
+            "worker 0:\n F m0 s0\n B m1 s0\n B m2 s0\n F m1 s0\n F m2 s0\n B m0 s0\n"
+        )
+    )
+    assert dag.cycle() in {(1, 2, 3), (2, 3, 1), (3, 1, 2)}
+    with pytest.raises(ValueError, match="cycle"):
+        _ = dag.topological
+
+
+@settings(max_examples=150, deadline=None)
+@given(plans)
+def test_an_order_or_a_cycle(plan):
+    dag = build(order(plan))
+    cycle = dag.cycle()
+    if cycle:
+        assert all(a in dag.predecessors(b) for a, b in zip(cycle, (*cycle[1:], cycle[0]), strict=True))
+        assert len(set(cycle)) == len(cycle)
+        return
+    place = {node: index for index, node in enumerate(dag.topological)}
+    assert len(place) == len(dag.operations)
+    assert all(place[before] < place[node] for node in place for before in dag.predecessors(node))

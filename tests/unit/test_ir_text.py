@@ -1,0 +1,93 @@
+"""The text of the IR: what is read, and what is said of what is not. Whole messages are in tests/errors/middle."""
+
+import pytest
+
+from chimera_ir.diagnostics.model import Rejected
+from chimera_ir.ir.levels import Bound, Header, Pipe, Plan, Planned, Quantity, Schedule
+from chimera_ir.ir.ops import Backward, Forward
+from chimera_ir.ir.text.parser import parse
+from chimera_ir.ir.text.printer import show
+from chimera_ir.source import Source
+
+HEADER = "workers 1\nstages 1\nmicro_batches 1\npipe p on 0 micros 0..1\n"
+
+
+def codes(text: str) -> list[str]:
+    with pytest.raises(Rejected) as rejected:
+        parse(Source("test.sir", text))
+    return [each.code for each in rejected.value.diagnostics]
+
+
+def test_a_header_with_everything():
+    header = Header(
+        scheme="all_of_it",
+        parameters=(("D", 2), ("offset", -3)),
+        workers=3,
+        stages=2,
+        micro_batches=6,
+        pipes=(Pipe("down[0]", (0, 2), (0, 1, 4)), Pipe("up[-1,2]", (1, 1), (5, 2, 3)), Pipe("idle", (2, 0), ())),
+        bounds=(Bound(Quantity.WEIGHTS, 2), Bound(Quantity.ACTIVATIONS, 0)),
+    )
+    level = Plan(header, (Planned(-7, 2, Backward((3,), 1)), Planned(0, 0, Forward((3,), 0))))
+    text = show(level)
+    assert "pipe up[-1,2] on 1 1 micros 5..6 2..4" in text
+    assert "  B m3 s1 @ -7 on w2" in text
+    assert parse(Source("x.sir", text)) == level
+
+
+def test_comments_blank_lines_tabs_and_carriage_returns_change_nothing():
+    plain = "schedule x\n" + HEADER + "worker 0:\n  F m0 s0\n  B m0 s0\n"
+    dressed = "# hello\n\n" + plain.replace("\n", "  # why\r\n").replace("  F m0 s0", "\t\tF\tm0  s0")
+    assert parse(Source("x.sir", dressed)) == parse(Source("x.sir", plain))
+
+
+def test_header_lines_may_come_in_any_order_and_lanes_too():
+    text = (
+        "schedule x\nmicro_batches 1\npipe p on 1 0 micros 0..1\nstages 2\nworkers 2\n"
+        "worker 1:\n F m0 s0\n B m0 s0\nworker 0:\n F m0 s1\n B m0 s1\n"
+    )
+    level = parse(Source("x.sir", text))
+    assert isinstance(level, Schedule)
+    assert level.lanes[1] == (Forward((0,), 0), Backward((0,), 0))
+
+
+def test_all_malformed_lines_are_reported_together():
+    assert codes("program x\n" + HEADER + "worker 0:\n F m0\n sned m0\n step\n") == ["CH502", "CH503", "CH502"]
+
+
+def test_many_mistakes_are_cut_short():
+    found = codes("program x\n" + HEADER + "worker 0:\n" + " nonsense\n" * 1000)
+    assert found == ["CH503"] * 50 + ["CH515"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("", "CH501"),
+        ("\0\1\2\3" * 100, "CH501"),
+        ("scheme x(D = 4)", "CH501"),
+        ("program", "CH502"),
+        ("program 7", "CH502"),
+        ("schedule x\n" + HEADER + "worker 0:\n F m0 s0 trailing", "CH502"),
+        ("plan x\n" + HEADER + " F m0 s0", "CH513"),
+        ("plan x\n" + HEADER + " F m0 s0 @ 1", "CH502"),
+        ("plan x\n" + HEADER + "worker 0:\n F m0 s0", "CH504"),
+        ("plan x\n" + HEADER + " W m0 s0 @ 1 on w0", "CH512"),
+        ("plan x\n" + HEADER + " F m0 s0 @ 1 on w1", "CH506"),
+        ("plan x\n" + HEADER + " F m0 s0 @ " + "1" * 100 + " on w0", "CH506"),
+        ("schedule x\n" + HEADER + "worker 1:\n", "CH506"),
+        ("schedule x\n" + HEADER, "CH508"),
+        ("program x\n" + HEADER + "worker 0:\n F m0 s0 @ 3 on w0", "CH513"),
+        ("program x\n" + HEADER + "worker 0:\n send m0,m1 s0->s1 to w0", "CH512"),
+        ("program x\n" + HEADER + "worker 0:\n recv m0 s0->s0 from w0 into 2", "CH506"),
+        ("program x\n" + HEADER.replace("0..1", "0..0"), "CH506"),
+        ("program x\n" + HEADER.replace("0..1", "0..2"), "CH506"),
+        ("program x\n" + HEADER.replace("workers 1", "workers 0"), "CH506"),
+        ("program x\n" + HEADER.replace("on 0", "on 1"), "CH506"),
+        ("program x\n" + HEADER + "pipe p on 0 micros none\n", "CH514"),
+        ("program x\nmemory weights <= 1\nmemory weights <= 2\n" + HEADER, "CH514"),
+        ("program x\nprogram y\n" + HEADER, "CH504"),
+    ],
+)
+def test_what_is_said_of_one_mistake(text: str, code: str):
+    assert codes(text) == [code]

@@ -1,0 +1,138 @@
+"""The carets stand under what is meant, whatever the line holds."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
+from chimera_ir.diagnostics.render import MAX_SHOWN, MAX_WIDTH, render, render_all
+from chimera_ir.source import Source, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Sample(Diagnostic):
+    code = "CH000"
+    title = "a title about {what}"
+    label = "the label"
+    help = "do something about {what}"
+    what: str = "it"
+
+
+@dataclass(frozen=True, slots=True)
+class Remark(Diagnostic):
+    severity = Severity.WARNING
+    code = "CH001"
+    title = "a remark"
+
+    def notes(self) -> tuple[Note, ...]:
+        return (Note("a fact"), Note("another place", Span(0, 3)))
+
+
+def marked(text: str, part: str) -> tuple[str, str]:
+    """The line that is shown, and what of it stands above the carets."""
+    start = text.index(part)
+    lines = render(Sample(Span(start, start + len(part))), Source("a.chim", text)).splitlines()
+    line, carets = lines[3], lines[4]
+    first, last = carets.index("^"), carets.rindex("^")
+    return line, line[first : last + 1]
+
+
+def test_a_diagnostic_is_a_sentence_a_place_a_line_and_help() -> None:
+    source = Source("a.chim", "one\ntwo three\n")
+    assert render(Sample(Span(8, 13)), source) == "\n".join(
+        [
+            "error[CH000]: a title about it",
+            " --> a.chim:2:5",
+            "  |",
+            "2 | two three",
+            "  |     ^^^^^ the label",
+            "  = help: do something about it",
+        ]
+    )
+
+
+def test_a_note_with_a_place_shows_it_and_a_warning_says_that_it_is_one() -> None:
+    source = Source("a.chim", "one\n" * 9 + "ten")
+    assert render(Remark(Span(36, 39)), source) == "\n".join(
+        [
+            "warning[CH001]: a remark",
+            "  --> a.chim:10:1",
+            "   |",
+            "10 | ten",
+            "   | ^^^",
+            "   = note: a fact",
+            "note: another place",
+            "  --> a.chim:1:1",
+            "   |",
+            " 1 | one",
+            "   | ^^^",
+        ]
+    )
+
+
+@pytest.mark.parametrize("before", ["", "abc ", "\t", "a\tb\t", "\x1b[31m", "\x00\x7f", "\u202e", "e\u0301 "])
+def test_carets_stand_below_the_marked_part(before: str) -> None:
+    text = f"{before}marked after"
+    start = len(before)
+    lines = render(Sample(Span(start, start + 6)), Source("a", text)).splitlines()
+    line = lines[3].replace("\u0301", "")
+    assert line[lines[4].index("^") : lines[4].rindex("^") + 1] == "marked"
+
+
+def test_wide_characters_take_two_columns() -> None:
+    lines = render(Sample(Span(2, 4)), Source("a", "漢字漢字x")).splitlines()
+    assert lines[4] == "  |     ^^^^ the label"
+
+
+def test_a_long_line_is_cut_around_the_marked_part() -> None:
+    for text in ("x" * 5000 + "HERE" + "y" * 5000, "HERE" + "y" * 5000, "x" * 5000 + "HERE"):
+        line, part = marked(text, "HERE")
+        assert part == "HERE"
+        assert len(line) <= MAX_WIDTH + len("1 | ")
+
+
+def test_a_long_marked_part_is_cut_too() -> None:
+    line, part = marked("a " + "z" * 5000, "z" * 5000)
+    assert part.startswith("zzz")
+    assert part.endswith("...")
+    assert len(line) <= MAX_WIDTH + len("1 | ")
+
+
+def test_no_control_character_reaches_the_terminal() -> None:
+    source = Source("na\x1bme", "\x1b[2J\x07 bad \x9b \ud800")
+    said = render(Sample(Span(0, 9), "\x1b]0;title\x07"), source)
+    assert all(character.isprintable() or character == "\n" for character in said)
+
+
+def test_a_place_at_or_beyond_the_end_is_shown_at_the_end() -> None:
+    assert render(Sample(Span(99, 120)), Source("a", "ab")).splitlines()[3:5] == ["1 | ab", "  |   ^ the label"]
+    assert render(Sample(Span(0, 0)), Source("a", "")).splitlines()[3:5] == ["1 |", "  | ^ the label"]
+
+
+def test_a_place_over_several_lines_is_marked_to_the_end_of_the_first() -> None:
+    assert render(Sample(Span(1, 6)), Source("a", "abc\ndef")).splitlines()[4] == "  |  ^^ the label"
+
+
+def test_carriage_returns_are_no_part_of_a_line() -> None:
+    assert render(Sample(Span(3, 4)), Source("a", "a\r\nb\r\n")).splitlines()[3:5] == ["2 | b", "  | ^ the label"]
+
+
+def test_color_changes_nothing_but_color() -> None:
+    source = Source("a.chim", "one two")
+    colored = render(Sample(Span(4, 7)), source, color=True)
+    assert "\x1b[" in colored
+    for code in ("\x1b[1;31m", "\x1b[1;34m", "\x1b[1;36m", "\x1b[1m", "\x1b[0m"):
+        colored = colored.replace(code, "")
+    assert colored == render(Sample(Span(4, 7)), source)
+
+
+def test_of_very_many_diagnostics_the_first_are_shown() -> None:
+    said = render_all([Sample(Span(0, 1))] * (MAX_SHOWN + 37), Source("a", "x"))
+    assert said.count("error[CH000]") == MAX_SHOWN
+    assert said.endswith("\n\nand 37 more")
+
+
+def test_braces_in_a_fact_are_shown_as_they_are() -> None:
+    assert render(Sample(Span(0, 1), "{label} {0}"), Source("a", "x")).startswith(
+        "error[CH000]: a title about {label} {0}\n"
+    )

@@ -1,0 +1,169 @@
+"""What the text says is what the tree says."""
+
+import pytest
+
+from chimera_ir.diagnostics.model import Rejected
+from chimera_ir.source import Source
+from chimera_ir.syntax import ast
+from chimera_ir.syntax.parser import MAX_DEPTH, MAX_TOKENS, parse
+from chimera_ir.syntax.printer import show, show_expression
+
+LANGUAGE = """
+scheme everything(D = 4, N = 2*D,)              # a comment
+workers D; update every N
+memory activations <= D
+memory weights <= 2
+require D % (2*1) == 0, "D stages must split evenly"
+let u = D / (2*1)
+fn t(m)      = 2*(m % u) + 2*D*(m / u)
+fn fwd(m, s) = t(m)
+             + s
+pipe down[i in 0..f] {
+  stages s in 0..D on (s + i*(D/f)) % D
+  micros m in 0..N/2 halves by 2 as 2*m + 1
+  F(m..m+2, s) @ t(m/2) + 2*s when 0 <= m < N and not s == 0
+  B(m,   s)    @ if m > 2 then 1 else max(2, s)
+  I(m, s) @ 1  W(m, s) @ 2
+  reads version max(0, m - (D-1-s))
+  recompute
+  recompute when s < 2
+  sync eager_opt when s == 0
+}
+pipe up {
+  stages s in 0..D on D-1-s
+  micros m in 0..            # for ever
+  F(m, s) @ m
+}
+"""
+
+CANONICAL = """\
+scheme everything(D = 4, N = 2*D)
+
+workers D
+update every N
+memory activations <= D
+memory weights <= 2
+require D % (2*1) == 0, "D stages must split evenly"
+let u = D/(2*1)
+fn t(m) = 2*(m % u) + 2*D*(m/u)
+fn fwd(m, s) = t(m) + s
+
+pipe down[i in 0..f] {
+  stages s in 0..D on (s + i*(D/f)) % D
+  micros m in 0..N/2 halves by 2 as 2*m + 1
+  F(m..m + 2, s) @ t(m/2) + 2*s when 0 <= m < N and not s == 0
+  B(m, s) @ if m > 2 then 1 else max(2, s)
+  I(m, s) @ 1
+  W(m, s) @ 2
+  reads version max(0, m - (D - 1 - s))
+  recompute
+  recompute when s < 2
+  sync eager_opt when s == 0
+}
+
+pipe up {
+  stages s in 0..D on D - 1 - s
+  micros m in 0..
+  F(m, s) @ m
+}
+"""
+
+
+def expression(text: str) -> ast.Expression:
+    item = parse(Source("", f"scheme a let x = {text}")).items[0]
+    assert isinstance(item, ast.Let)
+    return item.value
+
+
+def test_the_whole_language_reads_and_prints() -> None:
+    assert show(parse(Source("", LANGUAGE))) == CANONICAL
+
+
+def test_lines_may_be_joined() -> None:
+    assert parse(Source("", " ".join(CANONICAL.split("\n")).replace("0.. ", "0..;"))) == parse(Source("", CANONICAL))
+
+
+def test_line_ends_of_other_systems_are_line_ends() -> None:
+    assert parse(Source("", LANGUAGE.replace("\n", "\r\n"))) == parse(Source("", LANGUAGE))
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("1+2*3", "1 + 2*3"),
+        ("(1+2)*3", "(1 + 2)*3"),
+        ("1-(2-3)", "1 - (2 - 3)"),
+        ("(1-2)-3", "1 - 2 - 3"),
+        ("a/(b*c)", "a/(b*c)"),
+        ("a/b*c", "a/b*c"),
+        ("-a*b", "-a*b"),
+        ("-(a*b)", "-(a*b)"),
+        ("a- -b", "a - -b"),
+        ("not a == b", "not a == b"),
+        ("(not a) == b", "(not a) == b"),
+        ("a or b and c", "a or b and c"),
+        ("(a or b) and c", "(a or b) and c"),
+        ("if a then b else if c then d else e", "if a then b else if c then d else e"),
+        ("if (if a then b else c) then d else e", "if (if a then b else c) then d else e"),
+        ("(if a then b else c) + 1", "(if a then b else c) + 1"),
+        ("(a < b) == c", "(a < b) == c"),
+        ("f((1))", "f(1)"),
+        ("007", "7"),
+    ],
+)
+def test_brackets_that_matter_are_kept_and_no_others(text: str, canonical: str) -> None:
+    assert show_expression(expression(text)) == canonical
+    assert expression(canonical) == expression(text)
+
+
+def test_a_node_knows_its_place() -> None:
+    source = Source("", "scheme a(D = 4)\nlet x = (D + 1)*2")
+    item = parse(source).items[0]
+    assert isinstance(item, ast.Let)
+    assert isinstance(item.value, ast.Binary)
+    spans = (item.span, item.name.span, item.value.span, item.value.left.span)
+    assert [source.text[span.start : span.end] for span in spans] == ["let x = (D + 1)*2", "x", "(D + 1)*2", "(D + 1)"]
+
+
+def test_several_mistakes_are_reported_together() -> None:
+    pipe = "pipe p {\n  stages s 0..D on s\n  micros m in 0..4\n  F(m s) @ 1.5\n  B(m, s)\n}"
+    text = f"scheme a(D = 4)\nlet x 3\nlet y = 2 $ 3\n{pipe}"
+    with pytest.raises(Rejected) as rejected:
+        parse(Source("", text))
+    assert [type(diagnostic).__name__ for diagnostic in rejected.value.diagnostics] == [
+        "MissingEquals",
+        "StrayCharacter",
+        "MissingIn",
+        "NotAnInteger",
+        "MissingClock",
+    ]
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "-" * 50_000 + "1",
+        "1" + "+1" * 40_000,
+        "(" * 50_000 + "1" + ")" * 40_000,
+        "f(" * 20_000,
+        "not " * 50_000 + "1",
+        "if 1 < 2 then 1 else " * 10_000 + "1",
+        "1 < 2" + " or 1 < 2" * 20_000,
+    ],
+    ids=lambda formula: formula[:12],
+)
+def test_a_formula_that_is_nested_too_deeply_is_rejected_without_recursion(formula: str) -> None:
+    with pytest.raises(Rejected) as rejected:
+        parse(Source("", f"scheme a let x = {formula}"))
+    assert [diagnostic.code for diagnostic in rejected.value.diagnostics] == ["CH103"]
+
+
+def test_the_deepest_formula_passes() -> None:
+    deepest = "+".join("1" * MAX_DEPTH)
+    assert show_expression(expression(deepest)).replace(" ", "") == deepest
+
+
+def test_a_text_of_too_many_words_is_rejected() -> None:
+    with pytest.raises(Rejected) as rejected:
+        parse(Source("", "scheme a\n" + "let x = 1\n" * MAX_TOKENS))
+    assert [diagnostic.code for diagnostic in rejected.value.diagnostics] == ["CH102"]

@@ -1,0 +1,136 @@
+"""The rules on levels that are built by hand, and what a `Verified` holds. For mistakes in texts: tests/errors."""
+
+from dataclasses import replace
+
+import pytest
+
+from chimera_ir.diagnostics.model import Rejected, Severity
+from chimera_ir.ir.levels import Header, Pipe, Plan, Planned, Program, Schedule
+from chimera_ir.ir.ops import Backward, Forward, Recv, Send, WaitRecv, WaitSend
+from chimera_ir.lower.lower import lower
+from chimera_ir.lower.order import order
+from chimera_ir.verify.transport import Transport
+from chimera_ir.verify.verify import Verified, schedule_of, verify_plan, verify_program, verify_schedule
+from tests.property.programs import one_direction, two_directions
+
+
+def codes(schedule: Schedule) -> list[str]:
+    found = verify_schedule(schedule, None)
+    assert all(each.fill(text) for each in found for text in (each.title, each.label, each.help))
+    return [each.code for each in found]
+
+
+def rejected(program: Program) -> list[str]:
+    with pytest.raises(Rejected) as caught:
+        verify_program(program)
+    return [each.code for each in caught.value.diagnostics]
+
+
+@pytest.mark.parametrize(
+    ("plan", "live", "weights"),
+    [
+        (one_direction(4, 8), (4, 3, 2, 1), (1, 1, 1, 1)),
+        (one_direction(4, 2), (2, 2, 2, 1), (1, 1, 1, 1)),
+        (two_directions(4, 4), (3, 4, 4, 3), (2, 2, 2, 2)),
+    ],
+)
+def test_the_papers_memory_of_every_worker(plan: Plan, live: tuple[int, ...], weights: tuple[int, ...]):
+    """Table 2: 1F1B keeps min(D - w, N); both directions (D/2 + 1 .. D), with two copies of the weights."""
+    verified = verify_program(lower(order(plan)))
+    assert (verified.live, verified.weights) == (live, weights)
+
+
+def test_a_verified_program_comes_only_from_verification():
+    verified = verify_program(lower(order(one_direction(2, 2))))
+    with pytest.raises(TypeError, match="only verify_program"):
+        Verified(verified.program, verified.schedule, (), (), (), object())
+    with pytest.raises((TypeError, ValueError)):
+        replace(verified, live=(0, 0))
+
+
+@pytest.mark.parametrize("plan", [one_direction(4, 8), two_directions(4, 8)])
+def test_a_certificate_replays(plan: Plan):
+    """Performed in the order of the certificate, every wait finds both ends of its message posted before."""
+    program = lower(order(plan))
+    for certificate in verify_program(program).certificates:
+        places = [0] * program.header.workers
+        posted = set()
+        queues = {}
+        for worker, length in certificate.runs:
+            for each in program.lanes[worker][places[worker] : places[worker] + length]:
+                if isinstance(each, Send):
+                    posted.add(("send", each.message))
+                    queues.setdefault((worker, each.to), ([], []))[0].append(each.message)
+                if isinstance(each, Recv):
+                    posted.add(("recv", each.message))
+                    queues.setdefault((each.source, worker), ([], []))[1].append(each.message)
+                if isinstance(each, WaitSend | WaitRecv):
+                    assert {("send", each.message), ("recv", each.message)} <= posted
+            places[worker] += length
+        assert places == [len(lane) for lane in program.lanes]
+        assert all(sends == recvs for sends, recvs in queues.values())
+
+
+def test_both_transports_are_certified():
+    verified = verify_program(lower(order(one_direction(2, 2))))
+    assert [each.transport for each in verified.certificates] == [Transport.DIRECTED, Transport.TAGGED]
+
+
+def test_the_clock_of_the_paper_raises_no_doubt():
+    for plan in (one_direction(4, 8), two_directions(4, 4), two_directions(6, 12)):
+        assert verify_plan(plan) == ()
+
+
+def test_a_clock_that_stands_still_warns():
+    header = Header("x", (), 2, 2, 1, (Pipe("p", (0, 1), (0,)),))
+    ops = [(0, 0, Forward((0,), 0)), (0, 1, Forward((0,), 1)), (1, 1, Backward((0,), 1)), (2, 0, Backward((0,), 0))]
+    found = verify_plan(Plan(header, tuple(Planned(*each) for each in ops)))
+    assert [(each.code, each.severity) for each in found] == [("CH309", Severity.WARNING)]
+
+
+HAND = Header("x", (), 1, 1, 1, (Pipe("p", (0,), (0,)),))
+LANE = (Forward((0,), 0), Backward((0,), 0))
+
+
+@pytest.mark.parametrize(
+    ("header", "lanes", "found"),
+    [
+        (HAND, (LANE,), []),
+        (replace(HAND, pipes=(Pipe("p", (1,), (0,)),)), (LANE,), ["CH305"]),
+        (replace(HAND, pipes=(Pipe("p", (), (0,)),)), (LANE,), ["CH306"]),
+        (replace(HAND, micro_batches=2), (LANE,), ["CH307"]),
+        (replace(HAND, pipes=(Pipe("p", (0,), (0, 0)),)), (LANE,), ["CH307"]),
+        (replace(HAND, pipes=(Pipe("p", (0,), (0, 5)),)), (LANE,), ["CH307"]),
+        (HAND, ((*LANE, Forward((3,), 0)),), ["CH308"]),
+        (HAND, ((*LANE, Forward((0,), 3)),), ["CH308"]),
+        (HAND, ((*LANE, Forward((-1,), 0)),), ["CH308"]),
+        (HAND, (LANE, (Forward((0,), 0),)), ["CH311"]),
+        (HAND, ((*LANE, Forward((), 0)),), ["CH308"]),
+        (HAND, ((),), ["CH302", "CH302"]),
+    ],
+)
+def test_schedules_that_no_text_can_spell(header: Header, lanes: tuple, found: list[str]):
+    assert codes(Schedule(header, lanes)) == found
+
+
+def test_a_program_has_one_micro_batch_per_operation():
+    header = Header("x", (), 1, 1, 2, (Pipe("p", (0,), (0, 1)),))
+    assert rejected(Program(header, ((Forward((0, 1), 0), Backward((0, 1), 0)),))) == ["CH414", "CH414"]
+
+
+def test_many_errors_of_a_rule_are_cut_short():
+    program = lower(order(one_direction(4, 64)))
+    found = rejected(Program(program.header, schedule_of(program).lanes))
+    assert found.count("CH401") == 20 + 4 * 3, "20 by the rule on messages; all sums, waits and steps"
+    assert "CH415" in found
+
+
+def test_a_program_has_one_lane_per_worker():
+    program = lower(order(one_direction(2, 1)))
+    assert rejected(Program(program.header, program.lanes[:1])) == ["CH311"]
+    assert rejected(Program(program.header, (*program.lanes, ()))) == ["CH311"]
+
+
+def test_an_empty_pipe_list_is_diagnosed():
+    header = Header("x", (), 1, 1, 1, ())
+    assert codes(Schedule(header, ((),))) == ["CH307"]
