@@ -80,14 +80,23 @@ def _list(context: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.argument("scheme")
 @click.option("--set", "settings", multiple=True, callback=_settings, metavar="NAME=VALUE", help="Set a parameter.")
 @click.option(
-    "--cost", "costs", multiple=True, callback=_costs, metavar="KIND=VALUE", help="Cost of F, B, I or W per micro-batch."
+    "--cost",
+    "costs",
+    multiple=True,
+    callback=_costs,
+    metavar="KIND=VALUE",
+    help="Cost of F, B, I or W per micro-batch.",
 )
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Output directory [default: ./<scheme>.out].")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Output directory [default: ./<scheme>.out]."
+)
 @click.option("--emit", type=click.Choice([level.value for level in Level]), help="Print one level and write nothing.")
 @click.option(
     "--max-operations", type=click.IntRange(min=1), default=MAX_OPERATIONS, show_default=True, help="Limit on the size."
 )
-@click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="List the library schemes.")
+@click.option(
+    "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="List the library schemes."
+)
 @click.version_option(__version__, prog_name="chimera-compile")
 def compile_command(
     scheme: str, settings: dict[str, int], costs: Costs, out: Path | None, emit: str | None, max_operations: int

@@ -3,8 +3,8 @@
     python docs/check.py             # says which blocks are out of date
     python docs/check.py --update    # writes what is printed now
 
-A block is a fence of the kind ``console`` whose lines begin with ``$ chimera-compile``; a line ``...`` in it stands for any
-number of lines. The commands run in the root of the project; what they write goes into a directory that is removed.
+A block is a fence of the kind ``console`` that begins with ``$ chimera-compile``; a line ``...`` in it stands for any
+number of lines. The commands see docs/ and examples/; what they write goes into a directory that is removed.
 """
 
 import os
