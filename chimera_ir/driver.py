@@ -20,7 +20,8 @@ from chimera_ir.picture import svg
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.parser import parse
-from chimera_ir.verify.verify import Verified, schedule_of, verify_plan, verify_program, verify_schedule
+from chimera_ir.verify.erase import schedule_of
+from chimera_ir.verify.verify import Verified, verify_plan, verify_program, verify_schedule
 
 MAX_OPERATIONS = 2_000_000
 """How many compute operations a scheme may ask for, unless the user raises it."""

@@ -1,4 +1,4 @@
-"""The library: schemes that come with the compiler, each a text file, and which of them is the baseline of every report."""
+"""The library: schemes that come with the compiler, each a text file, and which of them reports compare with."""
 
 import tomllib
 

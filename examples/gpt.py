@@ -27,6 +27,7 @@ class Embedding(nn.Module):
         nn.init.normal_(self.position.weight, std=0.02)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
+        """Looks bytes and positions up."""
         return self.byte(text) + self.position(torch.arange(text.shape[1], device=text.device))
 
 
@@ -43,6 +44,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, T, WIDTH) to the same shape."""
         batch, length, _ = x.shape
         heads = self.queries_keys_values(self.before_attention(x)).view(batch, length, 3, HEADS, WIDTH // HEADS)
         q, k, v = heads.permute(2, 0, 3, 1, 4)
@@ -66,6 +68,7 @@ def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """AdamW; called once per stage."""
     return torch.optim.AdamW(parameters, lr=2e-3, betas=(0.9, 0.95), weight_decay=0.01)
 
 
@@ -89,4 +92,5 @@ class NextByte(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def dataset() -> NextByte:
+    """Text, and what comes next."""
     return NextByte()

@@ -62,7 +62,8 @@ def compare(
     _publish_digests(world, found)
     loss = sum(stage.take_loss() for stage in stages.values() if isinstance(stage, LastStage))
     facts = torch.tensor([loss], dtype=torch.float64)
-    dist.all_reduce(facts, group=world.chat)
+    with world.waiting("for the sum of the losses", "all ranks"):
+        dist.all_reduce(facts, group=world.chat)
     if world.place.rank:
         _measure(world, recorders)
         return None
@@ -106,11 +107,12 @@ def _collect(world: World, wanted: list[list[torch.Tensor | None]]) -> list[floa
         for rank in _ranks_of(world, stage):
             if rank == 0:
                 continue
-            for gradient in gradients:
-                if gradient is not None:
-                    dist.send(gradient.cpu().contiguous(), rank, group=world.chat)
             answer = torch.zeros(1, dtype=torch.float64)
-            dist.recv(answer, rank, group=world.chat)
+            with world.waiting(f"for the comparison of stage {stage}", f"rank {rank}"):
+                for gradient in gradients:
+                    if gradient is not None:
+                        dist.send(gradient.cpu().contiguous(), rank, group=world.chat)
+                dist.recv(answer, rank, group=world.chat)
             errors.append(float(answer))
     return errors
 
@@ -124,9 +126,10 @@ def _measure(world: World, recorders: dict[int, Recorder]) -> None:
             torch.empty_like(p, device="cpu") if there else None
             for p, there in zip(recorders[stage].parameters, present, strict=True)
         ]
-        for tensor in wanted:
-            if tensor is not None:
-                dist.recv(tensor, 0, group=world.chat)
+        with world.waiting(f"for the reference's gradients of stage {stage}", "rank 0"):
+            for tensor in wanted:
+                if tensor is not None:
+                    dist.recv(tensor, 0, group=world.chat)
         dist.send(torch.tensor([distance(mine, wanted)], dtype=torch.float64), 0, group=world.chat)
 
 

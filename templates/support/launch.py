@@ -167,7 +167,7 @@ def _train(
     lane = _lane(world, script, stages, batches, rehearsal is not None)
     losers = [stage for stage in stages.values() if isinstance(stage, LastStage)]
     weight = 1 / (world.job.micro_batches * world.place.copies)
-    progress = Progress(world.chat, options.steps, weight, rehearsal is not None)
+    progress = Progress(world, options.steps, weight, rehearsal is not None)
     writes = options.metrics is not None and world.place.rank == 0
     if writes:
         faults.on_interrupt = lambda: progress.write(options.metrics)
@@ -183,5 +183,6 @@ def _train(
 
 def _leave(world: World) -> None:
     """Ends together, so that no rank closes a connection that another still reads from."""
-    dist.barrier(world.chat)
+    with world.waiting("for everybody to finish", "all ranks"):
+        dist.barrier(world.chat)
     dist.destroy_process_group()

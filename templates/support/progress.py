@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from support.world import World
+
 
 class Progress:
     """What rank 0 prints and writes; on every rank, what it contributes.
@@ -15,8 +17,9 @@ class Progress:
     Nothing in the loop waits for a number: a gather that is complete is read at the end of a later update.
     """
 
-    def __init__(self, group: dist.ProcessGroup, updates: int, weight: float, rehearsal: bool) -> None:
-        self._group = group
+    def __init__(self, world: World, updates: int, weight: float, rehearsal: bool) -> None:
+        self._world = world
+        self._group = world.chat
         self._updates = updates
         self._weight = weight
         self._rehearsal = rehearsal
@@ -32,7 +35,8 @@ class Progress:
     def begin(self) -> None:
         """An update begins now; in a rehearsal at the same moment everywhere."""
         if self._rehearsal:
-            dist.barrier(self._group)
+            with self._world.waiting("for the step to begin", "all ranks"):
+                dist.barrier(self._group)
         self._cpu = time.process_time()
         self._start = time.time()
         self._before = self._before or self._start
@@ -53,7 +57,8 @@ class Progress:
             self._read(*self._pending.popleft())
 
     def _read(self, work: dist.Work, room: list[torch.Tensor] | None, _: torch.Tensor) -> None:
-        work.wait()
+        with self._world.waiting("for the losses and times of a step", "all ranks"):
+            work.wait()
         if room is None:
             return
         starts, ends, cpu, losses = torch.stack(room).unbind(dim=1)

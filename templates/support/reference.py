@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
-TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 2e-2}
+TOLERANCES = {
+    torch.float64: 1e-12,
+    torch.complex128: 1e-12,
+    torch.float32: 1e-4,
+    torch.complex64: 1e-4,
+    torch.float16: 2e-2,
+    torch.bfloat16: 5e-2,
+}
+"""How far gradients may differ from the reference's, relative to the largest; the order of summation differs."""
 
 
 def seed_of(*parts: int) -> int:
@@ -36,10 +44,12 @@ class Reference:
     def gradients(self, update: int) -> tuple[float, list[list[torch.Tensor | None]]]:
         """The loss of an update on the initial weights, and the gradient of every parameter of every stage."""
         built = [self._build(s) for s in range(self.stages)]
+        dataset = self.model.dataset()
+        items = self._items(dataset, update)
         total = 0.0
         for number in range(self.copies * self.micro_batches):
             copy, micro = divmod(number, self.micro_batches)
-            value, target = self._batch(update, number)
+            value, target = self._batch(dataset, items[number])
             for s, module in enumerate(built):
                 torch.manual_seed(seed_of(self.seed, update, copy, micro, s))
                 value = module(value)
@@ -54,19 +64,23 @@ class Reference:
         module: torch.nn.Module = self.model.build_stage(stage, self.stages)
         return module.to(self.device).train()
 
-    def _batch(self, update: int, number: int) -> tuple[Any, Any]:
-        dataset = self.model.dataset()
-        per_update = self.micro_batch_size * self.micro_batches * self.copies
-        epoch, update = divmod(update, len(dataset) // per_update)
+    def _items(self, dataset: Any, update: int) -> list[list[tuple[int, int]]]:
+        """For each micro-batch of each copy in turn, its items, each with the seed of its own randomness."""
+        size, count = self.micro_batch_size, self.micro_batches * self.copies
+        epoch, update = divmod(update, len(dataset) // (size * count))
         generator = torch.Generator().manual_seed(seed_of(self.seed, epoch))
-        order = torch.randperm(len(dataset), generator=generator)
-        begin = update * per_update + number * self.micro_batch_size
-        items = []
-        for item in order[begin : begin + self.micro_batch_size].tolist():
-            torch.manual_seed(seed_of(self.seed, epoch, item))
-            items.append(dataset[item])
-        batch, target = zip(*items, strict=True)
-        return _move(default_collate(list(batch)), self.device), _move(default_collate(list(target)), self.device)
+        order = torch.randperm(len(dataset), generator=generator).tolist()[update * size * count :]
+        seeded = [(item, seed_of(self.seed, epoch, item)) for item in order[: size * count]]
+        return [seeded[i * size : (i + 1) * size] for i in range(count)]
+
+    def _batch(self, dataset: Any, items: list[tuple[int, int]]) -> tuple[Any, Any]:
+        """The collated inputs and targets of a micro-batch."""
+        loaded = []
+        for item, seed in items:
+            torch.manual_seed(seed)
+            loaded.append(dataset[item])
+        inputs, targets = zip(*loaded, strict=True)
+        return _move(default_collate(list(inputs)), self.device), _move(default_collate(list(targets)), self.device)
 
 
 def _move(value: Any, device: torch.device) -> Any:
@@ -86,11 +100,15 @@ def distance(found: Sequence[torch.Tensor | None], wanted: Sequence[torch.Tensor
         if (mine is None) != (theirs is None):
             return float("inf")
         if mine is not None and theirs is not None and mine.numel():
-            difference = float((mine.double() - theirs.double()).abs().max())
+            difference = float((_wide(mine) - _wide(theirs)).abs().max())
             largest = max(largest, difference if difference == difference else float("inf"))
     return largest
 
 
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    return value.to(torch.complex128 if value.is_complex() else torch.float64)
+
+
 def size(gradients: Sequence[torch.Tensor | None]) -> float:
     """The largest absolute value among gradients."""
-    return max((float(g.double().abs().max()) for g in gradients if g is not None and g.numel()), default=0.0)
+    return max((float(_wide(g).abs().max()) for g in gradients if g is not None and g.numel()), default=0.0)

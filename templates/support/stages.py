@@ -132,15 +132,18 @@ def _pass_on(world: World, tensors: tuple[torch.Tensor, ...], worker: int) -> tu
     target = world.place.rank_of(0, worker)
     if target == world.place.rank:
         return tensors
-    for tensor in tensors:
-        dist.send(tensor.detach().cpu().contiguous(), target, group=world.chat)
+    with world.waiting("for the first micro-batch to be taken", f"rank {target}"):
+        for tensor in tensors:
+            dist.send(tensor.detach().cpu().contiguous(), target, group=world.chat)
     return ()
 
 
 def _receive(world: World, boundary: Boundary, worker: int) -> tuple[torch.Tensor, ...]:
     tensors = boundary.buffers(torch.device("cpu"))
-    for tensor in tensors:
-        dist.recv(tensor, world.place.rank_of(0, worker), group=world.chat)
+    source = world.place.rank_of(0, worker)
+    with world.waiting("for the first micro-batch", f"rank {source}"):
+        for tensor in tensors:
+            dist.recv(tensor, source, group=world.chat)
     return tuple(t.to(world.device) for t in tensors)
 
 

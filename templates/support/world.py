@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -46,6 +47,20 @@ class World:
                 raise PeerLost(f"rank {self.place.rank} (worker {self.place.worker}): wait {what}: {cause}")
             time.sleep(0.01)
         return bytes(self.store.get(key))
+
+    @contextmanager
+    def waiting(self, operation: str, peer: str) -> Iterator[None]:
+        """Says in a failure of the communication inside what was waited for, and for whom.
+
+        Raises
+        ------
+        PeerLost
+            If the communication fails or takes longer than the time-out.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            raise self.names.lost(operation, peer, error) from error
 
     def peer(self, worker: int) -> Peer:
         """Another worker of this rank's copy."""

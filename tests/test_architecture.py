@@ -1,0 +1,241 @@
+"""What the design promises about the code as text: who imports whom, what is nowhere, how long a file may be."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from chimera_ir import library
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "chimera_ir"
+TEMPLATES = ROOT / "templates"
+
+IMPORTS = {
+    "source": set(),
+    "resources": set(),
+    "output": set(),
+    "diagnostics": {"source"},
+    "syntax": {"diagnostics", "source", "resources"},
+    "ir": {"diagnostics", "source", "resources"},
+    "elaborate": {"syntax", "ir", "diagnostics", "source"},
+    "lower": {"ir", "source"},
+    "graph": {"ir"},
+    "verify": {"ir", "graph", "diagnostics", "source"},
+    "cost": {"ir", "graph"},
+    "picture": {"cost", "ir", "resources"},
+    "codegen": {"ir", "resources", "verify"},
+    "library": {"source", "resources"},
+    "driver": {
+        *("source", "diagnostics", "syntax", "elaborate", "ir", "lower", "graph", "verify", "cost", "picture"),
+        *("codegen", "library"),
+    },
+    "cli": {
+        *("driver", "output", "library", "source", "diagnostics", "syntax", "elaborate", "ir", "verify", "cost"),
+        *("picture", "__version__"),
+    },
+    "__init__": set(),
+}
+"""What each part of the package may import of the others; `driver` and `cli` see (nearly) all."""
+
+FILES = {".py", ".j2", ".lark"}
+TOP = (".ci", "benchmarks", "chimera_ir", "docs", "examples", "grammar", "templates", "tests")
+TEXTS = {*FILES, ".md", ".toml", ".txt", ".chim", ".sir", ".err", ".svg", ".json", ""}
+SCHEME_NAMES = {*library.names(), "pipedream", "2bw", "dualpipe", "interleaved", "zb_h1"} - {"chimera"}
+
+
+def python(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.py") if "__pycache__" not in path.parts)
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(path: Path) -> Iterator[tuple[str, int]]:
+    """Every module that a file imports, anywhere in it, with its line; ``from a import b`` gives ``a.b``."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def part(path: Path) -> str:
+    """The part of the package that a file belongs to: a folder, or a file at the top."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def project_texts() -> Iterator[Path]:
+    """Everything that a person wrote: what the version control tracks, or will."""
+    yield from (path for path in ROOT.iterdir() if path.is_file() and path.suffix in TEXTS)
+    for top in TOP:
+        for path in (ROOT / top).rglob("*"):
+            parts = path.relative_to(ROOT).parts[1:]
+            hidden = any(each.startswith(".") or each == "__pycache__" or each.endswith(".out") for each in parts)
+            if path.is_file() and not hidden and path.suffix in TEXTS:
+                yield path
+
+
+def test_every_import_goes_down() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in python(PACKAGE)
+        for name, line in imported(path)
+        if name.startswith("chimera_ir.") and name.split(".")[1] not in IMPORTS[part(path)] | {part(path)}
+    ]
+    assert wrong == []
+
+
+def test_the_table_of_imports_knows_every_part_and_has_no_cycle() -> None:
+    parts = {part(path) for path in python(PACKAGE)}
+    assert parts == IMPORTS.keys()
+    resolved: set[str] = {"__version__"}
+    while remaining := IMPORTS.keys() - resolved:
+        ready = {name for name in remaining if IMPORTS[name] <= resolved}
+        assert ready, f"a cycle among {remaining}"
+        resolved |= ready
+
+
+def test_the_code_generator_sees_of_verification_only_its_type() -> None:
+    seen = {name for path in python(PACKAGE / "codegen") for name, _ in imported(path) if ".verify" in name}
+    assert seen == {"chimera_ir.verify.verify.Verified"}
+
+
+@pytest.mark.parametrize(("name", "home"), [("networkx", "graph"), ("click", "cli"), ("lark", None), ("jinja2", None)])
+def test_a_library_of_others_is_met_where_it_belongs(name: str, home: str | None) -> None:
+    users = {part(path) for path in python(PACKAGE) for module, _ in imported(path) if module.split(".")[0] == name}
+    expected = {"lark": {"syntax", "ir"}, "jinja2": {"codegen", "picture"}}
+    assert users == ({home} if home else expected[name])
+
+
+def test_the_compiler_imports_nothing_but_the_standard_library_and_what_it_declares() -> None:
+    declared = {"click", "jinja2", "lark", "networkx", "rich"}
+    allowed = sys.stdlib_module_names | declared | {"chimera_ir"}
+    tops = {module.split(".")[0] for path in python(PACKAGE) for module, _ in imported(path)}
+    assert tops - allowed == set()
+    assert declared <= tops
+
+
+def test_compiling_imports_neither_torch_nor_numpy() -> None:
+    program = (
+        "import sys; from chimera_ir.cli import compile_command;"
+        "compile_command(['chimera', '--emit', 'report'], standalone_mode=False);"
+        "sys.exit(', '.join(sorted({'torch', 'numpy', 'scipy', 'pandas', 'matplotlib'} & set(sys.modules))) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_runs_on_the_ranks_imports_only_the_standard_library_torch_and_itself() -> None:
+    files = python(TEMPLATES)
+    own = {path.relative_to(TEMPLATES).with_suffix("").as_posix().replace("/", ".") for path in files}
+    own |= {name.removesuffix(".__init__") for name in own}
+    for path in files:
+        for module, line in imported(path):
+            top = module.split(".")[0]
+            if top in ("runtime", "support"):
+                known = module in own or module.rpartition(".")[0] in own
+                assert known, f"{path.name}:{line}: {module} is not among the generated files"
+            else:
+                assert top == "torch" or top in sys.stdlib_module_names, f"{path.name}:{line}: {module}"
+
+
+def test_the_reference_that_checks_the_loops_shares_no_code_with_the_runtime() -> None:
+    seen = {name.split(".")[0] for name, _ in imported(TEMPLATES / "support" / "reference.py")}
+    assert "runtime" not in seen
+
+
+def test_generated_scripts_import_only_what_is_generated_beside_them() -> None:
+    pattern = re.compile(r"^(?:from|import) +([\w.]+)", re.M)
+    for path in TEMPLATES.glob("*.py.j2"):
+        for module in pattern.findall(path.read_text(encoding="utf-8")):
+            top = module.split(".")[0]
+            assert top in {"runtime", "support"} | sys.stdlib_module_names, f"{path.name}: {module}"
+
+
+@pytest.mark.parametrize("name", sorted(SCHEME_NAMES))
+def test_neither_compiler_nor_templates_know_a_scheme(name: str) -> None:
+    pattern = re.compile(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])", re.I)
+    readers = [*python(PACKAGE), *(path for path in TEMPLATES.rglob("*") if path.suffix in FILES)]
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in readers
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert wrong == []
+
+
+def test_the_word_chimera_is_the_project_and_never_the_scheme() -> None:
+    """As a string of its own it would be a comparison, or a default, with the scheme's name."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in python(PACKAGE)
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Constant) and node.value == "chimera"
+    ]
+    assert wrong == []
+
+
+def calls(path: Path, names: set[str]) -> Iterator[str]:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
+            yield f"{path.relative_to(ROOT)}:{node.lineno}: {node.func.id}"
+
+
+def test_only_the_command_line_prints() -> None:
+    assert [call for path in python(PACKAGE) if part(path) != "cli" for call in calls(path, {"print"})] == []
+
+
+def test_nothing_that_a_scheme_says_is_executed() -> None:
+    forbidden = {"eval", "exec", "compile", "__import__", "globals", "setattr", "breakpoint"}
+    assert [call for path in python(PACKAGE) for call in calls(path, forbidden)] == []
+    modules = {name.split(".")[0] for path in python(PACKAGE) for name, _ in imported(path)}
+    assert modules & {"pickle", "marshal", "subprocess", "runpy", "code", "shelve", "ctypes", "socket"} == set()
+
+
+def test_no_file_is_longer_than_four_hundred_lines() -> None:
+    lengths = {
+        path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines())
+        for path in project_texts()
+        if path.suffix in FILES
+    }
+    assert {name: length for name, length in lengths.items() if length > 400} == {}
+
+
+def test_no_text_names_a_place_on_a_machine_or_leaves_work_for_later() -> None:
+    places = re.compile("|".join(("/wo" + "rk/", "/ho" + "me/", "/ro" + "ot/", "/Us" + "ers/", r"[A-Z]:\\U" + "sers")))
+    later = re.compile(r"\b(" + "TO" + "DO|FIX" + "ME|XX" + "X|HA" + r"CK)\b")
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in project_texts()
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
+        if places.search(line) or later.search(line)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("path", sorted(TEMPLATES.glob("*.j2")), ids=lambda path: path.name)
+def test_a_template_holds_no_logic_but_loops_and_one_level_of_if(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    depth = 0
+    for word in re.findall(r"{%[-+]?\s*(\w+)", text):
+        assert word in {"for", "endfor", "if", "else", "endif"}
+        depth += {"if": 1, "endif": -1}.get(word, 0)
+        assert depth <= 1
+    assert depth == 0
+    for expression in re.findall(r"{{(.*?)}}", text, re.S):
+        assert re.fullmatch(r"\s*[a-z_]+(\.[a-z_]+)*( [-+] \d+)?\s*", expression), expression
+
+
+def test_schemes_are_text_without_python() -> None:
+    kinds = {path.suffix for path in (PACKAGE / "schemes").iterdir() if path.is_file()}
+    assert kinds == {".chim", ".toml"}
