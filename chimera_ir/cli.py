@@ -1,6 +1,8 @@
 """``chimera-compile``: the command line, what it prints, and its exit statuses."""
 
+import io
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from chimera_ir.cost.report import Report
 from chimera_ir.cost.simulate import Timeline
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.render import render, render_all
+from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.driver import MAX_OPERATIONS, Level, Request, Result, compile_ir, compile_scheme, files
 from chimera_ir.elaborate.settings import SettingError
 from chimera_ir.ir.levels import Plan, Program, Schedule
@@ -31,7 +34,7 @@ WRONG_TEXT = 1
 WRONG_COMMAND = 2
 OUR_FAULT = 70
 
-_NARROW, _WIDE = 80, 160
+_WIDE = 160
 
 
 class Misuse(click.ClickException):
@@ -45,8 +48,10 @@ def _settings(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> 
     for text in given:
         name, equals, value = text.partition("=")
         digits = value.removeprefix("-")
-        if not (name and equals and digits.isascii() and digits.isdecimal() and len(digits) <= 18):
+        if not (name and equals and digits.isascii() and digits.isdecimal()):
             raise Misuse(f"--set {text}: write NAME=INTEGER, as in --set D=8")
+        if len(digits) > 18:
+            raise Misuse(f"--set {name}: a value has at most 18 digits")
         if name in settings:
             raise Misuse(f"--set {name}: given twice")
         settings[name] = int(value)
@@ -55,10 +60,14 @@ def _settings(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> 
 
 def _costs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> Costs:
     costs = Costs()
+    seen: set[str] = set()
     for text in given:
         kind, equals, value = text.partition("=")
         if not (equals and kind in KINDS):
             raise Misuse(f"--cost {text}: write KIND=COST with one of the kinds {', '.join(KINDS)}, as in --cost B=2.5")
+        if kind in seen:
+            raise Misuse(f"--cost {kind}: given twice")
+        seen.add(kind)
         try:
             costs = costs.using(kind, value)
         except ValueError as error:
@@ -71,8 +80,7 @@ def _list(context: click.Context, _: click.Parameter, wanted: bool) -> None:
         return
     names = library.names()
     width = max(map(len, names))
-    for name in names:
-        click.echo(f"{name:<{width}}  {library.summary(name)}")
+    _print("".join(f"{name:<{width}}  {library.summary(name)}\n" for name in names))
     context.exit()
 
 
@@ -116,7 +124,7 @@ def compile_command(
     try:
         levels = (compile_ir if is_ir else compile_scheme)(request, lambda each: _say(each, source, color))
         if emit is not None:
-            click.echo(_text(_find(levels, Level(emit), source)), nl=False)
+            _print(_text(_find(levels, Level(emit), source)))
         else:
             _compile(dict(levels), out)
     except SettingError as error:
@@ -133,8 +141,9 @@ def _source(scheme: str) -> Source:
         return _read(path)
     if scheme in library.names():
         return library.source(scheme)
-    known = ", ".join(library.names())
-    raise Misuse(f"no library scheme is called '{scheme}' (there are {known}); a file ends in .chim or .sir")
+    guess = closest(scheme, library.names())
+    advice = f"did you mean {guess}?" if guess else f"there are {', '.join(library.names())}"
+    raise Misuse(f"no library scheme is called '{scheme}' ({advice}); a file ends in .chim or .sir")
 
 
 def _read(path: Path) -> Source:
@@ -143,7 +152,8 @@ def _read(path: Path) -> Source:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise Misuse(f"{path}: {error.strerror}") from error
+        hint = f"; for the library scheme write {path.stem}" if path.stem in library.names() else ""
+        raise Misuse(f"{path}: {error.strerror}{hint}") from error
     return Source(str(path), data.decode("utf-8", errors="replace").removeprefix("\ufeff"))
 
 
@@ -178,18 +188,15 @@ def _json(report: Report) -> str:
     return json.dumps(report.as_json(), indent=2) + "\n"
 
 
-def _console() -> Console:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _WIDE
-    return console
-
-
 def _printed(draw: Callable[[Console], None]) -> str:
-    console = _console()
-    with console.capture() as capture:
-        draw(console)
-    return capture.get()
+    """What a console as wide and as colourful as standard output would show."""
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    text = io.StringIO()
+    console = Console(
+        file=text, highlight=False, force_terminal=is_terminal or None, width=None if is_terminal else _WIDE
+    )
+    draw(console)
+    return text.getvalue()
 
 
 def _compile(levels: dict[Level, object], out: Path | None) -> None:
@@ -203,15 +210,26 @@ def _compile(levels: dict[Level, object], out: Path | None) -> None:
         output.write(directory, files(verified, timeline, _json(report)))
     except output.OutputRefused as error:
         raise Misuse(str(error)) from error
-    console = _console()
-    console.print(table.show(report))
-    console.print(terminal.draw(timeline, console.width))
-    click.echo(f"wrote {directory}: run it with")
-    click.echo(f"  torchrun --nproc-per-node={header.workers} {directory}/train.py --model MODEL.py --check")
+    _print(_printed(lambda console: console.print(table.show(report), terminal.draw(timeline, console.width))))
+    _print(f"wrote {directory}: run it with\n")
+    _print(f"  torchrun --nproc-per-node={header.workers} {directory}/train.py --model MODEL.py --check\n")
+
+
+def _print(text: str) -> None:
+    """Writes to standard output. A reader who has left has seen enough; a full disk is the user's to know of."""
+    try:
+        click.echo(text, nl=False)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        raise Misuse(f"standard output: {error.strerror}") from error
 
 
 def main() -> NoReturn:
     """The entry point: whatever happens ends in one of the documented exit statuses."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         compile_command.main(prog_name="chimera-compile", standalone_mode=True)
     except SystemExit as end:

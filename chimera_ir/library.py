@@ -4,6 +4,8 @@ import tomllib
 
 from chimera_ir import resources
 from chimera_ir.source import Source
+from chimera_ir.syntax.parser import parse
+from chimera_ir.syntax.printer import show_expression
 
 _ENDING = ".chim"
 
@@ -29,6 +31,11 @@ def source(name: str) -> Source:
 def summary(name: str) -> str:
     """What a library scheme is, in one line: the first line of the comment it begins with."""
     return source(name).text.split("\n", 1)[0].removeprefix("#").strip()
+
+
+def parameters(name: str) -> str:
+    """The parameters of a library scheme with their defaults, as in ``D = 4, N = D``."""
+    return ", ".join(f"{p.name.text} = {show_expression(p.default)}" for p in parse(source(name)).parameters)
 
 
 def baseline(workers: int, micro_batches: int) -> tuple[Source, dict[str, int]]:

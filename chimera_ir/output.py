@@ -26,13 +26,13 @@ def write(directory: Path, files: Mapping[str, str]) -> None:
         If the directory is not ours or cannot be written; nothing has changed then.
     """
     target = Path(os.path.realpath(directory))
-    if target.exists():
-        _must_be_ours(directory, target)
     try:
+        if target.exists():
+            _must_be_ours(directory, target, files)
         target.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     except OSError as error:
-        raise OutputRefused(f"--out {directory}: {error.strerror}: {error.filename}") from error
+        raise OutputRefused(f"--out {directory}: {error.strerror}") from error
     try:
         fresh.chmod(0o777 & ~_umask())
         for name, text in files.items():
@@ -42,12 +42,12 @@ def write(directory: Path, files: Mapping[str, str]) -> None:
         (fresh / MANIFEST).write_text("".join(f"{name}\n" for name in sorted(files)), encoding="utf-8")
         _replace(target, fresh)
     except OSError as error:
-        raise OutputRefused(f"--out {directory}: {error.strerror}: {error.filename}") from error
+        raise OutputRefused(f"--out {directory}: {error.strerror}") from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _must_be_ours(shown: Path, target: Path) -> None:
+def _must_be_ours(shown: Path, target: Path, files: Mapping[str, str]) -> None:
     if not target.is_dir():
         raise OutputRefused(f"--out {shown}: exists and is not a directory")
     empty = not any(target.iterdir())
@@ -55,6 +55,10 @@ def _must_be_ours(shown: Path, target: Path) -> None:
         raise OutputRefused(
             f"--out {shown}: exists and was not written by chimera-compile; choose another directory or remove it"
         )
+    for path in _foreign(target):
+        name = path.relative_to(target).as_posix()
+        if name in files:
+            raise OutputRefused(f"--out {shown}: {name} was not written by chimera-compile and is in the way")
 
 
 def _umask() -> int:
@@ -76,7 +80,7 @@ def _replace(target: Path, fresh: Path) -> None:
             destination.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, destination, follow_symlinks=False)
         fresh.rename(target)
-    except OSError:
+    except BaseException:
         old.rename(target)
         raise
     shutil.rmtree(old, ignore_errors=True)

@@ -69,7 +69,7 @@ def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """AdamW; called once per stage."""
-    return torch.optim.AdamW(parameters, lr=2e-3, betas=(0.9, 0.95), weight_decay=0.01)
+    return torch.optim.AdamW(parameters, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.01)
 
 
 @lru_cache(maxsize=1)

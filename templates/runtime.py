@@ -19,16 +19,23 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 class PeerLost(Exception):
-    """A wait for another rank failed or timed out; the message names rank, operation and peer."""
+    """A wait for another rank failed or timed out; the message names rank, operation and peer.
+
+    ``peers`` are the ranks that were waited for, as far as they are known.
+    """
+
+    def __init__(self, message: str, peers: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.peers = tuple(peers)
 
 
 class BadModel(Exception):
     """The model file does something that its interface does not allow; the message says what and what to do."""
 
 
-def draw_seed(*parts: int) -> int:
-    """A seed that depends on every part, the same on every machine: 63 bits of the BLAKE2b hash of "part/part/..."."""
-    text = "/".join(map(str, parts)).encode()
+def draw_seed(use: str, *parts: int) -> int:
+    """A seed for one use, the same on every machine: 63 bits of the BLAKE2b hash of "use/part/part/..."."""
+    text = "/".join([use, *map(str, parts)]).encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
@@ -81,8 +88,9 @@ class Names:
         source, backwards = divmod(rest, 2)
         return f"{verb} m{micro} s{source}->s{source - 1 if backwards else source + 1}"
 
-    def lost(self, operation: str, peer: str, error: Exception) -> PeerLost:
-        """The one message that a failed wait leaves behind."""
+    def lost(self, operation: str, peers: Sequence[int], error: Exception) -> PeerLost:
+        """The one message that a failed wait leaves behind; no peers stand for all ranks."""
+        peer = f"rank{'s' if len(peers) > 1 else ''} {', '.join(map(str, peers))}" if peers else "the other ranks"
         text = str(error)
         if "imed out" in text:
             cause = f"no answer within {self.timeout:g} s (--timeout); it may be stuck, or slower than that"
@@ -90,7 +98,7 @@ class Names:
             cause = "the connection was closed; it has died or ended"
         else:
             cause = text.split("\n", 1)[0]
-        return PeerLost(f"rank {self.rank} (worker {self.worker}): wait {operation}: {peer}: {cause}")
+        return PeerLost(f"rank {self.rank} (worker {self.worker}): wait {operation}: {peer}: {cause}", peers)
 
 
 class Transfer:
@@ -152,7 +160,7 @@ class Peer:
 
     def lost(self, verb: str, tag: int, error: Exception) -> PeerLost:
         """What to tell the user when a message to or from this peer has failed."""
-        return self._names.lost(self._names.operation(verb, tag), f"rank {self._rank}", error)
+        return self._names.lost(self._names.operation(verb, tag), [self._rank], error)
 
 
 def _posted(works: Sequence[dist.Work | None]) -> list[dist.Work]:
@@ -247,8 +255,7 @@ class GradientSum:
                 self._settle(work)
         except RuntimeError as error:
             others = [r for r in self._members if r != self._names.rank]
-            peers = f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
-            raise self._names.lost(f"all_reduce s{self._stage}", peers, error) from error
+            raise self._names.lost(f"all_reduce s{self._stage}", others, error) from error
         self._works = []
         for parameter in self._absent:
             parameter.grad = self._views[parameter] if self._counts[parameter].item() > 0 else None
@@ -309,7 +316,7 @@ class Stage:
         return Pass(leaves, payload, tuple(compress(tensors, boundary.differentiable)))
 
     def _run(self, micro: int, inputs: Any) -> tuple[Tensors, Any]:
-        torch.manual_seed(draw_seed(self._seed, self._update, self._copy, micro, self.number))
+        torch.manual_seed(draw_seed("forward", self._seed, self._update, self._copy, micro, self.number))
         boundary = self._before
         if boundary is None:
             return (), self.module(inputs)
@@ -340,7 +347,7 @@ class Stage:
 
     def step(self) -> None:
         """Updates the weights and begins the stage's next update."""
-        torch.manual_seed(draw_seed(self._seed, self._update, self.number))
+        torch.manual_seed(draw_seed("step", self._seed, self._update, self.number))
         self._optimizer.step()
         self._sum.clear()
         self._update += 1

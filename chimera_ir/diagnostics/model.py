@@ -72,9 +72,10 @@ def raise_errors(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     Raises
     ------
     Rejected
-        With all the diagnostics, if at least one of them is an error.
+        With all the errors, if there are any; what is a warning without them may be a part of them.
     """
     found = tuple(diagnostics)
-    if any(d.severity is Severity.ERROR for d in found):
-        raise Rejected(found)
+    errors = [d for d in found if d.severity is Severity.ERROR]
+    if errors:
+        raise Rejected(errors)
     return found

@@ -64,12 +64,12 @@ class Batches:
         return default_collate([part(self._item(epoch, item)) for item in items])
 
     def _item(self, epoch: int, item: int) -> Any:
-        torch.manual_seed(draw_seed(self.seed, epoch, item))
+        torch.manual_seed(draw_seed("item", self.seed, epoch, item))
         return self.dataset[item]
 
 
 @lru_cache(maxsize=1)
 def _order(items: int, seed: int, epoch: int) -> list[int]:
-    generator = torch.Generator().manual_seed(draw_seed(seed, epoch))
+    generator = torch.Generator().manual_seed(draw_seed("order", seed, epoch))
     order: list[int] = torch.randperm(items, generator=generator).tolist()
     return order

@@ -1,5 +1,6 @@
 """``--check``: runs the generated loops for one update and compares them with the reference, gradient by gradient."""
 
+import ctypes
 import hashlib
 import json
 import math
@@ -62,7 +63,7 @@ def compare(
     _publish_digests(world, found)
     loss = sum(stage.take_loss() for stage in stages.values() if isinstance(stage, LastStage))
     facts = torch.tensor([loss], dtype=torch.float64)
-    with world.waiting("for the sum of the losses", "all ranks"):
+    with world.waiting("for the sum of the losses"):
         dist.all_reduce(facts, group=world.chat)
     if world.place.rank:
         _measure(world, recorders)
@@ -108,7 +109,7 @@ def _collect(world: World, wanted: list[list[torch.Tensor | None]]) -> list[floa
             if rank == 0:
                 continue
             answer = torch.zeros(1, dtype=torch.float64)
-            with world.waiting(f"for the comparison of stage {stage}", f"rank {rank}"):
+            with world.waiting(f"for the comparison of stage {stage}", [rank]):
                 for gradient in gradients:
                     if gradient is not None:
                         dist.send(gradient.cpu().contiguous(), rank, group=world.chat)
@@ -126,7 +127,7 @@ def _measure(world: World, recorders: dict[int, Recorder]) -> None:
             torch.empty_like(p, device="cpu") if there else None
             for p, there in zip(recorders[stage].parameters, present, strict=True)
         ]
-        with world.waiting(f"for the reference's gradients of stage {stage}", "rank 0"):
+        with world.waiting(f"for the reference's gradients of stage {stage}", [0]):
             for tensor in wanted:
                 if tensor is not None:
                     dist.recv(tensor, 0, group=world.chat)
@@ -144,6 +145,11 @@ def _publish_digests(world: World, found: dict[int, list[torch.Tensor | None]]) 
             )
             digest.update(data)
         world.store.set(f"check/digest/{stage}/{world.place.rank}", digest.hexdigest())
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    data = tensor.cpu().contiguous()
+    return ctypes.string_at(data.data_ptr(), data.nbytes)
 
 
 def _equal_digests(world: World) -> bool:

@@ -3,6 +3,7 @@
 The ranks agree through torchrun's store on who speaks. The store outlives any rank.
 """
 
+import json
 import os
 import signal
 import socket
@@ -10,7 +11,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -24,6 +26,7 @@ TERMINATED = 143
 
 _PATIENCE = 5.0
 _GRACE = 1.0
+_MOMENT = 0.5
 
 
 class Misuse(Exception):
@@ -50,13 +53,34 @@ class Faults:
     def _speak(self, message: str) -> None:
         """Says the message or waits until another rank has said its own; in a thread, since the store may be busy."""
         try:
-            if self._store.add("faults/speakers", 1) == 1:
-                print(message, file=sys.stderr, flush=True)
+            first = self._store.add("faults/speakers", 1) == 1
+        except (RuntimeError, ValueError):
+            first = True
+        if first:
+            print(message, file=sys.stderr, flush=True)
+        with suppress(RuntimeError, ValueError):
+            if first:
                 self._store.set("faults/said", "1")
             else:
                 self._store.wait(["faults/said"], timedelta(seconds=_PATIENCE))
+
+    def root_of(self, message: str, peers: Sequence[int]) -> str:
+        """The message of the rank that failed first, as far as the ranks can tell.
+
+        A rank that gives up closes its connections, and its neighbours fail in turn; and where one rank is stuck, all
+        others time out together. So every rank says in the store whom it waited for, gives the others a moment to do
+        the same, and follows the waits to the last rank that said anything.
+        """
+        try:
+            self._store.set(f"faults/lost/{self._rank}", json.dumps([message, list(peers)]))
+            time.sleep(_MOMENT)
+            seen = {self._rank}
+            while len(peers) == 1 and peers[0] not in seen and self._store.check([f"faults/lost/{peers[0]}"]):
+                seen.add(peers[0])
+                message, peers = json.loads(self._store.get(f"faults/lost/{peers[0]}"))
         except (RuntimeError, ValueError):
-            print(message, file=sys.stderr, flush=True)
+            pass
+        return message
 
     def watch_signals(self) -> None:
         """From now on SIGINT ends the job quietly, and SIGTERM after a chance to name the rank that died.

@@ -43,7 +43,9 @@ def main(job: Job, scripts: Path) -> None:
         _run(world, _script(scripts, world.place.worker), options, faults)
     except (Misuse, BadModel) as error:
         faults.end(f"train.py: {error}", MISUSED)
-    except (PeerLost, CheckFailed) as error:
+    except PeerLost as error:
+        faults.end(f"train.py: {faults.root_of(str(error), error.peers)}", FAILED)
+    except CheckFailed as error:
         faults.end(f"train.py: {error}", FAILED)
     except Exception as error:
         faults.end(_unexpected(error, options.model.resolve(), rank), FAILED)
@@ -183,6 +185,6 @@ def _train(
 
 def _leave(world: World) -> None:
     """Ends together, so that no rank closes a connection that another still reads from."""
-    with world.waiting("for everybody to finish", "all ranks"):
+    with world.waiting("for everybody to finish"):
         dist.barrier(world.chat)
     dist.destroy_process_group()

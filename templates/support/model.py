@@ -33,7 +33,7 @@ class Model:
 
     def stage(self, stage: int, stages: int, seed: int, device: torch.device) -> torch.nn.Module:
         """A stage with its initial weights, which depend on the seed and the stage alone."""
-        torch.manual_seed(draw_seed(seed, stage))
+        torch.manual_seed(draw_seed("weights", seed, stage))
         module = self.build_stage(stage, stages)
         if not isinstance(module, torch.nn.Module):
             raise Misuse(f"{self.file}: build_stage({stage}, {stages}) returned {_kind(module)}, not a torch.nn.Module")

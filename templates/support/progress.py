@@ -35,7 +35,7 @@ class Progress:
     def begin(self) -> None:
         """An update begins now; in a rehearsal at the same moment everywhere."""
         if self._rehearsal:
-            with self._world.waiting("for the step to begin", "all ranks"):
+            with self._world.waiting("for the step to begin"):
                 dist.barrier(self._group)
         self._cpu = time.process_time()
         self._start = time.time()
@@ -57,7 +57,7 @@ class Progress:
             self._read(*self._pending.popleft())
 
     def _read(self, work: dist.Work, room: list[torch.Tensor] | None, _: torch.Tensor) -> None:
-        with self._world.waiting("for the losses and times of a step", "all ranks"):
+        with self._world.waiting("for the losses and times of a step"):
             work.wait()
         if room is None:
             return

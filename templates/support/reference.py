@@ -23,7 +23,7 @@ TOLERANCES = {
 """How far gradients may differ from the reference's, relative to the largest; the order of summation differs."""
 
 
-def seed_of(*parts: int) -> int:
+def seed_of(*parts: str | int) -> int:
     """The first 8 bytes of BLAKE2b of the parts joined by slashes, as a 63-bit number."""
     digest = hashlib.blake2b("/".join(str(p) for p in parts).encode("ascii"), digest_size=8).hexdigest()
     return int(digest, 16) // 2
@@ -51,7 +51,7 @@ class Reference:
             copy, micro = divmod(number, self.micro_batches)
             value, target = self._batch(dataset, items[number])
             for s, module in enumerate(built):
-                torch.manual_seed(seed_of(self.seed, update, copy, micro, s))
+                torch.manual_seed(seed_of("forward", self.seed, update, copy, micro, s))
                 value = module(value)
             loss = self.model.loss(value, target) / (self.copies * self.micro_batches)
             if loss.requires_grad:
@@ -60,7 +60,7 @@ class Reference:
         return total, [[p.grad for p in module.parameters() if p.requires_grad] for module in built]
 
     def _build(self, stage: int) -> torch.nn.Module:
-        torch.manual_seed(seed_of(self.seed, stage))
+        torch.manual_seed(seed_of("weights", self.seed, stage))
         module: torch.nn.Module = self.model.build_stage(stage, self.stages)
         return module.to(self.device).train()
 
@@ -68,9 +68,9 @@ class Reference:
         """For each micro-batch of each copy in turn, its items, each with the seed of its own randomness."""
         size, count = self.micro_batch_size, self.micro_batches * self.copies
         epoch, update = divmod(update, len(dataset) // (size * count))
-        generator = torch.Generator().manual_seed(seed_of(self.seed, epoch))
+        generator = torch.Generator().manual_seed(seed_of("order", self.seed, epoch))
         order = torch.randperm(len(dataset), generator=generator).tolist()[update * size * count :]
-        seeded = [(item, seed_of(self.seed, epoch, item)) for item in order[: size * count]]
+        seeded = [(item, seed_of("item", self.seed, epoch, item)) for item in order[: size * count]]
         return [seeded[i * size : (i + 1) * size] for i in range(count)]
 
     def _batch(self, dataset: Any, items: list[tuple[int, int]]) -> tuple[Any, Any]:

@@ -62,7 +62,7 @@ def find_boundaries(
             if stage and not handed:
                 handed = _receive(world, boundaries[-1], world.job.placement[0][stage - 1])
             with model.blamed(), _unchanged(built[stage]), torch.random.fork_rng():
-                torch.manual_seed(draw_seed(seed, stage))
+                torch.manual_seed(draw_seed("shapes", seed, stage))
                 single, handed = _probe(model, world, batches, built[stage], boundaries, handed, stage, last)
             if not last:
                 boundaries.append(_describe(single, handed))
@@ -132,7 +132,7 @@ def _pass_on(world: World, tensors: tuple[torch.Tensor, ...], worker: int) -> tu
     target = world.place.rank_of(0, worker)
     if target == world.place.rank:
         return tensors
-    with world.waiting("for the first micro-batch to be taken", f"rank {target}"):
+    with world.waiting("for the first micro-batch to be taken", [target]):
         for tensor in tensors:
             dist.send(tensor.detach().cpu().contiguous(), target, group=world.chat)
     return ()
@@ -141,7 +141,7 @@ def _pass_on(world: World, tensors: tuple[torch.Tensor, ...], worker: int) -> tu
 def _receive(world: World, boundary: Boundary, worker: int) -> tuple[torch.Tensor, ...]:
     tensors = boundary.buffers(torch.device("cpu"))
     source = world.place.rank_of(0, worker)
-    with world.waiting("for the first micro-batch", f"rank {source}"):
+    with world.waiting("for the first micro-batch", [source]):
         for tensor in tensors:
             dist.recv(tensor, source, group=world.chat)
     return tuple(t.to(world.device) for t in tensors)

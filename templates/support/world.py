@@ -44,12 +44,12 @@ class World:
         while not self.store.check([key]):
             if time.monotonic() > deadline:
                 cause = f"no answer from rank {source} within {seconds:g} s (--timeout)"
-                raise PeerLost(f"rank {self.place.rank} (worker {self.place.worker}): wait {what}: {cause}")
+                raise PeerLost(f"rank {self.place.rank} (worker {self.place.worker}): wait {what}: {cause}", [source])
             time.sleep(0.01)
         return bytes(self.store.get(key))
 
     @contextmanager
-    def waiting(self, operation: str, peer: str) -> Iterator[None]:
+    def waiting(self, operation: str, peers: Sequence[int] = ()) -> Iterator[None]:
         """Says in a failure of the communication inside what was waited for, and for whom.
 
         Raises
@@ -60,7 +60,7 @@ class World:
         try:
             yield
         except RuntimeError as error:
-            raise self.names.lost(operation, peer, error) from error
+            raise self.names.lost(operation, peers, error) from error
 
     def peer(self, worker: int) -> Peer:
         """Another worker of this rank's copy."""
