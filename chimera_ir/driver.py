@@ -103,10 +103,9 @@ def _from_program(program: Program, request: Request) -> Iterator[Result]:
 
 def _baseline(schedule: Schedule) -> Schedule:
     """The baseline scheme on as many workers, with as many micro-batches."""
-    source, settings = baseline(schedule.header.workers, schedule.header.micro_batches)
-    plan, _ = elaborate(
-        parse(source), settings, max_operations=2 * schedule.header.workers * schedule.header.micro_batches
-    )
+    workers, micro_batches = schedule.header.workers, schedule.header.whole_micro_batches
+    source, settings = baseline(workers, micro_batches)
+    plan, _ = elaborate(parse(source), settings, max_operations=2 * workers * micro_batches)
     return order(plan)
 
 

@@ -1,15 +1,13 @@
-"""What a lane of the schedule calls: messages between workers, stages that compute, sums of gradients.
+"""What a lane of the schedule calls: messages between workers and sums of gradients; support/compute.py has the stages.
 
 Everything that can be decided before the first update is decided in the constructors: shapes, buffers, peers, groups.
 A call in the steady state posts, waits or computes, and nothing else.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import blake2b
-from itertools import compress
 from typing import Any
 
 import torch
@@ -33,44 +31,20 @@ class BadModel(Exception):
     """The model file does something that its interface does not allow; the message says what and what to do."""
 
 
+def part(tensors: Tensors, start: int, stop: int, of: int) -> Tensors:
+    """The rows of the micro-batches ``start .. stop-1`` in tensors that hold ``of`` of them along dimension 0."""
+    return tuple(t.narrow(0, start * (t.shape[0] // of), (stop - start) * (t.shape[0] // of)) for t in tensors)
+
+
+def join(messages: Sequence[Tensors]) -> Tensors:
+    """Several micro-batches' tensors as one message, along dimension 0."""
+    return tuple(torch.cat(tensors) for tensors in zip(*messages, strict=True))
+
+
 def draw_seed(use: str, *parts: int) -> int:
     """A seed for one use, the same on every machine: 63 bits of the BLAKE2b hash of "use/part/part/..."."""
     text = "/".join([use, *map(str, parts)]).encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 1
-
-
-@dataclass(frozen=True)
-class Boundary:
-    """What a stage hands to the next one, for every micro-batch: found once, at start.
-
-    ``single`` says that the stage returned a tensor rather than a tuple; ``differentiable`` marks the tensors whose
-    gradients come back.
-    """
-
-    single: bool
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[torch.dtype, ...]
-    differentiable: tuple[bool, ...]
-
-    def buffers(self, device: torch.device) -> Tensors:
-        """Room for one message of activations."""
-        return tuple(torch.zeros(s, dtype=d, device=device) for s, d in zip(self.shapes, self.dtypes, strict=True))
-
-    def gradient_buffers(self, device: torch.device) -> Tensors:
-        """Room for one message of gradients: of the differentiable tensors alone."""
-        return tuple(compress(self.buffers(device), self.differentiable))
-
-    def mismatch(self, outputs: Sequence[torch.Tensor]) -> str | None:
-        """How the tensors differ from what was found at start, or nothing."""
-        if len(outputs) != len(self.shapes):
-            return f"{len(outputs)} tensors instead of {len(self.shapes)}"
-        for i, output in enumerate(outputs):
-            if output.shape != self.shapes[i] or output.dtype != self.dtypes[i]:
-                found, wanted = f"{tuple(output.shape)} {output.dtype}", f"{self.shapes[i]} {self.dtypes[i]}"
-                return f"tensor {i} is {found} and was {wanted} for the first micro-batch"
-            if output.requires_grad != self.differentiable[i]:
-                return f"tensor {i} requires a gradient for one micro-batch and none for another"
-        return None
 
 
 @dataclass(frozen=True)
@@ -167,17 +141,6 @@ def _posted(works: Sequence[dist.Work | None]) -> list[dist.Work]:
     return [work for work in works if work is not None]
 
 
-class Pass:
-    """A micro-batch in a stage, between its forward and its backward."""
-
-    __slots__ = ("inputs", "outputs", "roots")
-
-    def __init__(self, inputs: Tensors, outputs: Tensors, roots: Tensors) -> None:
-        self.inputs = inputs
-        self.outputs = outputs
-        self.roots = roots
-
-
 class GradientSum:
     """The gradients of a stage in one flat buffer, and their sum over all ranks that hold the stage.
 
@@ -265,157 +228,6 @@ class GradientSum:
         for parameter in self._parameters:
             parameter.grad = None
         self._absent = list(self._parameters)
-
-
-class Stage:
-    """A stage's module on this rank, its buffers and its part of an update.
-
-    ``inputs[k]`` and ``gradients[k]`` are the receive buffers that schedule.sir calls slot k.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        module: torch.nn.Module,
-        optimizer: Any,
-        before: Boundary | None,
-        after: Boundary | None,
-        gradients: GradientSum,
-        seeds: tuple[int, int],
-    ) -> None:
-        self.number = number
-        self.module = module
-        self.inputs: list[Tensors] = []
-        self.gradients: list[Tensors] = []
-        self._optimizer = optimizer
-        self._before = before
-        self._after = after
-        self._sum = gradients
-        self._seed, self._copy = seeds
-        self._update = 0
-        self._received: frozenset[int] = frozenset()
-
-    def reserve(self, inputs: int, gradients: int, device: torch.device) -> None:
-        """Allocates the receive buffers: so many slots of activations, so many of gradients."""
-        if self._before is not None:
-            self.inputs = [self._before.buffers(device) for _ in range(inputs)]
-        if self._after is not None:
-            self.gradients = [self._after.gradient_buffers(device) for _ in range(gradients)]
-        self._received = frozenset(t.untyped_storage().data_ptr() for slot in self.gradients for t in slot)
-
-    def forward(self, micro: int, inputs: Any) -> Pass:
-        """Runs the stage on a micro-batch: a batch of the dataset for stage 0, else the tensors received."""
-        leaves, outputs = self._run(micro, inputs)
-        boundary = self._after
-        assert boundary is not None
-        tensors = outputs if isinstance(outputs, tuple) else (outputs,)
-        wrong = boundary.mismatch(tensors)
-        if wrong:
-            raise BadModel(f"stage {self.number} returned for micro-batch {micro}: {wrong}; return the same every time")
-        payload = tuple(t.detach().contiguous() for t in tensors)
-        return Pass(leaves, payload, tuple(compress(tensors, boundary.differentiable)))
-
-    def _run(self, micro: int, inputs: Any) -> tuple[Tensors, Any]:
-        torch.manual_seed(draw_seed("forward", self._seed, self._update, self._copy, micro, self.number))
-        boundary = self._before
-        if boundary is None:
-            return (), self.module(inputs)
-        leaves = tuple(t.detach().requires_grad_(d) for t, d in zip(inputs, boundary.differentiable, strict=True))
-        return leaves, self.module(leaves[0] if boundary.single else leaves)
-
-    def backward(self, state: Pass, gradients: Tensors) -> Tensors:
-        """Adds to the gradients of the weights; returns the gradients w.r.t. the differentiable inputs."""
-        roots, leaves = state.roots, state.inputs
-        state.roots = state.outputs = state.inputs = ()
-        if roots:
-            torch.autograd.backward(roots, gradients)
-        self._sum.collect()
-        return tuple(self._own(leaf) for leaf in leaves if leaf.requires_grad)
-
-    def _own(self, leaf: torch.Tensor) -> torch.Tensor:
-        """The leaf's gradient, in memory that no later message overwrites."""
-        gradient = leaf.grad
-        if gradient is None:
-            return torch.zeros_like(leaf)
-        if gradient.untyped_storage().data_ptr() in self._received:
-            return gradient.clone(memory_format=torch.contiguous_format)
-        return gradient.contiguous()
-
-    def all_reduce(self) -> GradientSum:
-        """Launches the sum of this stage's gradients over all its replicas."""
-        return self._sum.launch()
-
-    def step(self) -> None:
-        """Updates the weights and begins the stage's next update."""
-        torch.manual_seed(draw_seed("step", self._seed, self._update, self.number))
-        self._optimizer.step()
-        self._sum.clear()
-        self._update += 1
-
-
-class LastStage(Stage):
-    """The stage whose output goes to the loss; its passes carry the loss instead of activations."""
-
-    def __init__(self, *arguments: Any, loss: Callable[[Any, Any], torch.Tensor], weight: float) -> None:
-        super().__init__(*arguments)
-        self._loss = loss
-        self._weight = weight
-        self._losses: list[torch.Tensor] = []
-
-    def forward_loss(self, micro: int, inputs: Any, target: Any) -> Pass:
-        """Runs the stage and the loss on a micro-batch."""
-        leaves, output = self._run(micro, inputs)
-        value = self._loss(output, target)
-        self._losses.append(value.detach())
-        return Pass(leaves, (), (value,) if value.requires_grad else ())
-
-    def backward_loss(self, state: Pass) -> Tensors:
-        """Backward from the loss, weighted so that the update averages over all micro-batches of all copies."""
-        return self.backward(state, tuple(torch.full_like(root, self._weight) for root in state.roots))
-
-    def take_loss(self) -> float:
-        """The sum of the losses since the last call."""
-        total = sum(value.item() for value in self._losses)
-        self._losses.clear()
-        return float(total)
-
-
-class RehearsedStage(Stage):
-    """A stage whose compute is a sleep; its messages and sums have the real stage's sizes."""
-
-    def __init__(self, *arguments: Any, forward_seconds: float, backward_seconds: float, overshoot: float) -> None:
-        super().__init__(*arguments)
-        self._forward_seconds = max(0.0, forward_seconds - overshoot)
-        self._backward_seconds = max(0.0, backward_seconds - overshoot)
-        self._outputs: Tensors = ()
-        self._input_gradients: Tensors = ()
-
-    def reserve(self, inputs: int, gradients: int, device: torch.device) -> None:
-        """Allocates the receive buffers and what is sent instead of results."""
-        super().reserve(inputs, gradients, device)
-        self._outputs = self._after.buffers(device) if self._after else ()
-        self._input_gradients = self._before.gradient_buffers(device) if self._before else ()
-
-    def forward(self, micro: int, inputs: Any) -> Pass:
-        """Sleeps as long as the forward takes."""
-        time.sleep(self._forward_seconds)
-        return Pass((), self._outputs, ())
-
-    def backward(self, state: Pass, gradients: Tensors) -> Tensors:
-        """Sleeps as long as the backward takes."""
-        time.sleep(self._backward_seconds)
-        return self._input_gradients
-
-    def forward_loss(self, micro: int, inputs: Any, target: Any) -> Pass:
-        """As ``forward``: the loss is part of the last stage."""
-        return self.forward(micro, inputs)
-
-    def backward_loss(self, state: Pass) -> Tensors:
-        """As ``backward``."""
-        return self.backward(state, ())
-
-    def step(self) -> None:
-        """Nothing: a rehearsal leaves the weights alone."""
 
 
 class Lane:

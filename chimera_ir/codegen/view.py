@@ -2,23 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import assert_never
 
-from chimera_ir.ir.ids import Micro, Stage, Worker
+from chimera_ir.codegen.statements import Rooms, statements
+from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.ops import (
-    AllReduce,
-    Backward,
-    Forward,
-    Instruction,
-    Message,
-    Recv,
-    Send,
-    Step,
-    WaitAllReduce,
-    WaitRecv,
-    WaitSend,
-)
+from chimera_ir.ir.ops import Backward, Forward, Instruction, Message, Recv, Send
 from chimera_ir.ir.text.printer import line as instruction_line
 
 
@@ -29,6 +17,8 @@ class RankView:
     worker: int
     title: str
     micro_batches: int
+    counting: str
+    imports: str
     stages_text: str
     slots: str
     peers: str
@@ -46,13 +36,16 @@ class PipeView:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """The facts of the job: ``name`` and ``links`` are Python literals, ``title`` is prose."""
+    """The facts of the job: ``name``, ``links`` and the tuples of stages are Python literals, ``title`` is prose."""
 
     title: str
     name: str
     workers: int
     stages: int
     micro_batches: int
+    parts: int
+    recomputing: str
+    grouped: str
     pipes: tuple[PipeView, ...]
     links: str
 
@@ -71,54 +64,55 @@ def job_view(program: Program) -> JobView:
         name=repr(title(header)),
         workers=header.workers,
         stages=header.stages,
-        micro_batches=header.micro_batches,
+        micro_batches=header.whole_micro_batches,
+        parts=header.parts,
+        recomputing=repr(tuple(sorted({int(stage) for pipe in header.pipes for stage in pipe.recompute}))),
+        grouped=repr(_grouped(program)),
         pipes=tuple(PipeView(pipe.name, repr(pipe.workers)) for pipe in header.pipes),
         links=repr(tuple(links)),
     )
 
 
+def _grouped(program: Program) -> tuple[int, ...]:
+    """The stages that have an operation over several micro-batches."""
+    found = {
+        int(each.stage)
+        for lane in program.lanes
+        for each in lane
+        if isinstance(each, Forward | Backward) and len(each.micros) > 1
+    }
+    return tuple(sorted(found))
+
+
 def rank_view(program: Program, worker: Worker) -> RankView:
     """What a rank's script says: the worker's lane, one statement per instruction."""
     header, lane = program.header, program.lanes[worker]
-    stages, peers = header.stages_of[worker], _peers(lane)
+    stages, peers, rooms = header.stages_of[worker], _peers(lane), _rooms(lane)
+    lines = _lines(header, worker, lane, rooms)
     return RankView(
         worker=worker,
         title=title(header),
-        micro_batches=header.micro_batches,
+        micro_batches=header.whole_micro_batches,
+        counting=" (counted in halves)" if header.halves else "",
+        imports=", ".join(["Lane", *(name for name in ("join", "part") if any(f"{name}(" in line for line in lines))]),
         stages_text=_listed("stage", stages),
-        slots=repr({int(stage): _slots(lane, stage) for stage in stages}),
+        slots=repr({int(stage): (rooms.get((stage, True), ()), rooms.get((stage, False), ())) for stage in stages}),
         peers=repr(peers),
         bindings=(*_bindings("stage", stages), *_bindings("peer", peers)),
-        lines=_lines(header, worker, lane),
+        lines=lines,
     )
 
 
-def _lines(header: Header, worker: Worker, lane: tuple[Instruction, ...]) -> tuple[str, ...]:
-    """The statements, the program's lines as comments beside them, and what is let go between them."""
-    codes = [_code(header, worker, instruction) for instruction in lane]
-    width = max(map(len, codes), default=0)
+def _lines(header: Header, worker: Worker, lane: tuple[Instruction, ...], rooms: Rooms) -> tuple[str, ...]:
+    """The statements, the program's lines as comments beside the first of each, and what is let go between them."""
+    codes = [statements(header, worker, instruction, rooms) for instruction in lane]
+    width = max((len(code[0]) for code, _ in codes), default=0)
     lines: list[str] = []
-    for instruction, code in zip(lane, codes, strict=True):
-        lines.append(f"{code:<{width}}  # {instruction_line(instruction)}")
-        spent = _spent(header, worker, instruction)
-        lines.extend([f"del {spent}"] if spent else [])
+    for instruction, (code, spent) in zip(lane, codes, strict=True):
+        lines.append(f"{code[0]:<{width}}  # {instruction_line(instruction)}")
+        lines.extend(code[1:])
+        lines.extend([f"del {', '.join(spent)}"] if spent else [])
     return tuple(lines)
-
-
-def _spent(header: Header, worker: Worker, instruction: Instruction) -> str:
-    """The gradients that nobody on this lane reads after the instruction."""
-    match instruction:
-        case Send(message=message) if message.source > message.target:
-            return _payload(message)
-        case Backward(micros=micros, stage=stage) if _is_local(header, worker, micros[0], stage + 1):
-            return _name("dx", micros[0], stage + 1)
-        case _:
-            return ""
-
-
-def _is_local(header: Header, worker: Worker, micro: Micro, stage: int) -> bool:
-    """Whether a stage of a micro-batch's pipe exists and lies on this worker."""
-    return 0 <= stage < header.stages and header.worker(micro, Stage(stage)) == worker
 
 
 def _listed(word: str, numbers: Iterable[int]) -> str:
@@ -145,89 +139,12 @@ def _peers(lane: tuple[Instruction, ...]) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _slots(lane: tuple[Instruction, ...], stage: int) -> tuple[int, int]:
-    """How many receive buffers a stage needs: for activations, for gradients."""
-    activations = gradients = 0
+def _rooms(lane: tuple[Instruction, ...]) -> Rooms:
+    """For each receiving stage and direction, for how many micro-batches each slot must have room."""
+    found: dict[tuple[int, bool], dict[int, int]] = {}
     for instruction in lane:
         match instruction:
-            case Recv(message=Message(source=source, target=target), slot=slot) if target == stage:
-                if source < target:
-                    activations = max(activations, slot + 1)
-                else:
-                    gradients = max(gradients, slot + 1)
-    return activations, gradients
-
-
-def _code(header: Header, worker: Worker, instruction: Instruction) -> str:
-    match instruction:
-        case Forward():
-            return _forward(header, worker, instruction)
-        case Backward():
-            return _backward(header, worker, instruction)
-        case Send(message=message, to=to):
-            return f"{_sent(message)} = peer{to}.isend({_payload(message)}, tag={_tag(header, message)})"
-        case Recv(message=message, source=source, slot=slot):
-            kind = "inputs" if message.source < message.target else "gradients"
-            buffers = f"stage{message.target}.{kind}[{slot}]"
-            return f"{_received(message)} = peer{source}.irecv({buffers}, tag={_tag(header, message)})"
-        case WaitRecv(message=message):
-            return f"{_received(message)}.wait()"
-        case WaitSend(message=message):
-            return f"{_sent(message)}.wait()"
-        case AllReduce(stage=stage):
-            return f"sum_s{stage} = stage{stage}.all_reduce()"
-        case WaitAllReduce(stage=stage):
-            return f"sum_s{stage}.wait()"
-        case Step(stage=stage):
-            return f"stage{stage}.step()"
-        case _:
-            assert_never(instruction)
-
-
-def _name(prefix: str, micro: int, stage: int) -> str:
-    return f"{prefix}_m{micro}_s{stage}"
-
-
-def _received(message: Message) -> str:
-    return _name("x" if message.source < message.target else "dy", message.micros[0], message.target)
-
-
-def _sent(message: Message) -> str:
-    return _name("y_sent" if message.source < message.target else "dx_sent", message.micros[0], message.source)
-
-
-def _payload(message: Message) -> str:
-    if message.source < message.target:
-        return f"{_name('f', message.micros[0], message.source)}.outputs"
-    return _name("dx", message.micros[0], message.source)
-
-
-def _tag(header: Header, message: Message) -> int:
-    """A number that no other message of the update has; runtime.py reads it backwards for its error messages."""
-    return (message.micros[0] * header.stages + message.source) * 2 + (message.source > message.target)
-
-
-def _forward(header: Header, worker: Worker, forward: Forward) -> str:
-    micro, stage = forward.micros[0], forward.stage
-    if stage == 0:
-        inputs = f"lane.input({micro})"
-    elif _is_local(header, worker, micro, stage - 1):
-        inputs = f"{_name('f', micro, stage - 1)}.outputs"
-    else:
-        inputs = f"{_name('x', micro, stage)}.tensors"
-    state = _name("f", micro, stage)
-    if stage == header.stages - 1:
-        return f"{state} = stage{stage}.forward_loss({micro}, {inputs}, lane.target({micro}))"
-    return f"{state} = stage{stage}.forward({micro}, {inputs})"
-
-
-def _backward(header: Header, worker: Worker, backward: Backward) -> str:
-    micro, stage = backward.micros[0], backward.stage
-    state = _name("f", micro, stage)
-    if stage == header.stages - 1:
-        call = f"stage{stage}.backward_loss({state})"
-    elif _is_local(header, worker, micro, stage + 1):
-        call = f"stage{stage}.backward({state}, {_name('dx', micro, stage + 1)})"
-    else:
-        call = f"stage{stage}.backward({state}, {_name('dy', micro, stage)}.tensors)"
-    return call if stage == 0 else f"{_name('dx', micro, stage)} = {call}"
+            case Recv(message=Message(micros=micros, source=source, target=target), slot=slot):
+                rooms = found.setdefault((int(target), source < target), {})
+                rooms[slot] = max(rooms.get(slot, 1), len(micros))
+    return {key: tuple(rooms.get(slot, 1) for slot in range(max(rooms) + 1)) for key, rooms in found.items()}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 
-from chimera_ir.cost.memory import activations, weights
+from chimera_ir.cost.memory import activations, stashed_inputs, weights
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.numbers import decimal, percent
 from chimera_ir.cost.precedence import precede
@@ -33,8 +33,8 @@ class Figures:
     costs: Costs
     makespan: Fraction
     bubble_ratio: Fraction
-    forwards: int
-    backwards: int
+    forwards: Fraction
+    backwards: Fraction
     clock_span: int
     weights: tuple[Fraction, ...]
     activations: tuple[Fraction, ...]
@@ -58,7 +58,7 @@ class Report:
             "parameters": dict(header.parameters),
             "workers": header.workers,
             "stages": header.stages,
-            "micro_batches": header.micro_batches,
+            "micro_batches": header.whole_micro_batches,
             "pipelines": len(header.pipes),
             "critical_path": _critical_path(own),
             "makespan": _number(own.makespan),
@@ -73,7 +73,7 @@ class Report:
                 **_memory(self.baseline),
             },
             "verified": dict(self.verified),
-            "costs": {kind: _number(cost) for kind, cost in own.costs.items()},
+            "costs": {kind: _number(cost) for kind, cost in own.costs.told(header)},
             "remarks": list(self.remarks),
         }
 
@@ -103,7 +103,7 @@ def _figures(schedule: Schedule, costs: Costs, size: Fraction) -> Figures:
         clock_span=max(earliest_ends(precedence, [1] * len(precedence.operations)), default=0),
         weights=tuple(size * copies for copies in weights(schedule.header)),
         activations=tuple(size * live for live in activations(schedule)),
-        stashed_inputs=(Fraction(0),) * schedule.header.workers,
+        stashed_inputs=tuple(size * kept for kept in stashed_inputs(schedule)),
     )
 
 
@@ -130,7 +130,7 @@ def _remarks(own: Figures, base: Figures, schedule: Schedule) -> tuple[str, ...]
 
 
 def _critical_path(figures: Figures) -> _Json:
-    return {"C_f": figures.forwards, "C_b": figures.backwards}
+    return {"C_f": _number(figures.forwards), "C_b": _number(figures.backwards)}
 
 
 def _memory(figures: Figures) -> _Json:

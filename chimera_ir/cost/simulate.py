@@ -33,8 +33,8 @@ class CriticalPath:
     """
 
     operations: tuple[Timed, ...]
-    forwards: int
-    backwards: int
+    forwards: Fraction
+    backwards: Fraction
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
 
 def run(schedule: Schedule, precedence: Precedence, costs: Costs) -> Timeline:
     """As `simulate`, for a schedule whose precedence is known already."""
-    parts = lcm(*(cost.denominator for _, cost in costs.items()))
-    durations = _ticks(precedence.operations, costs.scaled(Fraction(parts)))
+    parts = lcm(*(cost.denominator for _, cost in costs.items()), costs.recomputing.denominator) * schedule.header.parts
+    durations = _ticks(precedence.operations, schedule.header, costs.scaled(Fraction(parts)))
     ends = earliest_ends(precedence, durations)
     timed = [
         Timed(operation, end - duration, end)
@@ -89,18 +89,18 @@ def run(schedule: Schedule, precedence: Precedence, costs: Costs) -> Timeline:
         tick=Fraction(1, parts),
         span=max(ends, default=0),
         lanes=tuple(tuple(islice(remaining, len(lane))) for lane in schedule.lanes),
-        critical_path=_critical_path(precedence, timed),
+        critical_path=_critical_path(precedence, timed, schedule.header.parts),
     )
 
 
-def _ticks(operations: Sequence[Compute], costs: Costs) -> list[int]:
+def _ticks(operations: Sequence[Compute], header: Header, costs: Costs) -> list[int]:
     """The durations of operations under integral costs; few of them differ, so each is computed once."""
-    known: dict[tuple[type[Compute], int], int] = {}
+    known: dict[tuple[type[Compute], int, bool], int] = {}
     durations = []
     for operation in operations:
-        alike = type(operation), len(operation.micros)
+        alike = type(operation), len(operation.micros), header.recomputes(operation.micros[0], operation.stage)
         if alike not in known:
-            known[alike] = int(costs.duration(operation))
+            known[alike] = int(costs.duration(operation, header))
         durations.append(known[alike])
     return durations
 
@@ -114,10 +114,13 @@ def earliest_ends(precedence: Precedence, durations: Sequence[int]) -> list[int]
     return ends
 
 
-def _critical_path(precedence: Precedence, timed: Sequence[Timed]) -> CriticalPath:
-    """The critical path with the most backward passes: durations are positive, so that also fixes the forward ones."""
+def _critical_path(precedence: Precedence, timed: Sequence[Timed], parts: int) -> CriticalPath:
+    """The critical path with the most backward passes: durations are positive, so that also fixes the forward ones.
+
+    A micro-batch of the operations is one of ``parts`` parts of what is counted.
+    """
     if not timed:
-        return CriticalPath((), 0, 0)
+        return CriticalPath((), Fraction(0), Fraction(0))
     backwards = [len(each.operation.micros) if isinstance(each.operation, Backward) else 0 for each in timed]
     before: dict[int, int] = {}
     for number in precedence.order:
@@ -133,4 +136,4 @@ def _critical_path(precedence: Precedence, timed: Sequence[Timed]) -> CriticalPa
         number = before[number]
         path.append(timed[number])
     forwards = sum(len(each.operation.micros) for each in path if isinstance(each.operation, Forward))
-    return CriticalPath(tuple(reversed(path)), forwards, most)
+    return CriticalPath(tuple(reversed(path)), Fraction(forwards, parts), Fraction(most, parts))

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chimera_ir.cost.numbers import decimal, exact, percent
+from chimera_ir.cost.numbers import decimal, percent
 from chimera_ir.cost.report import Figures, Report
 
 IN_FULL = 16
@@ -23,13 +23,13 @@ def show(report: Report) -> RenderableType:
 def _heading(own: Figures) -> Text:
     header = own.header
     parameters = " ".join(f"{name}={value}" for name, value in header.parameters)
-    costs = ", ".join(f"{kind} = {exact(cost)}" for kind, cost in own.costs.items()[:2])
+    costs = own.costs.summary(header)
     sizes = ", ".join(
         _count(number, noun)
         for number, noun in (
             (header.workers, "worker"),
             (header.stages, "stage"),
-            (header.micro_batches, "micro-batch"),
+            (header.whole_micro_batches, "micro-batch"),
             (len(header.pipes), "pipe"),
         )
     )
@@ -46,22 +46,24 @@ def _table(report: Report) -> Table:
     table.add_column("")
     table.add_column(report.figures.header.scheme, style="bold", overflow="fold")
     table.add_column(f"baseline: {report.baseline.header.scheme}", overflow="fold")
-    for (name, own), (_, base) in zip(_rows(report.figures), _rows(report.baseline), strict=True):
+    recomputing = any(report.figures.stashed_inputs) or any(report.baseline.stashed_inputs)
+    own_rows, base_rows = _rows(report.figures, recomputing), _rows(report.baseline, recomputing)
+    for (name, own), (_, base) in zip(own_rows, base_rows, strict=True):
         table.add_row(name, own, base)
     return table
 
 
-def _rows(figures: Figures) -> list[tuple[str, str]]:
+def _rows(figures: Figures, recomputing: bool) -> list[tuple[str, str]]:
     rows = [
         ("makespan", decimal(figures.makespan)),
-        ("critical path", f"C_f = {figures.forwards}, C_b = {figures.backwards}"),
+        ("critical path", f"C_f = {decimal(figures.forwards)}, C_b = {decimal(figures.backwards)}"),
         ("bubble ratio", percent(figures.bubble_ratio)),
         ("clock span", str(figures.clock_span)),
         ("weights, M_theta", per_worker(figures.weights)),
         ("activations, M_a", per_worker(figures.activations)),
     ]
-    if any(figures.stashed_inputs):
-        rows.append(("stashed inputs, M_a", per_worker(figures.stashed_inputs)))
+    if recomputing:
+        rows.append(("stashed inputs", per_worker(figures.stashed_inputs)))
     return rows
 
 

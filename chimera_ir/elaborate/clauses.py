@@ -47,6 +47,8 @@ def _check_pipe(pipe: ast.Pipe) -> Iterator[Diagnostic]:
             yield from _once(spans, f"the pipe `{pipe.name.text}`", clause)
     reads = [clause.span for clause in pipe.clauses if isinstance(clause, ast.Reads)]
     yield from _once(reads, f"the pipe `{pipe.name.text}`", "reads version")
+    recompute = [clause.span for clause in pipe.clauses if isinstance(clause, ast.Recompute)]
+    yield from _once(recompute, f"the pipe `{pipe.name.text}`", "recompute")
 
 
 def _once(spans: Sequence[Span], owner: str, clause: str) -> Iterator[Diagnostic]:
@@ -69,29 +71,15 @@ def _unsupported_clause(clause: ast.Clause) -> Iterator[Diagnostic]:
         case ast.Operation(letter=ast.Letter.INPUT_GRADIENT | ast.Letter.WEIGHT_GRADIENT as letter, span=span):
             feature = f"the operation {letter.value} of a split backward"
             yield say.NotSupported(span, feature, "write `B`, the full backward pass")
-        case ast.Operation(micro=ast.Range(span=span)):
-            instead = "write one operation for each micro-batch"
-            yield say.NotSupported(span, "an operation over several micro-batches", instead)
-        case ast.Micros():
-            yield from _unsupported_micros(clause)
+        case ast.Micros(range=ast.Endless(span=span)):
+            feature = "a range of micro-batches without an end"
+            yield say.NotSupported(span, feature, "say where it stops: `0..N`")
         case ast.Reads(span=span):
             yield _not_yet(span, "a choice of weight versions (`reads version`)", "all read the newest weights")
-        case ast.Recompute(span=span):
-            yield _not_yet(span, "recomputation (`recompute`)", "all activations are kept")
         case ast.Sync(span=span):
             yield _not_yet(span, "a choice of gradient synchronisation (`sync`)", "the compiler chooses")
         case _:
             return
-
-
-def _unsupported_micros(clause: ast.Micros) -> Iterator[Diagnostic]:
-    if isinstance(clause.range, ast.Endless):
-        feature = "a range of micro-batches without an end"
-        yield say.NotSupported(clause.range.span, feature, "say where it stops: `0..N`")
-    if clause.halves is not None:
-        yield _not_yet(clause.halves.span, "a count in half micro-batches (`halves`)", "m counts whole ones")
-    if clause.step is not None:
-        yield _not_yet(clause.step.span, "a step other than 1 (`by`)", "m takes every value")
 
 
 def _not_yet(span: Span, feature: str, without: str) -> Diagnostic:

@@ -62,5 +62,6 @@ def elaborate(
         micro_batches=sum(len(pipe.micros) for pipe in pipes),
         pipes=pipes,
         bounds=known.bounds,
+        halves=found[0].micros.halves is not None,
     )
     return Plan(header, planned), warnings

@@ -3,27 +3,33 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from chimera_ir.diagnostics.catalogue import groups
 from chimera_ir.diagnostics.catalogue import values as say
 from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
-from chimera_ir.elaborate.evaluate import Fault, Scope, compiled, evaluate
+from chimera_ir.elaborate.evaluate import LIMIT, Fault, Scope, compiled, evaluate
 from chimera_ir.elaborate.settings import Globals
-from chimera_ir.ir.ids import Micro, Worker
+from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.levels import Pipe
 from chimera_ir.syntax import ast
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One pipe, as long as its parameters make it; the numbers are known, the formulas not yet looked at."""
+    """One pipe, as long as its parameters make it; the numbers are known, the formulas not yet looked at.
+
+    ``micro_range`` are its micro-batches, ``steps`` those that the binder takes.
+    """
 
     name: str
     stages: ast.Stages
     micros: ast.Micros
     operations: tuple[ast.Operation, ...]
+    recompute: ast.Recompute | None
     scope: Scope
     stage_range: range
     micro_range: range
+    steps: range
 
     def instance(self, *values: tuple[str, int]) -> Instance:
         """This pipe, for a message, and values of its variables."""
@@ -49,6 +55,7 @@ def shapes(scheme: ast.Scheme, known: Globals, max_operations: int) -> tuple[Sha
                     found.append(outcome)
     _reject(failed)
     _reject(_disagreements(found))
+    _reject(_halves(found))
     _reject(_too_many(found, scheme, known, max_operations))
     return tuple(found)
 
@@ -83,7 +90,15 @@ def _shape(pipe: ast.Pipe, name: str, scope: Scope) -> Shape | Diagnostic:
         return stage_range
     if isinstance(micro_range, Diagnostic):
         return micro_range
-    return Shape(name, stages, micros, operations, scope, stage_range, micro_range)
+    step = 1 if micros.step is None else evaluate(micros.step, scope, Instance(name))
+    if isinstance(step, Diagnostic):
+        return step
+    if micros.step is not None and step < 1:
+        return groups.BadStep(micros.step.span, scope.values_in(micros.step, ()), Instance(name), step)
+    recompute = next((clause for clause in pipe.clauses if isinstance(clause, ast.Recompute)), None)
+    return Shape(
+        name, stages, micros, operations, recompute, scope, stage_range, micro_range, micro_range[:: min(step, LIMIT)]
+    )
 
 
 def _bounded(micros: ast.Micros) -> ast.Range:
@@ -123,6 +138,23 @@ def _disagreements(found: Sequence[Shape]) -> list[Diagnostic]:
     return failed
 
 
+def _halves(found: Sequence[Shape]) -> list[Diagnostic]:
+    """Pipes that count halves beside pipes that count whole micro-batches; an odd number of halves."""
+    counting = [shape for shape in found if shape.micros.halves is not None]
+    if not counting:
+        return []
+    whole = [shape for shape in found if shape.micros.halves is None]
+    if whole:
+        first = counting[0]
+        return [groups.HalvesDiffer(whole[0].micros.span, (), Instance(), whole[0].name, first.name, first.micros.span)]
+    total = sum(len(shape.micro_range) for shape in found)
+    if total % 2 == 0:
+        return []
+    text = _bounded(found[0].micros)
+    values = dict([*found[0].scope.values_in(text.start, ()), *found[0].scope.values_in(text.stop, ())])
+    return [groups.OddHalves(text.span, tuple(values.items()), Instance(), total)]
+
+
 def _too_many(found: Sequence[Shape], scheme: ast.Scheme, known: Globals, limit: int) -> list[Diagnostic]:
     """Nothing to run, or more than the limit; counted, not enumerated."""
     if not found:
@@ -133,8 +165,8 @@ def _too_many(found: Sequence[Shape], scheme: ast.Scheme, known: Globals, limit:
         values = found[0].scope.values_in(_bounded(found[0].micros).stop, ())
         return [say.NoMicros(found[0].micros.range.span, values, Instance())]
     stages = len(found[0].stage_range)
-    count = sum(len(shape.micro_range) * stages * len(shape.operations) for shape in found)
-    placed = stages * len(found)
+    count = sum(len(shape.steps) * stages * len(shape.operations) for shape in found)
+    placed = max(stages * len(found), micros)
     if max(count, placed) <= limit:
         return []
     longest = max(found, key=lambda shape: len(shape.micro_range))
@@ -155,12 +187,29 @@ def place(found: Sequence[Shape], known: Globals) -> tuple[Pipe, ...]:
     failed: list[Diagnostic] = []
     places = [_workers(shape, workers, failed) for shape in found]
     numbers = _numbers(found, failed)
+    recompute = [_recomputing(shape, failed) for shape in found]
     _reject(failed)
     _reject(_idle({worker for row in places for worker in row}, workers, known))
     return tuple(
-        Pipe(shape.name, tuple(map(Worker, row)), tuple(map(Micro, column)))
-        for shape, row, column in zip(found, places, numbers, strict=True)
+        Pipe(shape.name, tuple(map(Worker, row)), tuple(map(Micro, column)), stages)
+        for shape, row, column, stages in zip(found, places, numbers, recompute, strict=True)
     )
+
+
+def _recomputing(shape: Shape, failed: list[Diagnostic]) -> tuple[Stage, ...]:
+    """The stages that keep only their input."""
+    clause, variable = shape.recompute, shape.stages.variable.text
+    if clause is None or clause.guard is None:
+        return () if clause is None else tuple(map(Stage, shape.stage_range))
+    guard = compiled(clause.guard, shape.scope.with_variables(variable))
+    stages: list[Stage] = []
+    for stage in shape.stage_range:
+        try:
+            stages += [Stage(stage)] if guard((stage,)) else []
+        except Fault as fault:
+            failed.append(fault.diagnostic(shape.instance((variable, stage))))
+            break
+    return tuple(stages)
 
 
 def _workers(shape: Shape, workers: int, failed: list[Diagnostic]) -> list[int]:

@@ -12,12 +12,14 @@ from chimera_ir.ir.ops import Compute, Instruction
 class Pipe:
     """One pipeline: a model replica in one direction.
 
-    ``workers[s]`` runs stage s; ``micros`` are the global numbers of its micro-batches, in the pipe's own order.
+    ``workers[s]`` runs stage s; ``micros`` are the global numbers of its micro-batches, in the pipe's own order;
+    ``recompute`` the stages, ascending, that keep only their input and run their forward again before the backward.
     """
 
     name: str
     workers: tuple[Worker, ...]
     micros: tuple[Micro, ...]
+    recompute: tuple[Stage, ...] = ()
 
 
 class Quantity(Enum):
@@ -39,7 +41,8 @@ class Bound:
 class Header:
     """What every level of IR says first.
 
-    ``micro_batches`` N is the number per update, over all pipes; every pipe has all ``stages`` D.
+    ``micro_batches`` is the number per update, over all pipes: N, or 2N half ones where ``halves`` says so; every pipe
+    has all ``stages`` D.
     """
 
     scheme: str
@@ -49,6 +52,17 @@ class Header:
     micro_batches: int
     pipes: tuple[Pipe, ...]
     bounds: tuple[Bound, ...] = ()
+    halves: bool = False
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts a micro-batch is cut: what a `Micro` counts is one of them."""
+        return 2 if self.halves else 1
+
+    @property
+    def whole_micro_batches(self) -> int:
+        """N: micro-batches per update, whole ones."""
+        return self.micro_batches // self.parts
 
     @cached_property
     def pipe_of(self) -> dict[Micro, Pipe]:
@@ -68,6 +82,10 @@ class Header:
             for worker in workers:
                 held[worker].append(Stage(s))
         return tuple(tuple(stages) for stages in held)
+
+    def recomputes(self, micro: Micro, stage: Stage) -> bool:
+        """Whether a stage keeps only its input of a micro-batch."""
+        return stage in self.pipe_of[micro].recompute
 
     def worker(self, micro: Micro, stage: Stage) -> Worker:
         """Where a micro-batch meets a stage."""

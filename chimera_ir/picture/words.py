@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from chimera_ir.cost.numbers import decimal, exact, percent
+from chimera_ir.cost.numbers import decimal, percent
 from chimera_ir.cost.simulate import Timeline
 from chimera_ir.ir.ids import Micro
 from chimera_ir.ir.levels import Header
@@ -72,8 +72,8 @@ def heading(timeline: Timeline) -> str:
 
 def summary(timeline: Timeline) -> str:
     """The costs and what they lead to."""
-    costs = ", ".join(f"{kind} = {exact(cost)}" for kind, cost in timeline.costs.items()[:2])
-    return f"{costs}; makespan {decimal(timeline.makespan)}, bubble ratio {percent(timeline.bubble_ratio)}"
+    costs, counted = timeline.costs.summary(timeline.header), "; numbers count halves" if timeline.header.halves else ""
+    return f"{costs}; makespan {decimal(timeline.makespan)}, bubble ratio {percent(timeline.bubble_ratio)}{counted}"
 
 
 def step(least: Fraction) -> Fraction:

@@ -40,14 +40,22 @@ def cells(program: Program) -> Cells:
     for lane in program.lanes:
         for place, operation in enumerate(lane):
             if isinstance(operation, Forward):
-                found.forwards[operation.micros[0] * header.stages + operation.stage] = place
+                _note(found.forwards, header, operation, place)
             elif isinstance(operation, Backward):
-                found.backwards[operation.micros[0] * header.stages + operation.stage] = place
+                _note(found.backwards, header, operation, place)
     return found
 
 
+def _note(places: list[int], header: Header, operation: Forward | Backward, place: int) -> None:
+    for micro in operation.micros:
+        places[micro * header.stages + operation.stage] = place
+
+
 def key(header: Header, message: Message) -> int:
-    """A number for a message between neighbouring stages, from 0 to ``2 * stages * micro_batches - 1``."""
+    """A number for a message between neighbouring stages, from 0 to ``2 * stages * micro_batches - 1``.
+
+    No two messages of a program share it, as each micro-batch is in one message of each stage and direction.
+    """
     return 2 * (message.micros[0] * header.stages + message.source) + (message.source > message.target)
 
 

@@ -6,10 +6,12 @@ backward; M_theta, the weights of one stage, once per stage held, however many p
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
 
 from chimera_ir.diagnostics.catalogue.program import BoundExceeded
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.ir.levels import Bound, Quantity, Schedule
+from chimera_ir.ir.levels import Bound, Header, Quantity, Schedule
 from chimera_ir.ir.ops import NOWHERE, Compute, Forward
 from chimera_ir.ir.text.printer import line
 
@@ -18,13 +20,13 @@ from chimera_ir.ir.text.printer import line
 class Peak:
     """The most micro-batches times stages whose activations a lane keeps, and the operation that reaches it."""
 
-    activations: int
+    activations: Fraction
     at: Compute | None
 
 
 def peaks(schedule: Schedule) -> tuple[Peak, ...]:
-    """The peak of every worker, in M_a."""
-    return tuple(_peak(lane) for lane in schedule.lanes)
+    """The peak of every worker, in M_a; a stage that recomputes keeps inputs, not activations."""
+    return tuple(_peak(schedule.header, lane) for lane in schedule.lanes)
 
 
 def weights(schedule: Schedule) -> tuple[int, ...]:
@@ -40,14 +42,17 @@ def memory(schedule: Schedule) -> Iterator[Diagnostic]:
         )
 
 
-def _peak(lane: tuple[Compute, ...]) -> Peak:
-    live = 0
-    peak = Peak(0, None)
+def _peak(header: Header, lane: tuple[Compute, ...]) -> Peak:
+    live = Fraction(0)
+    peak = Peak(live, None)
     for operation in lane:
-        if not isinstance(operation, Forward):
-            live -= len(operation.micros)
+        if header.recomputes(operation.micros[0], operation.stage):
             continue
-        live += len(operation.micros)
+        size = Fraction(len(operation.micros), header.parts)
+        if not isinstance(operation, Forward):
+            live -= size
+            continue
+        live += size
         if live > peak.activations:
             peak = Peak(live, operation)
     return peak
@@ -62,9 +67,9 @@ def _activations(schedule: Schedule, bound: Bound) -> Iterator[Diagnostic]:
     yield BoundExceeded(
         span=peak.at.origin,
         worker=worker,
-        peak=peak.activations,
+        peak=ceil(peak.activations),
         limit=bound.limit,
-        highest=peak.activations,
+        highest=ceil(peak.activations),
         unit="micro-batches' activations (M_a)",
         place=f"the peak is reached by `{line(peak.at)}`",
         remedy="run backwards earlier",

@@ -27,6 +27,7 @@ from chimera_ir.ir.ops import (
     WaitSend,
 )
 from chimera_ir.ir.text.printer import line
+from chimera_ir.ir.text.printer import message as line_of
 from chimera_ir.verify.index import ABSENT, Cells, key, receiver, sender
 from chimera_ir.verify.words import consumer, content, producer
 
@@ -59,7 +60,7 @@ class Places:
                 return self.arrived
 
 
-def places(program: Program) -> Places:
+def places(program: Program, cells: Cells) -> Places:
     """Where the first line of each kind for each message stands, without lines about no message of their worker."""
     size = 2 * program.header.stages * program.header.micro_batches
     found = Places([ABSENT] * size, [ABSENT] * size, [ABSENT] * size, [ABSENT] * size, {})
@@ -68,7 +69,7 @@ def places(program: Program) -> Places:
         for place, instruction in enumerate(lane):
             if not isinstance(instruction, Talk):
                 continue
-            reason = _foreign(program, worker, instruction)
+            reason = _foreign(program, cells, worker, instruction)
             if reason:
                 found.foreign[worker, place] = reason
                 continue
@@ -85,7 +86,7 @@ def messages(program: Program, cells: Cells, found: Places) -> Iterator[Diagnost
     Parameters
     ----------
     program
-        Its operations complete and placed, one micro-batch each.
+        Its operations complete and placed, and grouped alike.
     cells, found
         Its places.
     """
@@ -110,11 +111,11 @@ def hand_overs(program: Program) -> Iterator[tuple[Worker, Forward | Backward, M
                 yield Worker(number), operation, Message(operation.micros, operation.stage, Stage(target))
 
 
-def _foreign(program: Program, worker: Worker, instruction: Talk) -> str:
+def _foreign(program: Program, cells: Cells, worker: Worker, instruction: Talk) -> str:
     """Why a line is about no message of its worker, or nothing."""
     header, message = program.header, instruction.message
-    micro = message.micros[0]
-    if not (0 <= micro < header.micro_batches and min(message.source, message.target) >= 0):
+    known = message.micros and all(0 <= micro < header.micro_batches for micro in message.micros)
+    if not (known and min(message.source, message.target) >= 0):
         return "there is no such micro-batch or stage"
     if max(message.source, message.target) >= header.stages:
         return f"there is no stage {max(message.source, message.target)}"
@@ -123,6 +124,9 @@ def _foreign(program: Program, worker: Worker, instruction: Talk) -> str:
     start, end = sender(header, message), receiver(header, message)
     if start == end:
         return f"both stages of this micro-batch are on worker {start}, where no message is needed"
+    made = program.lanes[start][cells.producer(message)]
+    if isinstance(made, Forward | Backward) and made.micros != message.micros:
+        return f"one message holds all of `{line(made)}`: `{line_of(Message(made.micros, message.source, message.target))}`"
     sends = isinstance(instruction, Send | WaitSend)
     if sends and start != worker:
         return f"worker {start} sends it"

@@ -81,5 +81,7 @@ def _unknown(header: Header, worker: Worker, operation: Compute) -> str:
         return f"there is no worker {worker}"
     if not operation.micros:
         return "it is about no micro-batch"
+    if len(set(operation.micros)) < len(operation.micros):
+        return "it names a micro-batch twice"
     outside = [micro for micro in operation.micros if not 0 <= micro < header.micro_batches]
     return f"there is no micro-batch {outside[0]}" if outside else ""

@@ -1,7 +1,7 @@
 """Rule "slots", a part of "messages": a receive is posted into a buffer only when nothing needs its content any more.
 
-From the moment it is posted a receive may write. The slot of activations is free after the backward of the same
-micro-batch and stage, which works on what the forward kept of them, and after the end of the send of what that forward
+From the moment it is posted a receive may write. The slot of activations is free after the last backward of the same
+micro-batches and stage, which works on what the forward kept of them, and after the end of the send of what that forward
 made of them, which may be the same memory; the slot of gradients after the backward that reads them.
 """
 
@@ -57,8 +57,8 @@ def slots(program: Program, cells: Cells, places: Places) -> Iterator[Diagnostic
 def _last_use(program: Program, cells: Cells, places: Places, message: Message) -> int:
     """The place in the receiver's lane after which the content of a message may go."""
     header = program.header
-    micro, stage = message.micros[0], message.target
-    backward = cells.backward(micro, stage)
+    stage = message.target
+    backward = max(cells.backward(micro, stage) for micro in message.micros)
     forwarded = Message(message.micros, stage, Stage(stage + 1))
     if message.source > stage or forwarded.target == header.stages or _stays(program, forwarded):
         return backward

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import InitVar, dataclass
+from fractions import Fraction
 
-from chimera_ir.diagnostics.catalogue.program import MoreErrors, SeveralMicros
+from chimera_ir.diagnostics.catalogue.program import MoreErrors
 from chimera_ir.diagnostics.catalogue.schedule import LaneCount
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
-from chimera_ir.ir.ops import NOWHERE, AllReduce, Compute, Step, WaitAllReduce
-from chimera_ir.ir.text.printer import line
+from chimera_ir.ir.ops import NOWHERE, Compute
 from chimera_ir.verify.acyclic import acyclic
 from chimera_ir.verify.channels import Certificate, channels
 from chimera_ir.verify.clocks import clocks
@@ -17,6 +17,7 @@ from chimera_ir.verify.complete import complete
 from chimera_ir.verify.conflict_free import conflict_free
 from chimera_ir.verify.erase import schedule_of
 from chimera_ir.verify.gradients import gradients
+from chimera_ir.verify.groups import groups
 from chimera_ir.verify.index import cells
 from chimera_ir.verify.memory import memory, peaks, weights
 from chimera_ir.verify.messages import messages, places
@@ -51,7 +52,7 @@ class Verified:
     program: Program
     schedule: Schedule
     certificates: tuple[Certificate, ...]
-    live: tuple[int, ...]
+    live: tuple[Fraction, ...]
     weights: tuple[int, ...]
     seal: InitVar[object]
 
@@ -90,10 +91,10 @@ def verify_program(program: Program) -> Verified:
         With all errors; where the operations are not complete and placed, or the messages make no sense, with those
         alone.
     """
-    _refuse(_some("complete", _several_micros(program)))
     schedule = schedule_of(program)
     _refuse(verify_schedule(schedule, None))
-    in_lanes, found = cells(program), places(program)
+    in_lanes = cells(program)
+    found = places(program, in_lanes)
     talk = _some("messages", messages(program, in_lanes, found))
     errors = (*talk, *_some("gradients", gradients(program)), *_some("versions", versions(program)))
     _refuse(errors if talk else (*errors, *_some("messages", slots(program, in_lanes, found))))
@@ -111,23 +112,17 @@ def verify_program(program: Program) -> Verified:
 
 def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> tuple[Diagnostic, ...]:
     listed = list(operations)
-    return _some("placed", placed(header, listed)) or _some("complete", complete(header, listed))
+    return (
+        _some("placed", placed(header, listed))
+        or _some("complete", complete(header, listed))
+        or _some("complete", groups(header, listed))
+    )
 
 
 def _by_worker(schedule: Schedule) -> Iterator[tuple[Worker, Compute]]:
     for worker, lane in enumerate(schedule.lanes):
         for operation in lane:
             yield Worker(worker), operation
-
-
-def _several_micros(program: Program) -> Iterator[Diagnostic]:
-    for lane in program.lanes:
-        for each in lane:
-            if isinstance(each, AllReduce | WaitAllReduce | Step):
-                continue
-            micros = each.micros if hasattr(each, "micros") else each.message.micros
-            if len(micros) != 1:
-                yield SeveralMicros(each.origin, line(each), len(micros))
 
 
 def _some(rule: str, diagnostics: Iterator[Diagnostic]) -> tuple[Diagnostic, ...]:

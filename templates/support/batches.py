@@ -17,12 +17,14 @@ class Batches:
     """The micro-batches of one copy of the pipeline group.
 
     ``micro_batch_size`` B, ``micro_batches`` N per update and ``copies`` W, as in the paper; item j of an
-    update goes to copy j // (B*N) and to micro-batch (j // B) % N.
+    update goes to copy j // (B*N) and to micro-batch (j // B) % N. Where a micro-batch is cut into ``parts``, its items
+    go to them in order, and the parts are what ``micro`` counts.
     """
 
     dataset: Any
     micro_batch_size: int
     micro_batches: int
+    parts: int
     copies: int
     copy: int
     seed: int
@@ -58,9 +60,9 @@ class Batches:
 
     def _collate(self, update: int, micro: int, part: Callable[[Any], Any]) -> Any:
         epoch, update = divmod(update, len(self.dataset) // self._per_update)
-        start = update * self._per_update + (self.copy * self.micro_batches + micro) * self.micro_batch_size
-        order = _order(len(self.dataset), self.seed, epoch)
-        items = order[start : start + self.micro_batch_size]
+        size = self.micro_batch_size // self.parts
+        start = update * self._per_update + (self.copy * self.micro_batches * self.parts + micro) * size
+        items = _order(len(self.dataset), self.seed, epoch)[start : start + size]
         return default_collate([part(self._item(epoch, item)) for item in items])
 
     def _item(self, epoch: int, item: int) -> Any:

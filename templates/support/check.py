@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from runtime import LastStage, Stage
+from support.compute import LastStage, Stage
 from support.reference import TOLERANCES, Reference, distance, size
 from support.world import World
 
@@ -78,7 +78,7 @@ def compare(
         error=worst / largest if largest else worst,
         tolerance=TOLERANCES[dtype],
         dtype=str(dtype).removeprefix("torch."),
-        loss=float(facts[0]) / (reference.micro_batches * reference.copies),
+        loss=float(facts[0]) / (reference.micro_batches * reference.parts * reference.copies),
         reference_loss=wanted_loss,
         replicas_equal=_equal_digests(world),
     )

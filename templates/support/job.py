@@ -9,23 +9,35 @@ from runtime import Lane
 
 
 class RankScript(Protocol):
-    """A ``rank_<k>.py``: a worker's lane, and how many receive slots each of its stages needs."""
+    """A ``rank_<k>.py``: a worker's lane, and for how many micro-batches each receive slot of its stages has room."""
 
-    SLOTS: dict[int, tuple[int, int]]
+    SLOTS: dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
     PEERS: tuple[int, ...]
     update: Callable[[Lane], None]
 
 
 @dataclass(frozen=True)
 class Job:
-    """``placement[p][s]`` is the worker of stage s in pipe p; ``micro_batches`` N counts all pipes."""
+    """``placement[p][s]`` is the worker of stage s in pipe p; ``micro_batches`` N counts all pipes.
+
+    A micro-batch is cut into ``parts``. ``recomputing`` are the stages that run forwards again, ``grouped`` those with
+    operations over several micro-batches.
+    """
 
     name: str
     workers: int
     stages: int
     micro_batches: int
+    parts: int
+    recomputing: tuple[int, ...]
+    grouped: tuple[int, ...]
     placement: tuple[tuple[int, ...], ...]
     links: tuple[tuple[int, int], ...]
+
+    @property
+    def passes(self) -> int:
+        """How many forwards of each stage an update has, over all pipes."""
+        return self.micro_batches * self.parts
 
     @cached_property
     def holders(self) -> tuple[tuple[int, ...], ...]:

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from runtime import BadModel, Boundary, Lane, LastStage, PeerLost, Stage
+from runtime import BadModel, Lane, PeerLost
 from support import stages as build
 from support.batches import Batches
 from support.check import Recorder, Verdict, compare
+from support.compute import LastStage, Stage
 from support.faults import FAILED, MISUSED, Faults, Misuse, where
 from support.job import Job, RankScript
 from support.model import Model, load
@@ -81,22 +82,30 @@ def _run(world: World, script: RankScript, options: argparse.Namespace, faults: 
     if options.metrics is not None and world.place.rank == 0:
         _writable(options.metrics)
     built = build.modules(world, model, options.seed)
-    boundaries = build.find_boundaries(world, model, batches, built, options.seed)
+    findings = build.find_boundaries(world, model, batches, built, options.seed)
+    if world.place.rank == 0:
+        for remark in build.remarks(world, findings):
+            print(remark, flush=True)
     if options.check or options.check_only:
-        _check(world, script, options, model, batches, built, boundaries)
+        _check(world, script, options, model, batches, built, findings)
         if options.check_only:
             _leave(world)
             return
         built = build.modules(world, model, options.seed)
-    _train(world, script, options, model, batches, built, boundaries, faults)
+    _train(world, script, options, model, batches, built, findings, faults)
     _leave(world)
 
 
 def _batches(world: World, model: Model, options: argparse.Namespace) -> Batches:
     with model.blamed():
         dataset = model.dataset()
-    place, job = world.place, world.job
-    batches = Batches(dataset, options.micro_batch_size, job.micro_batches, place.copies, place.copy, options.seed)
+    place, job, size = world.place, world.job, options.micro_batch_size
+    if size % job.parts:
+        raise Misuse(
+            f"--micro-batch-size {size}: {job.name} cuts every micro-batch into {job.parts} halves; "
+            "choose an even size, as in --micro-batch-size 2"
+        )
+    batches = Batches(dataset, size, job.micro_batches, job.parts, place.copies, place.copy, options.seed)
     batches.check()
     return batches
 
@@ -127,7 +136,7 @@ def _check(
     model: Model,
     batches: Batches,
     built: dict[int, Any],
-    boundaries: list[Boundary],
+    findings: build.Findings,
 ) -> None:
     """Compares one update with one process.
 
@@ -143,9 +152,10 @@ def _check(
         return recorders[-1]
 
     seed, job, copies = options.seed, world.job, world.place.copies
-    stages = build.assemble(world, model, built, boundaries, script.SLOTS, record, None, seed)
+    stages = build.assemble(world, model, built, findings, script.SLOTS, record, None, seed)
     script.update(_lane(world, script, stages, batches, rehearsal=False))
-    reference = Reference(model, job.stages, options.micro_batch_size, job.micro_batches, copies, seed, world.device)
+    size = options.micro_batch_size
+    reference = Reference(model, job.stages, size, job.micro_batches, job.parts, copies, seed, world.device)
     verdict: Verdict | None = compare(world, stages, dict(zip(stages, recorders, strict=True)), reference)
     if verdict is None:
         return
@@ -161,14 +171,14 @@ def _train(
     model: Model,
     batches: Batches,
     built: dict[int, Any],
-    boundaries: list[Boundary],
+    findings: build.Findings,
     faults: Faults,
 ) -> None:
     rehearsal = build.Rehearsal(options.rehearse["F"], options.rehearse["B"]) if options.rehearse else None
-    stages = build.assemble(world, model, built, boundaries, script.SLOTS, model.steps, rehearsal, options.seed)
+    stages = build.assemble(world, model, built, findings, script.SLOTS, model.steps, rehearsal, options.seed)
     lane = _lane(world, script, stages, batches, rehearsal is not None)
     losers = [stage for stage in stages.values() if isinstance(stage, LastStage)]
-    weight = 1 / (world.job.micro_batches * world.place.copies)
+    weight = 1 / (world.job.passes * world.place.copies)
     progress = Progress(world, options.steps, weight, rehearsal is not None)
     writes = options.metrics is not None and world.place.rank == 0
     if writes:

@@ -31,12 +31,17 @@ def seed_of(*parts: str | int) -> int:
 
 @dataclass(frozen=True)
 class Reference:
-    """One process that trains the whole model: B*N*W items per update."""
+    """One process that trains the whole model: B*N*W items per update.
+
+    Where micro-batches are cut into parts, it runs the parts one after another: each has dropout and batch statistics
+    of its own, and its loss the weight of a part.
+    """
 
     model: Any
     stages: int
     micro_batch_size: int
     micro_batches: int
+    parts: int
     copies: int
     seed: int
     device: torch.device
@@ -47,13 +52,14 @@ class Reference:
         dataset = self.model.dataset()
         items = self._items(dataset, update)
         total = 0.0
-        for number in range(self.copies * self.micro_batches):
-            copy, micro = divmod(number, self.micro_batches)
+        passes = self.micro_batches * self.parts
+        for number in range(self.copies * passes):
+            copy, micro = divmod(number, passes)
             value, target = self._batch(dataset, items[number])
             for s, module in enumerate(built):
                 torch.manual_seed(seed_of("forward", self.seed, update, copy, micro, s))
                 value = module(value)
-            loss = self.model.loss(value, target) / (self.copies * self.micro_batches)
+            loss = self.model.loss(value, target) / (self.copies * passes)
             if loss.requires_grad:
                 loss.backward()
             total += loss.item()
@@ -65,8 +71,8 @@ class Reference:
         return module.to(self.device).train()
 
     def _items(self, dataset: Any, update: int) -> list[list[tuple[int, int]]]:
-        """For each micro-batch of each copy in turn, its items, each with the seed of its own randomness."""
-        size, count = self.micro_batch_size, self.micro_batches * self.copies
+        """For each part of each micro-batch of each copy in turn, its items, each with the seed of its own randomness."""
+        size, count = self.micro_batch_size // self.parts, self.micro_batches * self.copies * self.parts
         epoch, update = divmod(update, len(dataset) // (size * count))
         generator = torch.Generator().manual_seed(seed_of("order", self.seed, epoch))
         order = torch.randperm(len(dataset), generator=generator).tolist()[update * size * count :]

@@ -10,9 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runtime import Boundary, GradientSum, LastStage, RehearsedStage, Stage, draw_seed, waiter
+from runtime import GradientSum, draw_seed, waiter
 from support.batches import Batches
+from support.compute import Boundary, LastStage, RehearsedStage, Stage, Traits
+from support.faults import Misuse
 from support.model import Model
+from support.nested import is_rows, leaves
 from support.world import World
 
 
@@ -46,14 +49,29 @@ def modules(world: World, model: Model, seed: int) -> dict[int, torch.nn.Module]
         return {s: model.stage(s, world.job.stages, seed, world.device) for s in held}
 
 
+@dataclass(frozen=True)
+class Findings:
+    """What each stage hands to the next, and what it was seen to do."""
+
+    boundaries: list[Boundary]
+    traits: list[Traits]
+
+
+def remarks(world: World, findings: Findings) -> list[str]:
+    """What the user should know of stages that run several micro-batches in one operation."""
+    alone = [(s, findings.traits[s].alone) for s in world.job.grouped if s in world.job.recomputing]
+    return [f"stage {s} {why}: it runs one micro-batch at a time, also where it has several" for s, why in alone if why]
+
+
 def find_boundaries(
     world: World, model: Model, batches: Batches, built: dict[int, torch.nn.Module], seed: int
-) -> list[Boundary]:
-    """What each stage hands to the next, found by sending one micro-batch down the first pipe.
+) -> Findings:
+    """What each stage hands to the next, found by sending one micro-batch down the first pipe, and what it does.
 
     Nothing remains of it: random state, buffers such as batch-norm statistics and gradients are as before.
     """
     boundaries: list[Boundary] = []
+    traits: list[Traits] = []
     handed: tuple[torch.Tensor, ...] = ()
     for stage in range(world.job.stages):
         prober = world.place.rank_of(0, world.job.placement[0][stage])
@@ -63,14 +81,19 @@ def find_boundaries(
                 handed = _receive(world, boundaries[-1], world.job.placement[0][stage - 1])
             with model.blamed(), _unchanged(built[stage]), torch.random.fork_rng():
                 torch.manual_seed(draw_seed("shapes", seed, stage))
-                single, handed = _probe(model, world, batches, built[stage], boundaries, handed, stage, last)
+                single, handed, seen = _probe(model, world, batches, built[stage], boundaries, handed, stage, last)
+            traits.append(seen)
+            world.store.set(f"traits/{stage}", json.dumps([seen.buffers, seen.alone]))
             if not last:
                 boundaries.append(_describe(single, handed))
                 _publish(world, stage, boundaries[-1])
                 handed = _pass_on(world, handed, world.job.placement[0][stage + 1])
-        elif not last:
-            boundaries.append(_learn(world, stage, prober))
-    return boundaries
+        else:
+            boundaries += [] if last else [_learn(world, stage, prober)]
+            text = world.learn(f"traits/{stage}", prober, f"for what stage {stage} does", world.timeout)
+            buffers, alone = json.loads(text)
+            traits.append(Traits(tuple(buffers), alone))
+    return Findings(boundaries, traits)
 
 
 def _probe(
@@ -82,18 +105,48 @@ def _probe(
     handed: tuple[torch.Tensor, ...],
     stage: int,
     last: bool,
-) -> tuple[bool, tuple[torch.Tensor, ...]]:
+) -> tuple[bool, tuple[torch.Tensor, ...], Traits]:
     if stage == 0:
         argument = to_device(batches.input(0, 0), world.device)
     else:
         before = boundaries[-1]
-        leaves = tuple(t.detach().requires_grad_(d) for t, d in zip(handed, before.differentiable, strict=True))
-        argument = leaves[0] if before.single else leaves
+        inputs = tuple(t.detach().requires_grad_(d) for t, d in zip(handed, before.differentiable, strict=True))
+        argument = inputs[0] if before.single else inputs
+    untouched = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    versions = [leaf._version for leaf in leaves(argument) if isinstance(leaf, torch.Tensor)]
+    random = _random_state(world.device)
     returned = module(argument)
+    single, handed = (True, ()) if last else model.outputs(stage, returned)
     if last:
-        model.scalar(model.loss(returned, to_device(batches.target(0, 0), world.device)))
-        return True, ()
-    return model.outputs(stage, returned)
+        target = to_device(batches.target(0, 0), world.device)
+        model.scalar(model.loss(returned, target))
+    draws = any(not torch.equal(a, b) for a, b in zip(random, _random_state(world.device), strict=True))
+    buffers = tuple(n for n, b in module.named_buffers() if n in untouched and not torch.equal(b, untouched[n]))
+    if stage in world.job.recomputing:
+        if versions != [leaf._version for leaf in leaves(argument) if isinstance(leaf, torch.Tensor)]:
+            raise Misuse(f"stage {stage} changes its input in place, but is to run on it again; let it work on a copy")
+    if stage in world.job.grouped and not last and not is_rows(handed):
+        raise Misuse(
+            f"stage {stage} returns a tensor without dimensions, but handles several micro-batches in one operation; "
+            "return tensors with the micro-batch in dimension 0"
+        )
+    alone = _alone(draws, buffers, is_rows(argument), is_rows(returned))
+    return single, handed, Traits(buffers, alone)
+
+
+def _alone(draws: bool, buffers: tuple[str, ...], joinable: bool, separable: bool) -> str:
+    """Why a stage cannot run several micro-batches at once, or nothing."""
+    if draws:
+        return "draws random numbers"
+    if buffers:
+        return f"updates its buffer{'s' if len(buffers) > 1 else ''} {', '.join(buffers)}"
+    if not joinable:
+        return "has inputs that are not tensors with the micro-batch in dimension 0"
+    return "" if separable else "has outputs that are not tensors with the micro-batch in dimension 0"
+
+
+def _random_state(device: torch.device) -> list[torch.Tensor]:
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def _describe(single: bool, tensors: tuple[torch.Tensor, ...]) -> Boundary:
@@ -151,13 +204,14 @@ def assemble(
     world: World,
     model: Model,
     built: dict[int, torch.nn.Module],
-    boundaries: list[Boundary],
-    slots: dict[int, tuple[int, int]],
+    findings: Findings,
+    slots: dict[int, tuple[tuple[int, ...], tuple[int, ...]]],
     optimizer: Callable[[list[torch.nn.Parameter]], Any],
     rehearsal: Rehearsal | None,
     seed: int,
 ) -> dict[int, Stage]:
     """The stages of this rank, ready for the first update."""
+    boundaries = findings.boundaries
     overshoot = _overshoot() if rehearsal else 0.0
     stages: dict[int, Stage] = {}
     for number, module in built.items():
@@ -174,18 +228,19 @@ def assemble(
             boundaries[number - 1] if number else None,
             None if last else boundaries[number],
             gradients,
+            findings.traits[number],
             (seed, world.place.copy),
         )
         stage: Stage
         if rehearsal is not None:
             stage = RehearsedStage(
                 *common,
-                forward_seconds=rehearsal.forward,
-                backward_seconds=rehearsal.backward,
+                forward_seconds=rehearsal.forward / world.job.parts,
+                backward_seconds=rehearsal.backward / world.job.parts,
                 overshoot=overshoot,
             )
         elif last:
-            weight = 1 / (world.job.micro_batches * world.place.copies)
+            weight = 1 / (world.job.passes * world.place.copies)
             stage = LastStage(*common, loss=model.loss, weight=weight)
         else:
             stage = Stage(*common)

@@ -222,3 +222,15 @@ class MoreMistakes(Diagnostic):
     help: ClassVar[str] = "mend the first errors and compile again"
 
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class HalvesLeftOver(Diagnostic):
+    """Halves that make no whole number of micro-batches."""
+
+    code: ClassVar[str] = "CH516"
+    title: ClassVar[str] = "{count} half micro-batches make no whole number of them"
+    label: ClassVar[str] = "an odd number"
+    help: ClassVar[str] = "count two for each micro-batch"
+
+    count: int

@@ -294,19 +294,6 @@ class BoundExceeded(Diagnostic):
 
 
 @dataclass(frozen=True, slots=True)
-class SeveralMicros(Diagnostic):
-    """An operation or message that is not about exactly one micro-batch."""
-
-    code: ClassVar[str] = "CH414"
-    title: ClassVar[str] = "`{line}` is about {count} micro-batches; a program has one per operation"
-    label: ClassVar[str] = "cannot be compiled yet"
-    help: ClassVar[str] = "write one line per micro-batch"
-
-    line: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
 class MoreErrors(Diagnostic):
     """There are more errors of a rule than anyone wants to read."""
 

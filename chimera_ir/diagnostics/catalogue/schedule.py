@@ -229,6 +229,45 @@ class LaneCount(Diagnostic):
 
 
 @dataclass(frozen=True, slots=True)
+class GroupsDiffer(Diagnostic):
+    """Neighbouring stages that take the micro-batches in different groups."""
+
+    code: ClassVar[str] = "CH312"
+    title: ClassVar[str] = "`{after}` does not fit `{before}`, whose {what} it needs{others}"
+    label: ClassVar[str] = "`{after}` is over other micro-batches"
+    help: ClassVar[str] = "an operation hands on all its {what} at once: write both lines over the same micro-batches"
+
+    before: str
+    before_span: Span
+    after: str
+    what: str
+    count: int
+
+    @property
+    def others(self) -> str:
+        """How many more instances these two lines have."""
+        return _more(self.count)
+
+    def notes(self) -> tuple[Note, ...]:
+        """The operation that hands over."""
+        return (Note(f"`{self.before}` is here", self.before_span),)
+
+
+@dataclass(frozen=True, slots=True)
+class PipesMixed(Diagnostic):
+    """An operation over micro-batches of several pipes."""
+
+    code: ClassVar[str] = "CH313"
+    title: ClassVar[str] = "`{operation}` is over micro-batches of two pipes, {first} and {second}"
+    label: ClassVar[str] = "micro-batches that take different ways"
+    help: ClassVar[str] = "write one operation for each pipe"
+
+    operation: str
+    first: str
+    second: str
+
+
+@dataclass(frozen=True, slots=True)
 class Link:
     """One operation of a cycle; ``reason`` says why it comes before the next."""
 

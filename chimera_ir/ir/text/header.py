@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from lark import Token
 
 from chimera_ir.diagnostics.catalogue.irtext import (
+    HalvesLeftOver,
     HeaderTwice,
     MicroMissing,
     MicroTwice,
@@ -14,7 +15,7 @@ from chimera_ir.diagnostics.catalogue.irtext import (
     PlacementLength,
 )
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
-from chimera_ir.ir.ids import Micro, Worker
+from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.levels import Bound, Header, Pipe, Quantity
 from chimera_ir.ir.text.mistakes import FORMS
 from chimera_ir.source import Span
@@ -70,6 +71,7 @@ class _Reader:
         self._title = title
         self._counts: dict[str, int] = {}
         self._parameters: dict[str, int] = {}
+        self._halves = False
         self._bounds: dict[Quantity, Bound] = {}
         self._pipes: list[Token] = []
         self._mistakes: list[Diagnostic] = []
@@ -103,9 +105,12 @@ class _Reader:
 
     def _take_count(self, token: Token) -> None:
         word, number = _WORDS[token.type], integers(token, token)[-1]
+        self._halves |= token.split()[-1] == "halves"
         if token.type in self._counts:
             raise Rejected([HeaderTwice(span(token), f"`{word}`")])
         self._counts[token.type] = number
+        if token.split()[-1] == "halves" and number % 2:
+            raise Rejected([HalvesLeftOver(span(token), number)])
         if not 1 <= number <= _LIMITS[token.type]:
             raise Rejected([NumberOutOfRange(span(token), word, str(number), 1, _LIMITS[token.type])])
 
@@ -125,6 +130,7 @@ class _Reader:
             micro_batches=self._counts["MICRO_BATCHES"],
             pipes=self._read_pipes(),
             bounds=tuple(self._bounds.values()),
+            halves=self._halves,
         )
 
     def _read_pipes(self) -> tuple[Pipe, ...]:
@@ -150,16 +156,31 @@ class _Reader:
 
     def _read_pipe(self, token: Token, seen: set[int]) -> Pipe:
         where = span(token)
-        declared, _, runs = token.partition(" micros") if " micros" in token else token.partition("\tmicros")
-        name = declared.split()[1]
-        workers = integers(token, " ".join(declared.split()[3:]))
+        words = token.split()
+        name, micros = words[1], words.index("micros", 4)
+        recompute = words.index("recompute", micros) if "recompute" in words[micros:] else len(words)
+        workers = integers(token, " ".join(words[3:micros]))
         if len(workers) != self._counts["STAGES"]:
             raise Rejected([PlacementLength(where, name, len(workers), self._counts["STAGES"])])
         for worker in workers:
             if worker >= self._counts["WORKERS"]:
                 raise Rejected([NumberOutOfRange(where, "worker", str(worker), 0, self._counts["WORKERS"] - 1)])
-        micros = tuple(Micro(micro) for micro in self._read_runs(token, integers(token, runs), seen))
-        return Pipe(name, tuple(Worker(worker) for worker in workers), micros)
+        numbers = self._read_runs(token, integers(token, " ".join(words[micros:recompute])), seen)
+        return Pipe(
+            name,
+            tuple(Worker(worker) for worker in workers),
+            tuple(Micro(micro) for micro in numbers),
+            self._read_stages(token, integers(token, " ".join(words[recompute:]))),
+        )
+
+    def _read_stages(self, token: Token, ends: list[int]) -> tuple[Stage, ...]:
+        """The stages of half-open runs, ascending."""
+        last = self._counts["STAGES"] - 1
+        for start, end in zip(ends[::2], ends[1::2], strict=True):
+            if start >= end or end > last + 1:
+                raise Rejected([NumberOutOfRange(span(token), "run", f"{start}..{end}", 0, last)])
+        runs = zip(ends[::2], ends[1::2], strict=True)
+        return tuple(Stage(s) for s in sorted({s for start, end in runs for s in range(start, end)}))
 
     def _read_runs(self, token: Token, ends: list[int], seen: set[int]) -> Iterator[int]:
         """The micro-batches of half-open runs; ``seen`` holds all that came before, so their number stays bounded."""

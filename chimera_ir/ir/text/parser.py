@@ -240,26 +240,19 @@ class _Reader:
             advice = "write `B` for a backward that does both parts"
             self._reject(NotCompiledYet(span(token), "a split backward (`I` and `W`)", advice))
             return None
-        if not self._singly(token, micros) or not self._within(token, "micro-batch", micros[0], self._last[0]):
+        if not self._within(token, "micro-batch", max(micros), self._last[0]):
             return None
         if not self._within(token, "stage", stage, self._last[1]):
             return None
-        return (Forward if kind == "F" else Backward)((Micro(micros[0]),), Stage(stage), span(token))
+        return (Forward if kind == "F" else Backward)(tuple(map(Micro, micros)), Stage(stage), span(token))
 
     def _message(self, token: Token, numbers: list[int]) -> Message | None:
         *micros, source, target = numbers
-        if not self._singly(token, micros) or not self._within(token, "micro-batch", micros[0], self._last[0]):
+        if not self._within(token, "micro-batch", max(micros), self._last[0]):
             return None
         if not self._within(token, "stage", max(source, target), self._last[1]):
             return None
-        return Message((Micro(micros[0]),), Stage(source), Stage(target))
-
-    def _singly(self, token: Token, micros: list[int]) -> bool:
-        if len(micros) == 1:
-            return True
-        advice = "write one line per micro-batch"
-        self._reject(NotCompiledYet(span(token), "an operation on several micro-batches", advice))
-        return False
+        return Message(tuple(map(Micro, micros)), Stage(source), Stage(target))
 
     def _within(self, token: Token, what: str, value: int, last: int) -> bool:
         if value <= last:

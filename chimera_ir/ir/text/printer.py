@@ -19,7 +19,7 @@ worker 1:
 from collections.abc import Iterable, Iterator
 from typing import assert_never
 
-from chimera_ir.ir.ids import Micro
+from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.levels import Header, Pipe, Plan, Program, Schedule
 from chimera_ir.ir.ops import (
     AllReduce,
@@ -98,22 +98,23 @@ def _header(level: str, header: Header) -> Iterator[str]:
         yield "parameters " + " ".join(f"{name}={value}" for name, value in header.parameters)
     yield f"workers {header.workers}"
     yield f"stages {header.stages}"
-    yield f"micro_batches {header.micro_batches}"
+    yield f"micro_batches {header.micro_batches}" + (" halves" if header.halves else "")
     yield from (f"memory {bound.quantity.value} <= {bound.limit}" for bound in header.bounds)
     yield from (_pipe(pipe) for pipe in header.pipes)
 
 
 def _pipe(pipe: Pipe) -> str:
     placement = " ".join(str(worker) for worker in pipe.workers)
-    return f"pipe {pipe.name} on {placement} micros {_runs(pipe.micros)}"
+    recompute = f" recompute {_runs(pipe.recompute)}" if pipe.recompute else ""
+    return f"pipe {pipe.name} on {placement} micros {_runs(pipe.micros)}{recompute}"
 
 
-def _runs(micros: tuple[Micro, ...]) -> str:
-    """Micro-batch numbers as half-open runs, in their order: ``0..2 4..6``."""
+def _runs(numbers: tuple[Micro, ...] | tuple[Stage, ...]) -> str:
+    """Numbers as half-open runs, in their order: ``0..2 4..6``."""
     runs: list[list[int]] = []
-    for micro in micros:
-        if runs and runs[-1][1] == micro:
+    for number in numbers:
+        if runs and runs[-1][1] == number:
             runs[-1][1] += 1
         else:
-            runs.append([micro, micro + 1])
+            runs.append([number, number + 1])
     return " ".join(f"{start}..{end}" for start, end in runs) or "none"

@@ -1,0 +1,58 @@
+"""CH249 and on: what goes wrong with operations over several micro-batches, and with halves of them."""
+
+from dataclasses import dataclass
+
+from chimera_ir.diagnostics.catalogue.values import InInstance
+from chimera_ir.diagnostics.model import Note
+from chimera_ir.source import Span
+
+
+@dataclass(frozen=True, slots=True)
+class BadStep(InInstance):
+    """A step that leads nowhere."""
+
+    code = "CH249"
+    title = "a step is 1 or more, and this one is {step}"
+    label = "{step}"
+    help = "write how many micro-batches one value of the variable stands for, as in `by 2`"
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyGroup(InInstance):
+    """An operation over no micro-batch."""
+
+    code = "CH250"
+    title = "the range {start}..{stop} holds no micro-batch"
+    label = "{start}..{stop}"
+    help = "a range a..b counts from a to b - 1: make it longer, or guard the line with `when`"
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class HalvesDiffer(InInstance):
+    """A pipe that counts whole micro-batches beside one that counts halves."""
+
+    code = "CH251"
+    title = "the pipe `{pipe}` counts whole micro-batches, and the pipe `{other}` counts halves"
+    label = "whole ones"
+    help = "write `halves` in every pipe or in none: all count the same micro-batches"
+    pipe: str
+    other: str
+    other_span: Span
+
+    def notes(self) -> tuple[Note, ...]:
+        """The other pipe."""
+        return (Note("halves are counted here", self.other_span),)
+
+
+@dataclass(frozen=True, slots=True)
+class OddHalves(InInstance):
+    """Halves that make no whole number of micro-batches."""
+
+    code = "CH252"
+    title = "{count} half micro-batches make no whole number of them"
+    label = "the first of the pipes"
+    help = "with `halves` a range counts two for each micro-batch, as in `0..2*N`"
+    count: int

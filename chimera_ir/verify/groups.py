@@ -1,0 +1,63 @@
+"""Rule "groups", a part of "complete": the stages of a pipe take its micro-batches in the same groups.
+
+An operation over several micro-batches hands all of them on at once; so the next stage's operation is over the same.
+Forwards and backwards may be grouped differently.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from chimera_ir.diagnostics.catalogue.schedule import GroupsDiffer, PipesMixed
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.ir.ids import Worker
+from chimera_ir.ir.levels import Header
+from chimera_ir.ir.ops import Backward, Compute, Forward
+from chimera_ir.ir.text.printer import line
+from chimera_ir.source import Span
+
+
+def groups(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
+    """Operations over micro-batches of several pipes, and over others than the stage before; each pair of lines once.
+
+    Parameters
+    ----------
+    header, operations
+        Complete and placed.
+    """
+    listed = [operation for _, operation in operations]
+    if all(len(operation.micros) == 1 for operation in listed):
+        return
+    mixed = list(_mixed(header, listed))
+    yield from mixed or _differing(header, listed)
+
+
+def _mixed(header: Header, operations: Iterable[Compute]) -> Iterator[Diagnostic]:
+    seen: set[Span] = set()
+    for operation in operations:
+        pipes = list(dict.fromkeys(header.pipe_of[micro].name for micro in operation.micros))
+        if len(pipes) > 1 and operation.origin not in seen:
+            seen.add(operation.origin)
+            yield PipesMixed(operation.origin, line(operation), *pipes[:2])
+
+
+def _differing(header: Header, operations: list[Compute]) -> Iterator[Diagnostic]:
+    forwards: dict[tuple[int, int], Forward] = {}
+    backwards: dict[tuple[int, int], Backward] = {}
+    for operation in operations:
+        for micro in operation.micros:
+            if isinstance(operation, Forward):
+                forwards[micro, operation.stage] = operation
+            else:
+                backwards[micro, operation.stage] = operation
+    found: dict[tuple[Span, Span], list[tuple[Compute, Compute]]] = {}
+    for operation in operations:
+        ahead = isinstance(operation, Forward)
+        stage = operation.stage - 1 if ahead else operation.stage + 1
+        if not 0 <= stage < header.stages:
+            continue
+        before: Compute = (forwards if ahead else backwards)[operation.micros[0], stage]
+        if before.micros != operation.micros:
+            found.setdefault((before.origin, operation.origin), []).append((before, operation))
+    for (origin, end), pairs in found.items():
+        one, two = pairs[0]
+        what = "activations" if isinstance(one, Forward) else "gradients"
+        yield GroupsDiffer(end, line(one), origin, line(two), what, len(pairs))

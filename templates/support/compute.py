@@ -1,0 +1,366 @@
+"""The stages: what a forward keeps for its backward, and the compute of a lane.
+
+Everything that can be decided before the first update is decided in the constructors, as in runtime.py.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any
+
+import torch
+
+from runtime import BadModel, GradientSum, Tensors, draw_seed, join, part
+from support.nested import joined, parts
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What a stage hands to the next one, for every micro-batch: found once, at start.
+
+    ``single`` says that the stage returned a tensor rather than a tuple; ``differentiable`` marks the tensors whose
+    gradients come back.
+    """
+
+    single: bool
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    differentiable: tuple[bool, ...]
+
+    def shape(self, tensor: int, micros: int) -> tuple[int, ...]:
+        """The shape of a tensor that holds several micro-batches along dimension 0."""
+        rows = self.shapes[tensor]
+        return rows if micros == 1 else (micros * rows[0], *rows[1:])
+
+    def buffers(self, device: torch.device, micros: int = 1) -> Tensors:
+        """Room for one message of activations."""
+        return tuple(
+            torch.zeros(self.shape(i, micros), dtype=dtype, device=device) for i, dtype in enumerate(self.dtypes)
+        )
+
+    def gradient_buffers(self, device: torch.device, micros: int = 1) -> Tensors:
+        """Room for one message of gradients: of the differentiable tensors alone."""
+        return tuple(compress(self.buffers(device, micros), self.differentiable))
+
+    def mismatch(self, outputs: Sequence[torch.Tensor], micros: int) -> str | None:
+        """How the tensors differ from what was found at start, or nothing; gradients count where they are recorded."""
+        if len(outputs) != len(self.shapes):
+            return f"{len(outputs)} tensors instead of {len(self.shapes)}"
+        for i, output in enumerate(outputs):
+            shape = self.shape(i, micros)
+            if output.shape != shape or output.dtype != self.dtypes[i]:
+                found, wanted = f"{tuple(output.shape)} {output.dtype}", f"{shape} {self.dtypes[i]}"
+                return f"tensor {i} is {found} and was {wanted} for the first micro-batch"
+            if torch.is_grad_enabled() and output.requires_grad != self.differentiable[i]:
+                return f"tensor {i} requires a gradient for one micro-batch and none for another"
+        return None
+
+
+class Pass:
+    """A micro-batch in a stage, between its forward and its backward."""
+
+    __slots__ = ("inputs", "outputs", "roots")
+
+    def __init__(self, inputs: Tensors, outputs: Tensors, roots: Tensors) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+        self.roots = roots
+
+
+class Kept:
+    """A micro-batch in a stage that recomputes, between its forward and its backward: how to run the forward again.
+
+    ``buffers`` are copies of those that the stage updates, from before its forward.
+    """
+
+    __slots__ = ("buffers", "inputs", "micro", "seed", "target")
+
+    def __init__(self, micro: int, seed: int, inputs: Any, target: Any, buffers: dict[str, torch.Tensor]) -> None:
+        self.micro = micro
+        self.seed = seed
+        self.inputs = inputs
+        self.target = target
+        self.buffers = buffers
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a stage was seen to do with the first micro-batch.
+
+    ``buffers`` are those that it updates; ``alone`` says why it cannot run several micro-batches at once, if so.
+    """
+
+    buffers: tuple[str, ...]
+    alone: str
+
+
+def _payload(tensors: Tensors) -> Tensors:
+    """Results as they are sent: without a graph, in memory of one piece."""
+    return tuple(t.detach().contiguous() for t in tensors)
+
+
+class Stage:
+    """A stage's module on this rank, its buffers and its part of an update.
+
+    ``inputs[k]`` and ``gradients[k]`` are the receive buffers that schedule.sir calls slot k.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        module: torch.nn.Module,
+        optimizer: Any,
+        before: Boundary | None,
+        after: Boundary | None,
+        gradients: GradientSum,
+        traits: Traits,
+        seeds: tuple[int, int],
+    ) -> None:
+        self.number = number
+        self.module = module
+        self.inputs: list[Tensors] = []
+        self.gradients: list[Tensors] = []
+        self._optimizer = optimizer
+        self._before = before
+        self._after = after
+        self._sum = gradients
+        self._traits = traits
+        self._seed, self._copy = seeds
+        self._update = 0
+        self._received: frozenset[int] = frozenset()
+
+    def reserve(self, inputs: Sequence[int], gradients: Sequence[int], device: torch.device) -> None:
+        """Allocates the receive buffers: for each slot of activations and of gradients, room for so many micro-batches."""
+        if self._before is not None:
+            self.inputs = [self._before.buffers(device, micros) for micros in inputs]
+        if self._after is not None:
+            self.gradients = [self._after.gradient_buffers(device, micros) for micros in gradients]
+        self._received = frozenset(t.untyped_storage().data_ptr() for slot in self.gradients for t in slot)
+
+    def forward(self, micro: int, inputs: Any) -> Pass:
+        """Runs the stage on a micro-batch: a batch of the dataset for stage 0, else the tensors received."""
+        leaves, returned = self._run(self._seed_of(micro), inputs)
+        tensors = self._checked(micro, returned, 1)
+        return Pass(leaves, _payload(tensors), self._roots(tensors))
+
+    def forward_keep_input(self, micro: int, inputs: Any) -> tuple[Kept, Tensors]:
+        """Runs the stage on a micro-batch and keeps nothing but its input, to run it again before the backward."""
+        (state,), outputs = self.forward_keep_inputs((micro,), inputs if self._before else (inputs,))
+        return state, outputs
+
+    @torch.no_grad()
+    def forward_keep_inputs(self, micros: Sequence[int], inputs: Any) -> tuple[tuple[Kept, ...], Tensors]:
+        """The same for several micro-batches, at once where the stage allows that: one batch each for stage 0."""
+        apart = self._apart(inputs, len(micros))
+        if len(micros) > 1 and self._traits.alone:
+            each = [self.forward_keep_input(micro, x) for micro, x in zip(micros, apart, strict=True)]
+            return tuple(state for state, _ in each), join([outputs for _, outputs in each])
+        states = tuple(self._kept(micro, x, None) for micro, x in zip(micros, apart, strict=True))
+        _, returned = self._run(states[0].seed, self._together(inputs))
+        return states, _payload(self._checked(micros[0], returned, len(micros)))
+
+    def _apart(self, inputs: Any, micros: int) -> list[Any]:
+        """The input of each micro-batch."""
+        if self._before is None:
+            return list(inputs)
+        return [inputs] if micros == 1 else [part(inputs, i, i + 1, micros) for i in range(micros)]
+
+    def _together(self, inputs: Any) -> Any:
+        """The inputs of all micro-batches as one."""
+        return joined(inputs) if self._before is None else inputs
+
+    def _kept(self, micro: int, inputs: Any, target: Any) -> Kept:
+        buffers = {name: self.module.get_buffer(name).clone() for name in self._traits.buffers}
+        return Kept(micro, self._seed_of(micro), inputs, target, buffers)
+
+    def _seed_of(self, micro: int) -> int:
+        return draw_seed("forward", self._seed, self._update, self._copy, micro, self.number)
+
+    def _run(self, seed: int, inputs: Any) -> tuple[Tensors, Any]:
+        torch.manual_seed(seed)
+        leaves, argument = self._argument(inputs)
+        return leaves, self.module(argument)
+
+    def _run_again(self, state: Kept) -> tuple[Tensors, Any]:
+        """As `_run`, from what the first run began with; what it does to buffers is lost with their copies."""
+        leaves, argument = self._argument(state.inputs)
+        buffers, state.inputs, state.buffers = state.buffers, None, {}
+        torch.manual_seed(state.seed)
+        if not buffers:
+            return leaves, self.module(argument)
+        return leaves, torch.func.functional_call(self.module, buffers, (argument,))
+
+    def _argument(self, inputs: Any) -> tuple[Tensors, Any]:
+        """The tensors whose gradients are wanted, and what the module is called on."""
+        boundary = self._before
+        if boundary is None:
+            return (), inputs
+        leaves = tuple(t.detach().requires_grad_(d) for t, d in zip(inputs, boundary.differentiable, strict=True))
+        return leaves, leaves[0] if boundary.single else leaves
+
+    def _checked(self, micro: int, returned: Any, micros: int) -> Tensors:
+        """What the module returned, as tensors."""
+        assert self._after is not None
+        tensors = returned if isinstance(returned, tuple) else (returned,)
+        wrong = self._after.mismatch(tensors, micros)
+        if wrong:
+            raise BadModel(f"stage {self.number} returned for micro-batch {micro}: {wrong}; return the same every time")
+        return tensors
+
+    def _roots(self, tensors: Tensors) -> Tensors:
+        assert self._after is not None
+        return tuple(compress(tensors, self._after.differentiable))
+
+    def backward(self, state: Pass, gradients: Tensors) -> Tensors:
+        """Adds to the gradients of the weights; returns the gradients w.r.t. the differentiable inputs."""
+        roots, leaves = state.roots, state.inputs
+        state.roots = state.outputs = state.inputs = ()
+        return self._backward(roots, leaves, gradients)
+
+    def backward_recompute(self, state: Kept, gradients: Tensors) -> Tensors:
+        """Runs the stage again on the input that was kept, then its backward."""
+        leaves, returned = self._run_again(state)
+        return self._backward(self._roots(self._checked(state.micro, returned, 1)), leaves, gradients)
+
+    def _backward(self, roots: Tensors, leaves: Tensors, gradients: Tensors) -> Tensors:
+        if roots:
+            torch.autograd.backward(roots, gradients)
+        self._sum.collect()
+        return tuple(self._own(leaf) for leaf in leaves if leaf.requires_grad)
+
+    def _own(self, leaf: torch.Tensor) -> torch.Tensor:
+        """The leaf's gradient, in memory that no later message overwrites."""
+        gradient = leaf.grad
+        if gradient is None:
+            return torch.zeros_like(leaf)
+        if gradient.untyped_storage().data_ptr() in self._received:
+            return gradient.clone(memory_format=torch.contiguous_format)
+        return gradient.contiguous()
+
+    def all_reduce(self) -> GradientSum:
+        """Launches the sum of this stage's gradients over all its replicas."""
+        return self._sum.launch()
+
+    def step(self) -> None:
+        """Updates the weights and begins the stage's next update."""
+        torch.manual_seed(draw_seed("step", self._seed, self._update, self.number))
+        self._optimizer.step()
+        self._sum.clear()
+        self._update += 1
+
+
+class LastStage(Stage):
+    """The stage whose output goes to the loss; its passes carry the loss instead of activations."""
+
+    def __init__(self, *arguments: Any, loss: Callable[[Any, Any], torch.Tensor], weight: float) -> None:
+        super().__init__(*arguments)
+        self._loss = loss
+        self._weight = weight
+        self._losses: list[torch.Tensor] = []
+
+    def forward_loss(self, micro: int, inputs: Any, target: Any) -> Pass:
+        """Runs the stage and the loss on a micro-batch."""
+        leaves, output = self._run(self._seed_of(micro), inputs)
+        value = self._loss(output, target)
+        self._losses.append(value.detach())
+        return Pass(leaves, (), (value,) if value.requires_grad else ())
+
+    def forward_loss_keep_input(self, micro: int, inputs: Any, target: Any) -> Kept:
+        """The same, keeping nothing but the input and the target."""
+        (state,) = self.forward_loss_keep_inputs((micro,), inputs if self._before else (inputs,), (target,))
+        return state
+
+    @torch.no_grad()
+    def forward_loss_keep_inputs(self, micros: Sequence[int], inputs: Any, targets: Sequence[Any]) -> tuple[Kept, ...]:
+        """The same for several micro-batches, at once where the stage allows that."""
+        each = list(zip(micros, self._apart(inputs, len(micros)), targets, strict=True))
+        if len(each) > 1 and self._traits.alone:
+            return tuple(self.forward_loss_keep_input(*one) for one in each)
+        states = tuple(self._kept(*one) for one in each)
+        _, output = self._run(states[0].seed, self._together(inputs))
+        outputs = [output] if len(each) == 1 else parts(output, len(each))
+        self._losses += [self._loss(o, target) for o, target in zip(outputs, targets, strict=True)]
+        return states
+
+    def backward_loss(self, state: Pass) -> Tensors:
+        """Backward from the loss, weighted so that the update averages over all micro-batches of all copies."""
+        return self.backward(state, self._weights(state.roots))
+
+    def backward_loss_recompute(self, state: Kept) -> Tensors:
+        """Runs stage and loss again on the input that was kept, then their backward."""
+        target, state.target = state.target, None
+        leaves, output = self._run_again(state)
+        value = self._loss(output, target)
+        roots = (value,) if value.requires_grad else ()
+        return self._backward(roots, leaves, self._weights(roots))
+
+    def _weights(self, roots: Tensors) -> Tensors:
+        return tuple(torch.full_like(root, self._weight) for root in roots)
+
+    def take_loss(self) -> float:
+        """The sum of the losses since the last call."""
+        total = sum(value.item() for value in self._losses)
+        self._losses.clear()
+        return float(total)
+
+
+class RehearsedStage(Stage):
+    """A stage whose compute is a sleep; its messages and sums have the real stage's sizes."""
+
+    def __init__(self, *arguments: Any, forward_seconds: float, backward_seconds: float, overshoot: float) -> None:
+        super().__init__(*arguments)
+        self._forward_seconds = max(0.0, forward_seconds - overshoot)
+        self._backward_seconds = max(0.0, backward_seconds - overshoot)
+        self._outputs: Tensors = ()
+        self._input_gradients: Tensors = ()
+
+    def reserve(self, inputs: Sequence[int], gradients: Sequence[int], device: torch.device) -> None:
+        """Allocates the receive buffers and what is sent instead of results."""
+        super().reserve(inputs, gradients, device)
+        self._outputs = self._after.buffers(device) if self._after else ()
+        self._input_gradients = self._before.gradient_buffers(device) if self._before else ()
+
+    def forward(self, micro: int, inputs: Any) -> Pass:
+        """Sleeps as long as the forward takes."""
+        time.sleep(self._forward_seconds)
+        return Pass((), self._outputs, ())
+
+    def forward_keep_inputs(self, micros: Sequence[int], inputs: Any) -> tuple[tuple[Kept, ...], Tensors]:
+        """Sleeps as long as the forwards take."""
+        for _ in micros:
+            time.sleep(self._forward_seconds)
+        states = tuple(Kept(micro, 0, None, None, {}) for micro in micros)
+        return states, self._outputs if len(micros) == 1 else join([self._outputs] * len(micros))
+
+    def backward(self, state: Pass | Kept, gradients: Tensors) -> Tensors:
+        """Sleeps as long as the backward takes."""
+        time.sleep(self._backward_seconds)
+        return self._input_gradients
+
+    def forward_loss(self, micro: int, inputs: Any, target: Any) -> Pass:
+        """As ``forward``: the loss is part of the last stage."""
+        return self.forward(micro, inputs)
+
+    def forward_loss_keep_input(self, micro: int, inputs: Any, target: Any) -> Kept:
+        """As ``forward``."""
+        return self.forward_keep_input(micro, inputs)[0]
+
+    def forward_loss_keep_inputs(self, micros: Sequence[int], inputs: Any, targets: Sequence[Any]) -> tuple[Kept, ...]:
+        """As ``forward_keep_inputs``."""
+        return self.forward_keep_inputs(micros, inputs)[0]
+
+    def backward_recompute(self, state: Kept, gradients: Tensors) -> Tensors:
+        """As ``backward``, which is given with what is computed again."""
+        return self.backward(state, gradients)
+
+    def backward_loss(self, state: Pass) -> Tensors:
+        """As ``backward``."""
+        return self.backward(state, ())
+
+    def backward_loss_recompute(self, state: Kept) -> Tensors:
+        """As ``backward``."""
+        return self.backward(state, ())
+
+    def step(self) -> None:
+        """Nothing: a rehearsal leaves the weights alone."""
