@@ -152,7 +152,9 @@ def _keeping(header: Header, worker: Worker, forward: Forward, states: list[str]
     inputs, outputs = _inputs(header, worker, forward), _name("y", micros, stage)
     if len(micros) == 1:
         if last:
-            return f"{states[0]} = stage{stage}.forward_loss_keep_input({micros[0]}, {inputs}, lane.target({micros[0]}))"
+            return (
+                f"{states[0]} = stage{stage}.forward_loss_keep_input({micros[0]}, {inputs}, lane.target({micros[0]}))"
+            )
         return f"{states[0]}, {outputs} = stage{stage}.forward_keep_input({micros[0]}, {inputs})"
     numbers = _all([str(micro) for micro in micros])
     if last:

@@ -78,7 +78,8 @@ class Costs:
 
     def scaled(self, factor: Fraction) -> "Costs":
         """The costs of stages that are larger by a factor."""
-        return Costs(*(cost * factor for _, cost in self.items()), self.recomputing * factor)
+        F, B, I, W = (cost * factor for _, cost in self.items())  # noqa: E741
+        return Costs(F, B, I, W, self.recomputing * factor)
 
     def items(self) -> tuple[tuple[str, Fraction], ...]:
         """Each kind with its cost, in the order of `KINDS`."""

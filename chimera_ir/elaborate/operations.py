@@ -101,4 +101,6 @@ def _no_such(line: ast.Operation, shape: Shape, names: tuple[str, str], frame: F
             micro = start if start not in micros else max(start, micros.stop)
             return say.NoSuchMicro(line.micro.span, values, instance, micro, micros.start, micros.stop - 1)
     values = scope.values_in(line.stage, frame)
-    return say.NoSuchStage(line.stage.span, values, instance, compiled(line.stage, scope)(frame), shape.stage_range.stop - 1)
+    return say.NoSuchStage(
+        line.stage.span, values, instance, compiled(line.stage, scope)(frame), shape.stage_range.stop - 1
+    )

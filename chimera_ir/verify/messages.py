@@ -126,7 +126,8 @@ def _foreign(program: Program, cells: Cells, worker: Worker, instruction: Talk) 
         return f"both stages of this micro-batch are on worker {start}, where no message is needed"
     made = program.lanes[start][cells.producer(message)]
     if isinstance(made, Forward | Backward) and made.micros != message.micros:
-        return f"one message holds all of `{line(made)}`: `{line_of(Message(made.micros, message.source, message.target))}`"
+        right = Message(made.micros, message.source, message.target)
+        return f"one message holds all that `{line(made)}` makes: `{line_of(right)}`"
     sends = isinstance(instruction, Send | WaitSend)
     if sends and start != worker:
         return f"worker {start} sends it"

@@ -1,8 +1,8 @@
 """Rule "slots", a part of "messages": a receive is posted into a buffer only when nothing needs its content any more.
 
 From the moment it is posted a receive may write. The slot of activations is free after the last backward of the same
-micro-batches and stage, which works on what the forward kept of them, and after the end of the send of what that forward
-made of them, which may be the same memory; the slot of gradients after the backward that reads them.
+micro-batches and stage, which works on what the forward kept of them, and after the end of the send of what that
+forward made of them, which may be the same memory; the slot of gradients after the backward that reads them.
 """
 
 from collections import Counter

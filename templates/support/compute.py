@@ -131,7 +131,7 @@ class Stage:
         self._received: frozenset[int] = frozenset()
 
     def reserve(self, inputs: Sequence[int], gradients: Sequence[int], device: torch.device) -> None:
-        """Allocates the receive buffers: for each slot of activations and of gradients, room for so many micro-batches."""
+        """Allocates the receive buffers: for each slot of activations and gradients, room for so many micro-batches."""
         if self._before is not None:
             self.inputs = [self._before.buffers(device, micros) for micros in inputs]
         if self._after is not None:

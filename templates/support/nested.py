@@ -1,4 +1,4 @@
-"""Batches as `default_collate` makes them: tensors inside tuples, lists and dicts, with the micro-batch in dimension 0."""
+"""Batches as `default_collate` makes them: tensors in tuples, lists and dicts, the micro-batch in dimension 0."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -71,7 +71,7 @@ class Reference:
         return module.to(self.device).train()
 
     def _items(self, dataset: Any, update: int) -> list[list[tuple[int, int]]]:
-        """For each part of each micro-batch of each copy in turn, its items, each with the seed of its own randomness."""
+        """For each part of each micro-batch of each copy in turn, its items, each with a seed of its own."""
         size, count = self.micro_batch_size // self.parts, self.micro_batches * self.copies * self.parts
         epoch, update = divmod(update, len(dataset) // (size * count))
         generator = torch.Generator().manual_seed(seed_of("order", self.seed, epoch))

@@ -114,17 +114,17 @@ def _probe(
         argument = inputs[0] if before.single else inputs
     untouched = {name: buffer.clone() for name, buffer in module.named_buffers()}
     versions = [leaf._version for leaf in leaves(argument) if isinstance(leaf, torch.Tensor)]
+    target = to_device(batches.target(0, 0), world.device) if last else None
     random = _random_state(world.device)
     returned = module(argument)
     single, handed = (True, ()) if last else model.outputs(stage, returned)
     if last:
-        target = to_device(batches.target(0, 0), world.device)
         model.scalar(model.loss(returned, target))
     draws = any(not torch.equal(a, b) for a, b in zip(random, _random_state(world.device), strict=True))
     buffers = tuple(n for n, b in module.named_buffers() if n in untouched and not torch.equal(b, untouched[n]))
-    if stage in world.job.recomputing:
-        if versions != [leaf._version for leaf in leaves(argument) if isinstance(leaf, torch.Tensor)]:
-            raise Misuse(f"stage {stage} changes its input in place, but is to run on it again; let it work on a copy")
+    changed = versions != [leaf._version for leaf in leaves(argument) if isinstance(leaf, torch.Tensor)]
+    if changed and stage in world.job.recomputing:
+        raise Misuse(f"stage {stage} changes its input in place, but is to run on it again; let it work on a copy")
     if stage in world.job.grouped and not last and not is_rows(handed):
         raise Misuse(
             f"stage {stage} returns a tensor without dimensions, but handles several micro-batches in one operation; "

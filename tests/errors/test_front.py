@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir.diagnostics.catalogue import names, syntax, tokens, values
+from chimera_ir.diagnostics.catalogue import groups, names, syntax, tokens, values
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.render import render_all
 from chimera_ir.elaborate.elaborate import elaborate
@@ -49,7 +49,7 @@ def test_a_mistake_gets_its_message(path: Path, update_goldens: bool) -> None:
 def classes() -> dict[str, type[Diagnostic]]:
     return {
         name: member
-        for module in (tokens, syntax, names, values)
+        for module in (tokens, syntax, names, values, groups)
         for name, member in vars(module).items()
         if inspect.isclass(member) and issubclass(member, Diagnostic) and hasattr(member, "code")
     }

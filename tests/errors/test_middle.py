@@ -26,7 +26,6 @@ NOT_IN_A_FILE = {
     "MicrosNotNumbered",
     "UnknownOperation",
     "LaneCount",
-    "SeveralMicros",
 }
 """No text spells these, the parsers reject it first; levels that are built by hand can have them: see test_verify."""
 TOO_LONG_FOR_A_FILE = {"MoreMistakes", "MoreErrors"}

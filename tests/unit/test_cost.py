@@ -49,14 +49,31 @@ def test_an_unknown_kind_is_refused() -> None:
 
 
 def test_a_cost_is_set_without_touching_the_others() -> None:
-    assert Costs().using("B", "2.5") == Costs(F=Fraction(1), B=Fraction(5, 2), I=Fraction(1), W=Fraction(1))
+    assert Costs().using("B", "2.5") == Costs(
+        F=Fraction(1), B=Fraction(5, 2), I=Fraction(1), W=Fraction(1), recomputing=Fraction(5, 2)
+    )
 
 
 def test_an_operation_over_k_micro_batches_takes_k_times_as_long() -> None:
     costs = Costs(B=Fraction(5, 3))
     three = (Micro(0), Micro(1), Micro(2))
-    assert costs.duration(Forward(three, Stage(0))) == 3
-    assert costs.duration(Backward(three, Stage(0))) == 5
+    header = Header("x", (), 1, 1, 3, (Pipe("p", (Worker(0),), three),))
+    assert costs.duration(Forward(three, Stage(0)), header) == 3
+    assert costs.duration(Backward(three, Stage(0)), header) == 5
+
+
+def test_an_operation_over_a_half_takes_half_as_long() -> None:
+    micros = (Micro(0), Micro(1))
+    header = Header("x", (), 1, 1, 2, (Pipe("p", (Worker(0),), micros),), halves=True)
+    assert Costs().duration(Forward(micros, Stage(0)), header) == 1
+    assert Costs().duration(Backward(micros[:1], Stage(0)), header) == 1
+
+
+def test_a_backward_that_recomputes_takes_3_unless_the_user_sets_b() -> None:
+    header = Header("x", (), 1, 1, 1, (Pipe("p", (Worker(0),), (Micro(0),), (Stage(0),)),))
+    backward = Backward((Micro(0),), Stage(0))
+    assert Costs().duration(backward, header) == 3
+    assert Costs().using("B", "2").duration(backward, header) == 2
 
 
 def test_two_workers_and_one_micro_batch_run_one_after_the_other() -> None:
@@ -137,7 +154,7 @@ def relaxed(schedule: Schedule, costs: Costs) -> dict[Place, Fraction]:
     while changed:
         changed = False
         for after in at:
-            start = max((starts[b] + costs.duration(at[b]) for b in before[after]), default=Fraction(0))
+            start = max((starts[b] + costs.duration(at[b], schedule.header) for b in before[after]), default=Fraction(0))
             changed |= start != starts[after]
             starts[after] = start
     return starts
@@ -200,7 +217,9 @@ def test_the_timeline_is_the_one_found_by_relaxation(schedule: Schedule, costs: 
     timeline = simulate(schedule, costs)
     assert starts(timeline) == relaxed(schedule, costs)
     assert all(
-        (t.end - t.start) * timeline.tick == costs.duration(t.operation) for lane in timeline.lanes for t in lane
+        (t.end - t.start) * timeline.tick == costs.duration(t.operation, schedule.header)
+        for lane in timeline.lanes
+        for t in lane
     )
 
 
@@ -209,8 +228,9 @@ def test_the_timeline_is_the_one_found_by_relaxation(schedule: Schedule, costs: 
 def test_the_critical_path_is_the_longest_of_all_with_the_most_backwards(schedule: Schedule, costs: Costs) -> None:
     at, before = places(schedule), edges(schedule)
     every = [[at[place] for place in path] for end in at for path in paths(before, end)]
-    longest = max(sum(map(costs.duration, path)) for path in every)
-    best = max(counts(path)[1] for path in every if sum(map(costs.duration, path)) == longest)
+    lengths = [sum(costs.duration(operation, schedule.header) for operation in path) for path in every]
+    longest = max(lengths)
+    best = max(counts(path)[1] for path, length in zip(every, lengths, strict=True) if length == longest)
     timeline = simulate(schedule, costs)
     found = timeline.critical_path
     assert timeline.makespan == longest == costs.F * found.forwards + costs.B * found.backwards

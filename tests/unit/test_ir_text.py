@@ -78,7 +78,7 @@ def test_many_mistakes_are_cut_short():
         ("schedule x\n" + HEADER + "worker 1:\n", "CH506"),
         ("schedule x\n" + HEADER, "CH508"),
         ("program x\n" + HEADER + "worker 0:\n F m0 s0 @ 3 on w0", "CH513"),
-        ("program x\n" + HEADER + "worker 0:\n send m0,m1 s0->s1 to w0", "CH512"),
+        ("program x\n" + HEADER + "worker 0:\n send m0,m1 s0->s1 to w0", "CH506"),
         ("program x\n" + HEADER + "worker 0:\n recv m0 s0->s0 from w0 into 2", "CH506"),
         ("program x\n" + HEADER.replace("0..1", "0..0"), "CH506"),
         ("program x\n" + HEADER.replace("0..1", "0..2"), "CH506"),

@@ -113,9 +113,24 @@ def test_schedules_that_no_text_can_spell(header: Header, lanes: tuple, found: l
     assert codes(Schedule(header, lanes)) == found
 
 
-def test_a_program_has_one_micro_batch_per_operation():
-    header = Header("x", (), 1, 1, 2, (Pipe("p", (0,), (0, 1)),))
-    assert rejected(Program(header, ((Forward((0, 1), 0), Backward((0, 1), 0)),))) == ["CH414", "CH414"]
+def test_forwards_and_backwards_may_be_grouped_differently():
+    header = Header("x", (), 1, 2, 2, (Pipe("p", (0, 0), (0, 1)),))
+    forwards = (Forward((0, 1), 0), Forward((0, 1), 1))
+    backwards = (Backward((0,), 1), Backward((1,), 1), Backward((0,), 0), Backward((1,), 0))
+    assert codes(Schedule(header, ((*forwards, *backwards),))) == []
+    apart = (Forward((0, 1), 0), Forward((0,), 1), Forward((1,), 1), *backwards)
+    assert codes(Schedule(header, (apart,))) == ["CH312"]
+
+
+def test_an_operation_names_a_micro_batch_once():
+    assert codes(Schedule(HAND, ((Forward((0, 0), 0), Backward((0,), 0)),))) == ["CH308"]
+
+
+def test_what_is_recomputed_is_no_activation():
+    plan = one_direction(4, 8)
+    pipe = replace(plan.header.pipes[0], recompute=(1, 2))
+    verified = verify_program(lower(order(replace(plan, header=replace(plan.header, pipes=(pipe,))))))
+    assert verified.live == (4, 0, 0, 1)
 
 
 def test_many_errors_of_a_rule_are_cut_short():
