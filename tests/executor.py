@@ -170,11 +170,11 @@ class Executor:
         worker.place += 1
         match instruction:
             case Forward(micros, stage):
-                self.forward(worker, micros[0], stage)
+                self.forward(worker, micros, stage)
             case Backward(micros, stage):
-                self.backward(worker, micros[0], stage)
+                self.backward(worker, micros, stage)
             case Send(message, to):
-                key = ("act" if message.source < message.target else "grad", message.micros[0], message.source)
+                key = ("act" if message.source < message.target else "grad", message.micros, message.source)
                 self.demand(key in worker.outputs, f"worker {worker.number} sends {key} before it has it")
                 self.demand(message not in worker.sends, f"{message} is sent twice")
                 cell, value = worker.outputs[key]
@@ -201,48 +201,53 @@ class Executor:
             case Step(stage):
                 self.update(worker, stage)
 
-    def forward(self, worker: Worker, micro: int, stage: int) -> None:
-        self.demand(self.where[micro, stage] == worker.number, "forward on the wrong worker")
+    def forward(self, worker: Worker, micros: tuple[int, ...], stage: int) -> None:
+        """Over several micro-batches it reads and makes one piece of memory; each backward needs what it read."""
         self.demand(not worker.stepped[stage], "forward with new weights")
-        self.demand((micro, stage) not in worker.kept, "forward twice")
-        data = Cell(("data", micro))
-        source = (data, data.value) if stage == 0 else self.input(worker, "act", micro, stage - 1, stage)
-        worker.kept[micro, stage] = source
-        output = ("act", micro, stage)
+        data = Cell(("data", micros))
+        source = (data, data.value) if stage == 0 else self.input(worker, "act", micros, stage - 1, stage)
+        for micro in micros:
+            self.demand(self.where[micro, stage] == worker.number, "forward on the wrong worker")
+            self.demand((micro, stage) not in worker.kept, "forward twice")
+            worker.kept[micro, stage] = source
+        output = ("act", micros, stage)
         if stage > 0 and self.random.random() < 0.5:  # the output is a view of the input
             worker.outputs[output] = (source[0], source[0].value)
         else:
             worker.outputs[output] = (Cell(output), output)
 
-    def input(self, worker: Worker, kind: str, micro: int, source: int, target: int) -> tuple[Cell, object]:
-        """The memory and the value of an operation's input, if it is what it must be."""
-        if self.where[micro, source] == worker.number:
-            self.demand((kind, micro, source) in worker.outputs, f"{kind} {micro} {source} is not there")
-            cell, value = worker.outputs[kind, micro, source]
+    def input(
+        self, worker: Worker, kind: str, micros: tuple[int, ...], source: int, target: int
+    ) -> tuple[Cell, object]:
+        """The memory and the value of an operation's input, if it is what it must be: of all its micro-batches."""
+        if self.where[micros[0], source] == worker.number:
+            self.demand((kind, micros, source) in worker.outputs, f"{kind} {micros} {source} is not there")
+            cell, value = worker.outputs[kind, micros, source]
         else:
-            recvs = [t for m, t in worker.recvs.items() if (m.micros[0], m.source, m.target) == (micro, source, target)]
-            self.demand(len(recvs) == 1 and recvs[0].waited, f"{kind} {micro} {source} was not waited for")
+            recvs = [t for m, t in worker.recvs.items() if (m.micros, m.source, m.target) == (micros, source, target)]
+            self.demand(len(recvs) == 1 and recvs[0].waited, f"{kind} {micros} {source} was not waited for")
             cell, value = recvs[0].cell, recvs[0].cell.value
         self.demand(
-            cell.value == value and self.means(value, kind, micro, source), f"{kind} {micro} {source} is {cell.value}"
+            cell.value == value and self.means(value, kind, micros, source), f"{kind} {micros} {source} is {cell.value}"
         )
         return cell, value
 
-    def means(self, value: object, kind: str, micro: int, source: int) -> bool:
+    def means(self, value: object, kind: str, micros: tuple[int, ...], source: int) -> bool:
         """Whether a token is the result of a stage; a view keeps the token of the stage it began with."""
         if not (isinstance(value, tuple) and len(value) == 3):
             return False
-        return value[:2] == (kind, micro) and (value[2] <= source if kind == "act" else value[2] == source)
+        return value[:2] == (kind, micros) and (value[2] <= source if kind == "act" else value[2] == source)
 
-    def backward(self, worker: Worker, micro: int, stage: int) -> None:
+    def backward(self, worker: Worker, micros: tuple[int, ...], stage: int) -> None:
         self.demand(not worker.stepped[stage], "backward with new weights")
-        self.demand((micro, stage) in worker.kept, "backward before its forward")
-        cell, value = worker.kept.pop((micro, stage))
-        self.demand(cell.value == value, f"the activations of {micro} on {stage} were overwritten")
+        for micro in micros:
+            self.demand((micro, stage) in worker.kept, "backward before its forward")
+            cell, value = worker.kept.pop((micro, stage))
+            self.demand(cell.value == value, f"the activations of {micro} on {stage} were overwritten")
+            worker.gradients[micro, stage] += 1
         if stage < self.stages - 1:
-            self.input(worker, "grad", micro, stage + 1, stage)
-        worker.gradients[micro, stage] += 1
-        worker.outputs["grad", micro, stage] = (Cell(("grad", micro, stage)), ("grad", micro, stage))
+            self.input(worker, "grad", micros, stage + 1, stage)
+        worker.outputs["grad", micros, stage] = (Cell(("grad", micros, stage)), ("grad", micros, stage))
 
     def launch(self, worker: Worker, stage: int) -> None:
         self.demand(worker.number in self.members[stage], f"worker {worker.number} does not hold {stage}")

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.ranks import Job, Outcome, compiled, run_all
+from tests.e2e.ranks import MODELS, Job, Outcome, compiled, run_all, torchrun
 
 SCHEMES = Path(__file__).resolve().parent / "schemes"
 LIBRARY = ("gpipe", "dapple", "gems", "chimera")
+SECTION_3_5 = ("chimera_doubling", "chimera_halving")
 
 pytestmark = pytest.mark.e2e
 
@@ -29,8 +30,26 @@ def four_ranks(folder: Path) -> Iterator[Job]:
         directory = compiled(folder, "chimera", D=4, **parameters)
         yield Job(f"bidirectional-{parameters}", directory)
     yield Job("alone", compiled(folder, "dapple", D=1, N=2), ("--check-only", "--micro-batch-size", "2"))
-    for scheme in ("wave", "shared", "crossed"):
+    for scheme in ("wave", "shared", "crossed", "recompute"):
         yield Job(scheme, compiled(folder, str(SCHEMES / f"{scheme}.chim")))
+    yield from several_at_once(folder)
+
+
+def several_at_once(folder: Path) -> Iterator[Job]:
+    """Operations over several micro-batches: one by one for the model with dropout, at once for the one without."""
+    for scheme in SECTION_3_5:
+        directory = compiled(folder, scheme, D=4, N=12)
+        arguments = ("--check", "--steps", "2", "--micro-batch-size", "2", "--metrics", str(folder / f"{scheme}.json"))
+        yield Job(f"{scheme}-D4", directory, arguments)
+        yield Job(f"{scheme}-plain", directory, ("--check-only", "--micro-batch-size", "2"), "plain.py")
+        two = compiled(folder, scheme, D=2, N=4)
+        yield Job(f"{scheme}-D2-W2", two, ("--check-only", "--seed", "7", "--micro-batch-size", "4"))
+        rehearse = ("--rehearse", "F=0.002,B=0.004", "--steps", "2", "--micro-batch-size", "2")
+        yield Job(f"{scheme}-rehearsed", directory, rehearse)
+    groups = compiled(folder, str(SCHEMES / "groups.chim"))
+    yield Job("groups", groups, ("--check", "--steps", "2"))
+    yield Job("groups-plain", groups, ("--check-only", "--micro-batch-size", "3"), "plain.py")
+    yield Job("recompute-plain", compiled(folder, str(SCHEMES / "recompute.chim"), N=8), model="plain.py")
 
 
 def eight_ranks(folder: Path) -> Iterator[Job]:
@@ -79,7 +98,24 @@ def weights(folder: Path, scheme: str) -> dict[str, set[tuple[str, ...]]]:
 def test_four_ranks_compute_the_gradients_of_one_process(four: tuple[Path, dict[str, Outcome]]) -> None:
     for name, outcome in four[1].items():
         outcome.assert_passed()
-        assert "check: passed" in outcome.said[0], name
+        assert "check: passed" in outcome.said[0] or name.endswith("-rehearsed"), name
+
+
+def test_stages_run_several_micro_batches_at_once_exactly_if_that_changes_nothing(
+    four: tuple[Path, dict[str, Outcome]],
+) -> None:
+    """Rank 0 says once of each stage that recomputes why it does not; the others say nothing."""
+    said = {name: [text.count("one micro-batch at a time") for text in each.said] for name, each in four[1].items()}
+    assert said["chimera_doubling-D4"] == [4, 0, 0, 0]
+    assert said["chimera_doubling-plain"] == said["chimera_halving-D4"] == said["groups-plain"] == [0, 0, 0, 0]
+    assert said["groups"] == [2, 0, 0, 0]
+    assert "stage 2 draws random numbers" in four[1]["chimera_doubling-D4"].said[0]
+
+
+def test_an_odd_micro_batch_has_no_halves(tmp_path: Path) -> None:
+    done = torchrun(compiled(tmp_path, "chimera_halving", D=2, N=2), 2, "--model", str(MODELS / "zoo.py"))
+    assert done.returncode != 0
+    assert "--micro-batch-size 1: chimera_halving(D=2, N=2) cuts every micro-batch into 2 halves" in done.stderr
 
 
 def test_eight_ranks_compute_the_gradients_of_one_process(eight: tuple[Path, dict[str, Outcome]]) -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -63,23 +64,67 @@ def random_plan(seed: int, trouble: float) -> Plan:
     header = _header(
         workers, stages, [([rng.randrange(workers) for _ in range(stages)], part) for part in parts], micro_batches
     )
+    halves = micro_batches % 2 == 0 and rng.random() < 0.3
+    header = replace(header, pipes=tuple(_recomputing(pipe, rng) for pipe in header.pipes), halves=halves)
+    forwards, backwards = _groups(header, rng), _groups(header, rng)
     clock = 0
     planned = []
-    ready: list[Compute] = [Forward((Micro(m),), Stage(0)) for m in range(micro_batches)]
+    ready: list[Compute] = [Forward(group, Stage(0)) for group in forwards]
+    done: set[Micro] = set()
     while ready:
         operation = ready.pop(rng.randrange(len(ready)))
-        (micro,), stage = operation.micros, operation.stage
+        group, stage = operation.micros, operation.stage
         late = rng.randrange(-30, 30) if rng.random() < trouble else 0
         origin = Span(10 * len(planned), 10 * len(planned) + 5)
-        where = header.worker(micro, stage)
-        planned.append(Planned(Clock(clock + late), where, type(operation)((micro,), stage, origin)))
+        where = header.worker(group[0], stage)
+        planned.append(Planned(Clock(clock + late), where, type(operation)(group, stage, origin)))
         clock += rng.randint(1, 2)
-        if isinstance(operation, Forward):
-            last = stage == stages - 1
-            ready.append(Backward((micro,), stage) if last else Forward((micro,), Stage(stage + 1)))
-        elif stage > 0:
-            ready.append(Backward((micro,), Stage(stage - 1)))
+        if isinstance(operation, Backward):
+            ready += [Backward(group, Stage(stage - 1))] if stage > 0 else []
+        elif stage < stages - 1:
+            ready.append(Forward(group, Stage(stage + 1)))
+        else:
+            before, done = done, done | set(group)
+            ready += [Backward(each, stage) for each in backwards if set(each) <= done and not set(each) <= before]
     rng.shuffle(planned)
+    return Plan(header, tuple(planned))
+
+
+def _recomputing(pipe: Pipe, rng: random.Random) -> Pipe:
+    share = rng.choice([0.0, 0.0, 0.5, 1.0])
+    return replace(pipe, recompute=tuple(Stage(s) for s in range(len(pipe.workers)) if rng.random() < share))
+
+
+def _groups(header: Header, rng: random.Random) -> list[tuple[Micro, ...]]:
+    """The micro-batches of every pipe, often one by one, sometimes several in an operation."""
+    most = rng.choice([1, 1, 2, 3])
+    groups: list[tuple[Micro, ...]] = []
+    for pipe in header.pipes:
+        left = list(pipe.micros)
+        while left:
+            size = rng.randint(1, most)
+            groups.append(tuple(left[:size]))
+            left = left[size:]
+    return groups
+
+
+def doubled(depth: int, units: int) -> Plan:
+    """Section 3.5, forward doubling: two directions, forwards over two micro-batches, backwards over one."""
+    half, unit = depth // 2, 2 * depth
+    down = [m for m in range(units * unit) if m % unit < depth]
+    up = [m for m in range(units * unit) if m % unit >= depth]
+    placements = [list(range(depth)), list(reversed(range(depth)))]
+    header = _header(depth, depth, zip(placements, [down, up], strict=True), units * unit)
+    planned = []
+    for pipe in header.pipes:
+        for index in range(0, len(pipe.micros), 2):
+            start = 4 * (index // 2 % half) + 4 * depth * (index // 2 // half)
+            pair = pipe.micros[index : index + 2]
+            for s, worker in enumerate(pipe.workers):
+                planned.append(Planned(Clock(start + 2 * s), worker, Forward(pair, Stage(s))))
+                for i, micro in enumerate(pair):
+                    clock = Clock(start + 4 * depth - 2 - 2 * s + i)
+                    planned.append(Planned(clock, worker, Backward((micro,), Stage(s))))
     return Plan(header, tuple(planned))
 
 

@@ -15,11 +15,12 @@ from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
 from chimera_ir.verify.verify import verify_program
 from tests.executor import verdicts
-from tests.property.programs import one_direction, random_plan, two_directions
+from tests.property.programs import doubled, one_direction, random_plan, two_directions
 
 PROGRAMS = {
     "one direction": lower(order(one_direction(3, 4))),
     "two directions": lower(order(two_directions(4, 4))),
+    "doubled": lower(order(doubled(2, 1))),
     "two units": lower(order(two_directions(2, 4)), 2),
     **{f"random {seed}": lower(order(random_plan(seed, 0.0))) for seed in range(12)},
 }
@@ -27,6 +28,8 @@ PROGRAMS = {
 RULES = {
     "CH30": "complete, placed",
     "CH310": "acyclic",
+    "CH312": "groups",
+    "CH313": "groups",
     "CH401": "missing",
     "CH402": "redundant",
     "CH403": "misplaced",
@@ -46,10 +49,12 @@ RIGHT = {
     "duplicated": {"complete, placed", "redundant"},
     "peer": {"wrong peer"},
     "slot": {"slot in use", "slot too high"},
-    "stage": {"complete, placed", "missing", "unknown message", "redundant", "not held", "misplaced"},
-    "micro": {"complete, placed", "missing", "unknown message", "redundant"},
-    "swapped": set(RULES.values()) - {"complete, placed", "missing", "redundant", "wrong peer", "slot too high"},
-    "moved": set(RULES.values()) - {"complete, placed", "missing", "redundant", "wrong peer", "slot too high"},
+    "stage": {"complete, placed", "groups", "missing", "unknown message", "redundant", "not held", "misplaced"},
+    "micro": {"complete, placed", "groups", "missing", "unknown message", "redundant"},
+    "swapped": set(RULES.values())
+    - {"complete, placed", "groups", "missing", "redundant", "wrong peer", "slot too high"},
+    "moved": set(RULES.values())
+    - {"complete, placed", "groups", "missing", "redundant", "wrong peer", "slot too high"},
     "elsewhere": {"complete, placed", "missing", "unknown message", "not held", "redundant"},
 }
 """For every mutation the rules that may reject it."""
@@ -118,11 +123,24 @@ def retargeted(program: Program, each: Instruction) -> Iterator[tuple[str, Instr
                     yield "stage", replace(each, message=replace(each.message, **{end: Stage(stage)}))
     if isinstance(each, AllReduce | WaitAllReduce | Step):
         return
+    for micros in regrouped(each.message.micros if hasattr(each, "message") else each.micros):
+        if hasattr(each, "message"):
+            yield "micro", replace(each, message=replace(each.message, micros=micros))
+        else:
+            yield "micro", replace(each, micros=micros)
     for micro in range(-1, header.micro_batches + 1):
         if hasattr(each, "message") and each.message.micros != (micro,):
             yield "micro", replace(each, message=replace(each.message, micros=(Micro(micro),)))
         if hasattr(each, "micros") and each.micros != (micro,):
             yield "micro", replace(each, micros=(Micro(micro),))
+
+
+def regrouped(micros: tuple[Micro, ...]) -> Iterator[tuple[Micro, ...]]:
+    """Other groups of the same micro-batches."""
+    if len(micros) > 1:
+        yield micros[::-1]
+        yield micros[:-1]
+        yield (*micros, micros[0])
 
 
 def rules(program: Program) -> set[str]:

@@ -154,7 +154,9 @@ def relaxed(schedule: Schedule, costs: Costs) -> dict[Place, Fraction]:
     while changed:
         changed = False
         for after in at:
-            start = max((starts[b] + costs.duration(at[b], schedule.header) for b in before[after]), default=Fraction(0))
+            start = max(
+                (starts[b] + costs.duration(at[b], schedule.header) for b in before[after]), default=Fraction(0)
+            )
             changed |= start != starts[after]
             starts[after] = start
     return starts
