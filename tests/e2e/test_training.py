@@ -30,7 +30,7 @@ def four_ranks(folder: Path) -> Iterator[Job]:
         directory = compiled(folder, "chimera", D=4, **parameters)
         yield Job(f"bidirectional-{parameters}", directory)
     yield Job("alone", compiled(folder, "dapple", D=1, N=2), ("--check-only", "--micro-batch-size", "2"))
-    for scheme in ("wave", "shared", "crossed", "recompute"):
+    for scheme in ("wave", "shared", "crossed", "again"):
         yield Job(scheme, compiled(folder, str(SCHEMES / f"{scheme}.chim")))
     yield from several_at_once(folder)
 
@@ -49,7 +49,7 @@ def several_at_once(folder: Path) -> Iterator[Job]:
     groups = compiled(folder, str(SCHEMES / "groups.chim"))
     yield Job("groups", groups, ("--check", "--steps", "2"))
     yield Job("groups-plain", groups, ("--check-only", "--micro-batch-size", "3"), "plain.py")
-    yield Job("recompute-plain", compiled(folder, str(SCHEMES / "recompute.chim"), N=8), model="plain.py")
+    yield Job("again-plain", compiled(folder, str(SCHEMES / "again.chim"), N=8), model="plain.py")
 
 
 def eight_ranks(folder: Path) -> Iterator[Job]:
