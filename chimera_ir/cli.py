@@ -80,7 +80,7 @@ def _list(context: click.Context, _: click.Parameter, wanted: bool) -> None:
         return
     names = library.names()
     width = max(map(len, names))
-    _print("".join(f"{name:<{width}}  {library.summary(name)}\n" for name in names))
+    _print("".join(f"{name:<{width}}  ({library.parameters(name)}) {library.summary(name)}\n" for name in names))
     context.exit()
 
 

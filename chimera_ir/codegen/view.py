@@ -65,7 +65,6 @@ def title(header: Header) -> str:
 def job_view(program: Program) -> JobView:
     """What train.py says of a program."""
     header = program.header
-    links = sorted({(w, i.to) for w, lane in enumerate(program.lanes) for i in lane if isinstance(i, Send)})
     return JobView(
         title=title(header),
         name=repr(title(header)),
@@ -73,8 +72,18 @@ def job_view(program: Program) -> JobView:
         stages=header.stages,
         micro_batches=header.micro_batches,
         pipes=tuple(PipeView(pipe.name, repr(pipe.workers)) for pipe in header.pipes),
-        links=repr(tuple(links)),
+        links=_links(program),
     )
+
+
+def _links(program: Program) -> str:
+    """Who sends to whom, as a Python literal with a line for each sender."""
+    rows = []
+    for worker, lane in enumerate(program.lanes):
+        receivers = sorted({instruction.to for instruction in lane if isinstance(instruction, Send)})
+        if receivers:
+            rows.append(f"        {', '.join(f'({worker}, {receiver})' for receiver in receivers)},\n")
+    return f"(\n{''.join(rows)}    )" if rows else "()"
 
 
 def rank_view(program: Program, worker: Worker) -> RankView:
