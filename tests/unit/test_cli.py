@@ -223,7 +223,7 @@ def test_a_file_without_permission_is_status_two(run: Run, tmp_path: Path, monke
         (["N=0"], "does not hold"),
         (["D=3"], "must split evenly"),
         (["f=3"], "must split evenly"),
-        (["N=1250000"], "10,000,000 operations, and the limit is 2,000,000"),
+        (["N=1250000"], "10,000,000 operations, and the limit is 1,000,000"),
         (["N=" + "9" * 18], "the limit is"),
         (["D=100000000000000000"], "the limit is"),
     ],

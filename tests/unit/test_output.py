@@ -108,7 +108,7 @@ def test_a_replacement_that_fails_at_the_last_moment_brings_the_old_one_back(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("shutil.copy2", fail)
+    monkeypatch.setattr("chimera_ir.output._carry_over", fail)
     assert run("chimera", "--out", "o").status != 0
     assert contents(tmp_path) == before
     assert [path.name for path in tmp_path.iterdir()] == ["o"]
