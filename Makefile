@@ -28,7 +28,7 @@ check: $(READY)
 	cd templates && ../$(BIN)/mypy --strict --python-version 3.11 runtime.py support
 
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest tests chimera_ir --doctest-modules --ignore=tests/e2e/models
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

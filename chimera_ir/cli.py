@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,6 +34,7 @@ from chimera_ir.verify.verify import Verified
 WRONG_TEXT = 1
 WRONG_COMMAND = 2
 OUR_FAULT = 70
+INTERRUPTED = 130
 
 _WIDE = 160
 
@@ -80,7 +82,7 @@ def _list(context: click.Context, _: click.Parameter, wanted: bool) -> None:
         return
     names = library.names()
     width = max(map(len, names))
-    _print("".join(f"{name:<{width}}  {library.summary(name)}\n" for name in names))
+    _print("".join(f"{name:<{width}}  ({library.parameters(name)}) {library.summary(name)}\n" for name in names))
     context.exit()
 
 
@@ -113,7 +115,8 @@ def compile_command(
 
     SCHEME is a .chim file, an IR text (.sir) or the name of a library scheme (--list).
 
-    Exit status: 0 compiled and verified, 1 something is wrong in the text, 2 on the command line, 70 in the compiler.
+    Exit status: 0 compiled and verified, 1 something is wrong in the text, 2 on the command line, 70 in the compiler;
+    130 interrupted.
     """
     source = _source(scheme)
     is_ir = source.name.endswith(".sir")
@@ -231,14 +234,25 @@ def main() -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        compile_command.main(prog_name="chimera-compile", standalone_mode=True)
+        status = compile_command.main(prog_name="chimera-compile", standalone_mode=False)
+    except click.ClickException as error:
+        _tell(error.show)
+        status = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        status = INTERRUPTED
     except SystemExit as end:
-        sys.exit(end.code)
+        status = end.code
     except BrokenPipeError:
         sys.stderr.close()
-        sys.exit(0)
+        status = 0
     except Exception:
         traceback.print_exc()
         click.echo("chimera-compile: this is a fault of the compiler, not of your scheme; please report it", err=True)
-        sys.exit(OUR_FAULT)
-    sys.exit(0)
+        status = OUR_FAULT
+    sys.exit(status)
+
+
+def _tell(show: Callable[[], None]) -> None:
+    """Shows an error, to whoever still listens."""
+    with suppress(BrokenPipeError):
+        show()

@@ -23,7 +23,7 @@ from chimera_ir.syntax.parser import parse
 from chimera_ir.verify.erase import schedule_of
 from chimera_ir.verify.verify import Verified, verify_plan, verify_program, verify_schedule
 
-MAX_OPERATIONS = 2_000_000
+MAX_OPERATIONS = 1_000_000
 """How many compute operations a scheme may ask for, unless the user raises it."""
 
 

@@ -78,12 +78,20 @@ def _replace(target: Path, fresh: Path) -> None:
         for path in _foreign(old):
             destination = fresh / path.relative_to(old)
             destination.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, destination, follow_symlinks=False)
+            _carry_over(path, destination)
         fresh.rename(target)
     except BaseException:
         old.rename(target)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _carry_over(path: Path, destination: Path) -> None:
+    """Puts a file in a second place, without a copy where the file system allows it: a checkpoint may be large."""
+    try:
+        os.link(path, destination, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(path, destination, follow_symlinks=False)
 
 
 def _foreign(directory: Path) -> list[Path]:

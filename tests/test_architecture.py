@@ -30,7 +30,7 @@ IMPORTS = {
     "cost": {"ir", "graph"},
     "picture": {"cost", "ir", "resources"},
     "codegen": {"ir", "resources", "verify"},
-    "library": {"source", "resources"},
+    "library": {"source", "resources", "syntax"},
     "driver": {
         *("source", "diagnostics", "syntax", "elaborate", "ir", "lower", "graph", "verify", "cost", "picture"),
         *("codegen", "library"),

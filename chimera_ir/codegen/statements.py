@@ -130,7 +130,7 @@ def _forward(header: Header, worker: Worker, forward: Forward) -> tuple[str, ...
     states = [_name("f", [micro], stage) for micro in micros]
     last = stage == header.stages - 1
     if header.recomputes(micros[0], stage):
-        return (_keeping(header, worker, forward, states, last),)
+        return _keeping(header, worker, forward, states, last)
     if len(micros) == 1:
         return (_plain(stage, micros[0], states[0], _inputs(header, worker, forward), last),)
     inputs = _inputs_apart(header, worker, forward)
@@ -146,21 +146,21 @@ def _plain(stage: Stage, micro: Micro, state: str, inputs: str, last: bool) -> s
     return f"{state} = stage{stage}.forward({micro}, {inputs})"
 
 
-def _keeping(header: Header, worker: Worker, forward: Forward, states: list[str], last: bool) -> str:
+def _keeping(header: Header, worker: Worker, forward: Forward, states: list[str], last: bool) -> tuple[str, ...]:
     """A forward that keeps nothing but its input, over one micro-batch or several at once."""
     micros, stage = forward.micros, forward.stage
     inputs, outputs = _inputs(header, worker, forward), _name("y", micros, stage)
+    targets = [f"lane.target({micro})" for micro in micros]
     if len(micros) == 1:
         if last:
-            return (
-                f"{states[0]} = stage{stage}.forward_loss_keep_input({micros[0]}, {inputs}, lane.target({micros[0]}))"
-            )
-        return f"{states[0]}, {outputs} = stage{stage}.forward_keep_input({micros[0]}, {inputs})"
+            call = f"forward_loss_keep_input({micros[0]}, {inputs}, {targets[0]})"
+            return (f"{states[0]} = stage{stage}.{call}",)
+        return (f"{states[0]}, {outputs} = stage{stage}.forward_keep_input({micros[0]}, {inputs})",)
     numbers = _all([str(micro) for micro in micros])
     if last:
-        targets = _all([f"lane.target({micro})" for micro in micros])
-        return f"{', '.join(states)} = stage{stage}.forward_loss_keep_inputs({numbers}, {inputs}, {targets})"
-    return f"{_all(states)}, {outputs} = stage{stage}.forward_keep_inputs({numbers}, {inputs})"
+        opening = f"{', '.join(states)} = stage{stage}.forward_loss_keep_inputs("
+        return (opening, f"    {numbers}, {inputs}, {_all(targets)}", ")")
+    return (f"{_all(states)}, {outputs} = stage{stage}.forward_keep_inputs(", f"    {numbers}, {inputs}", ")")
 
 
 def _inputs(header: Header, worker: Worker, forward: Forward) -> str:

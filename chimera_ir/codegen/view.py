@@ -9,6 +9,9 @@ from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import Backward, Forward, Instruction, Message, Recv, Send
 from chimera_ir.ir.text.printer import line as instruction_line
 
+_COLUMN = 74
+"""How long a statement may be to have its comment in line with the others."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankView:
@@ -58,7 +61,6 @@ def title(header: Header) -> str:
 def job_view(program: Program) -> JobView:
     """What train.py says of a program."""
     header = program.header
-    links = sorted({(w, i.to) for w, lane in enumerate(program.lanes) for i in lane if isinstance(i, Send)})
     return JobView(
         title=title(header),
         name=repr(title(header)),
@@ -69,7 +71,7 @@ def job_view(program: Program) -> JobView:
         recomputing=repr(tuple(sorted({int(stage) for pipe in header.pipes for stage in pipe.recompute}))),
         grouped=repr(_grouped(program)),
         pipes=tuple(PipeView(pipe.name, repr(pipe.workers)) for pipe in header.pipes),
-        links=repr(tuple(links)),
+        links=_links(program),
     )
 
 
@@ -82,6 +84,16 @@ def _grouped(program: Program) -> tuple[int, ...]:
         if isinstance(each, Forward | Backward) and len(each.micros) > 1
     }
     return tuple(sorted(found))
+
+
+def _links(program: Program) -> str:
+    """Who sends to whom, as a Python literal with a line for each sender."""
+    rows = []
+    for worker, lane in enumerate(program.lanes):
+        receivers = sorted({instruction.to for instruction in lane if isinstance(instruction, Send)})
+        if receivers:
+            rows.append(f"        {', '.join(f'({worker}, {receiver})' for receiver in receivers)},\n")
+    return f"(\n{''.join(rows)}    )" if rows else "()"
 
 
 def rank_view(program: Program, worker: Worker) -> RankView:
@@ -106,7 +118,7 @@ def rank_view(program: Program, worker: Worker) -> RankView:
 def _lines(header: Header, worker: Worker, lane: tuple[Instruction, ...], rooms: Rooms) -> tuple[str, ...]:
     """The statements, the program's lines as comments beside the first of each, and what is let go between them."""
     codes = [statements(header, worker, instruction, rooms) for instruction in lane]
-    width = max((len(code[0]) for code, _ in codes), default=0)
+    width = max((len(code[0]) for code, _ in codes if len(code[0]) <= _COLUMN), default=0)
     lines: list[str] = []
     for instruction, (code, spent) in zip(lane, codes, strict=True):
         lines.append(f"{code[0]:<{width}}  # {instruction_line(instruction)}")

@@ -29,7 +29,11 @@ def joined(values: Sequence[Any]) -> Any:
 
 def parts(value: Any, count: int) -> list[Any]:
     """A value as several of the same structure, equal parts along dimension 0."""
-    return [_together([value], lambda tensors, i=i: tensors[0].chunk(count)[i]) for i in range(count)]  # type: ignore[misc]
+
+    def part(i: int) -> Any:
+        return _together([value], lambda tensors: tensors[0].chunk(count)[i])
+
+    return [part(i) for i in range(count)]
 
 
 def _together(values: Sequence[Any], make: Callable[[Any], torch.Tensor]) -> Any:

@@ -22,7 +22,7 @@ from chimera_ir.source import Span
 
 _LIMITS = {"WORKERS": 1 << 16, "STAGES": 1 << 16, "MICRO_BATCHES": 1 << 20}
 _WORDS = {"WORKERS": "workers", "STAGES": "stages", "MICRO_BATCHES": "micro_batches", "PIPE": "pipe"}
-_DIGITS = 16
+_DIGITS = 20
 _LARGEST = 10 ** (_DIGITS - 1) - 1
 _NUMBERS = re.compile("-?[0-9]+")
 

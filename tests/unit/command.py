@@ -1,0 +1,48 @@
+"""Calling chimera-compile from a test, in this process or as one of its own."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+TINY = """\
+scheme tiny(D = 2)
+workers D
+pipe p {
+  stages s in 0..D on s
+  micros m in 0..1
+  F(m, s) @ s
+  B(m, s) @ 2*D-1 - s
+}
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a call of chimera-compile ended, and what it said."""
+
+    status: int
+    out: str
+    err: str
+
+    def assert_refused(self, status: int, *words: str) -> None:
+        assert self.status == status, self
+        assert self.out == ""
+        assert "Traceback" not in self.err
+        for word in words:
+            assert word in self.err
+
+
+Run = Callable[..., Ended]
+
+
+def shell(*arguments: str, **options: object) -> subprocess.CompletedProcess[bytes]:
+    """Calls the program as a process of its own."""
+    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": 60, "check": False} | options
+    return subprocess.run([str(Path(sys.executable).parent / "chimera-compile"), *arguments], **settings)  # type: ignore[call-overload, no-any-return]
+
+
+def contents(folder: Path) -> Mapping[str, bytes]:
+    """Every file below a folder, hidden ones included."""
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}

@@ -1,0 +1,339 @@
+"""The command line as users and scripts meet it: what it accepts and prints, and how it ends."""
+
+import json
+import os
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from chimera_ir import driver, library
+from chimera_ir.cli import OUR_FAULT, WRONG_COMMAND, WRONG_TEXT
+from chimera_ir.driver import Level
+from tests.unit.command import TINY, Run, contents, shell
+
+LEVELS = [level.value for level in Level]
+MIDDLE = Path(__file__).resolve().parent.parent / "errors" / "middle"
+
+
+# What is accepted, and what is printed.
+
+
+@pytest.mark.parametrize("scheme", library.names())
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_level_of_every_library_scheme_prints_and_writes_nothing(
+    run: Run, tmp_path: Path, scheme: str, level: str
+) -> None:
+    ended = run(scheme, "--emit", level)
+    assert (ended.status, ended.err) == (0, "")
+    assert scheme in ended.out
+    assert ended.out.endswith("\n")
+    assert contents(tmp_path) == {}
+
+
+@pytest.mark.parametrize("scheme", library.names())
+@pytest.mark.parametrize("level", ["plan", "schedule", "program"])
+def test_a_level_read_back_from_its_text_gives_the_same_program_and_report(
+    run: Run, tmp_path: Path, scheme: str, level: str
+) -> None:
+    (tmp_path / "level.sir").write_text(run(scheme, "--emit", level).out)
+    for wanted in ("program", "report"):
+        assert run("level.sir", "--emit", wanted) == run(scheme, "--emit", wanted)
+
+
+@pytest.mark.parametrize("scheme", library.names())
+def test_the_syntax_tree_read_back_from_its_text_gives_the_same_everything(
+    run: Run, tmp_path: Path, scheme: str
+) -> None:
+    (tmp_path / "again.chim").write_text(run(scheme, "--emit", "ast").out)
+    for wanted in LEVELS:
+        assert run("again.chim", "--emit", wanted) == run(scheme, "--emit", wanted)
+
+
+def test_a_text_enters_at_its_level_and_has_none_below(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "p.sir").write_text(run("dapple", "--emit", "schedule").out)
+    for level in ("ast", "plan"):
+        run("p.sir", "--emit", level).assert_refused(WRONG_COMMAND, "enters below that level")
+
+
+def test_a_compilation_from_the_written_program_writes_the_same_directory(run: Run, tmp_path: Path) -> None:
+    assert run("chimera", "--set", "N=6").status == 0
+    assert run("chimera.out/schedule.sir", "--out", "again").status == 0
+    assert contents(tmp_path / "again") == contents(tmp_path / "chimera.out")
+
+
+CONTRACT = json.loads("""
+    {"scheme": "chimera", "parameters": {"D": 4, "N": 4, "f": 1}, "workers": 4, "stages": 4, "micro_batches": 4,
+     "pipelines": 2,
+     "critical_path": {"C_f": 4, "C_b": 6}, "makespan": 16, "bubble_ratio": 0.25, "clock_span": 10,
+     "weights": [2, 2, 2, 2], "activations": [3, 4, 4, 3], "stashed_inputs": [0, 0, 0, 0],
+     "baseline": {"makespan": 21, "bubble_ratio": 0.42857142857142855},
+     "verified": {"complete": true, "placed": true, "conflict_free": true, "acyclic": true, "channels": true,
+                  "gradients": true, "versions": true, "memory": true}}
+""")
+"""The example of the contract, word by word; keys may be added, none renamed or dropped."""
+
+
+def test_the_report_says_what_the_contract_shows(run: Run, tmp_path: Path) -> None:
+    emitted = run("chimera", "--set", "D=4", "--set", "N=4", "--emit", "report")
+    said = json.loads(emitted.out)
+    assert {key: said[key] for key in CONTRACT if key != "baseline"} == {
+        key: value for key, value in CONTRACT.items() if key != "baseline"
+    }
+    assert CONTRACT["baseline"].items() <= said["baseline"].items()
+    assert list(said)[: len(CONTRACT)] == list(CONTRACT)
+    assert all(isinstance(said[key], int) for key in ("makespan", "clock_span", "workers"))
+    assert run("chimera", "--out", "o").status == 0
+    assert (tmp_path / "o" / "report.json").read_text() == emitted.out
+
+
+@pytest.mark.parametrize(
+    ("costs", "makespan"),
+    [
+        ({}, Fraction(16)),
+        ({"F": "1", "B": "3"}, Fraction(4 + 6 * 3)),
+        ({"F": "0.1", "B": "0.2"}, Fraction(16, 10)),
+        ({"F": "1/3", "B": "2/3"}, Fraction(16, 3)),
+        ({"B": "2.50"}, Fraction(19)),
+        ({"I": "7", "W": ".5"}, Fraction(16)),
+    ],
+)
+def test_costs_are_integers_decimals_or_fractions_and_exact(
+    run: Run, costs: dict[str, str], makespan: Fraction
+) -> None:
+    options = [word for kind, value in costs.items() for word in ("--cost", f"{kind}={value}")]
+    assert json.loads(run("chimera", "--emit", "report", *options).out)["makespan"] == float(makespan)
+
+
+def test_parameters_come_from_set_and_the_rest_from_their_defaults(run: Run) -> None:
+    ended = run("chimera", "--set", "D=8", "--set", "f=2", "--emit", "report")
+    assert json.loads(ended.out)["parameters"] == {"D": 8, "N": 8, "f": 2}
+
+
+def test_the_list_names_every_library_scheme_with_a_summary(run: Run) -> None:
+    lines = run("--list").out.splitlines()
+    assert [line.split()[0] for line in lines] == list(library.names())
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+def test_a_file_of_another_editor_is_read_alike(run: Run, tmp_path: Path) -> None:
+    text = library.source("chimera").text
+    (tmp_path / "windows.chim").write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    assert run("windows.chim", "--emit", "program") == run("chimera", "--emit", "program")
+
+
+def test_results_go_to_standard_output_and_diagnostics_to_standard_error(run: Run) -> None:
+    warned = run(MIDDLE / "falling_clock_without_a_cycle.chim", "--emit", "report")
+    assert warned.status == 0
+    assert warned.err.startswith("warning[")
+    assert "warning" not in warned.out
+    assert json.loads(warned.out)["verified"]["acyclic"]
+    run(MIDDLE / "falling_clock_with_a_cycle.chim", "--emit", "report").assert_refused(WRONG_TEXT, "error[")
+
+
+def test_a_compilation_says_what_it_wrote_and_how_to_run_it(run: Run) -> None:
+    ended = run("gems", "--set", "D=2", "--out", "some/where")
+    assert (ended.status, ended.err) == (0, "")
+    assert "wrote some/where" in ended.out
+    assert "torchrun --nproc-per-node=2 some/where/train.py" in ended.out
+    assert "\x1b" not in ended.out
+
+
+# What is refused: the command line (2), the text (1), ourselves (70).
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "Missing argument"),
+        (["chimera", "--nonsense"], "No such option"),
+        (["chimera", "dapple"], "unexpected extra argument"),
+        (["nosuch"], "no library scheme is called 'nosuch'"),
+        (["Chimera"], "no library scheme"),
+        ([""], "no library scheme"),
+        (["nosuch.chim"], "No such file"),
+        (["nosuch.sir"], "No such file"),
+        (["some/where"], "ends in .chim"),
+        (["."], "no library scheme"),
+        (["/"], "no library scheme"),
+        (["/dev/null/x.chim"], "Not a directory"),
+        (["x" * 300 + ".chim"], "File name too long"),
+        (["chimera", "--emit", "nonsense"], "--emit"),
+        (["chimera", "--set", "D"], "NAME=INTEGER"),
+        (["chimera", "--set", "D=abc"], "NAME=INTEGER"),
+        (["chimera", "--set", "D="], "NAME=INTEGER"),
+        (["chimera", "--set", "=4"], "NAME=INTEGER"),
+        (["chimera", "--set", "D=4.0"], "NAME=INTEGER"),
+        (["chimera", "--set", "D=0x4"], "NAME=INTEGER"),
+        (["chimera", "--set", "D=--4"], "NAME=INTEGER"),
+        (["chimera", "--set", "D=\u0664"], "NAME=INTEGER"),
+        (["chimera", "--set", "D=" + "9" * 5000], "at most 18 digits"),
+        (["chimera", "--set", "D=4", "--set", "D=4"], "given twice"),
+        (["chimera", "--set", "X=1"], "no parameter X"),
+        (["chimera", "--set", "d=4"], "did you mean D?"),
+        (["chimera", "--cost", "F"], "KIND=COST"),
+        (["chimera", "--cost", "Q=1"], "KIND=COST"),
+        (["chimera", "--cost", "F=0"], "greater than 0"),
+        (["chimera", "--cost", "F=-1"], "not '-1'"),
+        (["chimera", "--cost", "F=1/0"], "not '1/0'"),
+        (["chimera", "--cost", "F=nan"], "not 'nan'"),
+        (["chimera", "--cost", "F=1e9"], "not '1e9'"),
+        (["chimera", "--cost", "F=" + "9" * 5000], "not '999"),
+        (["chimera", "--cost", "B=2", "--cost", "B=3"], "given twice"),
+        (["chimera", "--max-operations", "0"], "--max-operations"),
+        (["chimera", "--max-operations", "many"], "--max-operations"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_a_wrong_command_line_is_status_two_and_says_what_is_wrong(
+    run: Run, tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    run(*arguments).assert_refused(WRONG_COMMAND, words)
+    assert contents(tmp_path) == {}
+
+
+def test_an_ir_text_has_no_parameters_to_set(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "p.sir").write_text(run("dapple", "--emit", "program").out)
+    run("p.sir", "--set", "D=8").assert_refused(WRONG_COMMAND, "--set")
+
+
+def test_a_file_that_cannot_be_read_is_status_two(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "folder.chim").mkdir()
+    run("folder.chim").assert_refused(WRONG_COMMAND, "folder.chim: Is a directory")
+    (tmp_path / "loop.chim").symlink_to("loop.chim")
+    run("loop.chim").assert_refused(WRONG_COMMAND, "loop.chim: Too many levels")
+    (tmp_path / "note.txt").write_text(TINY)
+    run("./note.txt").assert_refused(WRONG_COMMAND)
+
+
+def test_a_file_without_permission_is_status_two(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    run("mine.chim").assert_refused(WRONG_COMMAND, "mine.chim: Permission denied")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["D=0"], "does not hold"),
+        (["D=-4"], "does not hold"),
+        (["N=-1"], "does not hold"),
+        (["N=0"], "does not hold"),
+        (["D=3"], "must split evenly"),
+        (["f=3"], "must split evenly"),
+        (["N=1250000"], "10,000,000 operations, and the limit is 1,000,000"),
+        (["N=" + "9" * 18], "the limit is"),
+        (["D=100000000000000000"], "the limit is"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_values_that_the_scheme_does_not_allow_are_explained_at_its_lines(
+    run: Run, tmp_path: Path, settings: list[str], words: str
+) -> None:
+    options = [word for setting in settings for word in ("--set", setting)]
+    run("chimera", *options).assert_refused(WRONG_TEXT, words, "--> chimera.chim:", "help:")
+    assert contents(tmp_path) == {}
+
+
+def test_the_limit_on_operations_can_be_raised_as_the_message_says(run: Run) -> None:
+    size = ("chimera", "--set", "N=100", "--emit", "report")
+    run(*size, "--max-operations", "799").assert_refused(WRONG_TEXT, "`--max-operations 800`")
+    assert run(*size, "--max-operations", "800").status == 0
+
+
+BAD_TEXTS = {
+    "empty": b"",
+    "blank": b" \n\t\n",
+    "a comment": b"# nothing\n",
+    "binary": bytes(range(256)) * 64,
+    "not UTF-8": TINY.replace("tiny", "t\xefny").encode("latin-1"),
+    "nul": b"\0" * 1000,
+    "a megabyte of (": b"(" * 1_000_000,
+    "a megabyte of [": b"[" * 1_000_000,
+    "a megabyte of {}": b"{}" * 500_000,
+    "a megabyte on one line": b"scheme a(D = " + b"1+" * 500_000 + b"1)\n",
+    "a megabyte of quotes": b'"' * 1_000_000,
+    "deep brackets": b"scheme a(D = " + b"(" * 5_000 + b"1" + b")" * 5_000 + b")\nworkers D\n",
+    "deep minus": b"scheme a(D = " + b"-" * 20_000 + b"1)\n",
+    "deep if": b"scheme a(D = " + b"if 1 == 1 then " * 5_000 + b"1" + b" else 2" * 5_000 + b")\n",
+    "deep not": b"scheme a(D = 1)\nrequire " + b"not " * 20_000 + b'D > 0, "x"\n',
+    "deep call": b"scheme a(D = 1)\nlet x = " + b"min(1, " * 5_000 + b"1" + b")" * 5_000 + b"\n",
+}
+
+
+@pytest.mark.parametrize("ending", ["chim", "sir"])
+@pytest.mark.parametrize("text", BAD_TEXTS.values(), ids=BAD_TEXTS.keys())
+def test_what_is_no_scheme_ends_in_a_short_diagnostic(run: Run, tmp_path: Path, text: bytes, ending: str) -> None:
+    (tmp_path / f"bad.{ending}").write_bytes(text)
+    ended = run(f"bad.{ending}")
+    ended.assert_refused(WRONG_TEXT, "error[CH", f"--> bad.{ending}:", "help:")
+    assert len(ended.err) < 10_000
+    assert list(contents(tmp_path)) == [f"bad.{ending}"]
+
+
+def test_a_fault_of_ours_is_status_seventy_and_says_so(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> object:
+        raise AssertionError("a pass is broken")
+
+    monkeypatch.setattr(driver, "lower", fail)
+    for arguments in (["--emit", "program"], []):
+        ended = run("chimera", *arguments)
+        assert ended.status == OUR_FAULT
+        assert "a pass is broken" in ended.err
+        assert "fault of the compiler, not of your scheme" in ended.err
+    assert contents(tmp_path) == {}
+
+
+# As a process: what depends on the interpreter's start, its hash seed, its streams.
+
+
+def test_the_same_input_gives_the_same_bytes_whatever_the_hash_seed_and_the_place(tmp_path: Path) -> None:
+    written, said = [], []
+    for seed in ("1", "2"):
+        folder = tmp_path / f"folder{seed}"
+        folder.mkdir()
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        done = shell("chimera", "--set", "N=6", "--set", "f=2", "--out", "o", env=environment, cwd=folder)
+        assert (done.returncode, done.stderr) == (0, b"")
+        said.append(done.stdout)
+        written.append(contents(folder))
+    assert said[0] == said[1]
+    assert written[0] == written[1]
+
+
+def test_diagnostics_do_not_depend_on_the_hash_seed() -> None:
+    said = {
+        shell(str(file), env=os.environ | {"PYTHONHASHSEED": seed}).stderr
+        for seed in ("1", "2")
+        for file in (MIDDLE / "missing_lines.sir",)
+    }
+    assert len(said) == 1
+    assert said.pop().count(b"error[") >= 2
+
+
+@pytest.mark.parametrize("arguments", [("--emit", "program", "--set", "N=500"), ("--out", "o"), ("--list",)])
+def test_a_reader_who_leaves_early_causes_no_noise(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = shell("chimera", *arguments, stdout=writing, cwd=tmp_path)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (tmp_path / "o" / "train.py").is_file() == ("--out" in arguments)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_behind_standard_output_is_status_two(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = shell("chimera", "--emit", "program", stdout=full, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (WRONG_COMMAND, b"Error: standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_unicode_still_gets_a_report(tmp_path: Path, encoding: str) -> None:
+    done = shell("chimera", "--out", "o", env=os.environ | {"PYTHONIOENCODING": encoding}, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"makespan" in done.stdout
