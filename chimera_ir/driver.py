@@ -4,16 +4,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from chimera_ir import library
 from chimera_ir.codegen.render import scripts
+from chimera_ir.cost.launches import launches
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.report import report
-from chimera_ir.cost.simulate import Timeline, simulate
+from chimera_ir.cost.simulate import Timeline, simulate, ticks
 from chimera_ir.diagnostics.model import Diagnostic, raise_errors
 from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.ir.levels import Plan, Program, Schedule
 from chimera_ir.ir.text import parser as ir_parser
 from chimera_ir.ir.text.printer import show
-from chimera_ir.library import baseline
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
 from chimera_ir.picture import svg
@@ -77,7 +78,7 @@ def compile_ir(request: Request, warn: Warn) -> Iterator[Result]:
         case Schedule() as schedule:
             _pass_on(raise_errors(verify_schedule(schedule, None)), warn)
             yield Level.SCHEDULE, schedule
-            yield from _from_program(lower(schedule), request)
+            yield from _from_program(_lowered(schedule, request), request)
         case Program() as program:
             schedule = schedule_of(program)
             _pass_on(raise_errors(verify_schedule(schedule, None)), warn)
@@ -90,7 +91,12 @@ def _from_plan(plan: Plan, request: Request, warn: Warn) -> Iterator[Result]:
     _pass_on(raise_errors((*verify_plan(plan), *verify_schedule(schedule, plan))), warn)
     yield Level.PLAN, plan
     yield Level.SCHEDULE, schedule
-    yield from _from_program(lower(schedule), request)
+    yield from _from_program(_lowered(schedule, request), request)
+
+
+def _lowered(schedule: Schedule, request: Request) -> Program:
+    _, duration = ticks(schedule.header, request.costs)
+    return lower(schedule, duration=duration)
 
 
 def _from_program(program: Program, request: Request) -> Iterator[Result]:
@@ -98,13 +104,14 @@ def _from_program(program: Program, request: Request) -> Iterator[Result]:
     yield Level.PROGRAM, verified
     timeline: Timeline = simulate(verified.schedule, request.costs)
     yield Level.TIMELINE, timeline
-    yield Level.REPORT, report(verified.schedule, request.costs, _baseline(verified.schedule))
+    baseline = _baseline(verified.schedule)
+    yield Level.REPORT, report(verified.schedule, request.costs, baseline, launches(verified.program, timeline))
 
 
 def _baseline(schedule: Schedule) -> Schedule:
     """The baseline scheme on as many workers, with as many micro-batches."""
     workers, micro_batches = schedule.header.workers, schedule.header.whole_micro_batches
-    source, settings = baseline(workers, micro_batches)
+    source, settings = library.baseline(workers, micro_batches)
     plan, _ = elaborate(parse(source), settings, max_operations=2 * workers * micro_batches)
     return order(plan)
 
@@ -120,5 +127,5 @@ def files(verified: Verified, timeline: Timeline, report_json: str) -> dict[str,
         **scripts(verified),
         "schedule.sir": show(verified.program),
         "report.json": report_json,
-        "timeline.svg": svg.draw(timeline),
+        "timeline.svg": svg.draw(timeline, launches(verified.program, timeline)),
     }

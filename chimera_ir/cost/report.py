@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 
+from chimera_ir.cost.launches import Launched
 from chimera_ir.cost.memory import activations, stashed_inputs, weights
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.numbers import decimal, percent
@@ -43,10 +44,11 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A schedule's figures and the baseline's, in the same units, which rules hold, and remarks for the user."""
+    """A schedule's figures and the baseline's, in the same units, its launches, which rules hold, and remarks."""
 
     figures: Figures
     baseline: Figures
+    launches: tuple[Launched, ...]
     verified: tuple[tuple[str, bool], ...]
     remarks: tuple[str, ...]
 
@@ -73,12 +75,19 @@ class Report:
                 **_memory(self.baseline),
             },
             "verified": dict(self.verified),
+            "synchronisation": [_launch(launched) for launched in self.launches],
             "costs": {kind: _number(cost) for kind, cost in own.costs.told(header)},
             "remarks": list(self.remarks),
         }
 
 
-def report(schedule: Schedule, costs: Costs, baseline: Schedule, verified: Mapping[str, bool] = PROVEN) -> Report:
+def report(
+    schedule: Schedule,
+    costs: Costs,
+    baseline: Schedule,
+    launches: tuple[Launched, ...] = (),
+    verified: Mapping[str, bool] = PROVEN,
+) -> Report:
     """What a verified schedule costs, beside a baseline on the same workers with the same micro-batches.
 
     The baseline cuts the model into as many stages as it has; where the schedule has more, the baseline's are larger
@@ -86,7 +95,7 @@ def report(schedule: Schedule, costs: Costs, baseline: Schedule, verified: Mappi
     """
     own = _figures(schedule, costs, Fraction(1))
     base = _figures(baseline, costs, Fraction(schedule.header.stages, baseline.header.stages))
-    return Report(own, base, tuple(verified.items()), _remarks(own, base, schedule))
+    return Report(own, base, launches, tuple(verified.items()), _remarks(own, base, schedule))
 
 
 def _figures(schedule: Schedule, costs: Costs, size: Fraction) -> Figures:
@@ -138,6 +147,17 @@ def _memory(figures: Figures) -> _Json:
         "weights": [_number(copies) for copies in figures.weights],
         "activations": [_number(live) for live in figures.activations],
         "stashed_inputs": [_number(kept) for kept in figures.stashed_inputs],
+    }
+
+
+def _launch(launched: Launched) -> _Json:
+    return {
+        "worker": launched.worker,
+        "stage": launched.stage,
+        "strategy": launched.strategy.value,
+        "launched": _number(launched.at),
+        "free": _number(launched.free),
+        "flush": _number(launched.flush),
     }
 
 

@@ -4,7 +4,7 @@ Communication is free here, as in the paper's analysis (section 2). Time is coun
 which every duration is an integer, so that the result is exact and the arithmetic fast.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
@@ -75,8 +75,8 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
 
 def run(schedule: Schedule, precedence: Precedence, costs: Costs) -> Timeline:
     """As `simulate`, for a schedule whose precedence is known already."""
-    parts = lcm(*(cost.denominator for _, cost in costs.items()), costs.recomputing.denominator) * schedule.header.parts
-    durations = _ticks(precedence.operations, schedule.header, costs.scaled(Fraction(parts)))
+    tick, duration = ticks(schedule.header, costs)
+    durations = [duration(operation) for operation in precedence.operations]
     ends = earliest_ends(precedence, durations)
     timed = [
         Timed(operation, end - duration, end)
@@ -86,23 +86,26 @@ def run(schedule: Schedule, precedence: Precedence, costs: Costs) -> Timeline:
     return Timeline(
         header=schedule.header,
         costs=costs,
-        tick=Fraction(1, parts),
+        tick=tick,
         span=max(ends, default=0),
         lanes=tuple(tuple(islice(remaining, len(lane))) for lane in schedule.lanes),
         critical_path=_critical_path(precedence, timed, schedule.header.parts),
     )
 
 
-def _ticks(operations: Sequence[Compute], header: Header, costs: Costs) -> list[int]:
-    """The durations of operations under integral costs; few of them differ, so each is computed once."""
+def ticks(header: Header, costs: Costs) -> tuple[Fraction, Callable[[Compute], int]]:
+    """The largest unit in which every duration is whole, and the durations in it."""
+    parts = lcm(*(cost.denominator for _, cost in costs.items()), costs.recomputing.denominator) * header.parts
+    whole = costs.scaled(Fraction(parts))
     known: dict[tuple[type[Compute], int, bool], int] = {}
-    durations = []
-    for operation in operations:
+
+    def duration(operation: Compute) -> int:
         alike = type(operation), len(operation.micros), header.recomputes(operation.micros[0], operation.stage)
         if alike not in known:
-            known[alike] = int(costs.duration(operation, header))
-        durations.append(known[alike])
-    return durations
+            known[alike] = int(whole.duration(operation, header))
+        return known[alike]
+
+    return Fraction(1, parts), duration
 
 
 def earliest_ends(precedence: Precedence, durations: Sequence[int]) -> list[int]:

@@ -17,7 +17,14 @@ IN_FULL = 16
 
 def show(report: Report) -> RenderableType:
     """The report, ready to be printed on a console of any width; colour adds nothing that the words do not say."""
-    return Group(_heading(report.figures), _table(report), _verdict(report), *_remarks(report), _proof(report))
+    return Group(
+        _heading(report.figures),
+        _table(report),
+        _verdict(report),
+        *_launches(report),
+        *_remarks(report),
+        _proof(report),
+    )
 
 
 def _heading(own: Figures) -> Text:
@@ -75,6 +82,22 @@ def _verdict(report: Report) -> Text:
     if own == base:
         return Text("as fast as the baseline")
     return Text("slower than the baseline", "bold red")
+
+
+def _launches(report: Report) -> list[Text]:
+    """Where the sums of the gradients overlap compute: one line per launch with a bubble after it."""
+    early = [launched for launched in report.launches if launched.free]
+    rest = len(report.launches) - len(early)
+    lines = [
+        f"stage {each.stage} on worker {each.worker}: launched at {decimal(each.at)}, "
+        f"{decimal(each.free)} free before the worker's last operation, {decimal(each.flush)} after it"
+        for each in early[:IN_FULL]
+    ]
+    if len(early) > IN_FULL:
+        lines.append(f"and {len(early) - IN_FULL} more such launches (report.json lists all)")
+    if rest:
+        lines.append(f"{_count(rest, 'other launch')} of gradient sums after the worker's last bubble")
+    return [Text.assemble(("gradients: ", "cyan"), line) for line in lines]
 
 
 def _remarks(report: Report) -> list[Text]:

@@ -76,8 +76,6 @@ def _unsupported_clause(clause: ast.Clause) -> Iterator[Diagnostic]:
             yield say.NotSupported(span, feature, "say where it stops: `0..N`")
         case ast.Reads(span=span):
             yield _not_yet(span, "a choice of weight versions (`reads version`)", "all read the newest weights")
-        case ast.Sync(span=span):
-            yield _not_yet(span, "a choice of gradient synchronisation (`sync`)", "the compiler chooses")
         case _:
             return
 

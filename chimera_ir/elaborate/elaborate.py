@@ -7,6 +7,7 @@ from chimera_ir.elaborate.names import check
 from chimera_ir.elaborate.operations import operations
 from chimera_ir.elaborate.pipes import place, shapes
 from chimera_ir.elaborate.settings import evaluate_globals, parameter_names, require_settable
+from chimera_ir.elaborate.strategies import strategies
 from chimera_ir.ir.levels import Header, Plan, Planned
 from chimera_ir.syntax import ast
 
@@ -63,5 +64,6 @@ def elaborate(
         pipes=pipes,
         bounds=known.bounds,
         halves=found[0].micros.halves is not None,
+        strategies=strategies(found),
     )
     return Plan(header, planned), warnings

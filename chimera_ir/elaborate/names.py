@@ -193,10 +193,8 @@ class _Checker:
                     self._operation(clause, inside)
                 case ast.Reads(version):
                     self._formula(version, Type.INTEGER, "`reads version`", inside)
-                case ast.Recompute(guard):
+                case ast.Recompute(guard) | ast.Sync(guard=guard):
                     self._guard(guard, {**outside, **{c.variable.text: variables[c.variable.text] for c in stages}})
-                case ast.Sync(_, guard):
-                    self._guard(guard, inside)
                 case _:
                     assert_never(clause)
 

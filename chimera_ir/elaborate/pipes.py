@@ -26,6 +26,7 @@ class Shape:
     micros: ast.Micros
     operations: tuple[ast.Operation, ...]
     recompute: ast.Recompute | None
+    syncs: tuple[ast.Sync, ...]
     scope: Scope
     stage_range: range
     micro_range: range
@@ -96,9 +97,9 @@ def _shape(pipe: ast.Pipe, name: str, scope: Scope) -> Shape | Diagnostic:
     if micros.step is not None and step < 1:
         return groups.BadStep(micros.step.span, scope.values_in(micros.step, ()), Instance(name), step)
     recompute = next((clause for clause in pipe.clauses if isinstance(clause, ast.Recompute)), None)
-    return Shape(
-        name, stages, micros, operations, recompute, scope, stage_range, micro_range, micro_range[:: min(step, LIMIT)]
-    )
+    syncs = tuple(clause for clause in pipe.clauses if isinstance(clause, ast.Sync))
+    steps = micro_range[:: min(step, LIMIT)]
+    return Shape(name, stages, micros, operations, recompute, syncs, scope, stage_range, micro_range, steps)
 
 
 def _bounded(micros: ast.Micros) -> ast.Range:
@@ -198,9 +199,14 @@ def place(found: Sequence[Shape], known: Globals) -> tuple[Pipe, ...]:
 
 def _recomputing(shape: Shape, failed: list[Diagnostic]) -> tuple[Stage, ...]:
     """The stages that keep only their input."""
-    clause, variable = shape.recompute, shape.stages.variable.text
-    if clause is None or clause.guard is None:
-        return () if clause is None else tuple(map(Stage, shape.stage_range))
+    return stages_of(shape, shape.recompute, failed) if shape.recompute else ()
+
+
+def stages_of(shape: Shape, clause: ast.Recompute | ast.Sync, failed: list[Diagnostic]) -> tuple[Stage, ...]:
+    """The stages of a pipe that a clause speaks of: those for which its guard holds."""
+    variable = shape.stages.variable.text
+    if clause.guard is None:
+        return tuple(map(Stage, shape.stage_range))
     guard = compiled(clause.guard, shape.scope.with_variables(variable))
     stages: list[Stage] = []
     for stage in shape.stage_range:

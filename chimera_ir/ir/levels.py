@@ -37,12 +37,24 @@ class Bound:
     limit: int
 
 
+class Strategy(Enum):
+    """When a worker launches the sum of a stage's gradients (section 3.2).
+
+    ``LAZY``: after all its local compute. ``EAGER``: as soon as its gradients of the stage are complete. ``EAGER_OPT``:
+    eagerly where the schedule leaves it a bubble between then and the end of its local compute, else lazily.
+    """
+
+    LAZY = "lazy"
+    EAGER = "eager"
+    EAGER_OPT = "eager_opt"
+
+
 @dataclass(frozen=True)
 class Header:
     """What every level of IR says first.
 
     ``micro_batches`` is the number per update, over all pipes: N, or 2N half ones where ``halves`` says so; every pipe
-    has all ``stages`` D.
+    has all ``stages`` D. ``strategies`` are those of stages that have another one than eager_opt, by ascending stage.
     """
 
     scheme: str
@@ -53,6 +65,11 @@ class Header:
     pipes: tuple[Pipe, ...]
     bounds: tuple[Bound, ...] = ()
     halves: bool = False
+    strategies: tuple[tuple[Stage, Strategy], ...] = ()
+
+    def strategy(self, stage: Stage) -> Strategy:
+        """When the sum of a stage's gradients is launched."""
+        return dict(self.strategies).get(stage, Strategy.EAGER_OPT)
 
     @property
     def parts(self) -> int:

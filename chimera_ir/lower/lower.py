@@ -32,11 +32,15 @@ from chimera_ir.ir.ops import (
 )
 from chimera_ir.lower.buffers import slots
 from chimera_ir.lower.comm import Traffic, communicate
-from chimera_ir.lower.sync import Launch, synchronise
+from chimera_ir.lower.sync import Duration, Launch, synchronise
 from chimera_ir.source import Span
 
 
-def lower(schedule: Schedule, ahead: int = 1) -> Program:
+def _alike(_: Compute) -> int:
+    return 1
+
+
+def lower(schedule: Schedule, ahead: int = 1, duration: Duration = _alike) -> Program:
     """The program that runs a schedule.
 
     Afterwards every hand-over between workers is one message, sent, received and waited for at both ends, in a slot of
@@ -49,6 +53,8 @@ def lower(schedule: Schedule, ahead: int = 1) -> Program:
         Complete, placed and acyclic (`verify_schedule`), one micro-batch per operation.
     ahead
         How many operations before its use a receive is posted, at least 0.
+    duration
+        How long operations take, in any unit: it decides where a bubble is (`sync`).
 
     Raises
     ------
@@ -58,7 +64,7 @@ def lower(schedule: Schedule, ahead: int = 1) -> Program:
     if ahead < 0:
         raise ValueError("ahead must be at least 0")
     traffics = communicate(schedule, ahead)
-    launches = synchronise(schedule)
+    launches = synchronise(schedule, duration)
     lanes = zip(schedule.lanes, traffics, launches, strict=True)
     return Program(schedule.header, tuple(tuple(_lane(*lane)) for lane in lanes))
 

@@ -1,22 +1,29 @@
 """Where the gradients of a stage are summed over the workers that hold it.
 
-A worker launches the sum of a stage right after its last backward of that stage, whatever the pipe: the earliest
-place at which its own part is complete. A worker that holds a stage for pipes without micro-batches takes part as
-well, with nothing to add, as early as its lane allows. All workers launch in one agreed order of the stages, by the
-time at which the last of all backwards of a stage can be done; so overlapping groups of workers never wait for each
-other crosswise. Where that order delays a launch, it is behind a sum whose last part is done no later than that of
-its own.
+When a worker launches the sum of a stage is the stage's strategy (section 3.2 of the paper): right after its last
+backward of that stage, whatever the pipe (eager), or after all its compute (lazy). By default it is eager only where
+the schedule leaves the worker a bubble between the two (eager_opt): without one, an eager launch would only disturb
+the compute that follows. Times are those of the earliest run with the given durations, communication free.
+
+A worker that holds a stage for pipes without micro-batches takes part as well, with nothing to add. All workers launch
+in one agreed order of the stages, by the time at which the last member wants to launch; so overlapping groups of
+workers never wait for each other crosswise. Where that order delays a launch, it is behind a sum that cannot begin
+later than its own.
 
 The sums are waited for at the end of the lane, in the order of their launches, each before the step that uses it.
 They are there even where a single worker holds a stage, for the number of copies W is only known when the program is
 started.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
-from chimera_ir.ir.ids import Stage
-from chimera_ir.ir.levels import Schedule
+from chimera_ir.ir.ids import Stage, Worker
+from chimera_ir.ir.levels import Header, Schedule, Strategy
 from chimera_ir.ir.ops import Backward, Compute, Forward
+
+Duration = Callable[[Compute], int]
+"""How long an operation takes, in any unit."""
 
 
 class Launch(NamedTuple):
@@ -26,57 +33,94 @@ class Launch(NamedTuple):
     stage: Stage
 
 
-def synchronise(schedule: Schedule) -> tuple[tuple[Launch, ...], ...]:
+class Region(NamedTuple):
+    """A worker's part of a stage: its last backward's place in the lane and end, and the idle time between then and the
+    end of the lane."""
+
+    last: int
+    ready: int
+    idle: int
+
+
+class _Lane(NamedTuple):
+    """What launches depend on: the regions of the stages that a worker holds, and the end of its compute."""
+
+    regions: dict[Stage, Region]
+    length: int
+    end: int
+
+
+def synchronise(schedule: Schedule, duration: Duration) -> tuple[tuple[Launch, ...], ...]:
     """The launches of every lane, in their order, by the policy above; every lane has one for each stage it holds."""
-    agreed = _agreed(schedule)
-    return tuple(
-        _launches(lane, sorted(held, key=agreed.__getitem__))
-        for lane, held in zip(schedule.lanes, schedule.header.stages_of, strict=True)
-    )
+    lanes = _lanes(schedule, duration)
+    agreed = _agreed(schedule.header, lanes)
+    return tuple(_launches(schedule.header, lane, sorted(lane.regions, key=agreed.__getitem__)) for lane in lanes)
 
 
-def _launches(lane: tuple[Compute, ...], held: list[Stage]) -> tuple[Launch, ...]:
-    last = {op.stage: place for place, op in enumerate(lane) if isinstance(op, Backward)}
+def _eager(header: Header, stage: Stage, region: Region) -> bool:
+    strategy = header.strategy(stage)
+    return strategy is Strategy.EAGER or (strategy is Strategy.EAGER_OPT and region.idle > 0)
+
+
+def _launches(header: Header, lane: _Lane, held: list[Stage]) -> tuple[Launch, ...]:
     launches: list[Launch] = []
     after = -1
     for stage in held:
-        after = max(after, last.get(stage, -1))
+        region = lane.regions[stage]
+        after = max(after, region.last if _eager(header, stage, region) else lane.length - 1)
         launches.append(Launch(after, stage))
     return tuple(launches)
 
 
-def _agreed(schedule: Schedule) -> list[int]:
+def _agreed(header: Header, lanes: list[_Lane]) -> dict[Stage, int]:
     """The rank of every stage in the order in which all workers launch the sums; of equals, the later stage first."""
-    ready = _last_backward(schedule)
-    ranks = [0] * len(ready)
-    for rank, stage in enumerate(sorted(range(len(ready)), key=lambda stage: (ready[stage], -stage))):
-        ranks[stage] = rank
-    return ranks
+    wanted: dict[Stage, int] = {}
+    for lane in lanes:
+        for stage, region in lane.regions.items():
+            time = region.ready if _eager(header, stage, region) else lane.end
+            wanted[stage] = max(wanted.get(stage, 0), time)
+    return {stage: rank for rank, stage in enumerate(sorted(wanted, key=lambda stage: (wanted[stage], -stage)))}
 
 
-def _last_backward(schedule: Schedule) -> list[int]:
-    """For every stage the earliest time at which all its backwards can be done, every operation taking one unit."""
-    stages = schedule.header.stages
-    clock = _Times(stages, schedule.header.micro_batches)
-    ready = [0] * stages
-    free = [0] * len(schedule.lanes)
-    place = [0] * len(schedule.lanes)
-    awake = list(range(len(schedule.lanes)))
+def _lanes(schedule: Schedule, duration: Duration) -> list[_Lane]:
+    ends = _ends(schedule, duration)
+    found: list[_Lane] = []
+    for worker, lane in enumerate(schedule.lanes):
+        regions = {stage: Region(-1, 0, 0) for stage in schedule.header.stages_of[worker]}
+        busy = 0
+        for place, operation in enumerate(lane):
+            busy += duration(operation)
+            if isinstance(operation, Backward):
+                end = ends[worker][place]
+                regions[operation.stage] = Region(place, end, end - busy)
+        end = ends[worker][-1] if lane else 0
+        after = {stage: region._replace(idle=end - busy - region.idle) for stage, region in regions.items()}
+        found.append(_Lane(after, len(lane), end))
+    return found
+
+
+def _ends(schedule: Schedule, duration: Duration) -> list[list[int]]:
+    """When each operation of each lane ends, every one starting as early as its data and its worker allow.
+
+    An operation that waits in a cycle has no such time; it counts as over when its worker got stuck.
+    """
+    clock = _Times(schedule.header.stages, schedule.header.micro_batches)
+    ends: list[list[int]] = [[] for _ in schedule.lanes]
+    awake = [Worker(worker) for worker in range(len(schedule.lanes))]
     while awake:
         worker = awake.pop()
-        lane = schedule.lanes[worker]
-        while place[worker] < len(lane):
-            operation = lane[place[worker]]
+        lane, done = schedule.lanes[worker], ends[worker]
+        while len(done) < len(lane):
+            operation = lane[len(done)]
             missing = clock.missing(operation)
             if missing is not None:
-                clock.sleepers[missing] = worker
+                clock.sleepers.setdefault(missing, []).append(worker)
                 break
-            free[worker] = max(free[worker], clock.start(operation)) + 1
-            awake.extend(clock.finish(operation, free[worker]))
-            place[worker] += 1
-            if isinstance(operation, Backward):
-                ready[operation.stage] = max(ready[operation.stage], free[worker])
-    return ready
+            done.append(max(done[-1] if done else 0, clock.start(operation)) + duration(operation))
+            awake.extend(clock.finish(operation, done[-1]))
+    for lane, done in zip(schedule.lanes, ends, strict=True):
+        done += [done[-1] if done else 0] * (len(lane) - len(done))
+    return ends
 
 
 class _Times:
@@ -85,7 +129,7 @@ class _Times:
     def __init__(self, stages: int, micro_batches: int) -> None:
         self._stages = stages
         self._done = [0] * (2 * stages * micro_batches)
-        self.sleepers: dict[int, int] = {}
+        self.sleepers: dict[int, list[Worker]] = {}
 
     def _inputs(self, operation: Compute) -> list[int]:
         cells = [2 * (micro * self._stages + operation.stage) for micro in operation.micros]
@@ -103,12 +147,11 @@ class _Times:
         """The time at which all that the operation needs is done."""
         return max((self._done[cell] for cell in self._inputs(operation)), default=0)
 
-    def finish(self, operation: Compute, time: int) -> list[int]:
+    def finish(self, operation: Compute, time: int) -> list[Worker]:
         """Notes the time at which the operation is done; the workers that slept until then."""
-        woken: list[int] = []
+        woken: list[Worker] = []
         for micro in operation.micros:
             cell = 2 * (micro * self._stages + operation.stage) + isinstance(operation, Backward)
             self._done[cell] = time
-            if cell in self.sleepers:
-                woken.append(self.sleepers.pop(cell))
+            woken += self.sleepers.pop(cell, [])
         return woken

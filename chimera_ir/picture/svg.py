@@ -3,13 +3,14 @@
 Everything is computed here; ``templates/timeline.svg.j2`` only writes it down. Same timeline, same bytes.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from chimera_ir.cost.launches import Launched
 from chimera_ir.cost.numbers import decimal
 from chimera_ir.cost.simulate import Timed, Timeline
 from chimera_ir.ir.ops import Forward
@@ -29,6 +30,7 @@ TOLD = 4096
 """Up to how many operations each box tells, when pointed at, what it is; more are drawn as one outline per family."""
 
 _LEFT, _TOP = 46, 62
+_MARK = 5
 _GLYPH = Fraction(62, 100)
 """The width of a character as a share of the font size: that of digits in a wide sans-serif font."""
 
@@ -92,6 +94,14 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """A triangle on the upper edge of a lane: a sum of gradients is launched."""
+
+    path: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
     """Everything that the template writes, in pixels."""
 
@@ -114,6 +124,8 @@ class Picture:
     families: tuple[Family, ...]
     legend: tuple[Entry, ...]
     bubble: Entry
+    marks: tuple[Mark, ...]
+    launch: Entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +148,8 @@ _Placed = tuple[int, Timed]
 """An operation with its worker."""
 
 
-def draw(timeline: Timeline) -> str:
-    """The timeline as a self-contained SVG document; names from the scheme are escaped."""
+def draw(timeline: Timeline, launches: Sequence[Launched] = ()) -> str:
+    """The timeline as a self-contained SVG document, launches of sums marked; names from the scheme are escaped."""
     environment = Environment(
         loader=FileSystemLoader(templates()),
         autoescape=True,
@@ -146,10 +158,10 @@ def draw(timeline: Timeline) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template("timeline.svg.j2").render(picture=picture(timeline))
+    return environment.get_template("timeline.svg.j2").render(picture=picture(timeline, launches))
 
 
-def picture(timeline: Timeline) -> Picture:
+def picture(timeline: Timeline, launches: Sequence[Launched] = ()) -> Picture:
     """The places and sizes of everything in the drawing."""
     scale = _scale(timeline)
     right = scale.x(timeline.span)
@@ -157,10 +169,10 @@ def picture(timeline: Timeline) -> Picture:
     title, note = _text(heading(timeline)), summary(timeline)
     margin = 14 + 4 * len(decimal(timeline.makespan))
     width = max(int(right), _LEFT + 10 * len(title), _LEFT + 7 * len(note)) + margin
-    *pipes, bubble = _legend(timeline, width, bottom + 44)
+    *pipes, bubble, launch = _legend(timeline, width, bottom + 44)
     return Picture(
         width=width,
-        height=bubble.y + 28,
+        height=launch.y + 28,
         left=_LEFT,
         right=_pixels(right),
         top=_TOP,
@@ -178,6 +190,8 @@ def picture(timeline: Timeline) -> Picture:
         families=tuple(_families(timeline, scale)),
         legend=tuple(pipes),
         bubble=bubble,
+        marks=tuple(_mark(launched, timeline, scale) for launched in launches),
+        launch=launch,
     )
 
 
@@ -286,11 +300,21 @@ def _ticks(timeline: Timeline, scale: _Scale) -> Iterator[Tick]:
     yield Tick(_pixels(_LEFT + span * per_unit), decimal(span))
 
 
+def _mark(launched: Launched, timeline: Timeline, scale: _Scale) -> Mark:
+    x = _pixels(_LEFT + launched.at / timeline.tick * scale.pixel)
+    side = max(2, min(_MARK, scale.row // 4))
+    return Mark(
+        f"M{x} {scale.y(launched.worker) + side}l{-side} {-2 * side}h{2 * side}z",
+        f"sum of the gradients of stage {launched.stage}, launched at {decimal(launched.at)}; "
+        f"{decimal(launched.free)} free before the last operation, {decimal(launched.flush)} after it",
+    )
+
+
 def _legend(timeline: Timeline, width: int, y: int) -> Iterator[Entry]:
-    """One entry for each pipe and a last one for bubbles, in as many lines as the width asks for."""
+    """One entry for each pipe, one for bubbles and one for launches, in as many lines as the width asks for."""
     x = _LEFT
     pipes = [(hue(number).light, hue(number).dark, pipe.name) for number, pipe in enumerate(timeline.header.pipes)]
-    for light, dark, name in [*pipes, (PAPER, PAPER, "bubble")]:
+    for light, dark, name in [*pipes, (PAPER, PAPER, "bubble"), (PAPER, PAPER, "gradient sum launched")]:
         text = _text(name)
         length = 68 + 8 * len(text)
         if x > _LEFT and x + length > width:

@@ -50,6 +50,7 @@ def test_the_json_is_that_of_the_contract_in_its_order() -> None:
         "verified": dict.fromkeys(
             ["complete", "placed", "conflict_free", "acyclic", "channels", "gradients", "versions", "memory"], True
         ),
+        "synchronisation": [],
         "costs": {"F": 1, "B": 2, "I": 1, "W": 1},
         "remarks": [],
     }
@@ -64,7 +65,7 @@ def test_numbers_are_integers_where_they_are_integral() -> None:
 
 def test_the_rules_that_hold_are_those_that_were_told() -> None:
     told = {"complete": True, "acyclic": False}
-    assert report(one_direction(2, 2), Costs(), one_direction(2, 2), told).as_json()["verified"] == told
+    assert report(one_direction(2, 2), Costs(), one_direction(2, 2), verified=told).as_json()["verified"] == told
 
 
 def test_a_slower_schedule_is_called_slower() -> None:

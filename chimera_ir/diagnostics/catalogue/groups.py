@@ -1,4 +1,4 @@
-"""CH249 and on: what goes wrong with operations over several micro-batches, and with halves of them."""
+"""CH249 and on: operations over several micro-batches, halves of them, and pipes that do not agree."""
 
 from dataclasses import dataclass
 
@@ -56,3 +56,22 @@ class OddHalves(InInstance):
     label = "the first of the pipes"
     help = "with `halves` a range counts two for each micro-batch, as in `0..2*N`"
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SyncDiffers(InInstance):
+    """Two pipes ask for different strategies for one stage."""
+
+    code = "CH253"
+    title = "stage {stage} is synchronised `{mode}` here and `{other_mode}` in the pipe `{other}`"
+    label = "`{mode}` here"
+    help = "the replicas of a stage are summed together: ask for one strategy, or leave one of the lines out"
+    stage: int
+    mode: str
+    other_mode: str
+    other: str
+    other_span: Span
+
+    def notes(self) -> tuple[Note, ...]:
+        """The instance, and the other clause."""
+        return (*InInstance.notes(self), Note(f"`{self.other_mode}` there", self.other_span))

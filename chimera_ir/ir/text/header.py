@@ -16,7 +16,7 @@ from chimera_ir.diagnostics.catalogue.irtext import (
 )
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.ir.ids import Micro, Stage, Worker
-from chimera_ir.ir.levels import Bound, Header, Pipe, Quantity
+from chimera_ir.ir.levels import Bound, Header, Pipe, Quantity, Strategy
 from chimera_ir.ir.text.mistakes import FORMS
 from chimera_ir.source import Span
 
@@ -73,6 +73,7 @@ class _Reader:
         self._parameters: dict[str, int] = {}
         self._halves = False
         self._bounds: dict[Quantity, Bound] = {}
+        self._syncs: list[Token] = []
         self._pipes: list[Token] = []
         self._mistakes: list[Diagnostic] = []
 
@@ -85,6 +86,8 @@ class _Reader:
                 self._take_parameters(token)
             elif token.type == "MEMORY":
                 self._take_bound(token)
+            elif token.type == "SYNC":
+                self._syncs.append(token)
             else:
                 self._take_count(token)
         except Rejected as rejected:
@@ -131,7 +134,17 @@ class _Reader:
             pipes=self._read_pipes(),
             bounds=tuple(self._bounds.values()),
             halves=self._halves,
+            strategies=self._read_strategies(),
         )
+
+    def _read_strategies(self) -> tuple[tuple[Stage, Strategy], ...]:
+        chosen: dict[Stage, Strategy] = {}
+        for token in self._syncs:
+            for stage in self._read_stages(token, integers(token, token)):
+                if stage in chosen:
+                    raise Rejected([HeaderTwice(span(token), f"the synchronisation of stage {stage}")])
+                chosen[stage] = Strategy(token.split()[1])
+        return tuple(sorted(chosen.items()))
 
     def _read_pipes(self) -> tuple[Pipe, ...]:
         pipes: dict[str, Pipe] = {}

@@ -15,6 +15,7 @@ FORMS = {
     "stages": "stages 4",
     "micro_batches": "micro_batches 4",
     "memory": "memory activations <= 4",
+    "sync": "sync lazy 0..2",
     "pipe": "pipe down on 0 1 2 3 micros 0..4",
     "worker": "worker 0:",
     "F": "F m0 s1",

@@ -121,7 +121,8 @@ _MISPLACED = {
     "TITLE": "the level is named once, in the first line",
     "HEADING": "a heading after operations that have none",
 } | dict.fromkeys(
-    ("PARAMETERS", "WORKERS", "STAGES", "MICRO_BATCHES", "MEMORY", "PIPE"), "a header line after the first operation"
+    ("PARAMETERS", "WORKERS", "STAGES", "MICRO_BATCHES", "MEMORY", "SYNC", "PIPE"),
+    "a header line after the first operation",
 )
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from typing import assert_never
 
 from chimera_ir.ir.ids import Micro, Stage
-from chimera_ir.ir.levels import Header, Pipe, Plan, Program, Schedule
+from chimera_ir.ir.levels import Header, Pipe, Plan, Program, Schedule, Strategy
 from chimera_ir.ir.ops import (
     AllReduce,
     Backward,
@@ -100,6 +100,9 @@ def _header(level: str, header: Header) -> Iterator[str]:
     yield f"stages {header.stages}"
     yield f"micro_batches {header.micro_batches}" + (" halves" if header.halves else "")
     yield from (f"memory {bound.quantity.value} <= {bound.limit}" for bound in header.bounds)
+    for strategy in Strategy:
+        stages = tuple(stage for stage, chosen in header.strategies if chosen is strategy)
+        yield from [f"sync {strategy.value} {_runs(stages)}"] if stages else []
     yield from (_pipe(pipe) for pipe in header.pipes)
 
 
