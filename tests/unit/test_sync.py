@@ -25,7 +25,10 @@ from tests.executor import verdicts
 from tests.property.programs import one_direction, plans, two_directions
 
 
-def lowered(plan: Plan, costs: Costs = Costs()) -> Program:
+PLAIN = Costs()
+
+
+def lowered(plan: Plan, costs: Costs = PLAIN) -> Program:
     _, duration = ticks(plan.header, costs)
     return lower(order(plan), duration=duration)
 
