@@ -47,6 +47,18 @@ def draw_seed(use: str, *parts: int) -> int:
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
+def seed_torch(seed: int) -> None:
+    """Seeds the generators that a stage may draw from; torch.manual_seed takes far longer, for devices not in use."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(seed)
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in one piece of memory, as it can be sent: not a view that is only marked as conjugate or negative."""
+    return tensor.resolve_conj().resolve_neg().contiguous()
+
+
 @dataclass(frozen=True)
 class Names:
     """Turns what a handle knows about itself into words, when something went wrong."""
@@ -124,12 +136,18 @@ class Peer:
 
     def isend(self, tensors: Tensors, tag: int) -> Transfer:
         """Posts the sending of all the tensors of a message."""
-        works = [dist.isend(t, self._rank, self._outgoing, tag) for t in tensors]
+        try:
+            works = [dist.isend(t, self._rank, self._outgoing, tag) for t in tensors]
+        except RuntimeError as error:
+            raise self.lost("send", tag, error) from error
         return Transfer(tensors, _posted(works), self, "send", tag)
 
     def irecv(self, buffers: Tensors, tag: int) -> Transfer:
         """Posts the receipt of a message into buffers of the right shapes."""
-        works = [dist.irecv(t, self._rank, self._incoming, tag) for t in buffers]
+        try:
+            works = [dist.irecv(t, self._rank, self._incoming, tag) for t in buffers]
+        except RuntimeError as error:
+            raise self.lost("recv", tag, error) from error
         return Transfer(buffers, _posted(works), self, "recv", tag)
 
     def lost(self, verb: str, tag: int, error: Exception) -> PeerLost:
@@ -139,6 +157,12 @@ class Peer:
 
 def _posted(works: Sequence[dist.Work | None]) -> list[dist.Work]:
     return [work for work in works if work is not None]
+
+
+def _dense(parameter: torch.nn.Parameter) -> torch.Tensor:
+    gradient = parameter.grad
+    assert gradient is not None
+    return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 class GradientSum:
@@ -164,6 +188,7 @@ class GradientSum:
         self._names = names
         self._settle = settle
         self._flats: list[torch.Tensor] = []
+        self._all_counts: list[torch.Tensor] = []
         self._views: dict[torch.nn.Parameter, torch.Tensor] = {}
         self._counts: dict[torch.nn.Parameter, torch.Tensor] = {}
         kinds = sorted({(p.dtype, p.device) for p in self._parameters}, key=str)
@@ -176,6 +201,7 @@ class GradientSum:
         sizes = [p.numel() for p in parameters]
         flat = torch.zeros(sum(sizes) + len(parameters), dtype=parameters[0].dtype, device=parameters[0].device)
         self._flats.append(flat)
+        self._all_counts.append(flat[sum(sizes) :])
         *pieces, counts = torch.split(flat, [*sizes, len(parameters)])
         for i, (parameter, piece) in enumerate(zip(parameters, pieces, strict=True)):
             self._views[parameter] = piece.view_as(parameter)
@@ -184,26 +210,38 @@ class GradientSum:
     @torch.no_grad()
     def collect(self) -> None:
         """After a backward: moves gradients that are new in this update into the flat buffer."""
-        if not self._absent:
+        new = [p for p in self._absent if p.grad is not None]
+        if not new:
             return
-        for parameter in self._absent:
-            if parameter.grad is not None:
-                view = self._views[parameter]
-                view.copy_(parameter.grad)
-                parameter.grad = view
-                self._counts[parameter].fill_(1)
+        views = [self._views[p] for p in new]
+        torch._foreach_copy_(views, [_dense(p) for p in new])
+        for parameter, view in zip(new, views, strict=True):
+            parameter.grad = view
         self._absent = [p for p in self._absent if p.grad is None]
 
     @torch.no_grad()
     def launch(self) -> "GradientSum":
         """Posts the sum of the flat buffer over the members."""
+        for counts in self._all_counts:
+            counts.fill_(1)
         for parameter in self._absent:
             self._views[parameter].zero_()
             self._counts[parameter].zero_()
         if self._group is not None:
-            works = [dist.all_reduce(flat, group=self._group, async_op=True) for flat in self._flats]
+            try:
+                works = [dist.all_reduce(flat, group=self._group, async_op=True) for flat in self._flats]
+            except RuntimeError as error:
+                raise self._lost(error) from error
             self._works = _posted(works)
         return self
+
+    def rehearse(self) -> None:
+        """Sums whatever is in the buffer from now on, for its size alone."""
+        self._absent = []
+
+    def _lost(self, error: Exception) -> PeerLost:
+        others = [r for r in self._members if r != self._names.rank]
+        return self._names.lost(f"all_reduce s{self._stage}", others, error)
 
     def wait(self) -> None:
         """Returns when every parameter's ``grad`` is the sum over all members, or None if none had one.
@@ -217,11 +255,10 @@ class GradientSum:
             for work in self._works:
                 self._settle(work)
         except RuntimeError as error:
-            others = [r for r in self._members if r != self._names.rank]
-            raise self._names.lost(f"all_reduce s{self._stage}", others, error) from error
+            raise self._lost(error) from error
         self._works = []
         for parameter in self._absent:
-            parameter.grad = self._views[parameter] if self._counts[parameter].item() > 0 else None
+            parameter.grad = self._views[parameter] if self._counts[parameter].item() != 0 else None
 
     def clear(self) -> None:
         """Begins the next update: no parameter has a gradient."""

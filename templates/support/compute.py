@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from runtime import BadModel, GradientSum, Tensors, draw_seed, join, part
+from runtime import BadModel, GradientSum, Tensors, draw_seed, join, part, plain, seed_torch
 from support.nested import joined, parts
 
 
@@ -19,13 +19,14 @@ from support.nested import joined, parts
 class Boundary:
     """What a stage hands to the next one, for every micro-batch: found once, at start.
 
-    ``single`` says that the stage returned a tensor rather than a tuple; ``differentiable`` marks the tensors whose
-    gradients come back.
+    ``single`` says that the stage returned a tensor rather than a tuple; ``recorded`` marks the tensors that require a
+    gradient, ``differentiable`` those of them whose gradients come back: the later stages use them.
     """
 
     single: bool
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
+    recorded: tuple[bool, ...]
     differentiable: tuple[bool, ...]
 
     def shape(self, tensor: int, micros: int) -> tuple[int, ...]:
@@ -52,7 +53,7 @@ class Boundary:
             if output.shape != shape or output.dtype != self.dtypes[i]:
                 found, wanted = f"{tuple(output.shape)} {output.dtype}", f"{shape} {self.dtypes[i]}"
                 return f"tensor {i} is {found} and was {wanted} for the first micro-batch"
-            if torch.is_grad_enabled() and output.requires_grad != self.differentiable[i]:
+            if torch.is_grad_enabled() and output.requires_grad != self.recorded[i]:
                 return f"tensor {i} requires a gradient for one micro-batch and none for another"
         return None
 
@@ -97,7 +98,7 @@ class Traits:
 
 def _payload(tensors: Tensors) -> Tensors:
     """Results as they are sent: without a graph, in memory of one piece."""
-    return tuple(t.detach().contiguous() for t in tensors)
+    return tuple(plain(t.detach()) for t in tensors)
 
 
 class Stage:
@@ -178,7 +179,7 @@ class Stage:
         return draw_seed("forward", self._seed, self._update, self._copy, micro, self.number)
 
     def _run(self, seed: int, inputs: Any) -> tuple[Tensors, Any]:
-        torch.manual_seed(seed)
+        seed_torch(seed)
         leaves, argument = self._argument(inputs)
         return leaves, self.module(argument)
 
@@ -186,7 +187,7 @@ class Stage:
         """As `_run`, from what the first run began with; what it does to buffers is lost with their copies."""
         leaves, argument = self._argument(state.inputs)
         buffers, state.inputs, state.buffers = state.buffers, None, {}
-        torch.manual_seed(state.seed)
+        seed_torch(state.seed)
         if not buffers:
             return leaves, self.module(argument)
         return leaves, torch.func.functional_call(self.module, buffers, (argument,))
@@ -196,7 +197,7 @@ class Stage:
         boundary = self._before
         if boundary is None:
             return (), inputs
-        leaves = tuple(t.detach().requires_grad_(d) for t, d in zip(inputs, boundary.differentiable, strict=True))
+        leaves = tuple(t.detach().requires_grad_(r) for t, r in zip(inputs, boundary.recorded, strict=True))
         return leaves, leaves[0] if boundary.single else leaves
 
     def _checked(self, micro: int, returned: Any, micros: int) -> Tensors:
@@ -227,7 +228,15 @@ class Stage:
         if roots:
             torch.autograd.backward(roots, gradients)
         self._sum.collect()
-        return tuple(self._own(leaf) for leaf in leaves if leaf.requires_grad)
+        if self._before is None:
+            return ()
+        for leaf, expected in zip(leaves, self._before.differentiable, strict=True):
+            if leaf.grad is not None and not expected:
+                raise BadModel(
+                    f"stage {self.number} uses a tensor of stage {self.number - 1} that it did not use for the first "
+                    "micro-batch; use the same tensors every time"
+                )
+        return tuple(map(self._own, compress(leaves, self._before.differentiable)))
 
     def _own(self, leaf: torch.Tensor) -> torch.Tensor:
         """The leaf's gradient, in memory that no later message overwrites."""
@@ -235,8 +244,8 @@ class Stage:
         if gradient is None:
             return torch.zeros_like(leaf)
         if gradient.untyped_storage().data_ptr() in self._received:
-            return gradient.clone(memory_format=torch.contiguous_format)
-        return gradient.contiguous()
+            return plain(gradient).clone(memory_format=torch.contiguous_format)
+        return plain(gradient)
 
     def all_reduce(self) -> GradientSum:
         """Launches the sum of this stage's gradients over all its replicas."""
@@ -244,7 +253,7 @@ class Stage:
 
     def step(self) -> None:
         """Updates the weights and begins the stage's next update."""
-        torch.manual_seed(draw_seed("step", self._seed, self._update, self.number))
+        seed_torch(draw_seed("step", self._seed, self._update, self.number))
         self._optimizer.step()
         self._sum.clear()
         self._update += 1
@@ -310,6 +319,7 @@ class RehearsedStage(Stage):
 
     def __init__(self, *arguments: Any, forward_seconds: float, backward_seconds: float, overshoot: float) -> None:
         super().__init__(*arguments)
+        self._sum.rehearse()
         self._forward_seconds = max(0.0, forward_seconds - overshoot)
         self._backward_seconds = max(0.0, backward_seconds - overshoot)
         self._outputs: Tensors = ()

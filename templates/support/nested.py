@@ -48,3 +48,18 @@ def _together(values: Sequence[Any], make: Callable[[Any], torch.Tensor]) -> Any
             return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
         case _:
             return first
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """A collated batch on the device of the stages: tensors inside tuples, lists and dicts."""
+    match value:
+        case torch.Tensor():
+            return value.to(device, non_blocking=True)
+        case dict():
+            return {key: to_device(item, device) for key, item in value.items()}
+        case tuple() if hasattr(value, "_fields"):
+            return type(value)(*(to_device(item, device) for item in value))
+        case tuple() | list():
+            return type(value)(to_device(item, device) for item in value)
+        case _:
+            return value
