@@ -50,7 +50,7 @@ def draw_seed(use: str, *parts: int) -> int:
 def seed_torch(seed: int) -> None:
     """Seeds the generators that a stage may draw from; torch.manual_seed takes far longer, for devices not in use."""
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(seed)
 
 

@@ -1,6 +1,5 @@
 """Which item of the dataset goes where: B*N*W items per update, in an order seeded per epoch."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
-from runtime import draw_seed
+from runtime import draw_seed, seed_torch
 from support.faults import Misuse
 
 
@@ -52,26 +51,28 @@ class Batches:
 
     def input(self, update: int, micro: int) -> Any:
         """The collated inputs of a micro-batch."""
-        return self._collate(update, micro, lambda item: item[0])
+        return self._collate(update, micro, 0)
 
     def target(self, update: int, micro: int) -> Any:
         """The collated targets of a micro-batch."""
-        return self._collate(update, micro, lambda item: item[1])
+        return self._collate(update, micro, 1)
 
-    def _collate(self, update: int, micro: int, part: Callable[[Any], Any]) -> Any:
+    def _collate(self, update: int, micro: int, part: int) -> Any:
         epoch, update = divmod(update, len(self.dataset) // self._per_update)
         size = self.micro_batch_size // self.parts
         start = update * self._per_update + (self.copy * self.micro_batches * self.parts + micro) * size
-        items = _order(len(self.dataset), self.seed, epoch)[start : start + size]
-        return default_collate([part(self._item(epoch, item)) for item in items])
+        items = _order(len(self.dataset), self.seed, epoch)[start : start + size].tolist()
+        return default_collate([self._item(epoch, item)[part] for item in items])
 
-    def _item(self, epoch: int, item: int) -> Any:
-        torch.manual_seed(draw_seed("item", self.seed, epoch, item))
-        return self.dataset[item]
+    def _item(self, epoch: int, item: int) -> tuple[Any, Any]:
+        seed_torch(draw_seed("item", self.seed, epoch, item))
+        found = self.dataset[item]
+        if not (isinstance(found, tuple | list) and len(found) == 2):
+            raise Misuse(f"item {item} of the dataset is a {type(found).__name__}, not a pair (input, target)")
+        return found[0], found[1]
 
 
 @lru_cache(maxsize=1)
-def _order(items: int, seed: int, epoch: int) -> list[int]:
+def _order(items: int, seed: int, epoch: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(draw_seed("order", seed, epoch))
-    order: list[int] = torch.randperm(items, generator=generator).tolist()
-    return order
+    return torch.randperm(items, generator=generator)

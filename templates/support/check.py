@@ -4,12 +4,13 @@ import ctypes
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
+from runtime import plain
 from support.compute import LastStage, Stage
 from support.reference import TOLERANCES, Reference, distance, size
 from support.world import World
@@ -63,8 +64,7 @@ def compare(
     _publish_digests(world, found)
     loss = sum(stage.take_loss() for stage in stages.values() if isinstance(stage, LastStage))
     facts = torch.tensor([loss], dtype=torch.float64)
-    with world.waiting("for the sum of the losses"):
-        dist.all_reduce(facts, group=world.chat)
+    world.settle(dist.all_reduce(facts, group=world.chat, async_op=True), "for the sum of the losses")
     if world.place.rank:
         _measure(world, recorders)
         return None
@@ -93,11 +93,6 @@ def _coarsest(dtypes: Sequence[torch.dtype]) -> torch.dtype:
     return max(known, key=lambda d: TOLERANCES[d], default=torch.float64)
 
 
-def _ranks_of(world: World, stage: int) -> list[int]:
-    workers = world.job.holders[stage]
-    return sorted(world.place.rank_of(copy, w) for copy in range(world.place.copies) for w in workers)
-
-
 def _collect(world: World, wanted: list[list[torch.Tensor | None]]) -> list[float]:
     """Rank 0 hands every other rank the reference's gradients of its stages, and takes back the distance."""
     for stage, gradients in enumerate(wanted):
@@ -105,20 +100,21 @@ def _collect(world: World, wanted: list[list[torch.Tensor | None]]) -> list[floa
     world.store.set("check/ready", "1")
     errors = []
     for stage, gradients in enumerate(wanted):
-        for rank in _ranks_of(world, stage):
+        for rank in world.ranks_of(stage):
             if rank == 0:
                 continue
-            answer = torch.zeros(1, dtype=torch.float64)
-            with world.waiting(f"for the comparison of stage {stage}", [rank]):
-                for gradient in gradients:
-                    if gradient is not None:
-                        dist.send(gradient.cpu().contiguous(), rank, group=world.chat)
-                dist.recv(answer, rank, group=world.chat)
+            answer, what = torch.zeros(1, dtype=torch.float64), f"for the comparison of stage {stage}"
+            world.store.set(f"check/turn/{stage}/{rank}", "1")
+            for gradient in gradients:
+                if gradient is not None:
+                    world.send(gradient, rank, what)
+            world.recv(answer, rank, what)
             errors.append(float(answer))
     return errors
 
 
 def _measure(world: World, recorders: dict[int, Recorder]) -> None:
+    # How long the reference takes nobody knows; should rank 0 die meanwhile, torchrun ends this rank.
     world.learn("check/ready", 0, "for the one-process reference", math.inf)
     for stage in sorted(recorders):
         present = json.loads(world.learn(f"check/present/{stage}", 0, "for the reference", world.timeout))
@@ -127,35 +123,36 @@ def _measure(world: World, recorders: dict[int, Recorder]) -> None:
             torch.empty_like(p, device="cpu") if there else None
             for p, there in zip(recorders[stage].parameters, present, strict=True)
         ]
-        with world.waiting(f"for the reference's gradients of stage {stage}", [0]):
-            for tensor in wanted:
-                if tensor is not None:
-                    dist.recv(tensor, 0, group=world.chat)
-        dist.send(torch.tensor([distance(mine, wanted)], dtype=torch.float64), 0, group=world.chat)
+        what = f"for the reference's gradients of stage {stage}"
+        world.learn(f"check/turn/{stage}/{world.place.rank}", 0, what, math.inf)
+        for tensor in wanted:
+            if tensor is not None:
+                world.recv(tensor, 0, what)
+        world.send(torch.tensor([distance(mine, wanted)], dtype=torch.float64), 0, what)
 
 
 def _publish_digests(world: World, found: dict[int, list[torch.Tensor | None]]) -> None:
     for stage, gradients in found.items():
-        digest = hashlib.sha256()
-        for gradient in gradients:
-            data = (
-                b"none"
-                if gradient is None
-                else gradient.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-            )
-            digest.update(data)
-        world.store.set(f"check/digest/{stage}/{world.place.rank}", digest.hexdigest())
+        world.store.set(f"check/digest/{stage}/{world.place.rank}", digest(gradients))
+
+
+def digest(tensors: Iterable[torch.Tensor | None]) -> str:
+    """A hash of the bits of tensors."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(b"none" if tensor is None else _bytes(tensor))
+    return found.hexdigest()
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    data = tensor.cpu().contiguous()
+    data = plain(tensor.detach().cpu())
     return ctypes.string_at(data.data_ptr(), data.nbytes)
 
 
 def _equal_digests(world: World) -> bool:
     for stage in range(world.job.stages):
         what = f"for the digest of stage {stage}"
-        ranks = _ranks_of(world, stage)
+        ranks = world.ranks_of(stage)
         if len({world.learn(f"check/digest/{stage}/{r}", r, what, world.timeout) for r in ranks}) > 1:
             return False
     return True

@@ -25,7 +25,8 @@ INTERRUPTED = 130
 TERMINATED = 143
 
 _PATIENCE = 5.0
-_GRACE = 1.0
+_GRACE = 10.0
+_POLL = 0.02
 _MOMENT = 0.5
 
 
@@ -99,14 +100,22 @@ class Faults:
         while True:
             number = heard.recv(1)[0]
             if number == signal.SIGINT:
-                self.on_interrupt()
+                with suppress(OSError):
+                    self.on_interrupt()
                 self.end("train.py: interrupted", INTERRUPTED)
             if number == signal.SIGTERM:
-                time.sleep(_GRACE)
+                self._let_others_speak()
                 self.end(
                     f"train.py: rank {self._rank}: ended by torchrun: another rank has died (its summary follows)",
                     TERMINATED,
                 )
+
+    def _let_others_speak(self) -> None:
+        """Gives whoever waits for the rank that died, this one included, the time to notice and to name it."""
+        deadline = time.monotonic() + _GRACE
+        with suppress(RuntimeError, ValueError):
+            while time.monotonic() < deadline and not self._store.check(["faults/said"]):
+                time.sleep(_POLL)
 
 
 def _leave(status: int) -> NoReturn:

@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from runtime import BadModel, Lane, PeerLost
+from support import probe
 from support import stages as build
 from support.batches import Batches
 from support.check import Recorder, Verdict, compare
@@ -17,6 +18,7 @@ from support.compute import LastStage, Stage
 from support.faults import FAILED, MISUSED, Faults, Misuse, where
 from support.job import Job, RankScript
 from support.model import Model, load
+from support.nested import to_device
 from support.options import parse
 from support.progress import Progress
 from support.reference import Reference
@@ -79,10 +81,13 @@ def _script(scripts: Path, worker: int) -> RankScript:
 def _run(world: World, script: RankScript, options: argparse.Namespace, faults: Faults) -> None:
     model = load(options.model)
     batches = _batches(world, model, options)
+    if options.rehearse and options.backend == "nccl":
+        raise Misuse("--rehearse: sleeps on the CPU say nothing about a GPU; use --backend gloo")
     if options.metrics is not None and world.place.rank == 0:
         _writable(options.metrics)
     built = build.modules(world, model, options.seed)
-    findings = build.find_boundaries(world, model, batches, built, options.seed)
+    build.agree_on_weights(world, built)
+    findings = probe.find(world, model, batches, built, options.seed)
     if world.place.rank == 0:
         for remark in build.remarks(world, findings):
             print(remark, flush=True)
@@ -124,8 +129,8 @@ def _lane(world: World, script: RankScript, stages: dict[int, Stage], batches: B
     return Lane(
         stages,
         peers,
-        lambda update, micro: build.to_device(batches.input(update, micro), world.device),
-        lambda update, micro: build.to_device(batches.target(update, micro), world.device),
+        lambda update, micro: to_device(batches.input(update, micro), world.device),
+        lambda update, micro: to_device(batches.target(update, micro), world.device),
     )
 
 
@@ -136,7 +141,7 @@ def _check(
     model: Model,
     batches: Batches,
     built: dict[int, Any],
-    findings: build.Findings,
+    findings: probe.Findings,
 ) -> None:
     """Compares one update with one process.
 
@@ -171,7 +176,7 @@ def _train(
     model: Model,
     batches: Batches,
     built: dict[int, Any],
-    findings: build.Findings,
+    findings: probe.Findings,
     faults: Faults,
 ) -> None:
     rehearsal = build.Rehearsal(options.rehearse["F"], options.rehearse["B"]) if options.rehearse else None
@@ -195,6 +200,5 @@ def _train(
 
 def _leave(world: World) -> None:
     """Ends together, so that no rank closes a connection that another still reads from."""
-    with world.waiting("for everybody to finish"):
-        dist.barrier(world.chat)
+    world.meet("for everybody to finish")
     dist.destroy_process_group()

@@ -37,6 +37,8 @@ class Model:
         module = self.build_stage(stage, stages)
         if not isinstance(module, torch.nn.Module):
             raise Misuse(f"{self.file}: build_stage({stage}, {stages}) returned {_kind(module)}, not a torch.nn.Module")
+        if any(torch.nn.parameter.is_lazy(p) for p in (*module.parameters(), *module.buffers())):
+            raise Misuse(f"{self.file}: stage {stage} has lazy parameters; give every layer its sizes")
         return module.to(device).train()
 
     def steps(self, parameters: list[torch.nn.Parameter]) -> Any:

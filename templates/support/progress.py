@@ -35,8 +35,7 @@ class Progress:
     def begin(self) -> None:
         """An update begins now; in a rehearsal at the same moment everywhere."""
         if self._rehearsal:
-            with self._world.waiting("for the step to begin"):
-                dist.barrier(self._group)
+            self._world.meet("for the step to begin")
         self._cpu = time.process_time()
         self._start = time.time()
         self._before = self._before or self._start
@@ -57,8 +56,7 @@ class Progress:
             self._read(*self._pending.popleft())
 
     def _read(self, work: dist.Work, room: list[torch.Tensor] | None, _: torch.Tensor) -> None:
-        with self._world.waiting("for the losses and times of a step"):
-            work.wait()
+        self._world.settle(work, "for the losses and times of a step")
         if room is None:
             return
         starts, ends, cpu, losses = torch.stack(room).unbind(dim=1)

@@ -63,7 +63,7 @@ class Reference:
             if loss.requires_grad:
                 loss.backward()
             total += loss.item()
-        return total, [[p.grad for p in module.parameters() if p.requires_grad] for module in built]
+        return total, [[_gradient(p) for p in module.parameters() if p.requires_grad] for module in built]
 
     def _build(self, stage: int) -> torch.nn.Module:
         torch.manual_seed(seed_of("weights", self.seed, stage))
@@ -97,6 +97,11 @@ def _move(value: Any, device: torch.device) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)([_move(v, device) for v in value])
     return value
+
+
+def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor | None:
+    gradient = parameter.grad
+    return gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient
 
 
 def distance(found: Sequence[torch.Tensor | None], wanted: Sequence[torch.Tensor | None]) -> float:

@@ -12,9 +12,11 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from runtime import Names, Peer, PeerLost, waiter
+from runtime import Names, Peer, PeerLost, plain, waiter
 from support.faults import Misuse
 from support.job import Job, Place
+
+_A_DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -33,20 +35,16 @@ class World:
     channels: dict[tuple[int, int], dist.ProcessGroup | None]
 
     def learn(self, key: str, source: int, what: str, seconds: float) -> bytes:
-        """What another rank leaves in the store. Asks again and again: a blocked store would be deaf to signals.
+        """What another rank leaves in the store.
 
         Raises
         ------
         PeerLost
             If it takes longer than ``seconds``.
         """
-        deadline = time.monotonic() + seconds
-        while not self.store.check([key]):
-            if time.monotonic() > deadline:
-                cause = f"no answer from rank {source} within {seconds:g} s (--timeout)"
-                raise PeerLost(f"rank {self.place.rank} (worker {self.place.worker}): wait {what}: {cause}", [source])
-            time.sleep(0.01)
-        return bytes(self.store.get(key))
+        return _learn(
+            self.store, key, source, f"rank {self.place.rank} (worker {self.place.worker}): wait {what}", seconds
+        )
 
     @contextmanager
     def waiting(self, operation: str, peers: Sequence[int] = ()) -> Iterator[None]:
@@ -61,6 +59,35 @@ class World:
             yield
         except RuntimeError as error:
             raise self.names.lost(operation, peers, error) from error
+
+    def settle(self, work: dist.Work | None, operation: str, peers: Sequence[int] = ()) -> None:
+        """Waits for an operation of the start-up, the check or the end; errors as in `waiting`."""
+        with self.waiting(operation, peers):
+            if work is not None:
+                work.wait(timedelta(seconds=self.timeout))
+
+    def send(self, tensor: torch.Tensor, rank: int, operation: str) -> None:
+        """Sends a tensor outside of the schedule."""
+        with self.waiting(operation, [rank]):
+            work = dist.isend(plain(tensor.detach().cpu()), rank, group=self.chat)
+        self.settle(work, operation, [rank])
+
+    def recv(self, tensor: torch.Tensor, rank: int, operation: str) -> None:
+        """Receives a tensor outside of the schedule."""
+        with self.waiting(operation, [rank]):
+            work = dist.irecv(tensor, rank, group=self.chat)
+        self.settle(work, operation, [rank])
+
+    def meet(self, operation: str) -> None:
+        """Returns when all ranks have come here."""
+        with self.waiting(operation):
+            work = dist.barrier(self.chat, async_op=True)
+        self.settle(work, operation)
+
+    def ranks_of(self, stage: int) -> list[int]:
+        """All ranks that hold a stage, ascending."""
+        place, workers = self.place, self.job.holders[stage]
+        return sorted(place.rank_of(copy, worker) for copy in range(place.copies) for worker in workers)
 
     def peer(self, worker: int) -> Peer:
         """Another worker of this rank's copy."""
@@ -91,6 +118,16 @@ def meet(timeout: float) -> tuple[Store, int, int]:
     return store, rank, size
 
 
+def _learn(store: Store, key: str, source: int, what: str, seconds: float) -> bytes:
+    """Asks the store again and again: a thread that blocks in it would be deaf to signals."""
+    deadline = time.monotonic() + seconds
+    while not store.check([key]):
+        if time.monotonic() > deadline:
+            raise PeerLost(f"{what}: no answer from rank {source} within {seconds:g} s (--timeout)", [source])
+        time.sleep(0.01)
+    return bytes(store.get(key))
+
+
 def join(job: Job, store: Store, rank: int, size: int, layout: str, backend: str, timeout: float) -> World:
     """Sets up the communicators; every rank calls it with the same options.
 
@@ -109,8 +146,13 @@ def join(job: Job, store: Store, rank: int, size: int, layout: str, backend: str
     place = Place(rank, job.workers, size // job.workers, layout)
     device = _device(backend)
     limit = timedelta(seconds=timeout)
+    store.set(f"here/{rank}", "1")
+    for other in range(size):
+        _learn(
+            store, f"here/{other}", other, f"rank {rank} (worker {place.worker}): wait for all ranks to start", timeout
+        )
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
-    return World(
+    world = World(
         job=job,
         place=place,
         device=device,
@@ -118,10 +160,34 @@ def join(job: Job, store: Store, rank: int, size: int, layout: str, backend: str
         store=store,
         timeout=timeout,
         backend=backend,
-        chat=_group(range(size), "gloo", limit),
-        sums=_sums(job, place, backend, limit),
-        channels=_channels(job, place, backend, limit),
+        chat=_group(range(size), "gloo"),
+        sums=_sums(job, place, backend),
+        channels=_channels(job, place, backend),
     )
+    if backend == "nccl":
+        _warm_up(world)
+    return world
+
+
+def _warm_up(world: World) -> None:
+    """Uses every NCCL communicator once, in one order on all ranks.
+
+    The first operation of a communicator sets it up and blocks the host until its peers are there; in the loop, where
+    posting must not block, that could close a cycle.
+    """
+    me, token = world.place, torch.zeros(1, device=world.device)
+    for source, target in world.job.links:
+        channel = world.channels.get((source, target))
+        if me.worker == source:
+            dist.send(token, me.rank_of(me.copy, target), group=channel)
+        if me.worker == target:
+            dist.recv(token, me.rank_of(me.copy, source), group=channel)
+        torch.cuda.synchronize(world.device)
+    for stage in sorted(world.sums):
+        group, _ = world.sums[stage]
+        if group is not None:
+            dist.all_reduce(token, group=group)
+            torch.cuda.synchronize(world.device)
 
 
 def _device(backend: str) -> torch.device:
@@ -136,34 +202,31 @@ def _device(backend: str) -> torch.device:
     return torch.device("cuda", local)
 
 
-def _group(ranks: Sequence[int], backend: str, limit: timedelta) -> dist.ProcessGroup:
-    group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=limit, backend=backend)
+def _group(ranks: Sequence[int], backend: str) -> dist.ProcessGroup:
+    """A communicator. Its own clock runs from the launch of an operation and says nothing: every wait has a limit."""
+    group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=_A_DAY, backend=backend)
     return group
 
 
-def _sums(
-    job: Job, place: Place, backend: str, limit: timedelta
-) -> dict[int, tuple[dist.ProcessGroup | None, tuple[int, ...]]]:
+def _sums(job: Job, place: Place, backend: str) -> dict[int, tuple[dist.ProcessGroup | None, tuple[int, ...]]]:
     """One communicator per stage, over every rank that holds it; none where that is a single rank."""
     sums: dict[int, tuple[dist.ProcessGroup | None, tuple[int, ...]]] = {}
     for stage, workers in enumerate(job.holders):
         ranks = sorted(place.rank_of(copy, worker) for copy in range(place.copies) for worker in workers)
-        group = _group(ranks, backend, limit) if len(ranks) > 1 else None
+        group = _group(ranks, backend) if len(ranks) > 1 else None
         if place.rank in ranks:
             sums[stage] = group, tuple(ranks)
     return sums
 
 
-def _channels(
-    job: Job, place: Place, backend: str, limit: timedelta
-) -> dict[tuple[int, int], dist.ProcessGroup | None]:
+def _channels(job: Job, place: Place, backend: str) -> dict[tuple[int, int], dist.ProcessGroup | None]:
     """One communicator per directed pair of workers on NCCL, which matches messages by order; gloo matches by tag."""
     if backend == "gloo":
         return {}
     mine: dict[tuple[int, int], dist.ProcessGroup | None] = {}
     for copy in range(place.copies):
         for source, target in job.links:
-            group = _group([place.rank_of(copy, source), place.rank_of(copy, target)], backend, limit)
+            group = _group([place.rank_of(copy, source), place.rank_of(copy, target)], backend)
             if copy == place.copy:
                 mine[source, target] = group
     return mine

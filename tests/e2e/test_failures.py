@@ -33,6 +33,15 @@ def test_a_rank_that_is_killed_ends_the_others_with_one_message(two_stages: Path
     assert not ranks_left(two_stages)
 
 
+def test_a_rank_that_dies_while_the_other_computes_is_named(two_stages: Path) -> None:
+    arguments = ("--model", FAILING, "--steps", "9", "--timeout", "20")
+    done = torchrun(two_stages, 2, *arguments, FAIL="kill-while-the-other-computes:1:2")
+    assert done.returncode != 0
+    (message,) = ours(done)
+    assert "rank 1: the connection was closed" in message
+    assert not ranks_left(two_stages)
+
+
 def test_a_rank_that_hangs_is_named_when_the_time_is_up(two_stages: Path) -> None:
     done = torchrun(two_stages, 2, "--model", FAILING, "--steps", "9", "--timeout", "3", FAIL="stop-in-forward:1:2")
     assert done.returncode != 0
@@ -57,12 +66,17 @@ MISTAKES = {
     "raise-in-forward:1:2": "failing.py:57 in forward: ValueError: forward went wrong",
     "raise-in-backward:1:2": "failing.py:36 in backward: ValueError: backward went wrong",
     "change-shape:0:2": "stage 0 returned for micro-batch 0: tensor 0 is (2, 4) torch.float32 and was (1, 4)",
-    "build-raises": "failing.py:67 in build_stage: KeyError: 'no such layer'",
+    "build-raises": "failing.py:76 in build_stage: KeyError: 'no such layer'",
     "build-returns-none": "build_stage(0, 2) returned None, not a torch.nn.Module",
     "returns-list": "stage 0 returned a list; return a tensor or a tuple of tensors",
     "loss-of-two": "loss returned a tensor of shape (2,); return the mean over the micro-batch",
     "few-items": "the dataset has 3 items and one update takes B*N*W = 1*4*1 = 4",
     "no-map": "dataset() must return a map-style dataset",
+    "no-pairs": "item 35 of the dataset is a dict, not a pair (input, target)",
+    "no-optimizer": "optimizer returned a NoneType, not a torch.optim.Optimizer",
+    "own-randomness": "starts with other weights on rank 1 than on rank 0",
+    "tied": "stages 0 and 1 share the parameter linear.weight",
+    "lazy": "stage 0 has lazy parameters; give every layer its sizes",
 }
 
 OPTIONS = {

@@ -52,6 +52,14 @@ def several_at_once(folder: Path) -> Iterator[Job]:
     yield Job("again-plain", compiled(folder, str(SCHEMES / "again.chim"), N=8), model="plain.py")
 
 
+def two_ranks(folder: Path) -> Iterator[Job]:
+    """Gradients that are none, sparse or constant; buffers that come late; results that are only marked conjugate."""
+    for what in ("unused-output", "constant-loss", "sparse", "late-buffer", "conjugate"):
+        for scheme in ("dapple", "chimera"):
+            directory = compiled(folder, scheme, D=2, N=2)
+            yield Job(f"{what}-{scheme}", directory, ("--check", "--steps", "2"), "vary.py", {"VARY": what})
+
+
 def eight_ranks(folder: Path) -> Iterator[Job]:
     """D=4 with two copies, and D=8."""
     for scheme in LIBRARY:
@@ -116,6 +124,12 @@ def test_an_odd_micro_batch_has_no_halves(tmp_path: Path) -> None:
     done = torchrun(compiled(tmp_path, "chimera_halving", D=2, N=2), 2, "--model", str(MODELS / "zoo.py"))
     assert done.returncode != 0
     assert "--micro-batch-size 1: chimera_halving(D=2, N=2) cuts every micro-batch into 2 halves" in done.stderr
+
+
+def test_two_ranks_leave_gradients_alone_that_one_process_has_not(tmp_path: Path) -> None:
+    for name, outcome in run_all(tmp_path, 2, list(two_ranks(tmp_path))).items():
+        outcome.assert_passed()
+        assert "check: passed" in outcome.said[0], name
 
 
 def test_eight_ranks_compute_the_gradients_of_one_process(eight: tuple[Path, dict[str, Outcome]]) -> None:

@@ -24,7 +24,6 @@ from chimera_ir.verify.verify import verify_plan, verify_program, verify_schedul
 from tests.executor import verdicts
 from tests.property.programs import one_direction, plans, two_directions
 
-
 PLAIN = Costs()
 
 

@@ -57,12 +57,21 @@ class Stage(nn.Module):
             raise ValueError("forward went wrong")
         if now("change-shape"):
             x = torch.cat([x, x])
-        if WHAT == "slow":
-            time.sleep(0.2)
+        if WHAT == "kill-while-the-other-computes" and STEPS["done"] >= int(AFTER):
+            if MINE:
+                die()
+            time.sleep(1)
         return Fail.apply(self.linear(x))
 
 
+CACHE = {}
+
+
 def build_stage(stage, num_stages):
+    if WHAT == "tied":
+        return CACHE.setdefault("stage", Stage(stage, num_stages))
+    if WHAT == "lazy":
+        return nn.LazyLinear(WIDTH)
     if WHAT == "build-raises":
         raise KeyError("no such layer")
     if WHAT == "build-returns-none":
@@ -71,7 +80,11 @@ def build_stage(stage, num_stages):
         module = nn.Identity()
         module.forward = lambda x: [x]
         return module
-    return Stage(stage, num_stages)
+    module = Stage(stage, num_stages)
+    if WHAT == "own-randomness":
+        with torch.no_grad():
+            module.linear.weight.fill_(float(os.environ["RANK"]))
+    return module
 
 
 def loss(output, target):
@@ -84,7 +97,8 @@ class Numbers(torch.utils.data.Dataset):
         return 3 if WHAT == "few-items" else 64
 
     def __getitem__(self, i):
-        return torch.full((WIDTH,), float(i)), torch.zeros(WIDTH)
+        item = torch.full((WIDTH,), float(i)), torch.zeros(WIDTH)
+        return dict(enumerate(item)) if WHAT == "no-pairs" else item
 
 
 def dataset():
@@ -98,4 +112,6 @@ class Counting(torch.optim.SGD):
 
 
 def optimizer(parameters):
+    if WHAT == "no-optimizer":
+        return None
     return Counting(parameters, lr=1e-4)
