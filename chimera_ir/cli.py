@@ -21,7 +21,7 @@ from chimera_ir.cost.simulate import Timeline
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.render import render, render_all
 from chimera_ir.diagnostics.suggest import closest
-from chimera_ir.driver import MAX_OPERATIONS, Level, Request, Result, compile_ir, compile_scheme, files
+from chimera_ir.driver import MAX_OPERATIONS, Level, Request, Result, TooLarge, compile_ir, compile_scheme, files
 from chimera_ir.elaborate.settings import SettingError
 from chimera_ir.ir.levels import Plan, Program, Schedule
 from chimera_ir.ir.text.printer import show
@@ -132,6 +132,8 @@ def compile_command(
             _compile(dict(levels), out)
     except SettingError as error:
         raise Misuse(f"--set: {error}") from error
+    except TooLarge as error:
+        raise Misuse(f"{source.name}: {error}") from error
     except Rejected as rejected:
         click.echo(render_all(rejected.diagnostics, source, color), err=True)
         sys.exit(WRONG_TEXT)

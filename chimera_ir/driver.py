@@ -49,6 +49,10 @@ class Request:
     max_operations: int = MAX_OPERATIONS
 
 
+class TooLarge(Exception):
+    """An IR text, or the baseline of the report, has more operations than the request allows; the message says so."""
+
+
 Result = tuple[Level, object]
 Warn = Callable[[Diagnostic], None]
 
@@ -62,6 +66,8 @@ def compile_scheme(request: Request, warn: Warn) -> Iterator[Result]:
         With all errors of the first level that has any.
     SettingError
         If a setting names a parameter that the scheme does not have.
+    TooLarge
+        If the baseline of the report has more operations than the request allows.
     """
     scheme: Scheme = parse(request.source)
     yield Level.AST, scheme
@@ -72,7 +78,9 @@ def compile_scheme(request: Request, warn: Warn) -> Iterator[Result]:
 
 def compile_ir(request: Request, warn: Warn) -> Iterator[Result]:
     """Every level from the one that the text is at, a program's schedule included; errors as in `compile_scheme`."""
-    match ir_parser.parse(request.source):
+    level = ir_parser.parse(request.source)
+    _limit("the text", _operations(level), request.max_operations)
+    match level:
         case Plan() as plan:
             yield from _from_plan(plan, request, warn)
         case Schedule() as schedule:
@@ -84,6 +92,10 @@ def compile_ir(request: Request, warn: Warn) -> Iterator[Result]:
             _pass_on(raise_errors(verify_schedule(schedule, None)), warn)
             yield Level.SCHEDULE, schedule
             yield from _from_program(program, request)
+
+
+def _operations(level: Plan | Schedule | Program) -> int:
+    return len(level.operations) if isinstance(level, Plan) else sum(map(len, level.lanes))
 
 
 def _from_plan(plan: Plan, request: Request, warn: Warn) -> Iterator[Result]:
@@ -104,16 +116,25 @@ def _from_program(program: Program, request: Request) -> Iterator[Result]:
     yield Level.PROGRAM, verified
     timeline: Timeline = simulate(verified.schedule, request.costs)
     yield Level.TIMELINE, timeline
-    baseline = _baseline(verified.schedule)
+    baseline = _baseline(verified.schedule, request.max_operations)
     yield Level.REPORT, report(verified.schedule, request.costs, baseline, launches(verified.program, timeline))
 
 
-def _baseline(schedule: Schedule) -> Schedule:
+def _baseline(schedule: Schedule, max_operations: int) -> Schedule:
     """The baseline scheme on as many workers, with as many micro-batches."""
     workers, micro_batches = schedule.header.workers, schedule.header.whole_micro_batches
+    what = f"the baseline of the report, on {workers:,} workers with {micro_batches:,} micro-batches,"
+    _limit(what, 2 * workers * micro_batches, max_operations)
     source, settings = library.baseline(workers, micro_batches)
-    plan, _ = elaborate(parse(source), settings, max_operations=2 * workers * micro_batches)
+    plan, _ = elaborate(parse(source), settings, max_operations)
     return order(plan)
+
+
+def _limit(what: str, operations: int, most: int) -> None:
+    if operations > most:
+        raise TooLarge(
+            f"{what} has {operations:,} operations, and the limit is {most:,}; --max-operations {operations} raises it"
+        )
 
 
 def _pass_on(warnings: tuple[Diagnostic, ...], warn: Warn) -> None:

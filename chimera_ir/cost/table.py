@@ -17,14 +17,8 @@ IN_FULL = 16
 
 def show(report: Report) -> RenderableType:
     """The report, ready to be printed on a console of any width; colour adds nothing that the words do not say."""
-    return Group(
-        _heading(report.figures),
-        _table(report),
-        _verdict(report),
-        *_launches(report),
-        *_remarks(report),
-        _proof(report),
-    )
+    head = _heading(report.figures), _table(report), _verdict(report)
+    return Group(*head, *_remarks(report), *_launches(report), _proof(report))
 
 
 def _heading(own: Figures) -> Text:
@@ -95,8 +89,8 @@ def _launches(report: Report) -> list[Text]:
     ]
     if len(early) > IN_FULL:
         lines.append(f"and {len(early) - IN_FULL} more such launches (report.json lists all)")
-    if rest:
-        lines.append(f"{_count(rest, 'other launch')} of gradient sums after the worker's last bubble")
+    if early and rest:
+        lines.append(f"{rest} more {'sum' if rest == 1 else 'sums'} launched after the worker's last bubble")
     return [Text.assemble(("gradients: ", "cyan"), line) for line in lines]
 
 

@@ -273,10 +273,29 @@ def test_what_is_no_scheme_ends_in_a_short_diagnostic(run: Run, tmp_path: Path, 
     assert list(contents(tmp_path)) == [f"bad.{ending}"]
 
 
+def test_a_baseline_beyond_the_limit_is_refused_before_it_is_built(run: Run, tmp_path: Path) -> None:
+    text = "\n".join(
+        ["schedule wide", "workers 60000", "stages 1", "micro_batches 100", "pipe p on 0 micros 0..100", ""]
+        + ["worker 0:", *(f"  F m{m} s0\n  B m{m} s0" for m in range(100))]
+        + [f"worker {w}:" for w in range(1, 60000)]
+    )
+    (tmp_path / "wide.sir").write_text(text)
+    ended = run("wide.sir", "--emit", "report")
+    assert ended.status == WRONG_COMMAND
+    assert "has 12,000,000 operations, and the limit is 1,000,000; --max-operations 12000000 raises it" in ended.err
+
+
+def test_a_text_beyond_the_limit_is_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "chimera.sir").write_text(run("chimera", "--emit", "schedule").out)
+    ended = run("chimera.sir", "--emit", "schedule", "--max-operations", "31")
+    assert ended.status == WRONG_COMMAND
+    assert "the text has 32 operations, and the limit is 31" in ended.err
+
+
 def test_a_fault_of_ours_is_status_seventy_and_says_so(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: object) -> object:
+    def fail(*_: object, **__: object) -> object:
         raise AssertionError("a pass is broken")
 
     monkeypatch.setattr(driver, "lower", fail)

@@ -28,7 +28,7 @@ def main() -> None:
             self.calls.add_(1)
             return self.drop(self.norm(self.linear(x))) * self.calls.clone()
 
-    boundary = Boundary(True, ((3, 4),), (torch.float32,), (True,))
+    boundary = Boundary(True, ((3, 4),), (torch.float32,), (True,), (True,))
     seen = []
     for recomputes in (False, True):
         torch.manual_seed(0)
