@@ -12,7 +12,7 @@ _ENDING = ".chim"
 
 def names() -> tuple[str, ...]:
     """The names of the library schemes, in alphabetical order."""
-    return tuple(sorted(path.stem for path in resources.library().glob(f"*{_ENDING}")))
+    return tuple(sorted(path.stem for path in resources.schemes().glob(f"*{_ENDING}")))
 
 
 def source(name: str) -> Source:
@@ -25,7 +25,7 @@ def source(name: str) -> Source:
     """
     if name not in names():
         raise KeyError(name)
-    return Source(f"{name}{_ENDING}", (resources.library() / f"{name}{_ENDING}").read_text(encoding="utf-8"))
+    return Source(f"{name}{_ENDING}", (resources.schemes() / f"{name}{_ENDING}").read_text(encoding="utf-8"))
 
 
 def summary(name: str) -> str:
@@ -40,5 +40,5 @@ def parameters(name: str) -> str:
 
 def baseline(workers: int, micro_batches: int) -> tuple[Source, dict[str, int]]:
     """The scheme that reports compare with, and the settings that give it a size."""
-    table = tomllib.loads((resources.library() / "library.toml").read_text(encoding="utf-8"))["baseline"]
+    table = tomllib.loads((resources.schemes() / "library.toml").read_text(encoding="utf-8"))["baseline"]
     return source(table["scheme"]), {table["workers"]: workers, table["micro_batches"]: micro_batches}

@@ -21,6 +21,6 @@ def templates() -> Path:
     return _folder("templates")
 
 
-def library() -> Path:
+def schemes() -> Path:
     """The folder of the library schemes."""
     return _PACKAGE / "schemes"

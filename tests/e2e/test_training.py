@@ -61,13 +61,18 @@ def two_ranks(folder: Path) -> Iterator[Job]:
 
 
 def eight_ranks(folder: Path) -> Iterator[Job]:
-    """D=4 with two copies, and D=8."""
+    """D=4 with two copies, D=2 with four, and D=8."""
     for scheme in LIBRARY:
         witness = folder / f"witness-{scheme}"
         witness.mkdir()
         directory = compiled(folder, scheme, D=4, N=2)
         arguments = ("--check", "--steps", "3", "--micro-batch-size", "2", "--metrics", str(folder / f"{scheme}.json"))
         yield Job(f"{scheme}-D4-W2", directory, arguments, environment={"WITNESS": str(witness)})
+    for scheme in (*LIBRARY, "chimera_doubling", "chimera_halving"):
+        directory = compiled(folder, scheme, D=2, N=4)
+        for layout in ("pipeline", "replica"):
+            arguments = ("--check-only", "--layout", layout, "--micro-batch-size", "2")
+            yield Job(f"{scheme}-D2-W4-{layout}", directory, arguments)
     yield Job("chimera-D8", compiled(folder, "chimera", D=8, N=8, f=2))
 
 

@@ -14,7 +14,7 @@ from chimera_ir.cost.report import Report, report
 from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.lower.order import order
-from chimera_ir.resources import library
+from chimera_ir.resources import schemes
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
 
@@ -30,7 +30,7 @@ CONCATENATIONS = [(D, K) for D in EVEN[:6] for K in (1, 2, 3, 4, 5)]
 
 @cache
 def schedule(name: str, **settings: int) -> Schedule:
-    path = library() / f"{name}.chim"
+    path = schemes() / f"{name}.chim"
     scheme = parse(Source(path.name, path.read_text(encoding="utf-8")))
     plan, _ = elaborate(scheme, settings, 1_000_000)
     return order(plan)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.diagnostics.render import render_all
 from chimera_ir.elaborate.elaborate import elaborate
-from chimera_ir.resources import library
+from chimera_ir.resources import schemes
 from chimera_ir.source import Source, Span
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.parser import parse
@@ -17,7 +17,7 @@ from chimera_ir.syntax.printer import show
 from chimera_ir.syntax.spelling import KEYWORDS
 
 HERE = Span(0, 0)
-LIBRARY = sorted(library().glob("*.chim"))
+LIBRARY = sorted(schemes().glob("*.chim"))
 TEXTS = [path.read_text(encoding="utf-8") for path in LIBRARY]
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z_0-9]{0,5}", fullmatch=True).filter(lambda name: name not in KEYWORDS)

@@ -11,7 +11,7 @@ from chimera_ir.elaborate.elaborate import elaborate, parameter_names
 from chimera_ir.elaborate.settings import SettingTooLarge, UnknownParameter
 from chimera_ir.ir.levels import Bound, Pipe, Plan, Quantity
 from chimera_ir.ir.ops import Backward, Forward
-from chimera_ir.resources import library
+from chimera_ir.resources import schemes
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
 
@@ -24,7 +24,7 @@ def plan_of(text: str, **settings: int) -> Plan:
 
 
 def library_plan(name: str, **settings: int) -> Plan:
-    plan, warnings = elaborate(parse(Source(name, (library() / f"{name}.chim").read_text())), settings, LIMIT)
+    plan, warnings = elaborate(parse(Source(name, (schemes() / f"{name}.chim").read_text())), settings, LIMIT)
     assert warnings == ()
     return plan
 
