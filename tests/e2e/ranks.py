@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -64,7 +63,6 @@ def run_all(folder: Path, ranks: int, jobs: Sequence[Job]) -> dict[str, Outcome]
             "train": str(job.directory / "train.py"),
             "arguments": ["--model", str(MODELS / job.model), "--timeout", "30", *job.arguments],
             "log": str(folder / f"{job.name}.log"),
-            "port": _free_port(),
             "environment": dict(job.environment),
         }
         for job in jobs
@@ -84,12 +82,6 @@ def _outcome(folder: Path, job: Job, ranks: int) -> Outcome:
         tuple(log.read_text() if log.exists() else "" for log in logs),
         tuple(Path(f"{log}.status").read_text() for log in logs),
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def torchrun(directory: Path, ranks: int, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

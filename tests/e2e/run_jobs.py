@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node=4 run_jobs.py JOBS.json
 
-JOBS.json is a list of {"train", "arguments", "port", "log", "environment"}; rank r writes what the job's rank r said to
+JOBS.json is a list of {"train", "arguments", "log", "environment"}; rank r writes what the job's rank r said to
 LOG.r, and its exit status to LOG.r.status.
 """
 
@@ -28,7 +28,6 @@ def child(job: dict[str, object], log: Path) -> None:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
     train = str(job["train"])
-    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(job["port"])}
     os.environ |= {str(k): str(v) for k, v in dict(job.get("environment") or {}).items()}  # type: ignore[call-overload]
     sys.argv = [train, *map(str, job["arguments"])]  # type: ignore[call-overload]
     sys.path[0] = os.path.dirname(train)
@@ -45,8 +44,19 @@ def child(job: dict[str, object], log: Path) -> None:
     os._exit(status)
 
 
-def serve(port: int) -> torch.distributed.TCPStore:
-    return torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+def serve(port: Path) -> torch.distributed.TCPStore:
+    """A store on a port that is free now; the other ranks read which."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    written = port.with_suffix(".written")
+    written.write_text(str(store.port))
+    written.rename(port)
+    return store
+
+
+def wait_for(port: Path) -> str:
+    while not port.exists():
+        time.sleep(POLL)
+    return port.read_text()
 
 
 def main() -> None:
@@ -56,7 +66,9 @@ def main() -> None:
     for job in json.loads(Path(sys.argv[1]).read_text()):
         log = Path(f"{job['log']}.{rank}")
         # The store lives in this process, as it lives in torchrun's: it outlives every rank of the job.
-        stores.append(serve(job["port"]) if rank == "0" else None)
+        port = Path(f"{job['log']}.port")
+        stores.append(serve(port) if rank == "0" else None)
+        os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": wait_for(port)}
         pid = os.fork()
         if pid == 0:
             child(job, log)
