@@ -44,13 +44,23 @@ def child(job: dict[str, object], log: Path) -> None:
     os._exit(status)
 
 
-def serve(port: Path) -> torch.distributed.TCPStore:
-    """A store on a port that is free now; the other ranks read which."""
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    written = port.with_suffix(".written")
-    written.write_text(str(store.port))
-    written.rename(port)
-    return store
+def keep_stores(ports: list[Path]) -> int:
+    """Starts a process with a store for every job, each on a port that is free now; the ranks read which.
+
+    It is a process of its own because stores have threads, and what is forked below must have none.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    stores = []
+    for port in ports:
+        stores.append(torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+        written = port.with_suffix(".written")
+        written.write_text(str(stores[-1].port))
+        written.rename(port)
+    while os.getppid() != 1:
+        time.sleep(1)
+    os._exit(0)
 
 
 def wait_for(port: Path) -> str:
@@ -62,13 +72,12 @@ def wait_for(port: Path) -> str:
 def main() -> None:
     torch.set_num_threads(1)
     rank = os.environ["RANK"]
-    stores: list[torch.distributed.TCPStore | None] = []
-    for job in json.loads(Path(sys.argv[1]).read_text()):
+    jobs = json.loads(Path(sys.argv[1]).read_text())
+    # The stores live apart from the ranks, as torchrun's does: they outlive every rank of a job.
+    keeper = keep_stores([Path(f"{job['log']}.port") for job in jobs]) if rank == "0" else None
+    for job in jobs:
         log = Path(f"{job['log']}.{rank}")
-        # The store lives in this process, as it lives in torchrun's: it outlives every rank of the job.
-        port = Path(f"{job['log']}.port")
-        stores.append(serve(port) if rank == "0" else None)
-        os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": wait_for(port)}
+        os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": wait_for(Path(f"{job['log']}.port"))}
         pid = os.fork()
         if pid == 0:
             child(job, log)
@@ -76,6 +85,8 @@ def main() -> None:
         Path(f"{log}.status").write_text(str(status))
     while len(list(log.parent.glob(f"{log.stem}.*.status"))) < int(os.environ["WORLD_SIZE"]):
         time.sleep(POLL)
+    if keeper is not None:
+        os.kill(keeper, signal.SIGKILL)
 
 
 def wait_like_torchrun(pid: int, failed: Path) -> int:
