@@ -12,11 +12,13 @@ from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import (
     AllReduce,
     Backward,
+    Drop,
     Forward,
     Instruction,
     Message,
     Recv,
     Send,
+    Stash,
     Step,
     WaitAllReduce,
     WaitRecv,
@@ -51,6 +53,10 @@ def statements(header: Header, worker: Worker, instruction: Instruction, rooms: 
             return (f"sum_s{stage}.wait()",), ()
         case Step(stage=stage):
             return (f"stage{stage}.step()",), ()
+        case Stash(stage=stage, version=version):
+            return (f"stage{stage}.stash({version})",), ()
+        case Drop(stage=stage, version=version):
+            return (f"stage{stage}.drop({version})",), ()
         case _:
             assert_never(instruction)
 

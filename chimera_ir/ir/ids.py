@@ -16,3 +16,6 @@ Clock = NewType("Clock", int)
 
 Slot = NewType("Slot", int)
 """A receive buffer, counted per worker, receiving stage and direction."""
+
+Version = NewType("Version", int)
+"""The weights of a stage after so many updates; only asynchronous schemes tell versions apart."""

@@ -53,8 +53,11 @@ class Strategy(Enum):
 class Header:
     """What every level of IR says first.
 
-    ``micro_batches`` is the number per update, over all pipes: N, or 2N half ones where ``halves`` says so; every pipe
-    has all ``stages`` D. ``strategies`` are those of stages that have another one than eager_opt, by ascending stage.
+    ``micro_batches`` is the number over all pipes: N, or 2N half ones where ``halves`` says so; every pipe has all
+    ``stages`` D. ``strategies`` are those of stages that have another one than eager_opt, by ascending stage.
+
+    A level of an asynchronous scheme shows its first ``updates`` updates, as many micro-batches as they take, warm-up
+    and drain included; every ``period`` micro-batches the lanes repeat. A synchronous one shows one, and has period 0.
     """
 
     scheme: str
@@ -66,6 +69,8 @@ class Header:
     bounds: tuple[Bound, ...] = ()
     halves: bool = False
     strategies: tuple[tuple[Stage, Strategy], ...] = ()
+    updates: int = 1
+    period: int = 0
 
     def strategy(self, stage: Stage) -> Strategy:
         """When the sum of a stage's gradients is launched."""
@@ -77,9 +82,19 @@ class Header:
         return 2 if self.halves else 1
 
     @property
+    def asynchronous(self) -> bool:
+        """Whether micro-batches stream across updates without a flush."""
+        return self.period > 0
+
+    @property
+    def per_update(self) -> int:
+        """How many of what a `Micro` counts an update takes."""
+        return self.micro_batches // self.updates
+
+    @property
     def whole_micro_batches(self) -> int:
         """N: micro-batches per update, whole ones."""
-        return self.micro_batches // self.parts
+        return self.per_update // self.parts
 
     @cached_property
     def pipe_of(self) -> dict[Micro, Pipe]:
@@ -136,7 +151,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """``lanes[w]``: everything worker w does in one update, in order."""
+    """``lanes[w]``: everything worker w does in the updates that the header speaks of, in order."""
 
     header: Header
     lanes: tuple[tuple[Instruction, ...], ...]

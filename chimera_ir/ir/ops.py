@@ -1,8 +1,12 @@
-"""The operations of a worker: a closed union of small types, compared by what they do, not by where they stand."""
+"""The operations of a worker: a closed union of small types, compared by what they do, not by where they stand.
+
+In an asynchronous program operations name weight versions: the one that a forward or backward reads, the one that a sum
+and a step lead to. Where they are None the program is synchronous, and there is one version.
+"""
 
 from dataclasses import dataclass, field
 
-from chimera_ir.ir.ids import Micro, Slot, Stage, Worker
+from chimera_ir.ir.ids import Micro, Slot, Stage, Version, Worker
 from chimera_ir.source import Span
 
 NOWHERE = Span(0, 0)
@@ -25,6 +29,7 @@ class Forward:
     micros: tuple[Micro, ...]
     stage: Stage
     origin: Span = field(default=NOWHERE, compare=False, repr=False)
+    version: Version | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,7 @@ class Backward:
     micros: tuple[Micro, ...]
     stage: Stage
     origin: Span = field(default=NOWHERE, compare=False, repr=False)
+    version: Version | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,7 @@ class AllReduce:
 
     stage: Stage
     origin: Span = field(default=NOWHERE, compare=False, repr=False)
+    version: Version | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,7 @@ class WaitAllReduce:
 
     stage: Stage
     origin: Span = field(default=NOWHERE, compare=False, repr=False)
+    version: Version | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +101,26 @@ class Step:
 
     stage: Stage
     origin: Span = field(default=NOWHERE, compare=False, repr=False)
+    version: Version | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stash:
+    """Keeps the newest weights of a stage, as ``version``, beside those that the next step makes."""
+
+    stage: Stage
+    version: Version
+    origin: Span = field(default=NOWHERE, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Lets a stashed version of a stage's weights go."""
+
+    stage: Stage
+    version: Version
+    origin: Span = field(default=NOWHERE, compare=False, repr=False)
 
 
 Compute = Forward | Backward
-Instruction = Compute | Send | Recv | WaitSend | WaitRecv | AllReduce | WaitAllReduce | Step
+Instruction = Compute | Send | Recv | WaitSend | WaitRecv | AllReduce | WaitAllReduce | Step | Stash | Drop

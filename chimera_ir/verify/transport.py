@@ -20,10 +20,12 @@ from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import (
     AllReduce,
     Backward,
+    Drop,
     Forward,
     Instruction,
     Recv,
     Send,
+    Stash,
     Step,
     WaitAllReduce,
     WaitRecv,
@@ -148,7 +150,7 @@ class _Execution:
             case AllReduce(stage):
                 self._lacking[stage] -= 1
                 return [] if self._lacking[stage] else [self._sums + stage]
-            case Forward() | Backward() | WaitSend() | WaitRecv() | WaitAllReduce() | Step():
+            case Forward() | Backward() | WaitSend() | WaitRecv() | WaitAllReduce() | Step() | Stash() | Drop():
                 return []
             case _:
                 assert_never(instruction)

@@ -234,3 +234,34 @@ class HalvesLeftOver(Diagnostic):
     help: ClassVar[str] = "count two for each micro-batch"
 
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnevenUpdates(Diagnostic):
+    """Updates that do not share the micro-batches evenly, or lanes that repeat within an update."""
+
+    code: ClassVar[str] = "CH517"
+    title: ClassVar[str] = "{micro_batches} micro-batches do not make {updates} updates that repeat every {period}"
+    label: ClassVar[str] = "{reason}"
+    help: ClassVar[str] = (
+        "`updates U period L`: U divides the micro-batches, and L is a multiple of what an update takes"
+    )
+
+    micro_batches: int
+    updates: int
+    period: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class VersionUnsaid(Diagnostic):
+    """An operation of an asynchronous level without a version, or one of a synchronous level with a version."""
+
+    code: ClassVar[str] = "CH518"
+    title: ClassVar[str] = "{what}"
+    label: ClassVar[str] = "{label_text}"
+    help: ClassVar[str] = "{advice}"
+
+    what: str
+    label_text: str
+    advice: str

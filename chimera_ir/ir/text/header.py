@@ -13,6 +13,7 @@ from chimera_ir.diagnostics.catalogue.irtext import (
     MissingHeader,
     NumberOutOfRange,
     PlacementLength,
+    UnevenUpdates,
 )
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.ir.ids import Micro, Stage, Worker
@@ -72,6 +73,7 @@ class _Reader:
         self._counts: dict[str, int] = {}
         self._parameters: dict[str, int] = {}
         self._halves = False
+        self._updates: Token | None = None
         self._bounds: dict[Quantity, Bound] = {}
         self._syncs: list[Token] = []
         self._pipes: list[Token] = []
@@ -88,6 +90,8 @@ class _Reader:
                 self._take_bound(token)
             elif token.type == "SYNC":
                 self._syncs.append(token)
+            elif token.type == "UPDATES":
+                self._take_updates(token)
             else:
                 self._take_count(token)
         except Rejected as rejected:
@@ -105,6 +109,11 @@ class _Reader:
         if quantity in self._bounds:
             raise Rejected([HeaderTwice(span(token), f"the bound on {quantity.value}")])
         self._bounds[quantity] = Bound(quantity, integers(token, token)[-1])
+
+    def _take_updates(self, token: Token) -> None:
+        if self._updates is not None:
+            raise Rejected([HeaderTwice(span(token), "`updates`")])
+        self._updates = token
 
     def _take_count(self, token: Token) -> None:
         word, number = _WORDS[token.type], integers(token, token)[-1]
@@ -125,6 +134,7 @@ class _Reader:
         ]
         if self._mistakes or missing:
             raise Rejected([*self._mistakes, *missing])
+        updates, period = self._read_updates()
         return Header(
             scheme=self._title.split()[1],
             parameters=tuple(self._parameters.items()),
@@ -135,7 +145,23 @@ class _Reader:
             bounds=tuple(self._bounds.values()),
             halves=self._halves,
             strategies=self._read_strategies(),
+            updates=updates,
+            period=period,
         )
+
+    def _read_updates(self) -> tuple[int, int]:
+        """How many updates an asynchronous level shows, and after how many micro-batches it repeats."""
+        if self._updates is None:
+            return 1, 0
+        updates, period = integers(self._updates, self._updates)
+        micro_batches = self._counts["MICRO_BATCHES"]
+        if updates < 1 or micro_batches % updates:
+            reason = "the updates would not have equally many micro-batches"
+        elif period < 1 or period % (micro_batches // updates):
+            reason = f"an update takes {micro_batches // updates}"
+        else:
+            return updates, period
+        raise Rejected([UnevenUpdates(span(self._updates), micro_batches, updates, period, reason)])
 
     def _read_strategies(self) -> tuple[tuple[Stage, Strategy], ...]:
         chosen: dict[Stage, Strategy] = {}

@@ -14,6 +14,7 @@ FORMS = {
     "workers": "workers 4",
     "stages": "stages 4",
     "micro_batches": "micro_batches 4",
+    "updates": "updates 10 period 1",
     "memory": "memory activations <= 4",
     "sync": "sync lazy 0..2",
     "pipe": "pipe down on 0 1 2 3 micros 0..4",
@@ -25,6 +26,8 @@ FORMS = {
     "wait": "wait recv m0 s1->s2",
     "all_reduce": "all_reduce s1",
     "step": "step s1",
+    "stash": "stash s1 v0",
+    "drop": "drop s1 v0",
 }
 """The first word of every kind of line, with a line that is right."""
 
@@ -65,7 +68,7 @@ def _advice(word: str) -> str:
     close = get_close_matches(word, FORMS, n=1)
     if close:
         return f"did you mean `{close[0]}`, as in `{FORMS[close[0]]}`?"
-    return "operations are F, B, send, recv, wait, all_reduce and step"
+    return "operations are F, B, send, recv, wait, all_reduce, step, stash and drop"
 
 
 def _printable(word: str) -> str:

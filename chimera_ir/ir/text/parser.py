@@ -4,6 +4,7 @@ The text may come from anywhere: whatever it holds, the result is a level of IR 
 checked here against the header; whether the operations together make sense is the business of `verify`.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 
@@ -17,20 +18,23 @@ from chimera_ir.diagnostics.catalogue.irtext import (
     NotCompiledYet,
     NoTitle,
     NumberOutOfRange,
+    VersionUnsaid,
     WrongLevel,
 )
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
-from chimera_ir.ir.ids import Clock, Micro, Slot, Stage, Worker
+from chimera_ir.ir.ids import Clock, Micro, Slot, Stage, Version, Worker
 from chimera_ir.ir.levels import Header, Plan, Planned, Program, Schedule
 from chimera_ir.ir.ops import (
     AllReduce,
     Backward,
     Compute,
+    Drop,
     Forward,
     Instruction,
     Message,
     Recv,
     Send,
+    Stash,
     Step,
     WaitAllReduce,
     WaitRecv,
@@ -121,7 +125,7 @@ _MISPLACED = {
     "TITLE": "the level is named once, in the first line",
     "HEADING": "a heading after operations that have none",
 } | dict.fromkeys(
-    ("PARAMETERS", "WORKERS", "STAGES", "MICRO_BATCHES", "MEMORY", "SYNC", "PIPE"),
+    ("PARAMETERS", "WORKERS", "STAGES", "MICRO_BATCHES", "UPDATES", "MEMORY", "SYNC", "PIPE"),
     "a header line after the first operation",
 )
 
@@ -227,13 +231,28 @@ class _Reader:
             case "WAIT_RECV":
                 message = self._message(token, numbers)
                 return None if message is None else WaitRecv(message, origin)
-            case "ALL_REDUCE" | "WAIT_ALL_REDUCE" | "STEP":
-                if not self._within(token, "stage", numbers[0], self._last[1]):
-                    return None
-                return _SYNCS[token.type](Stage(numbers[0]), origin)
+            case "ALL_REDUCE" | "WAIT_ALL_REDUCE" | "STEP" | "STASH" | "DROP":
+                return self._synchronisation(token, numbers[0])
             case _:
                 self._wrong_level(token)
                 return None
+
+    def _synchronisation(self, token: Token, stage: int) -> Instruction | None:
+        if not self._within(token, "stage", stage, self._last[1]):
+            return None
+        version, origin = self._version(token), span(token)
+        if version is not None and token.type in ("STASH", "DROP"):
+            return (Stash if token.type == "STASH" else Drop)(Stage(stage), version, origin)
+        return _SYNCS[token.type](Stage(stage), origin, version) if token.type in _SYNCS else None
+
+    def _version(self, token: Token) -> Version | None:
+        """The version that an operation names; a mistake is kept if it names none and must, or must not."""
+        found = _VERSION.search(token)
+        if (found is not None) is not self._header.asynchronous:
+            self._reject(_unsaid(token, asynchronous=self._header.asynchronous))
+        version = integers(token, found[1])[0] if found else 0
+        within = self._within(token, "version", version, self._header.updates)
+        return Version(version) if found and within else None
 
     def _compute(self, token: Token, micros: list[int], stage: int) -> Compute | None:
         kind = token[0]
@@ -245,7 +264,8 @@ class _Reader:
             return None
         if not self._within(token, "stage", stage, self._last[1]):
             return None
-        return (Forward if kind == "F" else Backward)(tuple(map(Micro, micros)), Stage(stage), span(token))
+        make = Forward if kind == "F" else Backward
+        return make(tuple(map(Micro, micros)), Stage(stage), span(token), self._version(token))
 
     def _message(self, token: Token, numbers: list[int]) -> Message | None:
         *micros, source, target = numbers
@@ -262,9 +282,9 @@ class _Reader:
         return False
 
     def _numbers(self, token: Token) -> list[int]:
-        """The numbers of a line; none, with a mistake kept, if one of them is out of all bounds."""
+        """The numbers of a line, but the version; none, with a mistake kept, if one is out of all bounds."""
         try:
-            return integers(token, token)
+            return integers(token, _VERSION.sub("", token))
         except Rejected as rejected:
             self.mistakes.extend(rejected.diagnostics)
             return []
@@ -278,6 +298,19 @@ class _Reader:
         self.mistakes.append(mistake)
 
 
+def _unsaid(token: Token, *, asynchronous: bool) -> Diagnostic:
+    word = f"`{token.split()[0]}`"
+    if asynchronous:
+        what, advice = (
+            f"this {word} names no version of the weights",
+            "add the version, as in `F m3 s0 v1`, `step s0 v2`",
+        )
+        return VersionUnsaid(span(token), what, "the header says `updates`: weights have versions", advice)
+    advice = "leave the version out; or add `updates U period L` to the header of an asynchronous program"
+    return VersionUnsaid(span(token), f"this {word} names a version", "a synchronous program has one", advice)
+
+
+_VERSION = re.compile(r"[ \t]v([0-9]+)")
 _UNDER = " under their `worker` headings"
 _SYNCS: dict[str, type[AllReduce | WaitAllReduce | Step]] = {
     "ALL_REDUCE": AllReduce,

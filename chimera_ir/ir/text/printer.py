@@ -19,16 +19,18 @@ worker 1:
 from collections.abc import Iterable, Iterator
 from typing import assert_never
 
-from chimera_ir.ir.ids import Micro, Stage
+from chimera_ir.ir.ids import Micro, Stage, Version
 from chimera_ir.ir.levels import Header, Pipe, Plan, Program, Schedule, Strategy
 from chimera_ir.ir.ops import (
     AllReduce,
     Backward,
+    Drop,
     Forward,
     Instruction,
     Message,
     Recv,
     Send,
+    Stash,
     Step,
     WaitAllReduce,
     WaitRecv,
@@ -54,10 +56,10 @@ def show(level: Plan | Schedule | Program) -> str:
 def line(instruction: Instruction) -> str:
     """An instruction as one line, without indentation: ``send m0 s1->s2 to w2``."""
     match instruction:
-        case Forward(micros, stage):
-            return f"F {_micros(micros)} s{stage}"
-        case Backward(micros, stage):
-            return f"B {_micros(micros)} s{stage}"
+        case Forward(micros, stage, version=version):
+            return f"F {_micros(micros)} s{stage}{_of(version)}"
+        case Backward(micros, stage, version=version):
+            return f"B {_micros(micros)} s{stage}{_of(version)}"
         case Send(sent, to):
             return f"send {message(sent)} to w{to}"
         case Recv(received, source, slot):
@@ -66,12 +68,16 @@ def line(instruction: Instruction) -> str:
             return f"wait send {message(sent)}"
         case WaitRecv(received):
             return f"wait recv {message(received)}"
-        case AllReduce(stage):
-            return f"all_reduce s{stage}"
-        case WaitAllReduce(stage):
-            return f"wait all_reduce s{stage}"
-        case Step(stage):
-            return f"step s{stage}"
+        case AllReduce(stage, version=version):
+            return f"all_reduce s{stage}{_of(version)}"
+        case WaitAllReduce(stage, version=version):
+            return f"wait all_reduce s{stage}{_of(version)}"
+        case Step(stage, version=version):
+            return f"step s{stage}{_of(version)}"
+        case Stash(stage, version):
+            return f"stash s{stage} v{version}"
+        case Drop(stage, version):
+            return f"drop s{stage} v{version}"
         case _:
             assert_never(instruction)
 
@@ -79,6 +85,10 @@ def line(instruction: Instruction) -> str:
 def message(each: Message) -> str:
     """A message in the words of the text: ``m0 s1->s2``."""
     return f"{_micros(each.micros)} s{each.source}->s{each.target}"
+
+
+def _of(version: Version | None) -> str:
+    return "" if version is None else f" v{version}"
 
 
 def _micros(micros: tuple[Micro, ...]) -> str:
@@ -99,6 +109,7 @@ def _header(level: str, header: Header) -> Iterator[str]:
     yield f"workers {header.workers}"
     yield f"stages {header.stages}"
     yield f"micro_batches {header.micro_batches}" + (" halves" if header.halves else "")
+    yield from [f"updates {header.updates} period {header.period}"] if header.asynchronous else []
     yield from (f"memory {bound.quantity.value} <= {bound.limit}" for bound in header.bounds)
     for strategy in Strategy:
         stages = tuple(stage for stage, chosen in header.strategies if chosen is strategy)
