@@ -1,7 +1,8 @@
 """Which buffer a message is received into: interval colouring, so that there are as many buffers as are ever in use."""
 
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -44,14 +45,42 @@ def slots(lane: tuple[Compute, ...], postings: Iterable[Posting]) -> tuple[Slot,
     keeps for the backward, or sends on, may be the same memory. (That send is over by then: the gradients that answer
     it have been waited for.) Gradients stay until the backward that reads them is done.
     """
+    shelves: dict[_Key, _Shelf] = defaultdict(_Shelf)
+    return tuple(shelves[key].take(before, last_use) for key, before, last_use in _uses(lane, postings))
+
+
+def rings(lane: tuple[Compute, ...], postings: Iterable[Posting], within: Callable[[Micro], bool]) -> tuple[Slot, ...]:
+    """The slot of each posted receive of a lane that repeats: the slots of a shelf are used one after the other.
+
+    Round and round, so that the slot of a message follows from its number; slot 0 is that of the first one ``within``
+    the instance. There are as many slots as are posted into while one of them is in use, that one included.
+    """
+    listed = list(postings)
+    shelves: dict[_Key, list[tuple[int, int]]] = defaultdict(list)
+    numbers: list[tuple[_Key, int]] = []
+    first: dict[_Key, int] = {}
+    for (key, before, last_use), posting in zip(_uses(lane, listed), listed, strict=True):
+        if within(posting.transfer.message.micros[0]):
+            first.setdefault(key, len(shelves[key]))
+        numbers.append((key, len(shelves[key])))
+        shelves[key].append((before, last_use))
+    sizes = {key: _ring(uses) for key, uses in shelves.items()}
+    return tuple(Slot((number - first.get(key, 0)) % sizes[key]) for key, number in numbers)
+
+
+def _ring(uses: list[tuple[int, int]]) -> int:
+    """How many slots a shelf needs, its messages in the order of their posting."""
+    posted = [before for before, _ in uses]
+    return max(bisect_right(posted, last_use) - number for number, (_, last_use) in enumerate(uses))
+
+
+def _uses(lane: tuple[Compute, ...], postings: Iterable[Posting]) -> Iterator[tuple[_Key, int, int]]:
+    """For each posted receive its shelf, the place before which it is posted and that of its last use."""
     done: dict[tuple[Micro, Stage], int] = {}
     for place, operation in enumerate(lane):
         if isinstance(operation, Backward):
             done.update(((micro, operation.stage), place) for micro in operation.micros)
-    shelves: dict[_Key, _Shelf] = defaultdict(_Shelf)
-    taken: list[Slot] = []
     for before, transfer in postings:
         message = transfer.message
         last_use = max(done[micro, message.target] for micro in message.micros)
-        taken.append(shelves[_Key(message.source, message.target)].take(before, last_use))
-    return tuple(taken)
+        yield _Key(message.source, message.target), before, last_use

@@ -10,30 +10,25 @@
                                 wait all_reduce s1
                                 step s1
 
-The policies stand with the passes: `comm` (messages), `buffers` (slots), `sync` (gradients).
+The policies stand with the passes: `comm` (messages), `buffers` (slots), `sync` (gradients), `updates` (those of an
+asynchronous scheme, with the versions of its weights).
+
+The lanes of an asynchronous schedule are parts of sequences without an end (`ir.turns`). They are lowered with a margin
+of further turns on both sides, and what belongs to the margin is left out again: so everything stands where it stands
+in the steady state, in warm-up and drain too.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from chimera_ir.ir.ids import Stage
+from chimera_ir.ir.ids import Slot
 from chimera_ir.ir.levels import Program, Schedule
-from chimera_ir.ir.ops import (
-    NOWHERE,
-    AllReduce,
-    Compute,
-    Instruction,
-    Recv,
-    Send,
-    Step,
-    WaitAllReduce,
-    WaitRecv,
-    WaitSend,
-)
-from chimera_ir.lower.buffers import slots
+from chimera_ir.ir.ops import Compute, Instruction, Recv, Send, WaitRecv, WaitSend
+from chimera_ir.lower.buffers import rings, slots
 from chimera_ir.lower.comm import Traffic, communicate
-from chimera_ir.lower.sync import Duration, Launch, synchronise
-from chimera_ir.source import Span
+from chimera_ir.lower.margin import Margin, widened
+from chimera_ir.lower.sync import Duration, Insertions, synchronise
+from chimera_ir.lower.updates import update
 
 
 def _alike(_: Compute) -> int:
@@ -44,13 +39,13 @@ def lower(schedule: Schedule, ahead: int = 1, duration: Duration = _alike) -> Pr
     """The program that runs a schedule.
 
     Afterwards every hand-over between workers is one message, sent, received and waited for at both ends, in a slot of
-    its own while it is needed, and every held stage is summed and stepped once. What is added has the origin of the
-    operation it serves.
+    its own while it is needed, and every held stage is summed and stepped once an update. What is added has the origin
+    of the operation it serves.
 
     Parameters
     ----------
     schedule
-        Complete, placed and acyclic (`verify_schedule`), one micro-batch per operation.
+        Complete, placed and acyclic, and its lanes repeat if it is asynchronous (`verify_schedule`).
     ahead
         How many operations before its use a receive is posted, at least 0.
     duration
@@ -63,22 +58,32 @@ def lower(schedule: Schedule, ahead: int = 1, duration: Duration = _alike) -> Pr
     """
     if ahead < 0:
         raise ValueError("ahead must be at least 0")
+    if schedule.header.asynchronous:
+        wide, margin = widened(schedule)
+        return Program(schedule.header, tuple(map(margin.cut, _streaming(wide, ahead, duration, margin))))
     traffics = communicate(schedule, ahead)
-    launches = synchronise(schedule, duration)
-    lanes = zip(schedule.lanes, traffics, launches, strict=True)
-    return Program(schedule.header, tuple(tuple(_lane(*lane)) for lane in lanes))
+    lanes = zip(schedule.lanes, traffics, synchronise(schedule, duration), strict=True)
+    return Program(
+        schedule.header,
+        tuple(tuple(_lane(lane, traffic, slots(lane, traffic.postings), sums)) for lane, traffic, sums in lanes),
+    )
 
 
-def _lane(lane: tuple[Compute, ...], traffic: Traffic, launches: tuple[Launch, ...]) -> Iterator[Instruction]:
-    posted = _posted(lane, traffic)
-    launched: dict[int, list[Stage]] = defaultdict(list)
-    for launch in launches:
-        launched[launch.after].append(launch.stage)
-    origin = {operation.stage: operation.origin for operation in lane}
+def _streaming(schedule: Schedule, ahead: int, duration: Duration, margin: Margin) -> Iterator[Iterator[Instruction]]:
+    """The lanes with their margins."""
+    traffics = communicate(schedule, ahead)
+    for lane, traffic, updates in zip(schedule.lanes, traffics, update(schedule, duration), strict=True):
+        yield _lane(lane, traffic, rings(lane, traffic.postings, margin.within), updates)
 
-    yield from (AllReduce(stage, origin.get(stage, NOWHERE)) for stage in launched.get(-1, ()))
+
+def _lane(
+    lane: tuple[Compute, ...], traffic: Traffic, taken: Sequence[Slot], insertions: Insertions
+) -> Iterator[Instruction]:
+    posted = _posted(lane, traffic, taken)
+    yield from insertions.after.get(-1, ())
     for place, operation in enumerate(lane):
         yield from posted.get(place, ())
+        yield from insertions.before.get(place, ())
         if place in traffic.received:
             yield WaitRecv(traffic.received[place].message, operation.origin)
             yield from _taken(lane, traffic, place)
@@ -86,16 +91,16 @@ def _lane(lane: tuple[Compute, ...], traffic: Traffic, launches: tuple[Launch, .
         if place in traffic.sent:
             sent = traffic.sent[place]
             yield Send(sent.message, sent.receiver, operation.origin)
-        yield from (AllReduce(stage, origin.get(stage, NOWHERE)) for stage in launched.get(place, ()))
+        yield from insertions.after.get(place, ())
     for transfer in traffic.untold:
         yield WaitSend(transfer.message, lane[transfer.produced].origin)
-    yield from _updates(launches, origin)
+    yield from insertions.at_end
 
 
-def _posted(lane: tuple[Compute, ...], traffic: Traffic) -> dict[int, list[Recv]]:
+def _posted(lane: tuple[Compute, ...], traffic: Traffic, taken: Sequence[Slot]) -> dict[int, list[Recv]]:
     """The receives to post before each operation."""
     posted: dict[int, list[Recv]] = defaultdict(list)
-    for (before, transfer), slot in zip(traffic.postings, slots(lane, traffic.postings), strict=True):
+    for (before, transfer), slot in zip(traffic.postings, taken, strict=True):
         posted[before].append(Recv(transfer.message, transfer.sender, slot, lane[transfer.used].origin))
     return posted
 
@@ -103,10 +108,3 @@ def _posted(lane: tuple[Compute, ...], traffic: Traffic) -> dict[int, list[Recv]
 def _taken(lane: tuple[Compute, ...], traffic: Traffic, place: int) -> Iterator[WaitSend]:
     for transfer in traffic.taken.get(place, ()):
         yield WaitSend(transfer.message, lane[transfer.produced].origin)
-
-
-def _updates(launches: tuple[Launch, ...], origin: dict[Stage, Span]) -> Iterator[Instruction]:
-    for launch in launches:
-        where = origin.get(launch.stage, NOWHERE)
-        yield WaitAllReduce(launch.stage, where)
-        yield Step(launch.stage, where)

@@ -15,15 +15,28 @@ They are there even where a single worker holds a stage, for the number of copie
 started.
 """
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from chimera_ir.ir.ids import Stage, Worker
 from chimera_ir.ir.levels import Header, Schedule, Strategy
-from chimera_ir.ir.ops import Backward, Compute, Forward
+from chimera_ir.ir.ops import NOWHERE, AllReduce, Backward, Compute, Forward, Instruction, Step, WaitAllReduce
+from chimera_ir.source import Span
 
 Duration = Callable[[Compute], int]
 """How long an operation takes, in any unit."""
+
+
+class Insertions(NamedTuple):
+    """What is put between the operations of a lane: before and after the one at a place, and at the lane's end.
+
+    After place -1 is the start of the lane.
+    """
+
+    before: Mapping[int, Sequence[Instruction]]
+    after: Mapping[int, Sequence[Instruction]]
+    at_end: Sequence[Instruction] = ()
 
 
 class Launch(NamedTuple):
@@ -50,11 +63,23 @@ class _Lane(NamedTuple):
     end: int
 
 
-def synchronise(schedule: Schedule, duration: Duration) -> tuple[tuple[Launch, ...], ...]:
-    """The launches of every lane, in their order, by the policy above; every lane has one for each stage it holds."""
-    lanes = _lanes(schedule, duration)
-    agreed = _agreed(schedule.header, lanes)
-    return tuple(_launches(schedule.header, lane, sorted(lane.regions, key=agreed.__getitem__)) for lane in lanes)
+def synchronise(schedule: Schedule, duration: Duration) -> Iterator[Insertions]:
+    """The sums and steps of every lane, by the policy above: one for each stage that its worker holds."""
+    header, lanes = schedule.header, _lanes(schedule, duration)
+    agreed = _agreed(header, lanes)
+    for operations, lane in zip(schedule.lanes, lanes, strict=True):
+        launches = _launches(header, lane, sorted(lane.regions, key=agreed.__getitem__))
+        yield _insertions(launches, {operation.stage: operation.origin for operation in operations})
+
+
+def _insertions(launches: Iterable[Launch], origin: Mapping[Stage, Span]) -> Insertions:
+    after: dict[int, list[Instruction]] = defaultdict(list)
+    at_end: list[Instruction] = []
+    for place, stage in launches:
+        where = origin.get(stage, NOWHERE)
+        after[place].append(AllReduce(stage, where))
+        at_end += [WaitAllReduce(stage, where), Step(stage, where)]
+    return Insertions({}, after, at_end)
 
 
 def _eager(header: Header, stage: Stage, region: Region) -> bool:
@@ -83,7 +108,7 @@ def _agreed(header: Header, lanes: list[_Lane]) -> dict[Stage, int]:
 
 
 def _lanes(schedule: Schedule, duration: Duration) -> list[_Lane]:
-    ends = _ends(schedule, duration)
+    ends = earliest_ends(schedule, duration)
     found: list[_Lane] = []
     for worker, lane in enumerate(schedule.lanes):
         regions = {stage: Region(-1, 0, 0) for stage in schedule.header.stages_of[worker]}
@@ -99,7 +124,7 @@ def _lanes(schedule: Schedule, duration: Duration) -> list[_Lane]:
     return found
 
 
-def _ends(schedule: Schedule, duration: Duration) -> list[list[int]]:
+def earliest_ends(schedule: Schedule, duration: Duration) -> list[list[int]]:
     """When each operation of each lane ends, every one starting as early as its data and its worker allow.
 
     An operation that waits in a cycle has no such time; it counts as over when its worker got stuck.

@@ -1,0 +1,199 @@
+"""Lanes that repeat: a turn of the steady state, and every other turn as that one moved in time.
+
+The lane of an asynchronous level is a sequence without beginning and end, of which only what is about the micro-batches
+and the updates of the instance is there. So warm-up and drain need no description of their own: they are turns of which
+a part is left out. A turn takes ``period`` micro-batches; from one to the next every micro-batch moves on by as many,
+every version by the updates that they make, and a receive goes round the slots of its shelf.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, assert_never
+
+from chimera_ir.ir.ids import Micro, Slot, Stage, Version
+from chimera_ir.ir.levels import Header
+from chimera_ir.ir.ops import (
+    AllReduce,
+    Backward,
+    Drop,
+    Forward,
+    Instruction,
+    Message,
+    Recv,
+    Send,
+    Stash,
+    Step,
+    WaitAllReduce,
+    WaitRecv,
+    WaitSend,
+)
+
+Shelf = tuple[Stage, Stage]
+"""The slots of the messages between two stages in one direction, on the receiving worker."""
+
+
+class Ring(NamedTuple):
+    """How a shelf is used: ``messages`` a turn, put into ``slots`` slots one after the other, round and round."""
+
+    messages: int
+    slots: int
+
+
+class Extent(NamedTuple):
+    """What an instruction is about: the first and last of its micro-batches, or its update twice."""
+
+    first: int
+    last: int
+    of_updates: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """One turn of a lane in the steady state: the one that begins with micro-batch ``turn * period``."""
+
+    turn: int
+    instructions: tuple[Instruction, ...]
+    rings: Mapping[Shelf, Ring]
+
+
+def updates_a_turn(header: Header) -> int:
+    """How many updates a turn makes."""
+    return header.period // header.per_update
+
+
+def extent(instruction: Instruction) -> Extent:
+    """What an instruction is about: where that is left out, so is the instruction."""
+    match instruction:
+        case Forward(micros=micros) | Backward(micros=micros):
+            return Extent(min(micros), max(micros), of_updates=False)
+        case Send(message) | Recv(message) | WaitSend(message) | WaitRecv(message):
+            return Extent(min(message.micros), max(message.micros), of_updates=False)
+        case AllReduce(version=version) | WaitAllReduce(version=version) | Step(version=version):
+            update = (version or 0) - 1
+            return Extent(update, update, of_updates=True)
+        case Stash(version=version) | Drop(version=version):
+            return Extent(version, version, of_updates=True)
+        case _:
+            assert_never(instruction)
+
+
+def body(header: Header, lane: Sequence[Instruction]) -> Body | None:
+    """The turn in the middle of an asynchronous lane, from a forward or backward to the same one a turn later.
+
+    What is done in preparation of the first operation comes with it. None if the lane has no such turn.
+    """
+    turn = header.micro_batches // header.period // 2
+    start = turn * header.period
+    wanted = range(start, start + header.period)
+    opening = next((i for i, each in enumerate(lane) if _computes(each) and extent(each).first in wanted), None)
+    if opening is None:
+        return Body(turn, (), {}) if not lane else None
+    again = _moved(lane[opening], header.period, updates_a_turn(header))
+    closing = next((i for i in range(opening + 1, len(lane)) if lane[i] == again), None)
+    if closing is None:
+        return None
+    lead = _lead(lane, opening)
+    instructions = tuple(lane[opening - lead : closing - lead])
+    return Body(turn, instructions, _rings(lane, instructions))
+
+
+def unroll(header: Header, lane: Body, updates: int) -> Iterator[Instruction]:
+    """A lane as it is for so many updates: every turn, without what is about none of their micro-batches.
+
+    No version is below 0: the first micro-batches read the initial weights.
+    """
+    each_turn, micro_batches = updates_a_turn(header), updates * header.per_update
+    for turn in turns(header, lane, updates):
+        by = turn - lane.turn
+        for instruction in lane.instructions:
+            first, last, of_updates = extent(instruction)
+            offset, end = (by * each_turn, updates) if of_updates else (by * header.period, micro_batches)
+            if first + offset >= 0 and last + offset < end:
+                yield moved(header, lane, instruction, by)
+
+
+def turns(header: Header, lane: Body, updates: int) -> range:
+    """The turns that have something to do if there are so many updates, from first to last."""
+    each_turn = updates_a_turn(header)
+    bounds = [
+        (first - lane.turn * each_turn, last - lane.turn * each_turn, each_turn, updates)
+        if of_updates
+        else (
+            first - lane.turn * header.period,
+            last - lane.turn * header.period,
+            header.period,
+            updates * header.per_update,
+        )
+        for first, last, of_updates in map(extent, lane.instructions)
+    ]
+    if not bounds:
+        return range(0)
+    start = min(-(first // step) for first, _, step, _ in bounds)
+    stop = max(-((last - end) // step) for _, last, step, end in bounds)
+    return range(start, max(start, stop))
+
+
+def later(header: Header, instruction: Instruction, turns: int) -> Instruction:
+    """An instruction so many turns later, in the same slot; versions are not below 0."""
+    found = _moved(instruction, turns * header.period, turns * updates_a_turn(header))
+    if isinstance(found, Forward | Backward) and found.version is not None and found.version < 0:
+        return replace(found, version=Version(0))
+    return found
+
+
+def moved(header: Header, lane: Body, instruction: Instruction, by: int) -> Instruction:
+    """An instruction of a body, so many turns later."""
+    found = later(header, instruction, by)
+    if isinstance(found, Recv):
+        ring = lane.rings[shelf(found.message)]
+        return replace(found, slot=Slot((found.slot + by * ring.messages) % ring.slots))
+    return found
+
+
+def shelf(message: Message) -> Shelf:
+    """Where a message is received."""
+    return message.source, message.target
+
+
+def _computes(instruction: Instruction) -> bool:
+    return isinstance(instruction, Forward | Backward)
+
+
+def _moved(instruction: Instruction, micros: int, updates: int) -> Instruction:
+    match instruction:
+        case Forward() | Backward():
+            version = None if instruction.version is None else Version(instruction.version + updates)
+            return replace(instruction, micros=_later(instruction.micros, micros), version=version)
+        case Send(message) | Recv(message) | WaitSend(message) | WaitRecv(message):
+            return replace(instruction, message=replace(message, micros=_later(message.micros, micros)))
+        case AllReduce() | WaitAllReduce() | Step() | Stash() | Drop():
+            return replace(instruction, version=Version((instruction.version or 0) + updates))
+        case _:
+            assert_never(instruction)
+
+
+def _later(micros: tuple[Micro, ...], by: int) -> tuple[Micro, ...]:
+    return tuple([Micro(micro + by) for micro in micros])
+
+
+_PREPARING = (Recv, WaitRecv, WaitSend, WaitAllReduce, Stash, Step)
+
+
+def _lead(lane: Sequence[Instruction], opening: int) -> int:
+    """How many instructions before an operation prepare it."""
+    lead = 0
+    while lead < opening and isinstance(lane[opening - lead - 1], _PREPARING):
+        lead += 1
+    return lead
+
+
+def _rings(lane: Sequence[Instruction], instructions: Sequence[Instruction]) -> dict[Shelf, Ring]:
+    messages: dict[Shelf, int] = {}
+    slots: dict[Shelf, int] = {}
+    for each in instructions:
+        if isinstance(each, Recv):
+            messages[shelf(each.message)] = messages.get(shelf(each.message), 0) + 1
+    for each in lane:
+        if isinstance(each, Recv):
+            slots[shelf(each.message)] = max(slots.get(shelf(each.message), 0), each.slot + 1)
+    return {key: Ring(count, slots[key]) for key, count in messages.items()}

@@ -1,0 +1,79 @@
+"""The lanes of an asynchronous schedule with further turns on both sides, and the way back."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from chimera_ir.ir.ids import Micro
+from chimera_ir.ir.levels import Header, Schedule
+from chimera_ir.ir.ops import Compute, Instruction
+from chimera_ir.ir.turns import Body, body, extent, later, unroll, updates_a_turn
+
+
+@dataclass(frozen=True, slots=True)
+class Margin:
+    """The instance that a wide one has been made of, and by how many turns its micro-batches were moved there."""
+
+    header: Header
+    turns: int
+
+    def within(self, micro: Micro) -> bool:
+        """Whether a micro-batch of the wide schedule belongs to the instance."""
+        return 0 <= micro - self.turns * self.header.period < self.header.micro_batches
+
+    def cut(self, lane: Iterable[Instruction]) -> tuple[Instruction, ...]:
+        """A wide lane without its margins, micro-batches and versions numbered as in the instance."""
+        found = (later(self.header, instruction, -self.turns) for instruction in lane)
+        return tuple(instruction for instruction in found if self._has(instruction))
+
+    def _has(self, instruction: Instruction) -> bool:
+        first, last, of_updates = extent(instruction)
+        return first >= 0 and last < (self.header.updates if of_updates else self.header.micro_batches)
+
+
+def widened(schedule: Schedule) -> tuple[Schedule, Margin]:
+    """A schedule whose lanes repeat, with a margin as long as all that goes on at the same time takes, and twice that.
+
+    Its versions are those of the steady state: as if there had been updates before the first.
+    """
+    header = schedule.header
+    bodies = [body(header, lane) or Body(0, (), {}) for lane in schedule.lanes]
+    margin = 2 * _span(header, bodies) + 2
+    turns = -(-header.micro_batches // header.period) + 2 * margin
+    wide = replace(
+        header,
+        micro_batches=turns * header.period,
+        updates=turns * updates_a_turn(header),
+        pipes=tuple(replace(pipe, micros=_further(header, pipe.micros, turns)) for pipe in header.pipes),
+    )
+    lanes = [
+        unroll(
+            wide, Body(each.turn + margin, tuple(later(header, i, margin) for i in each.instructions), {}), wide.updates
+        )
+        for each in bodies
+    ]
+    return Schedule(wide, tuple(tuple(_computes(lane)) for lane in lanes)), Margin(header, margin)
+
+
+def _span(header: Header, bodies: Iterable[Body]) -> int:
+    """Over how many turns the micro-batches and versions spread that one turn of all lanes is about."""
+    turns: list[int] = []
+    for each in bodies:
+        for instruction in each.instructions:
+            first, last, _ = extent(instruction)
+            turns += [first // header.period - each.turn, last // header.period - each.turn]
+            version = getattr(instruction, "version", None)
+            if version is not None:
+                turns.append(version // updates_a_turn(header) - each.turn)
+    return max(turns, default=0) - min(turns, default=0)
+
+
+def _further(header: Header, micros: tuple[Micro, ...], turns: int) -> tuple[Micro, ...]:
+    """The micro-batches of a pipe in so many turns: those that are at the same place in their turn."""
+    places = {micro % header.period for micro in micros}
+    return tuple(Micro(micro) for micro in range(turns * header.period) if micro % header.period in places)
+
+
+def _computes(lane: Iterable[Instruction]) -> Iterable[Compute]:
+    for each in lane:
+        assert isinstance(each, Compute)
+        yield each
