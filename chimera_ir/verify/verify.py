@@ -22,6 +22,7 @@ from chimera_ir.verify.index import cells
 from chimera_ir.verify.memory import memory, peaks, weights
 from chimera_ir.verify.messages import messages, places
 from chimera_ir.verify.placed import placed
+from chimera_ir.verify.repeats import repeats, state_repeats
 from chimera_ir.verify.slots import slots
 from chimera_ir.verify.versions import versions
 
@@ -67,7 +68,7 @@ def verify_plan(plan: Plan) -> tuple[Diagnostic, ...]:
 
 
 def verify_schedule(schedule: Schedule, plan: Plan | None) -> tuple[Diagnostic, ...]:
-    """Rules "placed", "complete", "acyclic" and "memory". Without errors the schedule can be lowered.
+    """Rules "placed", "complete", "acyclic", "memory" and "repeats". Without errors the schedule can be lowered.
 
     Parameters
     ----------
@@ -79,7 +80,8 @@ def verify_schedule(schedule: Schedule, plan: Plan | None) -> tuple[Diagnostic, 
     if len(schedule.lanes) != schedule.header.workers:
         return (LaneCount(NOWHERE, len(schedule.lanes), schedule.header.workers),)
     errors = _operations(schedule.header, _by_worker(schedule))
-    return errors or (*_some("acyclic", acyclic(schedule, plan)), *_some("memory", memory(schedule)))
+    errors = errors or (*_some("acyclic", acyclic(schedule, plan)), *_some("memory", memory(schedule)))
+    return errors or (_some("repeats", repeats(schedule)) if schedule.header.asynchronous else ())
 
 
 def verify_program(program: Program) -> Verified:
@@ -100,6 +102,9 @@ def verify_program(program: Program) -> Verified:
     _refuse(errors if talk else (*errors, *_some("messages", slots(program, in_lanes, found))))
     certificates = channels(program)
     _refuse(each for each in certificates if isinstance(each, Diagnostic))
+    if program.header.asynchronous:
+        _refuse(_some("repeats", repeats(program)))
+        _refuse(_some("repeats", state_repeats(program)))
     return Verified(
         program=program,
         schedule=schedule,

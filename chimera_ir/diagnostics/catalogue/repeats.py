@@ -1,0 +1,51 @@
+"""CH6xx: what can be wrong with the lanes of an asynchronous level, which repeat."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from chimera_ir.diagnostics.model import Diagnostic
+
+
+@dataclass(frozen=True, slots=True)
+class NoTurn(Diagnostic):
+    """A lane that shows no full turn of the steady state."""
+
+    code: ClassVar[str] = "CH601"
+    title: ClassVar[str] = "worker {worker} shows no turn of the steady state"
+    label: ClassVar[str] = "the lane is too short, or no operation comes again after {period} micro-batches"
+    help: ClassVar[str] = "show more updates: enough to fill the pipeline, to go round three times, and to drain it"
+
+    worker: int
+    period: int
+
+
+@dataclass(frozen=True, slots=True)
+class BreaksTurn(Diagnostic):
+    """A lane that is not its turn again and again."""
+
+    code: ClassVar[str] = "CH602"
+    title: ClassVar[str] = "the lane of worker {worker} does not repeat every {period} micro-batches"
+    label: ClassVar[str] = "`{found}` stands where the turn has `{wanted}`"
+    help: ClassVar[str] = (
+        "a turn in the middle of the lane, moved in time, must give all of it; where a micro-batch is beyond "
+        "the first or the last, its lines are left out and the others stay as they are"
+    )
+
+    worker: int
+    period: int
+    found: str
+    wanted: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateDiffers(Diagnostic):
+    """Workers that do not go round together: one comes less far in a turn than it must."""
+
+    code: ClassVar[str] = "CH603"
+    title: ClassVar[str] = "the state does not repeat: worker {worker} does not go round once a turn"
+    label: ClassVar[str] = "here it waits ({transport}) for what comes a turn later every turn"
+    help: ClassVar[str] = "show more updates, or move `{line}` behind what it waits for"
+
+    worker: int
+    transport: str
+    line: str

@@ -1,0 +1,90 @@
+"""Rule "repeats": the lanes of an asynchronous level go round and round, so that what is proven of the updates that it
+shows holds of any number of them.
+
+A lane repeats if it is one of its turns, moved in time, without what is about micro-batches and updates beyond the
+first or the last (`ir.turns`). What else the rules ask of a lane alone - what is open, stashed, in which slot - follows
+from its lines, so it repeats with them.
+
+The state of all workers repeats if, with the lanes cut after some turn of the steady state and one turn later, the
+second run comes exactly one turn further on every worker. Posting never blocks and what has happened stays so, hence
+the next turn does the same, and so on. With fewer updates than shown, whole micro-batches and whole updates are
+missing; without them an order in which no wait blocks is one still.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+
+from chimera_ir.diagnostics.catalogue.repeats import BreaksTurn, NoTurn, StateDiffers
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.ir.ids import Worker
+from chimera_ir.ir.levels import Header, Program, Schedule
+from chimera_ir.ir.ops import NOWHERE, Instruction
+from chimera_ir.ir.text.printer import line
+from chimera_ir.ir.turns import Body, body, extent, turns, unroll, updates_a_turn
+from chimera_ir.verify.transport import Transport, replay
+
+
+def repeats(level: Schedule | Program) -> Iterator[Diagnostic]:
+    """The lanes that do not repeat, each at its first line that is another one than its turn says.
+
+    Parameters
+    ----------
+    level
+        Asynchronous; complete and placed.
+    """
+    for number, lane in enumerate(level.lanes):
+        yield from _lane(level.header, Worker(number), lane)
+
+
+def _lane(header: Header, worker: Worker, lane: Sequence[Instruction]) -> Iterator[Diagnostic]:
+    turn = body(header, lane)
+    if turn is None:
+        yield NoTurn(lane[0].origin if lane else NOWHERE, worker, header.period)
+        return
+    for found, wanted in zip_longest(lane, unroll(header, turn, header.updates)):
+        if found != wanted:
+            origin = (found or lane[-1]).origin
+            yield BreaksTurn(origin, worker, header.period, _shown(found), _shown(wanted))
+            return
+
+
+def _shown(instruction: Instruction | None) -> str:
+    return line(instruction) if instruction else "nothing"
+
+
+def state_repeats(program: Program) -> Iterator[Diagnostic]:
+    """The worker that does not go round with the others, once for each transport.
+
+    Parameters
+    ----------
+    program
+        Asynchronous; without errors by all other rules.
+    """
+    bodies = [body(program.header, lane) for lane in program.lanes]
+    for transport in Transport:
+        before, after = (replay(_until(program, bodies, by), transport).places for by in (0, 1))
+        for number, turn in enumerate(bodies):
+            length = len(turn.instructions) if turn else 0
+            if after[number] - before[number] != length:
+                stopped = program.lanes[number][min(after[number], len(program.lanes[number]) - 1)]
+                yield StateDiffers(stopped.origin, Worker(number), transport.value, line(stopped))
+                break
+
+
+def _until(program: Program, bodies: Sequence[Body | None], by: int) -> Program:
+    """The program up to the turn of its bodies, or so many turns later."""
+    ends = [0 if turn is None else _start(program.header, turn) + by * len(turn.instructions) for turn in bodies]
+    return Program(program.header, tuple(lane[:end] for lane, end in zip(program.lanes, ends, strict=True)))
+
+
+def _start(header: Header, turn: Body) -> int:
+    """How many instructions of a lane come before its body."""
+    each_turn = updates_a_turn(header)
+    count = 0
+    for number in turns(header, turn, header.updates):
+        if number >= turn.turn:
+            break
+        for instruction in turn.instructions:
+            first, _, of_updates = extent(instruction)
+            count += first + (number - turn.turn) * (each_turn if of_updates else header.period) >= 0
+    return count
