@@ -3,19 +3,21 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from chimera_ir.codegen.statements import Rooms, statements
+from chimera_ir.codegen.loops import TurnLoop, commented, turn_loop
+from chimera_ir.codegen.notation import WrittenOut
+from chimera_ir.codegen.statements import Rooms, Scribe
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import Backward, Forward, Instruction, Message, Recv, Send
 from chimera_ir.ir.text.printer import line as instruction_line
 
-_COLUMN = 74
-"""How long a statement may be to have its comment in line with the others."""
-
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """A rank's script: ``slots`` and ``peers`` as Python literals, ``bindings`` the names that the lines use."""
+    """A rank's script: ``slots`` and ``peers`` as Python literals, ``bindings`` the names that the lines use.
+
+    That of an asynchronous program has a ``loop`` around its lines.
+    """
 
     worker: int
     title: str
@@ -27,6 +29,7 @@ class RankView:
     peers: str
     bindings: tuple[str, ...]
     lines: tuple[str, ...]
+    loop: TurnLoop | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +100,11 @@ def _links(program: Program) -> str:
 
 
 def rank_view(program: Program, worker: Worker) -> RankView:
-    """What a rank's script says: the worker's lane, one statement per instruction."""
+    """What a rank's script says: the worker's lane, one statement per instruction, or its turn as a loop."""
     header, lane = program.header, program.lanes[worker]
     stages, peers, rooms = header.stages_of[worker], _peers(lane), _rooms(lane)
-    lines = _lines(header, worker, lane, rooms)
+    loop = turn_loop(header, worker, lane, rooms) if header.asynchronous else None
+    lines = loop.lines if loop else _lines(Scribe(header, worker, rooms, WrittenOut()), lane)
     return RankView(
         worker=worker,
         title=title(header),
@@ -112,19 +116,13 @@ def rank_view(program: Program, worker: Worker) -> RankView:
         peers=repr(peers),
         bindings=(*_bindings("stage", stages), *_bindings("peer", peers)),
         lines=lines,
+        loop=loop,
     )
 
 
-def _lines(header: Header, worker: Worker, lane: tuple[Instruction, ...], rooms: Rooms) -> tuple[str, ...]:
+def _lines(scribe: Scribe, lane: tuple[Instruction, ...]) -> tuple[str, ...]:
     """The statements, the program's lines as comments beside the first of each, and what is let go between them."""
-    codes = [statements(header, worker, instruction, rooms) for instruction in lane]
-    width = max((len(code[0]) for code, _ in codes if len(code[0]) <= _COLUMN), default=0)
-    lines: list[str] = []
-    for instruction, (code, spent) in zip(lane, codes, strict=True):
-        lines.append(f"{code[0]:<{width}}  # {instruction_line(instruction)}")
-        lines.extend(code[1:])
-        lines.extend([f"del {', '.join(spent)}"] if spent else [])
-    return tuple(lines)
+    return tuple(commented([(scribe.statements(each), instruction_line(each)) for each in lane]))
 
 
 def _listed(word: str, numbers: Iterable[int]) -> str:

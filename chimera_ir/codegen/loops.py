@@ -1,0 +1,110 @@
+"""The lane of an asynchronous program as a loop over its turns.
+
+What a turn does is written once. Warm-up and drain are turns of which a part is left out: every statement is guarded by
+the update that it serves, which is there or not.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from chimera_ir.codegen.notation import InLoop
+from chimera_ir.codegen.statements import Rooms, Scribe, Statements
+from chimera_ir.ir.ids import Micro, Version, Worker
+from chimera_ir.ir.levels import Header
+from chimera_ir.ir.ops import Instruction, Recv
+from chimera_ir.ir.text.printer import line as instruction_line
+from chimera_ir.ir.turns import body, extent, updates_a_turn
+
+_COLUMN = 74
+"""How long a statement may be to have its comment in line with the others."""
+
+_SCREEN = 120
+"""How long a line may be."""
+
+_NUMBERS = re.compile(r"\bm(?P<micro>[0-9]+)|\bv(?P<version>[0-9]+)|(?<=into )(?P<slot>[0-9]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class TurnLoop:
+    """A loop as its script says it.
+
+    ``counter`` counts updates from ``start`` to ``stop`` (excluded; Python expressions), ``step`` at a time;
+    ``per_update`` are the micro-batches of an update, ``tables`` the names of the dictionaries that the lines fill.
+    """
+
+    counter: str
+    start: str
+    stop: str
+    step: int
+    per_update: int
+    tables: tuple[str, ...]
+    lines: tuple[str, ...]
+
+
+def turn_loop(header: Header, worker: Worker, lane: Sequence[Instruction], rooms: Rooms) -> TurnLoop:
+    """The loop of a lane that repeats."""
+    turn = body(header, lane)
+    assert turn is not None, "a verified lane repeats"
+    notation = InLoop(header, turn)
+    scribe = Scribe(header, worker, rooms, notation)
+    updates = [_update(notation, each) for each in turn.instructions]
+    lines: list[str] = []
+    for update, group in groupby(zip(updates, turn.instructions, strict=True), key=lambda pair: pair[0]):
+        instructions = [instruction for _, instruction in group]
+        lines.append(f"if 0 <= {_plus(notation.counter, update)} < updates:")
+        written = [(scribe.statements(each), _comment(notation, each)) for each in instructions]
+        lines += [f"    {each}" for each in commented(written, indented=12)]
+    each_turn = updates_a_turn(header)
+    return TurnLoop(
+        counter=notation.counter,
+        start=str(-(max(updates, default=0) // each_turn) * each_turn),
+        stop=_plus("updates", -min(updates, default=0)),
+        step=each_turn,
+        per_update=header.per_update,
+        tables=tuple(sorted(notation.names)),
+        lines=tuple(lines),
+    )
+
+
+def commented(written: Iterable[tuple[Statements, str]], indented: int = 4) -> Iterator[str]:
+    """Statements with a comment beside the first of each instruction, or above it where it is long.
+
+    What is let go is between them.
+    """
+    listed = list(written)
+    width = max((len(code[0]) for (code, _), _ in listed if len(code[0]) <= _COLUMN), default=0)
+    for (code, spent), comment in listed:
+        together = f"{code[0]:<{width}}  # {comment}"
+        if indented + len(together) <= _SCREEN:
+            yield together
+        else:
+            yield from (f"# {comment}", code[0])
+        yield from code[1:]
+        if spent:
+            yield f"del {', '.join(spent)}"
+
+
+def _update(notation: InLoop, instruction: Instruction) -> int:
+    """The update that an instruction serves, from the turn's first."""
+    first, _, of_updates = extent(instruction)
+    return first - notation.update if of_updates else notation.update_of(Micro(first))
+
+
+def _plus(name: str, by: int) -> str:
+    return name if by == 0 else f"{name} {'+' if by > 0 else '-'} {abs(by)}"
+
+
+def _comment(notation: InLoop, instruction: Instruction) -> str:
+    """The line of the program, relative to the turn: ``B m-3 s0 v(m-6)``."""
+
+    def relative(found: re.Match[str]) -> str:
+        if found["micro"]:
+            return notation.micro(Micro(int(found["micro"]))).replace(" ", "")
+        if found["version"]:
+            return f"v({notation.version(Version(int(found['version'])))})".replace(" ", "")
+        assert isinstance(instruction, Recv)
+        return notation.slot(instruction.message, instruction.slot)
+
+    return _NUMBERS.sub(relative, instruction_line(instruction))
