@@ -13,17 +13,20 @@ class Journal:
 
     Knows of the runtime only what its interface says. Messages are triples (kind, micro-batches, stage): what a forward
     of that stage makes (`y`), and what its backward makes (`dx`). ``groups`` are the micro-batches of the messages, by
-    the first of them and the two stages.
+    the first of them and the two stages. In an ``asynchronous`` lane weights have versions: sums, steps and stashes
+    count them up, forwards and backwards name them.
     """
 
     worker: int
     stages: int
     groups: Mapping[tuple[int, int, int], tuple[int, ...]]
     lines: list[str] = field(default_factory=list)
+    asynchronous: bool = False
 
     def lane(self) -> SimpleNamespace:
+        made = VersionedStage if self.asynchronous else FakeStage
         return SimpleNamespace(
-            stage=lambda s: FakeStage(self, s),
+            stage=lambda s: made(self, s),
             peer=lambda w: FakePeer(self, w),
             input=lambda m: ("y", (m,), -1),
             target=lambda m: ("target", m),
@@ -75,6 +78,7 @@ class FakeReceipt:
 class FakeStage:
     def __init__(self, journal: Journal, number: int) -> None:
         self.journal, self.number = journal, number
+        self.version = ""
         self.inputs = Slots("inputs", number)
         self.gradients = Slots("gradients", number)
 
@@ -89,7 +93,7 @@ class FakeStage:
 
     def _forward(self, micro: int, inputs: Any) -> Any:
         assert inputs == ("y", (micro,), self.number - 1)
-        self.journal.lines.append(f"F m{micro} s{self.number}")
+        self.journal.lines.append(f"F m{micro} s{self.number}{self.version}")
         return SimpleNamespace(micro=micro, stage=self.number, kept=False, outputs=("y", (micro,), self.number))
 
     def forward_keep_input(self, micro: int, inputs: Any) -> Any:
@@ -112,7 +116,7 @@ class FakeStage:
     def _keep(self, micros: tuple[int, ...], inputs: Any) -> Any:
         apart = tuple(("y", (micro,), -1) for micro in micros)
         assert inputs == (apart if self.number == 0 else ("y", micros, self.number - 1))
-        self.journal.lines.extend(f"F m{micro} s{self.number}" for micro in micros)
+        self.journal.lines.extend(f"F m{micro} s{self.number}{self.version}" for micro in micros)
         return tuple(SimpleNamespace(micro=micro, stage=self.number, kept=True) for micro in micros)
 
     def backward(self, state: Any, gradients: Any) -> Any:
@@ -133,7 +137,7 @@ class FakeStage:
 
     def _backward(self, state: Any, *, kept: bool) -> Any:
         assert (state.stage, state.kept) == (self.number, kept)
-        self.journal.lines.append(f"B m{state.micro} s{self.number}")
+        self.journal.lines.append(f"B m{state.micro} s{self.number}{self.version}")
         return ("dx", (state.micro,), self.number)
 
     def all_reduce(self) -> Any:
@@ -142,6 +146,39 @@ class FakeStage:
 
     def step(self) -> None:
         self.journal.lines.append(f"step s{self.number}")
+
+
+class VersionedStage(FakeStage):
+    """A stage whose sums and steps count the versions that they lead to; its forwards and backwards are told theirs."""
+
+    def __init__(self, journal: Journal, number: int) -> None:
+        super().__init__(journal, number)
+        self.sums = self.steps = 0
+        self.stashed: set[int] = set()
+
+    def at(self, version: int) -> "VersionedStage":
+        assert version == self.steps or version in self.stashed
+        self.version = f" v{version}"
+        return self
+
+    def all_reduce(self) -> Any:
+        self.sums += 1
+        text = f"all_reduce s{self.number} v{self.sums}"
+        self.journal.lines.append(text)
+        return SimpleNamespace(wait=lambda: self.journal.lines.append(f"wait {text}"))
+
+    def stash(self, version: int) -> None:
+        assert version == self.steps
+        self.stashed.add(version)
+        self.journal.lines.append(f"stash s{self.number} v{version}")
+
+    def drop(self, version: int) -> None:
+        self.stashed.remove(version)
+        self.journal.lines.append(f"drop s{self.number} v{version}")
+
+    def step(self) -> None:
+        self.steps += 1
+        self.journal.lines.append(f"step s{self.number} v{self.steps}")
 
 
 @dataclass
