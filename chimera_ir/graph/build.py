@@ -1,14 +1,16 @@
 """The typed DAG of a schedule: what must come before what. The only place that knows networkx.
 
-Nodes are integers: first the compute operations, lane by lane, then one sum per stage, then one step per stage and
-worker that holds it. Edges are of three kinds:
+Nodes are integers: first the compute operations, lane by lane, then one sum per stage and update, then one step per
+stage, update and worker that holds the stage. Edges are of three kinds:
 
 data
     a forward needs the forward of the stage before, a backward the backward of the stage after and its own forward;
 lane
     a worker runs its operations one after the other;
 sync
-    the sum of a stage needs the last backward of that stage on every worker, the steps need the sum.
+    the sum of a stage needs the update's last backward of that stage on every worker, the steps need the sum. In an
+    asynchronous schedule, on each worker, a step also needs the one before it, and is needed by all operations that
+    read the version it makes and by the backwards of the next update: gradients add up in one place.
 """
 
 from collections import deque
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING, ClassVar
 import networkx as nx
 
 from chimera_ir.ir.ids import Worker
-from chimera_ir.ir.levels import Schedule
+from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Backward, Compute, Forward
 
 _SEARCH = 2_000_000
@@ -59,23 +61,11 @@ class Dag:
     def __init__(self, schedule: Schedule) -> None:
         self.operations: tuple[Compute, ...] = tuple(operation for lane in schedule.lanes for operation in lane)
         self._owners = [Worker(worker) for worker, lane in enumerate(schedule.lanes) for _ in lane]
-        self._stages = schedule.header.stages
         self._graph = _Graph()
         self._graph.add_nodes_from(range(len(self.operations)))
         self._graph.add_edges_from(_lanes(schedule))
         self._graph.add_edges_from(_data(self.operations, schedule.header.stages, schedule.header.micro_batches))
-        self._graph.add_edges_from(self._sync(schedule))
-
-    def _sync(self, schedule: Schedule) -> Iterator[tuple[int, int]]:
-        sums = len(self.operations)
-        last = {(self._owners[node], op.stage): node for node, op in enumerate(self.operations) if _is_backward(op)}
-        for (_, stage), node in last.items():
-            yield node, sums + stage
-        step = sums + self._stages
-        for number, holders in enumerate(schedule.header.holders):
-            for _ in holders:
-                yield sums + number, step
-                step += 1
+        self._graph.add_edges_from(_sync(self.operations, self._owners, schedule.header))
 
     def __len__(self) -> int:
         """The number of nodes, sums and steps included."""
@@ -86,7 +76,7 @@ class Dag:
         return self._owners[node]
 
     def predecessors(self, node: int) -> tuple[int, ...]:
-        """What must be done right before a compute operation: compute operations, the one before it in the lane too."""
+        """What must be done right before a node, the operation before it in the lane and steps included."""
         return tuple(self._graph.pred[node])
 
     def successors(self, node: int) -> tuple[int, ...]:
@@ -94,10 +84,16 @@ class Dag:
         return tuple(self._graph.succ[node])
 
     def kind(self, before: int, after: int) -> Edge:
-        """The kind of an edge; data, where an operation needs its neighbour in the lane."""
-        if after >= len(self.operations):
+        """Why a node comes before another: data, where an operation needs its neighbour in the lane.
+
+        Two operations that only sums and steps connect are of the kind sync.
+        """
+        if max(before, after) >= len(self.operations):
             return Edge.SYNC
-        return Edge.DATA if _needs(self.operations[after], self.operations[before]) else Edge.LANE
+        if _needs(self.operations[after], self.operations[before]):
+            return Edge.DATA
+        in_lane = self._owners[before] == self._owners[after] and before < after
+        return Edge.LANE if in_lane else Edge.SYNC
 
     @cached_property
     def topological(self) -> tuple[int, ...]:
@@ -116,12 +112,13 @@ class Dag:
     def cycle(self) -> tuple[int, ...]:
         """A cycle of compute operations, each before the next and the last before the first; empty if there is none.
 
-        Of all cycles a shortest one, as far as a bounded search tells.
+        Of all cycles a shortest one, as far as a bounded search tells. Sums and steps on its way are left out.
         """
         knots = [knot for knot in nx.strongly_connected_components(self._graph) if len(knot) > 1]
         if not knots:
             return ()
-        return self._shortest(min(knots, key=lambda knot: (len(knot), min(knot))))
+        cycle = self._shortest(min(knots, key=lambda knot: (len(knot), min(knot))))
+        return tuple(node for node in cycle if node < len(self.operations))
 
     def _shortest(self, knot: set[int]) -> tuple[int, ...]:
         best: tuple[int, ...] = ()
@@ -192,6 +189,25 @@ def _data(operations: Iterable[Compute], stages: int, micro_batches: int) -> Ite
         if (cell + 1) % stages:
             yield node, forwards[cell + 1]
             yield backwards[cell + 1], backwards[cell]
+
+
+def _sync(operations: tuple[Compute, ...], owners: list[Worker], header: Header) -> Iterator[tuple[int, int]]:
+    sums, updates = len(operations), header.updates
+    held = [(worker, stage) for stage, holders in enumerate(header.holders) for worker in holders]
+    steps = {place: sums + (header.stages + index) * updates for index, place in enumerate(held)}
+    last: dict[tuple[int, int], int] = {}
+    for node, operation in enumerate(operations):
+        step, update = steps[owners[node], operation.stage], operation.micros[0] // header.per_update
+        if operation.version:
+            yield step + operation.version - 1, node
+        if isinstance(operation, Backward):
+            yield from [(step + update - 1, node)] if update else []
+            last[owners[node], sums + operation.stage * updates + update] = node
+    for (_, total), node in last.items():
+        yield node, total
+    for (_, stage), step in steps.items():
+        yield from ((sums + stage * updates + update, step + update) for update in range(updates))
+        yield from pairwise(range(step, step + updates))
 
 
 def _needs(after: Compute, before: Compute) -> bool:

@@ -39,19 +39,21 @@ class _Story:
     def _bends(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
         """The nodes at which the cycle enters or leaves a lane's own order."""
         ring = (nodes[-1], *nodes, nodes[0])
-        kept: list[int] = []
-        for index, node in enumerate(nodes):
-            before, after = ring[index], ring[index + 2]
-            if Edge.DATA in (self._dag.kind(before, node), self._dag.kind(node, after)):
-                kept.append(node)
-        return tuple(kept)
+        around = zip(ring, nodes, ring[2:], strict=False)
+        return tuple(
+            node for before, node, after in around if not (self._follows(before, node) and self._follows(node, after))
+        )
 
     def told(self) -> Diagnostic:
-        """The diagnostic; it stands at an operation whose clock is too low, else at one that its lane runs too late."""
+        """The diagnostic; it stands at an operation whose clock is too low, else at one that its lane runs too late.
+
+        Where no lane takes part it stands at one that reads a version which its own gradients make.
+        """
         edges = list(pairwise((*self._nodes, self._nodes[0])))
-        falling = [(before, after) for before, after in edges if self._falls(before, after)]
-        lanes = [(before, after) for before, after in edges if not self._is_data(before, after)]
-        worst = falling[0][1] if falling else lanes[0][0]
+        lanes = [(before, after) for before, after in edges if self._follows(before, after)]
+        falling = [(before, after) for before, after in edges if lanes and self._falls(before, after)]
+        readers = [after for before, after in edges if self._dag.kind(before, after) is Edge.SYNC]
+        worst = next(iter([*(after for _, after in falling), *(before for before, _ in lanes), *readers]))
         at = self._nodes.index(worst)
         ring = (*self._nodes[at:], *self._nodes[:at])
         links = tuple(self._link(before, after) for before, after in pairwise((*ring, ring[0])))
@@ -63,6 +65,8 @@ class _Story:
             before, after = (self._dag.operations[node] for node in falling[0])
             clock = self._clock(before)
             return f"give `{line(after)}` a clock above {clock}, the clock of `{line(before)}`, which it needs"
+        if not lanes:
+            return "let it read an older version of the weights, one that does not need its own gradients"
         first, second = (self._dag.operations[node] for node in lanes[0])
         return f"on worker {self._dag.worker_of(lanes[0][0])}, run `{line(second)}` before `{line(first)}`"
 
@@ -74,9 +78,11 @@ class _Story:
 
     def _reason(self, before: int, after: int) -> str:
         one, two = self._dag.operations[before], self._dag.operations[after]
-        if not self._is_data(before, after):
+        if self._follows(before, after):
             return f"worker {self._dag.worker_of(before)} runs it first"
-        if isinstance(one, Backward):
+        if self._dag.kind(before, after) is Edge.SYNC:
+            reason = "it needs the step that uses those gradients"
+        elif isinstance(one, Backward):
             reason = "it needs those gradients"
         elif isinstance(two, Forward):
             reason = "it needs those activations"
@@ -84,12 +90,13 @@ class _Story:
             reason = "a backward needs what its forward kept"
         return f"{reason}, but the clock falls" if self._falls(before, after) else reason
 
-    def _is_data(self, before: int, after: int) -> bool:
-        return self._dag.kind(before, after) is Edge.DATA
+    def _follows(self, before: int, after: int) -> bool:
+        """Whether nothing but the order on their worker puts one operation before another."""
+        return self._dag.kind(before, after) is Edge.LANE
 
     def _falls(self, before: int, after: int) -> bool:
         one, two = self._clock(self._dag.operations[before]), self._clock(self._dag.operations[after])
-        return one is not None and two is not None and two <= one and self._is_data(before, after)
+        return one is not None and two is not None and two <= one and not self._follows(before, after)
 
     def _clock(self, operation: Compute) -> Clock | None:
         return self._clocks.get(operation)

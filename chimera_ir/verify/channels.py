@@ -16,7 +16,7 @@ from chimera_ir.ir.ops import AllReduce, Instruction, Message, Recv, Send, WaitA
 from chimera_ir.ir.text.printer import line
 from chimera_ir.verify.index import receiver, sender
 from chimera_ir.verify.transport import Replay, Run, Transport, replay
-from chimera_ir.verify.words import content
+from chimera_ir.verify.words import content, summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,13 @@ def _wanted(program: Program, worker: Worker, place: int, result: Replay) -> lis
             return _posting(program, result, sender(header, message), Send, message)
         case WaitSend(message):
             return _posting(program, result, receiver(header, message), Recv, message)
-        case WaitAllReduce(stage):
+        case WaitAllReduce(stage, version=version):
             rest = ((holder, result.places[holder]) for holder in header.holders[stage])
             return [
                 (holder, each)
                 for holder, start in rest
                 for each in program.lanes[holder][start:]
-                if isinstance(each, AllReduce) and each.stage == stage
+                if isinstance(each, AllReduce) and (each.stage, each.version) == (stage, version)
             ]
         case _:
             raise AssertionError("only waits block")
@@ -121,8 +121,8 @@ def _meaning(program: Program, each: Instruction) -> str:
             return f"{content(message)} (worker {sender(header, message)})"
         case WaitSend(message):
             return f"worker {receiver(header, message)} to take {content(message)}"
-        case WaitAllReduce(stage):
-            return f"the sum of the gradients of stage {stage}"
+        case WaitAllReduce():
+            return f"the sum of the gradients of {summed(each)}"
         case _:
             raise AssertionError("only waits block")
 

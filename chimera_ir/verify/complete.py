@@ -66,7 +66,8 @@ def _missing(header: Header, seen: dict[int, tuple[Worker, Compute]]) -> Iterato
             if not absent:
                 continue
             micro, stage = absent[0]
-            operation = (Backward if backward else Forward)((micro,), stage)
+            _, other = seen.get(_cell(header, micro, stage, backward=not backward), (None, None))
+            operation = (Backward if backward else Forward)((micro,), stage, version=other.version if other else None)
             model = like.get((pipe.name, backward)) or like.get((pipe.name, not backward))
             where = model.origin if model else NOWHERE
             place = (pipe.name, pipe.workers[stage], micro, stage)

@@ -1,5 +1,9 @@
 """Rule "gradients": each stage's replicas are summed over exactly the workers that hold it, once per update, after the
-last backward that contributes and before the step; and all workers launch their sums in orders that agree."""
+last backward that contributes and before the step; and all workers launch their sums in orders that agree.
+
+An asynchronous program has many updates. On every worker they follow one another: the gradients of the next one add up
+where those of this one are until its step has used them.
+"""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -8,18 +12,20 @@ from chimera_ir.diagnostics.catalogue.program import (
     LaunchOrder,
     MisplacedLine,
     MissingLine,
+    NoSuchUpdate,
     NotHeld,
     RedundantLine,
 )
 from chimera_ir.diagnostics.model import Diagnostic, Note
-from chimera_ir.ir.ids import Stage, Worker
-from chimera_ir.ir.levels import Program
+from chimera_ir.ir.ids import Stage, Version, Worker
+from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import NOWHERE, AllReduce, Backward, Instruction, Step, WaitAllReduce
 from chimera_ir.ir.text.printer import line
 from chimera_ir.source import Span
-from chimera_ir.verify.words import workers
+from chimera_ir.verify.index import Synchronisation, sum_key, update_of
+from chimera_ir.verify.words import summed, workers
 
-_KINDS: tuple[type[AllReduce | WaitAllReduce | Step], ...] = (AllReduce, WaitAllReduce, Step)
+_KINDS: tuple[type[Synchronisation], ...] = (AllReduce, WaitAllReduce, Step)
 _DONE = {AllReduce: "launched", WaitAllReduce: "waited for", Step: "stepped"}
 
 
@@ -33,93 +39,134 @@ def gradients(program: Program) -> Iterator[Diagnostic]:
     """
     mistakes: list[Diagnostic] = []
     for number in range(program.header.workers):
-        mistakes.extend(_lane(program, Worker(number)))
+        mistakes.extend(_Lane(program, Worker(number)).mistakes())
     yield from mistakes or _orders(program)
 
 
-def _lane(program: Program, worker: Worker) -> Iterator[Diagnostic]:
-    held = program.header.stages_of[worker]
-    lane = program.lanes[worker]
-    found: dict[tuple[type, Stage], int] = {}
-    last: dict[Stage, int] = {}
-    for place, each in enumerate(lane):
-        if isinstance(each, Backward):
-            last[each.stage] = place
-        if not isinstance(each, AllReduce | WaitAllReduce | Step):
-            continue
-        if not 0 <= each.stage < program.header.stages or worker not in program.header.holders[each.stage]:
-            yield _not_held(program, worker, each)
-            continue
-        first = found.setdefault((type(each), each.stage), place)
+def not_held(header: Header, worker: Worker, each: Instruction, stage: Stage) -> Diagnostic | None:
+    """What to say of a line about a stage that its worker does not hold."""
+    if 0 <= stage < header.stages and worker in header.holders[stage]:
+        return None
+    holders = workers(header.holders[stage]) if 0 <= stage < header.stages else "no worker"
+    return NotHeld(each.origin, worker, line(each), stage, holders)
+
+
+class _Lane:
+    """Where a worker synchronises what, by stage and update."""
+
+    def __init__(self, program: Program, worker: Worker) -> None:
+        self._header = program.header
+        self._worker = worker
+        self._lane = program.lanes[worker]
+        self._lines: dict[tuple[type, Stage, int], int] = {}
+        self._backwards: dict[tuple[Stage, int], tuple[int, int]] = {}
+
+    def mistakes(self) -> Iterator[Diagnostic]:
+        """All that can be told from one lane."""
+        for place, each in enumerate(self._lane):
+            if isinstance(each, Backward):
+                update = each.stage, each.micros[0] // self._header.per_update
+                first, _ = self._backwards.get(update, (place, place))
+                self._backwards[update] = first, place
+            elif isinstance(each, Synchronisation):
+                yield from self._line(place, each)
+        for stage in self._header.stages_of[self._worker]:
+            for number in range(self._header.updates):
+                yield from self._missing(stage, number)
+                yield from self._misplaced(stage, number)
+
+    def _line(self, place: int, each: Synchronisation) -> Iterator[Diagnostic]:
+        """Takes note of a line, unless it makes no sense, or does what another one does."""
+        stray = not_held(self._header, self._worker, each, each.stage) or self._no_update(each)
+        if stray is not None:
+            yield stray
+            return
+        first = self._lines.setdefault((type(each), each.stage, update_of(each)), place)
         if first != place:
-            what = f"stage {each.stage} is already {_DONE[type(each)]}"
-            yield RedundantLine(each.origin, worker, line(each), what, (lane[first].origin,))
-    for stage in held:
-        yield from _stage(lane, worker, stage, last.get(stage), [found.get((kind, stage)) for kind in _KINDS])
+            what = f"{summed(each)} is already {_DONE[type(each)]}"
+            yield RedundantLine(each.origin, self._worker, line(each), what, (self._lane[first].origin,))
 
+    def _no_update(self, each: Synchronisation) -> Diagnostic | None:
+        last = self._header.updates
+        if not self._header.asynchronous:
+            reason = "" if each.version is None else "a synchronous program has one update and no versions"
+        else:
+            known = each.version is not None and 1 <= each.version <= last
+            reason = "" if known else f"the {last} updates make the versions 1 to {last}"
+        return NoSuchUpdate(each.origin, self._worker, line(each), reason) if reason else None
 
-def _not_held(program: Program, worker: Worker, each: AllReduce | WaitAllReduce | Step) -> Diagnostic:
-    inside = 0 <= each.stage < program.header.stages
-    holders = workers(program.header.holders[each.stage]) if inside else "no worker"
-    return NotHeld(each.origin, worker, line(each), each.stage, holders)
+    def _places(self, stage: Stage, update: int) -> list[int | None]:
+        """The places of an update's launch, wait and step."""
+        return [self._lines.get((kind, stage, update)) for kind in _KINDS]
 
+    def _missing(self, stage: Stage, update: int) -> Iterator[Diagnostic]:
+        found = self._places(stage, update)
+        _, last = self._backwards.get((stage, update), (None, None))
+        origin = next((self._lane[place].origin for place in (last, *found) if place is not None), NOWHERE)
+        version = Version(update + 1) if self._header.asynchronous else None
+        reasons = (
+            f"every worker that holds stage {stage} takes part in the sum of its gradients",
+            f"the step needs the sum of the gradients of stage {stage}",
+            f"worker {self._worker} holds weights of stage {stage}, which every update must change",
+        )
+        end = "before the next update's backwards" if self._header.asynchronous else "at the end"
+        spots = ("after its last backward of that stage", "between the launch and the step", end)
+        for kind, place, reason, spot in zip(_KINDS, found, reasons, spots, strict=True):
+            if place is None:
+                yield MissingLine(origin, self._worker, line(kind(stage, version=version)), reason, spot)
 
-def _stage(
-    lane: tuple[Instruction, ...], worker: Worker, stage: Stage, last: int | None, found: list[int | None]
-) -> Iterator[Diagnostic]:
-    """What is missing or misplaced around one stage: its last backward, launch, wait and step, in this order."""
-    origin = next((lane[place].origin for place in (last, *found) if place is not None), NOWHERE)
-    launch, wait, step = found
-    reasons = (
-        f"every worker that holds stage {stage} takes part in the sum of its gradients",
-        f"the step needs the sum of the gradients of stage {stage}",
-        f"worker {worker} holds weights of stage {stage}, which every update must change",
-    )
-    spots = ("after its last backward of that stage", "between the launch and the step", "at the end")
-    for kind, place, reason, spot in zip(_KINDS, found, reasons, spots, strict=True):
-        if place is None:
-            yield MissingLine(origin, worker, line(kind(stage)), reason, spot)
-    early = (
-        (launch, last, "the sum would lack the gradients of this backward"),
-        (wait, launch, "waits for what is not launched yet"),
-        (step, wait, "the sum of the gradients may not be there yet"),
-    )
-    for one, two, reason in early:
-        if one is not None and two is not None and one < two:
-            before, after = lane[one], lane[two]
-            yield MisplacedLine(before.origin, worker, line(before), line(after), after.origin, reason)
+    def _misplaced(self, stage: Stage, update: int) -> Iterator[Diagnostic]:
+        """Of the last backward, launch, wait, step, and the next update's backwards and step those out of order."""
+        launch, wait, step = self._places(stage, update)
+        *_, following = self._places(stage, update + 1)
+        _, last = self._backwards.get((stage, update), (None, None))
+        first, _ = self._backwards.get((stage, update + 1), (None, None))
+        early = (
+            (launch, last, "the sum would lack the gradients of this backward"),
+            (wait, launch, "waits for what is not launched yet"),
+            (step, wait, "the sum of the gradients may not be there yet"),
+            (first, step, "its gradients would mix with those of the update before"),
+            (following, step, "versions are made one after the other"),
+        )
+        for one, two, reason in early:
+            if one is not None and two is not None and one < two:
+                before, after = self._lane[one], self._lane[two]
+                yield MisplacedLine(before.origin, self._worker, line(before), line(after), after.origin, reason)
 
 
 def _orders(program: Program) -> Iterator[Diagnostic]:
     """The shortest-known circle of "launches a before b" over all workers, if there is one."""
-    after: dict[Stage, dict[Stage, tuple[Worker, Span]]] = {}
+    names: dict[int, str] = {}
+    after: dict[int, dict[int, tuple[Worker, Span]]] = {}
     for number, lane in enumerate(program.lanes):
         launches = [each for each in lane if isinstance(each, AllReduce)]
+        names |= {sum_key(program.header, each): summed(each) for each in launches}
         for one, two in pairwise(launches):
-            after.setdefault(one.stage, {}).setdefault(two.stage, (Worker(number), two.origin))
+            known = after.setdefault(sum_key(program.header, one), {})
+            known.setdefault(sum_key(program.header, two), (Worker(number), two.origin))
     circle = _circle(after)
     if not circle:
         return
     links = [(one, two, *after[one][two]) for one, two in pairwise((*circle, circle[0]))]
-    texts = [f"worker {worker} launches stage {one} before stage {two}" for one, two, worker, _ in links]
+    texts = [f"worker {worker} launches {names[one]} before {names[two]}" for one, two, worker, _ in links]
     notes = tuple(Note(text, link[3]) for text, link in zip(texts[1:], links[1:], strict=True))
     yield LaunchOrder(links[0][3], texts[0], notes)
 
 
-def _circle(after: dict[Stage, dict[Stage, tuple[Worker, Span]]]) -> list[Stage]:
-    """Stages each of which is launched before the next, and the last before the first; empty if there are none."""
-    finished: set[Stage] = set()
+def _circle(after: dict[int, dict[int, tuple[Worker, Span]]]) -> list[int]:
+    """Sums each of which is launched before the next, and the last before the first; empty if there are none."""
+    finished: set[int] = set()
     for root in after:
-        path: dict[Stage, None] = {}
+        path: dict[int, None] = {}
         stack = [(root, iter(after[root]))] if root not in finished else []
         path.update(dict.fromkeys([root] if stack else []))
         while stack:
-            stage, following = stack[-1]
+            each, following = stack[-1]
             successor = next(following, None)
             if successor is None:
                 stack.pop()
-                path.pop(stage)
-                finished.add(stage)
+                path.pop(each)
+                finished.add(each)
             elif successor in path:
                 ring = list(path)
                 return ring[ring.index(successor) :]

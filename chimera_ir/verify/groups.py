@@ -1,12 +1,12 @@
 """Rule "groups", a part of "complete": the stages of a pipe take its micro-batches in the same groups.
 
 An operation over several micro-batches hands all of them on at once; so the next stage's operation is over the same.
-Forwards and backwards may be grouped differently.
+Forwards and backwards may be grouped differently. The gradients of a backward all count for one update.
 """
 
 from collections.abc import Iterable, Iterator
 
-from chimera_ir.diagnostics.catalogue.schedule import GroupsDiffer, PipesMixed
+from chimera_ir.diagnostics.catalogue.schedule import GroupsDiffer, PipesMixed, UpdatesMixed
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header
@@ -16,7 +16,8 @@ from chimera_ir.source import Span
 
 
 def groups(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
-    """Operations over micro-batches of several pipes, and over others than the stage before; each pair of lines once.
+    """Operations over micro-batches of several pipes, backwards of several updates, and operations over others than
+    the stage before; each pair of lines once.
 
     Parameters
     ----------
@@ -37,6 +38,10 @@ def _mixed(header: Header, operations: Iterable[Compute]) -> Iterator[Diagnostic
         if len(pipes) > 1 and operation.origin not in seen:
             seen.add(operation.origin)
             yield PipesMixed(operation.origin, line(operation), *pipes[:2])
+        updates = list(dict.fromkeys(micro // header.per_update for micro in operation.micros))
+        if len(updates) > 1 and isinstance(operation, Backward) and operation.origin not in seen:
+            seen.add(operation.origin)
+            yield UpdatesMixed(operation.origin, line(operation), *updates[:2])
 
 
 def _differing(header: Header, operations: list[Compute]) -> Iterator[Diagnostic]:

@@ -4,9 +4,11 @@ from dataclasses import dataclass
 
 from chimera_ir.ir.ids import Stage, Worker
 from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.ops import Backward, Forward, Message
+from chimera_ir.ir.ops import AllReduce, Backward, Forward, Message, Step, WaitAllReduce
 
 ABSENT = -1
+
+Synchronisation = AllReduce | WaitAllReduce | Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,16 @@ def key(header: Header, message: Message) -> int:
     No two messages of a program share it, as each micro-batch is in one message of each stage and direction.
     """
     return 2 * (message.micros[0] * header.stages + message.source) + (message.source > message.target)
+
+
+def update_of(each: Synchronisation) -> int:
+    """The update that a sum or a step belongs to, counted from 0."""
+    return (each.version or 1) - 1
+
+
+def sum_key(header: Header, each: Synchronisation) -> int:
+    """A number for the sum that a line is about, from 0 to ``stages * updates - 1``."""
+    return each.stage * header.updates + update_of(each)
 
 
 def sender(header: Header, message: Message) -> Worker:

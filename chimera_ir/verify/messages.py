@@ -29,7 +29,7 @@ from chimera_ir.ir.ops import (
 from chimera_ir.ir.text.printer import line
 from chimera_ir.ir.text.printer import message as line_of
 from chimera_ir.verify.index import ABSENT, Cells, key, receiver, sender
-from chimera_ir.verify.words import consumer, content, producer
+from chimera_ir.verify.words import content
 
 Talk = Send | Recv | WaitSend | WaitRecv
 
@@ -183,13 +183,13 @@ def _missing(
 ) -> Iterator[Diagnostic]:
     number = key(program.header, message)
     start, end = sender(program.header, message), receiver(program.header, message)
-    user = consumer(message)
-    used = program.lanes[end][cells.consumer(message)].origin
+    user = program.lanes[end][cells.consumer(message)]
+    used = user.origin
     needs = f"worker {end} needs {content(message)} for `{line(user)}`"
     gets = f"`{line(user)}` needs {content(message)} (worker {start})"
     if found.sent[number] == ABSENT:
         lost = line(Send(message, end))
-        yield MissingLine(operation.origin, start, lost, needs, f"after `{line(producer(message))}`")
+        yield MissingLine(operation.origin, start, lost, needs, f"after `{line(operation)}`")
     elif found.retired[number] == ABSENT:
         origin = program.lanes[start][found.sent[number]].origin
         lost = line(WaitSend(message))

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from chimera_ir.diagnostics.catalogue.irtext import UnevenUpdates
 from chimera_ir.diagnostics.catalogue.schedule import (
     MicrosNotNumbered,
     PlacedOutside,
@@ -11,7 +12,7 @@ from chimera_ir.diagnostics.catalogue.schedule import (
     WrongWorker,
 )
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.ir.ids import Worker
+from chimera_ir.ir.ids import Version, Worker
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import NOWHERE, Compute
 from chimera_ir.ir.text.printer import line
@@ -33,6 +34,9 @@ def placed(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iter
 
 
 def _header(header: Header) -> Iterator[Diagnostic]:
+    if not _even(header):
+        reason = "every update has as many micro-batches, and a period is made of whole updates"
+        yield UnevenUpdates(NOWHERE, header.micro_batches, header.updates, header.period, reason)
     for pipe in header.pipes:
         if len(pipe.workers) != header.stages:
             yield StagesUnplaced(NOWHERE, pipe.name, len(pipe.workers), header.stages)
@@ -46,6 +50,13 @@ def _header(header: Header) -> Iterator[Diagnostic]:
         if times != 1:
             yield MicrosNotNumbered(NOWHERE, micro, given[micro], header.micro_batches - 1)
             return
+
+
+def _even(header: Header) -> bool:
+    if not header.asynchronous:
+        return (header.updates, header.period) == (1, 0)
+    shared = 1 <= header.updates <= header.micro_batches and header.micro_batches % header.updates == 0
+    return shared and header.period % header.per_update == 0
 
 
 def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
@@ -84,4 +95,12 @@ def _unknown(header: Header, worker: Worker, operation: Compute) -> str:
     if len(set(operation.micros)) < len(operation.micros):
         return "it names a micro-batch twice"
     outside = [micro for micro in operation.micros if not 0 <= micro < header.micro_batches]
-    return f"there is no micro-batch {outside[0]}" if outside else ""
+    return f"there is no micro-batch {outside[0]}" if outside else _unknown_version(header, operation.version)
+
+
+def _unknown_version(header: Header, version: Version | None) -> str:
+    if not header.asynchronous:
+        return "" if version is None else "there are no versions in a synchronous schedule"
+    if version is None:
+        return "it names no version of the weights"
+    return "" if 0 <= version <= header.updates else f"there is no version {version}"

@@ -7,7 +7,8 @@ Tagged (gloo)
     A transfer happens once both ends are posted, in any order.
 
 On both, posting never blocks a lane; a wait blocks it until the transfer has happened. A sum is done once every worker
-that holds the stage has launched it; every stage has its own communicator.
+that holds the stage has launched it; every stage has its own communicator, on which the sums of all updates follow one
+another in the order in which all its members launch them (rule "gradients").
 """
 
 from collections import deque
@@ -31,7 +32,7 @@ from chimera_ir.ir.ops import (
     WaitRecv,
     WaitSend,
 )
-from chimera_ir.verify.index import key
+from chimera_ir.verify.index import key, sum_key
 
 
 class Transport(Enum):
@@ -110,8 +111,8 @@ class _Execution:
         self._header = header
         self._lanes = program.lanes
         self._sums = 2 * header.stages * header.micro_batches
-        self._done = bytearray(self._sums + header.stages)
-        self._lacking = [len(holders) for holders in header.holders]
+        self._done = bytearray(self._sums + header.stages * header.updates)
+        self._lacking = [len(holders) for holders in header.holders for _ in range(header.updates)]
         self._sleepers: dict[int, list[int]] = {}
         self._wire: _Tagged | _Directed = _Directed() if transport is Transport.DIRECTED else _Tagged(self._sums)
         self._places = [0] * len(self._lanes)
@@ -147,9 +148,10 @@ class _Execution:
                 return self._wire.post_send(key(self._header, message), worker, to)
             case Recv(message, source):
                 return self._wire.post_recv(key(self._header, message), worker, source)
-            case AllReduce(stage):
-                self._lacking[stage] -= 1
-                return [] if self._lacking[stage] else [self._sums + stage]
+            case AllReduce():
+                number = sum_key(self._header, instruction)
+                self._lacking[number] -= 1
+                return [] if self._lacking[number] else [self._sums + number]
             case Forward() | Backward() | WaitSend() | WaitRecv() | WaitAllReduce() | Step() | Stash() | Drop():
                 return []
             case _:
@@ -161,8 +163,8 @@ def awaited(header: Header, instruction: Instruction) -> int | None:
     match instruction:
         case WaitSend(message) | WaitRecv(message):
             return key(header, message)
-        case WaitAllReduce(stage):
-            return 2 * header.stages * header.micro_batches + stage
+        case WaitAllReduce():
+            return 2 * header.stages * header.micro_batches + sum_key(header, instruction)
         case _:
             return None
 

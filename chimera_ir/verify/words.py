@@ -1,7 +1,8 @@
 """How the rules speak of what they check."""
 
 from chimera_ir.ir.ids import Worker
-from chimera_ir.ir.ops import Backward, Compute, Forward, Message
+from chimera_ir.ir.ops import Compute, Forward, Message
+from chimera_ir.verify.index import Synchronisation
 
 
 def kind(operation: Compute) -> str:
@@ -17,18 +18,9 @@ def content(message: Message) -> str:
     return f"the {what} of micro-batch{plural} {micros} from stage {message.source}"
 
 
-def producer(message: Message) -> Compute:
-    """The operation whose result a message holds."""
-    if message.source < message.target:
-        return Forward(message.micros, message.source)
-    return Backward(message.micros, message.source)
-
-
-def consumer(message: Message) -> Compute:
-    """The operation that needs a message."""
-    if message.source < message.target:
-        return Forward(message.micros, message.target)
-    return Backward(message.micros, message.target)
+def summed(each: Synchronisation) -> str:
+    """What a sum or a step is about: ``stage 1``, or ``stage 1 for version 3``."""
+    return f"stage {each.stage}" + ("" if each.version is None else f" for version {each.version}")
 
 
 def workers(numbers: tuple[Worker, ...]) -> str:

@@ -276,6 +276,20 @@ class AfterStep(Diagnostic):
 
 
 @dataclass(frozen=True, slots=True)
+class NoSuchUpdate(Diagnostic):
+    """A sum or a step that leads to a version which no update makes."""
+
+    code: ClassVar[str] = "CH416"
+    title: ClassVar[str] = "`{line}` on worker {worker} belongs to no update"
+    label: ClassVar[str] = "{reason}"
+    help: ClassVar[str] = "remove the line, or name the version that its update leads to"
+
+    worker: int
+    line: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class BoundExceeded(Diagnostic):
     """A declared memory bound that does not hold."""
 

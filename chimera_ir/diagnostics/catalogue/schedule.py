@@ -268,6 +268,20 @@ class PipesMixed(Diagnostic):
 
 
 @dataclass(frozen=True, slots=True)
+class UpdatesMixed(Diagnostic):
+    """A backward whose gradients would count for several updates."""
+
+    code: ClassVar[str] = "CH314"
+    title: ClassVar[str] = "`{operation}` is over micro-batches of two updates, {first} and {second}"
+    label: ClassVar[str] = "its gradients are one sum, which one step uses"
+    help: ClassVar[str] = "write one backward for each update"
+
+    operation: str
+    first: int
+    second: int
+
+
+@dataclass(frozen=True, slots=True)
 class Link:
     """One operation of a cycle; ``reason`` says why it comes before the next."""
 
@@ -282,7 +296,7 @@ class Cycle(Diagnostic):
     """Operations that wait for each other in a circle."""
 
     code: ClassVar[str] = "CH310"
-    title: ClassVar[str] = "{length} operations wait for each other in a cycle"
+    title: ClassVar[str] = "{who} in a cycle"
     label: ClassVar[str] = "`{worst}` can never start"
     help: ClassVar[str] = "{advice}"
 
@@ -291,9 +305,10 @@ class Cycle(Diagnostic):
     advice: str
 
     @property
-    def length(self) -> int:
-        """How many operations the cycle names."""
-        return len(self.links)
+    def who(self) -> str:
+        """How many operations wait, and for whom."""
+        length = len(self.links)
+        return f"{length} operations wait for each other" if length > 1 else f"`{self.worst}` waits for itself"
 
     def notes(self) -> tuple[Note, ...]:
         """The cycle, operation by operation."""
