@@ -1,7 +1,8 @@
 """Rule "memory": what a worker holds at most, against the bounds that the scheme declares.
 
 In the paper's units (section 3.3): M_a, the activations of one micro-batch on one stage, alive from its forward to its
-backward; M_theta, the weights of one stage, once per stage held, however many pipes share them.
+backward; M_theta, the weights of one stage, once per stage held, however many pipes share them, and once more for every
+version of them that is kept beside the newest.
 """
 
 from collections.abc import Iterator
@@ -11,9 +12,10 @@ from math import ceil
 
 from chimera_ir.diagnostics.catalogue.program import BoundExceeded
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.ir.levels import Bound, Header, Quantity, Schedule
+from chimera_ir.ir.levels import Bound, Header, Program, Quantity, Schedule
 from chimera_ir.ir.ops import NOWHERE, Compute, Forward
 from chimera_ir.ir.text.printer import line
+from chimera_ir.verify.copies import copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +31,24 @@ def peaks(schedule: Schedule) -> tuple[Peak, ...]:
     return tuple(_peak(schedule.header, lane) for lane in schedule.lanes)
 
 
-def weights(schedule: Schedule) -> tuple[int, ...]:
-    """The weights that every worker holds, in M_theta."""
-    return tuple(len(stages) for stages in schedule.header.stages_of)
-
-
 def memory(schedule: Schedule) -> Iterator[Diagnostic]:
-    """The declared bounds that do not hold, each at the worker that exceeds it most."""
+    """The declared bounds that do not hold, each at the worker that exceeds it most.
+
+    How many versions an asynchronous schedule keeps shows in its program alone: `memory_of_versions`.
+    """
+    held = tuple(len(stages) for stages in schedule.header.stages_of)
     for bound in schedule.header.bounds:
-        yield from (
-            _activations(schedule, bound) if bound.quantity is Quantity.ACTIVATIONS else _weights(schedule, bound)
-        )
+        if bound.quantity is Quantity.ACTIVATIONS:
+            yield from _activations(schedule, bound)
+        elif not schedule.header.asynchronous:
+            yield from _weights(schedule, bound, held, "place the pipes so that they share fewer workers")
+
+
+def memory_of_versions(program: Program) -> Iterator[Diagnostic]:
+    """The declared bound on weights that an asynchronous program does not hold."""
+    for bound in program.header.bounds:
+        if bound.quantity is Quantity.WEIGHTS and program.header.asynchronous:
+            yield from _weights(program, bound, copies(program), "let fewer versions be read side by side")
 
 
 def _peak(header: Header, lane: tuple[Compute, ...]) -> Peak:
@@ -76,13 +85,13 @@ def _activations(schedule: Schedule, bound: Bound) -> Iterator[Diagnostic]:
     )
 
 
-def _weights(schedule: Schedule, bound: Bound) -> Iterator[Diagnostic]:
-    found = weights(schedule)
+def _weights(level: Schedule | Program, bound: Bound, found: tuple[int, ...], remedy: str) -> Iterator[Diagnostic]:
     worker = max(range(len(found)), key=found.__getitem__)
     if found[worker] <= bound.limit:
         return
-    stages = ", ".join(str(stage) for stage in schedule.header.stages_of[worker])
-    first = next((operation.origin for operation in schedule.lanes[worker]), NOWHERE)
+    held = level.header.stages_of[worker]
+    versions = f", {found[worker]} copies with their older versions" if level.header.asynchronous else ""
+    first = next((operation.origin for operation in level.lanes[worker]), NOWHERE)
     yield BoundExceeded(
         span=first,
         worker=worker,
@@ -90,6 +99,6 @@ def _weights(schedule: Schedule, bound: Bound) -> Iterator[Diagnostic]:
         limit=bound.limit,
         highest=found[worker],
         unit="stages' weights (M_theta)",
-        place=f"worker {worker} holds the stages {stages}",
-        remedy="place the pipes so that they share fewer workers",
+        place=f"worker {worker} holds the stages {', '.join(str(stage) for stage in held)}{versions}",
+        remedy=remedy,
     )

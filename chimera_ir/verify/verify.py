@@ -15,11 +15,12 @@ from chimera_ir.verify.channels import Certificate, channels
 from chimera_ir.verify.clocks import clocks
 from chimera_ir.verify.complete import complete
 from chimera_ir.verify.conflict_free import conflict_free
+from chimera_ir.verify.copies import copies
 from chimera_ir.verify.erase import schedule_of
 from chimera_ir.verify.gradients import gradients
 from chimera_ir.verify.groups import groups
 from chimera_ir.verify.index import cells
-from chimera_ir.verify.memory import memory, peaks, weights
+from chimera_ir.verify.memory import memory, memory_of_versions, peaks
 from chimera_ir.verify.messages import messages, places
 from chimera_ir.verify.placed import placed
 from chimera_ir.verify.repeats import repeats, state_repeats
@@ -47,7 +48,7 @@ class Verified:
     live
         Per worker the peak of activations, in M_a.
     weights
-        Per worker the weights it holds, in M_theta.
+        Per worker the weights it holds at most, in M_theta, older versions included.
     """
 
     program: Program
@@ -68,7 +69,9 @@ def verify_plan(plan: Plan) -> tuple[Diagnostic, ...]:
 
 
 def verify_schedule(schedule: Schedule, plan: Plan | None) -> tuple[Diagnostic, ...]:
-    """Rules "placed", "complete", "acyclic", "memory" and "repeats". Without errors the schedule can be lowered.
+    """Rules "placed", "complete", "acyclic", "repeats" and, but for versions of weights, "memory".
+
+    Without errors the schedule can be lowered.
 
     Parameters
     ----------
@@ -98,8 +101,9 @@ def verify_program(program: Program) -> Verified:
     in_lanes = cells(program)
     found = places(program, in_lanes)
     talk = _some("messages", messages(program, in_lanes, found))
-    errors = (*talk, *_some("gradients", gradients(program)), *_some("versions", versions(program)))
+    errors = (*talk, *_updates(program))
     _refuse(errors if talk else (*errors, *_some("messages", slots(program, in_lanes, found))))
+    _refuse(_some("memory", memory_of_versions(program)))
     certificates = channels(program)
     _refuse(each for each in certificates if isinstance(each, Diagnostic))
     if program.header.asynchronous:
@@ -110,7 +114,7 @@ def verify_program(program: Program) -> Verified:
         schedule=schedule,
         certificates=tuple(each for each in certificates if isinstance(each, Certificate)),
         live=tuple(peak.activations for peak in peaks(schedule)),
-        weights=weights(schedule),
+        weights=copies(program),
         seal=_SEAL,
     )
 
@@ -122,6 +126,12 @@ def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) ->
         or _some("complete", complete(header, listed))
         or _some("complete", groups(header, listed))
     )
+
+
+def _updates(program: Program) -> tuple[Diagnostic, ...]:
+    """Rules "gradients" and "versions"; versions are told apart by steps that are in order."""
+    sums = _some("gradients", gradients(program))
+    return sums if sums and program.header.asynchronous else (*sums, *_some("versions", versions(program)))
 
 
 def _by_worker(schedule: Schedule) -> Iterator[tuple[Worker, Compute]]:

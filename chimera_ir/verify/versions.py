@@ -1,23 +1,171 @@
-"""Rule "versions": forward and backward of a micro-batch read the same weights. A synchronous program has one version:
-no operation of a stage comes after its step."""
+"""Rule "versions": forward and backward of a micro-batch read the same weights, and those are there when they are read.
+
+A synchronous program has one version: no operation of a stage comes after its step. An asynchronous one names them: a
+version is there from the step that makes it to the step that makes the next one, and, where it is stashed before that,
+until it is dropped. It keeps no more copies than its operations need.
+"""
 
 from collections.abc import Iterator
 
-from chimera_ir.diagnostics.catalogue.program import AfterStep
+from chimera_ir.diagnostics.catalogue.program import (
+    AfterStep,
+    MisplacedLine,
+    MissingLine,
+    RedundantLine,
+    VersionsDiffer,
+)
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.ir.ids import Stage, Worker
-from chimera_ir.ir.levels import Program
-from chimera_ir.ir.ops import Backward, Forward, Step
+from chimera_ir.ir.ids import Micro, Stage, Version, Worker
+from chimera_ir.ir.levels import Header, Program
+from chimera_ir.ir.ops import Backward, Compute, Drop, Forward, Instruction, Stash, Step
 from chimera_ir.ir.text.printer import line
 from chimera_ir.source import Span
+from chimera_ir.verify.copies import Lane, last_reads, too_many
+from chimera_ir.verify.gradients import not_held
+
+_Weights = tuple[Stage, Version]
 
 
 def versions(program: Program) -> Iterator[Diagnostic]:
-    """The operations that read weights after the step that changes them."""
+    """What reads the wrong weights, or weights that are not there; and weights that are kept for nothing.
+
+    Parameters
+    ----------
+    program
+        Its operations complete and placed; an asynchronous one without errors by the rule "gradients".
+    """
     for number, lane in enumerate(program.lanes):
-        stepped: dict[Stage, Span] = {}
-        for each in lane:
-            if isinstance(each, Step):
-                stepped.setdefault(each.stage, each.origin)
-            elif stepped and isinstance(each, Forward | Backward) and each.stage in stepped:
-                yield AfterStep(each.origin, Worker(number), line(each), each.stage, stepped[each.stage])
+        worker = Worker(number)
+        if not program.header.asynchronous:
+            yield from _one_version(worker, lane)
+            continue
+        mistakes = [*_Walk(program.header, worker, lane).mistakes(), *_differing(lane)]
+        yield from mistakes or too_many(worker, lane)
+
+
+def _one_version(worker: Worker, lane: Lane) -> Iterator[Diagnostic]:
+    stepped: dict[Stage, Span] = {}
+    for each in lane:
+        if isinstance(each, Step):
+            stepped.setdefault(each.stage, each.origin)
+        elif isinstance(each, Stash | Drop):
+            yield RedundantLine(each.origin, worker, line(each), "a synchronous program has one version", ())
+        elif stepped and isinstance(each, Forward | Backward) and each.stage in stepped:
+            yield AfterStep(each.origin, worker, line(each), each.stage, stepped[each.stage])
+
+
+def _differing(lane: Lane) -> Iterator[Diagnostic]:
+    """Backwards that do not read what their forwards read."""
+    forwards: dict[tuple[Micro, Stage], Forward] = {}
+    for each in lane:
+        if isinstance(each, Forward):
+            forwards.update(((micro, each.stage), each) for micro in each.micros)
+        elif isinstance(each, Backward):
+            found = (forwards[micro, each.stage] for micro in each.micros)
+            other = next((forward for forward in found if forward.version != each.version), None)
+            if other is not None:
+                yield VersionsDiffer(each.origin, line(each), line(other), other.origin)
+
+
+class _Walk:
+    """Walks along a lane, with the versions that are there."""
+
+    def __init__(self, header: Header, worker: Worker, lane: Lane) -> None:
+        self._header = header
+        self._worker = worker
+        self._lane = lane
+        self._last = last_reads(lane)
+        self._steps = _first_places(lane, Step)
+        self._stashes = _first_places(lane, Stash)
+        self._drops = _first_places(lane, Drop)
+        self._newest = {stage: Version(0) for stage in header.stages_of[worker]}
+        self._stashed: set[_Weights] = set()
+        self._lacking: set[_Weights] = set()
+
+    def mistakes(self) -> Iterator[Diagnostic]:
+        """What reads a version that is not there, and the lines that keep versions wrongly; each version once."""
+        for place, each in enumerate(self._lane):
+            match each:
+                case Step(stage):
+                    self._newest[stage] = Version(self._newest[stage] + 1)
+                case Forward() | Backward():
+                    yield from self._read(each)
+                case Stash():
+                    yield from self._stray(each) or self._stash(place, each)
+                case Drop():
+                    yield from self._stray(each) or self._drop(place, each)
+                case _:
+                    pass
+        yield from self._left_over()
+
+    def _stray(self, each: Stash | Drop) -> list[Diagnostic]:
+        stray = not_held(self._header, self._worker, each, each.stage)
+        return [] if stray is None else [stray]
+
+    def _read(self, each: Compute) -> Iterator[Diagnostic]:
+        if each.version is None or each.version == self._newest[each.stage]:
+            return
+        weights = each.stage, each.version
+        if weights in self._stashed or weights in self._lacking:
+            return
+        self._lacking.add(weights)
+        if each.version > self._newest[each.stage]:
+            yield self._misplaced(each, self._lane[self._steps[weights]], f"{_name(weights)} is not there yet")
+        elif weights not in self._stashes:
+            step = line(self._lane[self._steps[each.stage, Version(each.version + 1)]])
+            reason = f"`{line(each)}` reads {_name(weights)} after `{step}`"
+            yield MissingLine(each.origin, self._worker, line(Stash(*weights)), reason, f"before `{step}`")
+
+    def _stash(self, place: int, each: Stash) -> Iterator[Diagnostic]:
+        weights = each.stage, each.version
+        following = self._steps.get((each.stage, Version(each.version + 1)))
+        if following is None:
+            yield self._redundant(each, f"no step follows {_name(weights)}")
+        elif each.version > self._newest[each.stage]:
+            yield self._misplaced(each, self._lane[self._steps[weights]], f"{_name(weights)} is not there yet")
+        elif self._stashes[weights] != place:
+            yield self._redundant(each, f"{_name(weights)} is already stashed", self._stashes[weights])
+        elif following < place:
+            yield self._misplaced(self._lane[following], each, f"{_name(weights)} would be gone")
+        self._stashed.add(weights)
+
+    def _drop(self, place: int, each: Drop) -> Iterator[Diagnostic]:
+        weights = each.stage, each.version
+        stash, last = self._stashes.get(weights, len(self._lane)), self._last.get(weights, -1)
+        if self._drops[weights] != place:
+            yield self._redundant(each, f"{_name(weights)} is already dropped", self._drops[weights])
+        elif weights not in self._stashes and weights not in self._lacking:
+            yield self._redundant(each, f"{_name(weights)} is not stashed")
+        elif place < stash < len(self._lane):
+            yield self._misplaced(each, self._lane[stash], f"{_name(weights)} is not stashed yet")
+        elif stash < place < last:
+            yield self._misplaced(each, self._lane[last], f"{_name(weights)} is still read")
+            self._lacking.add(weights)
+        self._stashed.discard(weights)
+
+    def _left_over(self) -> Iterator[Diagnostic]:
+        for weights in sorted(self._stashed - self._drops.keys()):
+            stash = self._stashes[weights]
+            end = max(self._last.get(weights, -1), self._steps.get((weights[0], Version(weights[1] + 1)), stash))
+            origin, reason = self._lane[stash].origin, f"nothing lets {_name(weights)} go"
+            yield MissingLine(origin, self._worker, line(Drop(*weights)), reason, f"after `{line(self._lane[end])}`")
+
+    def _misplaced(self, early: Instruction, late: Instruction, reason: str) -> Diagnostic:
+        return MisplacedLine(early.origin, self._worker, line(early), line(late), late.origin, reason)
+
+    def _redundant(self, each: Stash | Drop, reason: str, other: int | None = None) -> Diagnostic:
+        others = () if other is None else (self._lane[other].origin,)
+        return RedundantLine(each.origin, self._worker, line(each), reason, others)
+
+
+def _first_places(lane: Lane, kind: type[Step | Stash | Drop]) -> dict[_Weights, int]:
+    found: dict[_Weights, int] = {}
+    for place, each in enumerate(lane):
+        if isinstance(each, kind) and each.version is not None:
+            found.setdefault((each.stage, each.version), place)
+    return found
+
+
+def _name(weights: _Weights) -> str:
+    stage, version = weights
+    return f"version {version} of stage {stage}"

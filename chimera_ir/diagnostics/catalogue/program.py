@@ -290,6 +290,45 @@ class NoSuchUpdate(Diagnostic):
 
 
 @dataclass(frozen=True, slots=True)
+class VersionsDiffer(Diagnostic):
+    """A backward that reads other weights than its forward."""
+
+    code: ClassVar[str] = "CH417"
+    title: ClassVar[str] = "`{backward}` reads another version of the weights than `{forward}`"
+    label: ClassVar[str] = "gradients of two versions at once are gradients of none"
+    help: ClassVar[str] = "let both read the version of the forward, and keep it until the backward"
+
+    backward: str
+    forward: str
+    forward_span: Span
+
+    def notes(self) -> tuple[Note, ...]:
+        """The forward."""
+        return (Note(f"`{self.forward}` is here", self.forward_span),)
+
+
+@dataclass(frozen=True, slots=True)
+class TooManyCopies(Diagnostic):
+    """More versions of a stage's weights kept than operations read."""
+
+    code: ClassVar[str] = "CH418"
+    title: ClassVar[str] = "worker {worker} keeps {kept} copies of the weights of stage {stage}, {needed} {are} needed"
+    label: ClassVar[str] = "one more copy from here on"
+    help: ClassVar[str] = "{advice}"
+
+    worker: int
+    stage: int
+    kept: int
+    needed: int
+    advice: str
+
+    @property
+    def are(self) -> str:
+        """The verb."""
+        return "are" if self.needed > 1 else "is"
+
+
+@dataclass(frozen=True, slots=True)
 class BoundExceeded(Diagnostic):
     """A declared memory bound that does not hold."""
 
