@@ -25,6 +25,11 @@ def share(total: int, parts: int, part: int) -> int:
     return (total + parts - 1 - part) // parts
 
 
+def shareable(total: int, parts: int, part: int) -> bool:
+    """Whether ``share`` has a value."""
+    return total >= 0 and 0 <= part < parts
+
+
 BUILTINS = {
     "min": Builtin("min(a, b)", 2, None, min),
     "max": Builtin("max(a, b)", 2, None, max),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from chimera_ir.diagnostics.catalogue import endless
 from chimera_ir.diagnostics.catalogue import names as say
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.source import Span
@@ -11,6 +12,7 @@ _EXAMPLES = {
     "stages": "stages s in 0..D on s",
     "micros": "micros m in 0..N",
     "operation": "F(m, s) @ 2*m + s",
+    "reads version": "reads version max(0, m - (D-1 - s))",
 }
 
 
@@ -56,11 +58,44 @@ def _once(spans: Sequence[Span], owner: str, clause: str) -> Iterator[Diagnostic
         yield say.SecondClause(span, owner, clause, spans[0])
 
 
+def check_updates(scheme: ast.Scheme) -> Iterator[Diagnostic]:
+    """Lines that only asynchronous schemes have, where they do not fit together."""
+    update = next((item for item in scheme.items if isinstance(item, ast.Update)), None)
+    for pipe in scheme.items:
+        if isinstance(pipe, ast.Pipe):
+            yield from _flushed(pipe) if update is None else _streaming(pipe, update)
+
+
+def _flushed(pipe: ast.Pipe) -> Iterator[Diagnostic]:
+    """What a pipe of a synchronous scheme cannot have."""
+    for clause in pipe.clauses:
+        match clause:
+            case ast.Micros(range=ast.Endless(span=span)):
+                yield endless.UpdateMissing(span, pipe.name.text)
+            case ast.Reads(span=span):
+                yield endless.NeedlessReads(span)
+            case _:
+                pass
+
+
+def _streaming(pipe: ast.Pipe, update: ast.Update) -> Iterator[Diagnostic]:
+    """What a pipe of an asynchronous scheme lacks, or cannot have."""
+    for clause in pipe.clauses:
+        match clause:
+            case ast.Micros(range=ast.Range(span=span)):
+                yield endless.PipeEnds(span, pipe.name.text, update.span)
+            case ast.Sync(mode=ast.SyncMode.LAZY, span=span):
+                yield endless.NeverLazy(span)
+            case _:
+                pass
+    if not any(isinstance(clause, ast.Reads) for clause in pipe.clauses):
+        example = _EXAMPLES["reads version"]
+        yield say.MissingClause(pipe.name.span, pipe.name.text, "`reads version` line", example)
+
+
 def unsupported(scheme: ast.Scheme) -> Iterator[Diagnostic]:
     """What the language has and the compiler has not yet."""
     for item in scheme.items:
-        if isinstance(item, ast.Update):
-            yield _not_yet(item.span, "an asynchronous scheme (`update every`)", "one update per iteration")
         if isinstance(item, ast.Pipe):
             for clause in item.clauses:
                 yield from _unsupported_clause(clause)
@@ -71,14 +106,8 @@ def _unsupported_clause(clause: ast.Clause) -> Iterator[Diagnostic]:
         case ast.Operation(letter=ast.Letter.INPUT_GRADIENT | ast.Letter.WEIGHT_GRADIENT as letter, span=span):
             feature = f"the operation {letter.value} of a split backward"
             yield say.NotSupported(span, feature, "write `B`, the full backward pass")
-        case ast.Micros(range=ast.Endless(span=span)):
-            feature = "a range of micro-batches without an end"
-            yield say.NotSupported(span, feature, "say where it stops: `0..N`")
-        case ast.Reads(span=span):
-            yield _not_yet(span, "a choice of weight versions (`reads version`)", "all read the newest weights")
+        case ast.Micros(range=ast.Endless(), halves=ast.Halves(span=span)):
+            feature = "a count of halves where micro-batches go on for ever"
+            yield say.NotSupported(span, feature, "count whole micro-batches")
         case _:
             return
-
-
-def _not_yet(span: Span, feature: str, without: str) -> Diagnostic:
-    return say.NotSupported(span, feature, f"leave it out: {without} then")

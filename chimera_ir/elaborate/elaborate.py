@@ -1,14 +1,17 @@
 """From tree to plan: a scheme, given its parameters, as the list of its operations with place and clock."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
+from chimera_ir.diagnostics.model import Diagnostic, raise_errors
+from chimera_ir.elaborate.endless import Extent, unrolled
 from chimera_ir.elaborate.names import check
 from chimera_ir.elaborate.operations import operations
-from chimera_ir.elaborate.pipes import place, shapes
-from chimera_ir.elaborate.settings import evaluate_globals, parameter_names, require_settable
+from chimera_ir.elaborate.pipes import Shape, reject, shapes
+from chimera_ir.elaborate.places import place
+from chimera_ir.elaborate.settings import Globals, evaluate_globals, parameter_names, require_settable
 from chimera_ir.elaborate.strategies import strategies
-from chimera_ir.ir.levels import Header, Plan, Planned
+from chimera_ir.elaborate.versions import readings, torn
+from chimera_ir.ir.levels import Header, Pipe, Plan, Planned
 from chimera_ir.syntax import ast
 
 __all__ = ["elaborate", "parameter_names"]
@@ -48,12 +51,9 @@ def elaborate(
     warnings = raise_errors(check(scheme))
     known = evaluate_globals(scheme, settings)
     found = shapes(scheme, known, max_operations)
-    pipes = place(found, known)
-    outcomes = [outcome for shape, pipe in zip(found, pipes, strict=True) for outcome in operations(shape, pipe)]
-    planned = tuple(outcome for outcome in outcomes if isinstance(outcome, Planned))
-    if len(planned) < len(outcomes):
-        failed = [outcome for outcome in outcomes if not isinstance(outcome, Planned)]
-        raise Rejected({(type(diagnostic), diagnostic.span): diagnostic for diagnostic in reversed(failed)}.values())
+    extent = Extent(found) if known.per_update is None else unrolled(found, known.per_update, max_operations)
+    pipes = place(extent.shapes, known)
+    planned = tuple(_planned(extent.shapes, pipes, known))
     stages = len(found[0].stage_range)
     header = Header(
         scheme=scheme.name.text,
@@ -65,5 +65,30 @@ def elaborate(
         bounds=known.bounds,
         halves=found[0].micros.halves is not None,
         strategies=strategies(found),
+        updates=extent.updates,
+        period=extent.period,
     )
     return Plan(header, planned), warnings
+
+
+def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], known: Globals) -> list[Planned]:
+    """The operations of all pipes.
+
+    Raises
+    ------
+    Rejected
+        With every line that fails.
+    """
+    planned: list[Planned] = []
+    failed: list[Diagnostic] = []
+    for shape, pipe in zip(shapes, pipes, strict=True):
+        reads = readings(shape, pipe)
+        for outcome in operations(shape, pipe, reads):
+            if isinstance(outcome, Diagnostic):
+                failed.append(outcome)
+            else:
+                planned.append(outcome)
+        if known.per_update is not None:
+            failed += torn((each.operation for each in planned), reads, known.per_update, shape)
+    reject(failed)
+    return planned

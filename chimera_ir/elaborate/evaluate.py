@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, assert_never
 
 from chimera_ir.diagnostics.catalogue.values import BadDivisor, BadShare, Called, Instance, Overflow, Values
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.elaborate.builtins import BUILTINS, Builtin
+from chimera_ir.elaborate.builtins import BUILTINS, Builtin, shareable
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.printer import show_expression
@@ -54,6 +54,7 @@ class Fault(Exception):
 class Compiled:
     """A function of the scheme, ready to be called."""
 
+    definition: ast.Function
     body: Formula
 
 
@@ -309,7 +310,7 @@ def _builtin(node: ast.Call, scope: Scope, builtin: Builtin, arguments: tuple[Fo
 
     def share(frame: Frame) -> int:
         total, parts, part = (argument(frame) for argument in arguments)
-        if total < 0 or not 0 <= part < parts:
+        if not shareable(total, parts, part):
             values = scope.values_in(node, frame)
             raise Fault(partial(BadShare, node.span, values, total=total, parts=parts, part=part))
         return apply(total, parts, part)

@@ -9,7 +9,7 @@ from chimera_ir.diagnostics.catalogue import names as say
 from chimera_ir.diagnostics.model import Diagnostic, Severity
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.elaborate.builtins import BUILTINS, Builtin
-from chimera_ir.elaborate.clauses import check_clauses, unsupported
+from chimera_ir.elaborate.clauses import check_clauses, check_updates, unsupported
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 
@@ -65,7 +65,7 @@ def check(scheme: ast.Scheme) -> tuple[Diagnostic, ...]:
     """
     checker = _Checker(scheme)
     checker.check_scheme()
-    found = (*checker.found, *check_clauses(scheme), *unsupported(scheme))
+    found = (*checker.found, *check_clauses(scheme), *check_updates(scheme), *unsupported(scheme))
     errors = tuple(diagnostic for diagnostic in found if diagnostic.severity is Severity.ERROR)
     return errors or found
 

@@ -8,19 +8,20 @@ from chimera_ir.diagnostics.catalogue import values as say
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.elaborate.evaluate import Fault, Frame, Scope, compiled
 from chimera_ir.elaborate.pipes import Shape
+from chimera_ir.elaborate.versions import Readings
 from chimera_ir.ir.ids import Clock, Micro, Stage
 from chimera_ir.ir.levels import Pipe, Planned
 from chimera_ir.ir.ops import Backward, Forward
 from chimera_ir.syntax import ast
 
 
-def operations(shape: Shape, pipe: Pipe) -> Iterator[Planned | Diagnostic]:
+def operations(shape: Shape, pipe: Pipe, reads: Readings) -> Iterator[Planned | Diagnostic]:
     """Every operation of a pipe, line by line; a line that fails ends with why, at its first failing instance."""
     for line in shape.operations:
-        yield from _instances(line, shape, pipe)
+        yield from _instances(line, shape, pipe, reads)
 
 
-def _instances(line: ast.Operation, shape: Shape, pipe: Pipe) -> Iterator[Planned | Diagnostic]:
+def _instances(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings) -> Iterator[Planned | Diagnostic]:
     """The operations of one line.
 
     This is the inner loop of the compiler: what does not change from instance to instance is looked up before it.
@@ -44,7 +45,8 @@ def _instances(line: ast.Operation, shape: Shape, pipe: Pipe) -> Iterator[Planne
                 if batch is None or stage not in stages:
                     yield _no_such(line, shape, names, frame)
                     return
-                yield Planned(Clock(clock(frame)), workers[stage], make(batch, Stage(stage), span))
+                version = reads.get((batch[0], Stage(stage)))
+                yield Planned(Clock(clock(frame)), workers[stage], make(batch, Stage(stage), span, version))
     except Fault as fault:
         yield fault.diagnostic(shape.instance(*zip(names, frame, strict=True)))
 

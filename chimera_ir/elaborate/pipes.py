@@ -1,16 +1,14 @@
 """The pipes for given parameters: how long they are, where their stages run, how their micro-batches are numbered."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from chimera_ir.diagnostics.catalogue import groups
+from chimera_ir.diagnostics.catalogue import endless, groups
 from chimera_ir.diagnostics.catalogue import values as say
 from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
-from chimera_ir.elaborate.evaluate import LIMIT, Fault, Scope, compiled, evaluate
+from chimera_ir.elaborate.evaluate import LIMIT, Scope, evaluate
 from chimera_ir.elaborate.settings import Globals
-from chimera_ir.ir.ids import Micro, Stage, Worker
-from chimera_ir.ir.levels import Pipe
 from chimera_ir.syntax import ast
 
 
@@ -18,7 +16,8 @@ from chimera_ir.syntax import ast
 class Shape:
     """One pipe, as long as its parameters make it; the numbers are known, the formulas not yet looked at.
 
-    ``micro_range`` are its micro-batches, ``steps`` those that the binder takes.
+    ``micro_range`` are its micro-batches, ``steps`` those that the binder takes. A pipe that goes on for ever is as
+    long as it is wanted, at first one step.
     """
 
     name: str
@@ -27,6 +26,7 @@ class Shape:
     operations: tuple[ast.Operation, ...]
     recompute: ast.Recompute | None
     syncs: tuple[ast.Sync, ...]
+    reads: ast.Reads | None
     scope: Scope
     stage_range: range
     micro_range: range
@@ -35,6 +35,12 @@ class Shape:
     def instance(self, *values: tuple[str, int]) -> Instance:
         """This pipe, for a message, and values of its variables."""
         return Instance(self.name, values)
+
+    def lengthened(self, count: int) -> "Shape":
+        """The first micro-batches of a pipe that goes on for ever; ``count`` is a multiple of its step."""
+        start = self.micro_range.start
+        micros = range(start, start + count)
+        return replace(self, micro_range=micros, steps=micros[:: self.steps.step])
 
 
 def shapes(scheme: ast.Scheme, known: Globals, max_operations: int) -> tuple[Shape, ...]:
@@ -54,14 +60,14 @@ def shapes(scheme: ast.Scheme, known: Globals, max_operations: int) -> tuple[Sha
                     failed.append(outcome)
                 else:
                     found.append(outcome)
-    _reject(failed)
-    _reject(_disagreements(found))
-    _reject(_halves(found))
-    _reject(_too_many(found, scheme, known, max_operations))
+    reject(failed)
+    reject(_disagreements(found))
+    reject(_halves(found))
+    reject(_too_many(found, scheme, known, max_operations))
     return tuple(found)
 
 
-def _reject(failed: Iterable[Diagnostic]) -> None:
+def reject(failed: Iterable[Diagnostic]) -> None:
     """Raises what has failed, each failure of a line once, though it may be one of many pipes."""
     distinct = {(type(diagnostic), diagnostic.span): diagnostic for diagnostic in reversed(list(failed))}
     if distinct:
@@ -75,7 +81,7 @@ def _shapes_of(pipe: ast.Pipe, scope: Scope, limit: int) -> list[Shape | Diagnos
     if isinstance(indices, Diagnostic):
         return [indices]
     if len(indices) > limit:
-        values = (*scope.values_in(pipe.index.range.start, ()), *scope.values_in(pipe.index.range.stop, ()))
+        values = _range_values(pipe.index.range, scope)
         return [say.TooManyPipes(pipe.index.range.span, values, Instance(), len(indices), limit)]
     variable = pipe.index.variable.text
     return [_shape(pipe, f"{pipe.name.text}[{i}]", scope.with_values({variable: i})) for i in indices]
@@ -86,26 +92,29 @@ def _shape(pipe: ast.Pipe, name: str, scope: Scope) -> Shape | Diagnostic:
     micros = next(clause for clause in pipe.clauses if isinstance(clause, ast.Micros))
     operations = tuple(clause for clause in pipe.clauses if isinstance(clause, ast.Operation))
     stage_range = _range(stages.range, scope, Instance(name))
-    micro_range = _range(_bounded(micros), scope, Instance(name))
     if isinstance(stage_range, Diagnostic):
         return stage_range
-    if isinstance(micro_range, Diagnostic):
-        return micro_range
     step = 1 if micros.step is None else evaluate(micros.step, scope, Instance(name))
     if isinstance(step, Diagnostic):
         return step
     if micros.step is not None and step < 1:
         return groups.BadStep(micros.step.span, scope.values_in(micros.step, ()), Instance(name), step)
+    micro_range = _micro_range(micros.range, step, scope, Instance(name))
+    if isinstance(micro_range, Diagnostic):
+        return micro_range
     recompute = next((clause for clause in pipe.clauses if isinstance(clause, ast.Recompute)), None)
     syncs = tuple(clause for clause in pipe.clauses if isinstance(clause, ast.Sync))
+    reads = next((clause for clause in pipe.clauses if isinstance(clause, ast.Reads)), None)
     steps = micro_range[:: min(step, LIMIT)]
-    return Shape(name, stages, micros, operations, recompute, syncs, scope, stage_range, micro_range, steps)
+    return Shape(name, stages, micros, operations, recompute, syncs, reads, scope, stage_range, micro_range, steps)
 
 
-def _bounded(micros: ast.Micros) -> ast.Range:
-    """The range of the micro-batches; one without end does not come here, see ``clauses.unsupported``."""
-    assert isinstance(micros.range, ast.Range)
-    return micros.range
+def _micro_range(text: ast.Range | ast.Endless, step: int, scope: Scope, instance: Instance) -> range | Diagnostic:
+    """The micro-batches of a pipe; the first step of one without end."""
+    if isinstance(text, ast.Range):
+        return _range(text, scope, instance)
+    start = evaluate(text.start, scope, instance)
+    return start if isinstance(start, Diagnostic) else range(start, start + step)
 
 
 def _range(text: ast.Range, scope: Scope, instance: Instance) -> range | Diagnostic:
@@ -116,9 +125,14 @@ def _range(text: ast.Range, scope: Scope, instance: Instance) -> range | Diagnos
     if isinstance(stop, Diagnostic):
         return stop
     if stop < start:
-        values = dict([*scope.values_in(text.start, ()), *scope.values_in(text.stop, ())])
-        return say.BackwardRange(text.span, tuple(values.items()), instance, start, stop)
+        return say.BackwardRange(text.span, _range_values(text, scope), instance, start, stop)
     return range(start, stop)
+
+
+def _range_values(text: ast.Range | ast.Endless, scope: Scope) -> say.Values:
+    """The names in the ends of a range with what they stand for."""
+    ends = (text.start, text.stop) if isinstance(text, ast.Range) else (text.start,)
+    return tuple(dict(pair for end in ends for pair in scope.values_in(end, ())).items())
 
 
 def _disagreements(found: Sequence[Shape]) -> list[Diagnostic]:
@@ -151,158 +165,30 @@ def _halves(found: Sequence[Shape]) -> list[Diagnostic]:
     total = sum(len(shape.micro_range) for shape in found)
     if total % 2 == 0:
         return []
-    text = _bounded(found[0].micros)
-    values = dict([*found[0].scope.values_in(text.start, ()), *found[0].scope.values_in(text.stop, ())])
-    return [groups.OddHalves(text.span, tuple(values.items()), Instance(), total)]
+    text = found[0].micros.range
+    return [groups.OddHalves(text.span, _range_values(text, found[0].scope), Instance(), total)]
 
 
 def _too_many(found: Sequence[Shape], scheme: ast.Scheme, known: Globals, limit: int) -> list[Diagnostic]:
     """Nothing to run, or more than the limit; counted, not enumerated."""
     if not found:
         index = next(item.index for item in scheme.items if isinstance(item, ast.Pipe) and item.index is not None)
-        return [say.EmptyIndex(index.range.span, known.scope.values_in(index.range.stop, ()), Instance())]
+        return [say.EmptyIndex(index.range.span, _range_values(index.range, known.scope), Instance())]
     micros = sum(len(shape.micro_range) for shape in found)
     if micros == 0:
-        values = found[0].scope.values_in(_bounded(found[0].micros).stop, ())
-        return [say.NoMicros(found[0].micros.range.span, values, Instance())]
+        text = found[0].micros.range
+        return [say.NoMicros(text.span, _range_values(text, found[0].scope), Instance())]
     stages = len(found[0].stage_range)
-    count = sum(len(shape.steps) * stages * len(shape.operations) for shape in found)
-    placed = max(stages * len(found), micros)
-    if max(count, placed) <= limit:
+    count = max(operation_count(found), stages * len(found), micros)
+    if count <= limit:
         return []
     longest = max(found, key=lambda shape: len(shape.micro_range))
-    span = longest.micros.range.span
-    values = longest.scope.values_in(_bounded(longest.micros).stop, ())
-    return [say.TooManyOperations(span, values, Instance(), max(count, placed), limit, micros, stages)]
+    text, values = longest.micros.range, _range_values(longest.micros.range, longest.scope)
+    if isinstance(text, ast.Endless):
+        return [endless.TooManyInTurns(text.span, values, Instance(), count, limit, stages, micros)]
+    return [say.TooManyOperations(text.span, values, Instance(), count, limit, micros, stages)]
 
 
-def place(found: Sequence[Shape], known: Globals) -> tuple[Pipe, ...]:
-    """The pipes with the workers of their stages and the global numbers of their micro-batches.
-
-    Raises
-    ------
-    Rejected
-        If a stage is placed beyond the workers, a worker has none, or the numbers are not 0 .. N-1, each once.
-    """
-    workers = len(found[0].stage_range) if known.workers is None else known.workers
-    failed: list[Diagnostic] = []
-    places = [_workers(shape, workers, failed) for shape in found]
-    numbers = _numbers(found, failed)
-    recompute = [_recomputing(shape, failed) for shape in found]
-    _reject(failed)
-    _reject(_idle({worker for row in places for worker in row}, workers, known))
-    return tuple(
-        Pipe(shape.name, tuple(map(Worker, row)), tuple(map(Micro, column)), stages)
-        for shape, row, column, stages in zip(found, places, numbers, recompute, strict=True)
-    )
-
-
-def _recomputing(shape: Shape, failed: list[Diagnostic]) -> tuple[Stage, ...]:
-    """The stages that keep only their input."""
-    return stages_of(shape, shape.recompute, failed) if shape.recompute else ()
-
-
-def stages_of(shape: Shape, clause: ast.Recompute | ast.Sync, failed: list[Diagnostic]) -> tuple[Stage, ...]:
-    """The stages of a pipe that a clause speaks of: those for which its guard holds."""
-    variable = shape.stages.variable.text
-    if clause.guard is None:
-        return tuple(map(Stage, shape.stage_range))
-    guard = compiled(clause.guard, shape.scope.with_variables(variable))
-    stages: list[Stage] = []
-    for stage in shape.stage_range:
-        try:
-            stages += [Stage(stage)] if guard((stage,)) else []
-        except Fault as fault:
-            failed.append(fault.diagnostic(shape.instance((variable, stage))))
-            break
-    return tuple(stages)
-
-
-def _workers(shape: Shape, workers: int, failed: list[Diagnostic]) -> list[int]:
-    clause = shape.stages
-    variable = clause.variable.text
-    scope = shape.scope.with_variables(variable)
-    formula = compiled(clause.place, scope)
-    row: list[int] = []
-    for stage in shape.stage_range:
-        instance = shape.instance((variable, stage))
-        try:
-            worker = formula((stage,))
-        except Fault as fault:
-            failed.append(fault.diagnostic(instance))
-            break
-        if not 0 <= worker < workers:
-            values = scope.values_in(clause.place, (stage,))
-            failed.append(say.WorkerOutOfRange(clause.place.span, values, instance, stage, worker, workers))
-            break
-        row.append(worker)
-    return row
-
-
-def _idle(used: set[int], workers: int, known: Globals) -> list[Diagnostic]:
-    """The first worker that no stage is placed on, if there is one."""
-    if len(used) == workers:
-        return []
-    first = next(worker for worker in range(workers) if worker not in used)
-    return [say.IdleWorker(known.workers_span, first, workers, workers - len(used))]
-
-
-def _numbers(found: Sequence[Shape], failed: list[Diagnostic]) -> list[list[int]]:
-    """The global numbers of each pipe's micro-batches, which are all of 0 .. N-1 unless something has failed."""
-    total = sum(len(shape.micro_range) for shape in found)
-    taken: dict[int, tuple[Shape, int]] = {}
-    clash: tuple[int, Shape, int] | None = None
-    columns: list[list[int]] = []
-    for shape in found:
-        column = _column(shape, sum(map(len, columns)), failed)
-        columns.append(column)
-        for micro, number in zip(shape.micro_range, column, strict=False):
-            if number not in taken:
-                taken[number] = (shape, micro)
-            elif clash is None:
-                clash = (number, shape, micro)
-    outside = [_outside(*taken[number], number, total) for number in taken if not 0 <= number < total]
-    failed += outside
-    if clash is not None and not failed:
-        failed.append(_taken(clash, taken, total))
-    return columns
-
-
-def _column(shape: Shape, first: int, failed: list[Diagnostic]) -> list[int]:
-    number, variable = shape.micros.number, shape.micros.variable.text
-    if number is None:
-        return list(range(first, first + len(shape.micro_range)))
-    formula = compiled(number, shape.scope.with_variables(variable))
-    column: list[int] = []
-    for micro in shape.micro_range:
-        try:
-            column.append(formula((micro,)))
-        except Fault as fault:
-            failed.append(fault.diagnostic(shape.instance((variable, micro))))
-            break
-    return column
-
-
-def _outside(shape: Shape, micro: int, number: int, total: int) -> Diagnostic:
-    text, variable = shape.micros.number or shape.micros.range, shape.micros.variable.text
-    values = _number_values(shape, micro)
-    instance = shape.instance((variable, micro))
-    return say.NumberOutside(text.span, values, instance, micro, number, total - 1)
-
-
-def _taken(clash: tuple[int, Shape, int], taken: dict[int, tuple[Shape, int]], total: int) -> Diagnostic:
-    number, shape, micro = clash
-    other, other_micro = taken[number]
-    missing = next(candidate for candidate in range(total) if candidate not in taken)
-    text, first = shape.micros.number or shape.micros.range, other.micros.number or other.micros.range
-    one = f"m = {other_micro} of `{other.name}`".replace("m", other.micros.variable.text, 1)
-    two = f"m = {micro} of `{shape.name}`".replace("m", shape.micros.variable.text, 1)
-    instance = shape.instance((shape.micros.variable.text, micro))
-    values = _number_values(shape, micro)
-    return say.NumberTaken(text.span, values, instance, number, one, two, missing, first.span)
-
-
-def _number_values(shape: Shape, micro: int) -> say.Values:
-    if shape.micros.number is None:
-        return ()
-    return shape.scope.with_variables(shape.micros.variable.text).values_in(shape.micros.number, (micro,))
+def operation_count(found: Sequence[Shape]) -> int:
+    """How many operations the pipes have, guards aside."""
+    return sum(len(shape.steps) * len(shape.stage_range) * len(shape.operations) for shape in found)

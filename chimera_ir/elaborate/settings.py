@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import assert_never
 
+from chimera_ir.diagnostics.catalogue.endless import BadUpdate
 from chimera_ir.diagnostics.catalogue.values import Instance, NoWorkers, RequirementFails
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.suggest import closest
@@ -38,13 +40,14 @@ class SettingTooLarge(SettingError):
 
 @dataclass(frozen=True, slots=True)
 class Globals:
-    """What the lines outside of the pipes say."""
+    """What the lines outside of the pipes say; ``per_update`` is None in a synchronous scheme."""
 
     scope: Scope
     parameters: tuple[tuple[str, int], ...]
     workers: int | None
     workers_span: Span
     bounds: tuple[Bound, ...]
+    per_update: int | None
 
 
 def parameter_names(scheme: ast.Scheme) -> tuple[str, ...]:
@@ -84,7 +87,9 @@ def evaluate_globals(scheme: ast.Scheme, settings: Mapping[str, int]) -> Globals
         reader.read(item)
     if reader.failed:
         raise Rejected(reader.failed)
-    return Globals(reader.scope, parameters, reader.workers, reader.workers_span, tuple(reader.bounds))
+    return Globals(
+        reader.scope, parameters, reader.workers, reader.workers_span, tuple(reader.bounds), reader.per_update
+    )
 
 
 class _Reader:
@@ -97,6 +102,7 @@ class _Reader:
         self.workers: int | None = None
         self.workers_span = scheme.name.span
         self.bounds: list[Bound] = []
+        self.per_update: int | None = None
         self.failed: list[Diagnostic] = []
         self._parameters = parameter_names(scheme)
         self._lets = {item.name.text: item.value for item in scheme.items if isinstance(item, ast.Let)}
@@ -113,7 +119,7 @@ class _Reader:
                 self.values[name.text] = _value(value, self.scope, self.failed)
             case ast.Function(name, parameters, body):
                 inner = self.scope.with_variables(*(word.text for word in parameters))
-                self.functions[name.text] = Compiled(compiled(body, inner))
+                self.functions[name.text] = Compiled(item, compiled(body, inner))
             case ast.Require():
                 self._require(item)
             case ast.Workers(count):
@@ -124,8 +130,15 @@ class _Reader:
             case ast.Memory(quantity, limit):
                 bound = _value(limit, self.scope, self.failed)
                 self.bounds.append(Bound(Quantity(quantity.value), bound))
-            case _:
+            case ast.Update(count):
+                self.per_update = _value(count, self.scope, self.failed)
+                if self.per_update < 1:
+                    values = self.scope.values_in(count, ())
+                    self.failed.append(BadUpdate(count.span, values, Instance(), self.per_update))
+            case ast.Pipe():
                 return
+            case _:
+                assert_never(item)
 
     def _require(self, item: ast.Require) -> None:
         if not _value(item.condition, self.scope, self.failed):

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from chimera_ir.diagnostics.catalogue.groups import SyncDiffers
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
-from chimera_ir.elaborate.pipes import Shape, stages_of
+from chimera_ir.elaborate.pipes import Shape
+from chimera_ir.elaborate.places import stages_of
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Strategy
 from chimera_ir.syntax import ast

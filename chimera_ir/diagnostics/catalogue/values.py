@@ -11,10 +11,10 @@ Values = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A function on its way to a failure: where it was called, and with what."""
+    """A function on its way to a failure: where it was called, and with what, or with which formulas."""
 
     function: str
-    arguments: tuple[int, ...]
+    arguments: tuple[int | str, ...]
     span: Span
 
 
@@ -31,7 +31,7 @@ def listed(values: Values) -> str:
     return ", ".join(f"{name} = {_plain(value)}" for name, value in values)
 
 
-def _plain(value: int) -> str:
+def _plain(value: int | str) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

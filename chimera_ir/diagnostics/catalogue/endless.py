@@ -1,0 +1,340 @@
+"""CH254 and on: schemes whose micro-batches go on for ever, and formulas that do not go on as they must."""
+
+from dataclasses import dataclass
+
+from chimera_ir.diagnostics.catalogue.values import InFormula, InInstance
+from chimera_ir.diagnostics.model import Diagnostic, Note
+from chimera_ir.source import Span
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateMissing(Diagnostic):
+    """A pipe without an end in a scheme that does not say when weights are updated."""
+
+    code = "CH254"
+    title = "the micro-batches of the pipe `{pipe}` go on for ever, and nothing says when weights are updated"
+    label = "without an end"
+    help = "add `update every K` above the pipes, or say where the range stops: `0..N`"
+    pipe: str
+
+
+@dataclass(frozen=True, slots=True)
+class PipeEnds(Diagnostic):
+    """A pipe with an end in an asynchronous scheme."""
+
+    code = "CH255"
+    title = "the pipe `{pipe}` ends, while `update every` is for micro-batches that go on for ever"
+    label = "stops here"
+    help = "write `0..` in every pipe, or leave `update every` out: one update per iteration then"
+    pipe: str
+    update: Span
+
+    def notes(self) -> tuple[Note, ...]:
+        """The line that makes the scheme asynchronous."""
+        return (Note("the scheme is asynchronous by this line", self.update),)
+
+
+@dataclass(frozen=True, slots=True)
+class NeedlessReads(Diagnostic):
+    """A choice of weight versions where there is one."""
+
+    code = "CH256"
+    title = "`reads version` chooses among weight versions, and without `update every` there is one"
+    label = "nothing to choose from"
+    help = "leave the line out, or make the scheme asynchronous: `update every K`, and `0..` for the micro-batches"
+
+
+@dataclass(frozen=True, slots=True)
+class NeverLazy(Diagnostic):
+    """A sum of gradients that waits for an end which does not come."""
+
+    code = "CH257"
+    title = "`sync lazy` waits for the end of a worker's compute, and an asynchronous scheme has none"
+    label = "would never come"
+    help = "leave the line out: gradients are summed right after the last backward of an update"
+
+
+@dataclass(frozen=True, slots=True)
+class BadUpdate(InInstance):
+    """An update after no micro-batch."""
+
+    code = "CH258"
+    title = "weights are updated after every 1 or more micro-batches, and this is {count}"
+    label = "{count}"
+    help = "give the number of micro-batches, over all pipes, whose gradients make one update"
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class NumbersNeeded(InInstance):
+    """Several pipes without an end, one of which does not number its micro-batches."""
+
+    code = "CH259"
+    title = "the pipe `{pipe}` does not number its micro-batches, and there are {count} pipes without an end"
+    label = "no pipe comes after one that never ends"
+    help = "say with `as` which numbers are whose, as in `micros m in 0.. as {count}*m`"
+    count: int
+
+    @property
+    def pipe(self) -> str:
+        """The pipe's name."""
+        return self.instance.pipe
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingProduct(InFormula):
+    """A product that grows ever faster."""
+
+    code = "CH260"
+    title = "this product is not quasi-affine: neither factor is constant, and one of them grows without end"
+    label = "`{left}` and `{right}` change"
+    help = "multiply what grows by a constant; two factors that change must both repeat, as `m % 4` does"
+    left: str
+    right: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangingDivisor(InFormula):
+    """A divisor that is not constant."""
+
+    code = "CH261"
+    title = "the divisor `{divisor}` changes with the micro-batch"
+    label = "not constant"
+    help = "where micro-batches go on for ever, divisors are constants: parameters, values, numbers, the stage"
+    divisor: str
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingCondition(InFormula):
+    """A condition that holds from some micro-batch on, or until one."""
+
+    code = "CH262"
+    title = "this condition does not repeat: its sides grow apart without end"
+    label = "changes once and for all"
+    help = "compare what repeats, as in `m % 2 == 0`; warm-up and drain are derived, and need no cases of their own"
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingArgument(InFormula):
+    """A function of a value that grows without end."""
+
+    code = "CH263"
+    title = "`{function}` takes a value that grows without end"
+    label = "not quasi-affine"
+    help = "{remedy}"
+    function: str
+
+    @property
+    def remedy(self) -> str:
+        """Where it is allowed, if anywhere."""
+        if self.function in ("min", "max"):
+            return f"`{self.function}` takes such values in `reads version` only; elsewhere use sums, `/c` and `%c`"
+        return "use sums, multiples, `/c` and `%c` with constants c"
+
+
+@dataclass(frozen=True, slots=True)
+class BranchesDrift(InFormula):
+    """An ``if`` whose values grow apart."""
+
+    code = "CH264"
+    title = "the two values of this `if` grow apart without end"
+    label = "by {one} per micro-batch if it holds, by {other} if not"
+    help = "let both grow alike, or choose by what does not depend on the micro-batch"
+    one: str
+    other: str
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatsTooLate(InFormula):
+    """A formula with too long a period or warm-up."""
+
+    code = "CH265"
+    title = "this takes {count:,} micro-batches to repeat, and the limit is {most:,}"
+    label = "repeats too late"
+    help = "use smaller constants, or ones with common divisors; `--max-operations` raises the limit"
+    count: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageDrifts(InFormula):
+    """An operation whose stage grows with the micro-batch."""
+
+    code = "CH266"
+    title = "the stage of this operation grows without end"
+    label = "by {rate} per micro-batch"
+    help = "let it depend on the stage, and on the micro-batch only by what repeats, as `m % 2` does"
+    rate: str
+
+
+@dataclass(frozen=True, slots=True)
+class MicroStrays(InFormula):
+    """An operation on a micro-batch that its m does not stand for."""
+
+    code = "CH267"
+    title = "`{micro}` is not among the micro-batches that `{variable}` stands for"
+    label = "expected {expected}"
+    help = "shift the clock instead of the micro-batch; for several micro-batches in an operation write `by`"
+    micro: str
+    variable: str
+    step: int
+
+    @property
+    def expected(self) -> str:
+        """What it may be."""
+        return f"`{self.variable}`" if self.step == 1 else f"`{self.variable}` to `{self.variable}+{self.step - 1}`"
+
+
+@dataclass(frozen=True, slots=True)
+class ClockStands(InInstance):
+    """A clock that does not grow."""
+
+    code = "CH268"
+    title = "this clock does not advance from micro-batch to micro-batch"
+    label = "grows by {rate} per micro-batch"
+    help = "let it grow: a clock orders the operations of a worker, and micro-batches go on for ever"
+    rate: str
+
+
+@dataclass(frozen=True, slots=True)
+class LanesDrift(InInstance):
+    """Two clocks of a pipe that grow apart."""
+
+    code = "CH269"
+    title = "two clocks of the pipe `{pipe}` grow apart without end"
+    label = "by {rate} per micro-batch on stage {stage}"
+    help = "let all clocks of a pipe grow alike, or operations move away from what they depend on"
+    stage: int
+    rate: str
+    other_stage: int
+    other_rate: str
+    other: Span
+
+    @property
+    def pipe(self) -> str:
+        """The pipe's name."""
+        return self.instance.pipe
+
+    def notes(self) -> tuple[Note, ...]:
+        """The instance, and the other clock."""
+        there = f"by {self.other_rate} on stage {self.other_stage}"
+        return (*InInstance.notes(self), Note(there, self.other))
+
+
+@dataclass(frozen=True, slots=True)
+class NumbersDrift(InInstance):
+    """Global numbers that do not keep pace with the clocks."""
+
+    code = "CH270"
+    title = (
+        "the numbers of the pipe `{pipe}` grow by {rate} per micro-batch, and by the clocks it has one in {expected}"
+    )
+    label = "grows by {rate}"
+    help = "in the time of {mine} micro-batches of this pipe all pipes together run {total}: number them accordingly"
+    rate: str
+    expected: str
+    mine: int
+    total: int
+
+    @property
+    def pipe(self) -> str:
+        """The pipe's name."""
+        return self.instance.pipe
+
+
+@dataclass(frozen=True, slots=True)
+class NumberOutsideTurn(InInstance):
+    """A global number that is negative, or too large to leave none out."""
+
+    code = "CH271"
+    title = "the pipe `{pipe}` gives {variable} = {micro} the number {number}, and the first {total} have 0 to {last}"
+    label = "{number} here"
+    help = (
+        "begin at 0 and leave none out: the schedule repeats after {total} micro-batches, {mine} of them in this pipe"
+    )
+    variable: str
+    micro: int
+    number: int
+    mine: int
+    total: int
+
+    @property
+    def pipe(self) -> str:
+        """The pipe's name."""
+        return self.instance.pipe
+
+    @property
+    def last(self) -> int:
+        """The last number of the first turn."""
+        return self.total - 1
+
+
+@dataclass(frozen=True, slots=True)
+class VersionsDrift(InInstance):
+    """Versions that do not keep pace with the updates."""
+
+    code = "CH272"
+    title = "the version that is read grows by {rate} per micro-batch, and weights by {expected}"
+    label = "grows by {rate} on stage {stage}"
+    help = "let it follow the updates at a distance: `max(0, n/K - 1)` for the global number n and `update every K`"
+    stage: int
+    rate: str
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
+class NegativeVersion(InInstance):
+    """A version before the first one."""
+
+    code = "CH273"
+    title = "micro-batch {micro} reads version {version} on stage {stage}, and the first version is 0"
+    label = "{version} here"
+    help = "let the first micro-batches read version 0: `max(0, ..)`"
+    micro: int
+    stage: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class VersionUnsettled(InInstance):
+    """A warm-up with versions of its own."""
+
+    code = "CH274"
+    title = (
+        "micro-batch {micro} reads version {version} on stage {stage}; by the rule of later ones it would be {expected}"
+    )
+    label = "{version} here"
+    help = "the first micro-batches read `max(0, v)` where the later ones read v"
+    micro: int
+    stage: int
+    version: int
+    expected: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTorn(InInstance):
+    """An operation over micro-batches of two updates, or of two versions."""
+
+    code = "CH275"
+    title = "one operation takes the micro-batches {first} and {second}, of the {quantity}s {one} and {other}"
+    label = "over both of them"
+    help = "let the micro-batches of an operation share an update and a version, or take them one by one"
+    first: int
+    second: int
+    quantity: str
+    one: int
+    other: int
+
+
+@dataclass(frozen=True, slots=True)
+class TooManyInTurns(InInstance):
+    """An unbounded scheme whose steady state does not fit into the limit."""
+
+    code = "CH276"
+    title = "warm-up, steady state and drain take at least {count:,} operations, and the limit is {limit:,}"
+    label = "{stages:,} stages; the schedule repeats after {period:,} micro-batches or more"
+    help = "choose smaller parameters, or raise the limit with `--max-operations {count}`"
+    count: int
+    limit: int
+    stages: int
+    period: int

@@ -1,0 +1,153 @@
+"""Asynchronous schemes: after how long they repeat, and how much of them shows a whole steady state.
+
+Every pipe advances at a constant pace, so there is a *turn*: the shortest time, in clocks, in which each pipe advances
+by a whole number of its periods and all pipes together by a whole number of updates. After a turn every lane repeats.
+What is elaborated further is a finite part: some turns from the first micro-batch on, warm-up and drain included.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import gcd, lcm
+
+from chimera_ir.diagnostics.catalogue import endless as say
+from chimera_ir.diagnostics.catalogue.values import Instance
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.elaborate.numbers import numbers
+from chimera_ir.elaborate.paces import Pace, pace
+from chimera_ir.elaborate.pipes import Shape, operation_count, reject
+from chimera_ir.elaborate.versions import check_versions
+
+STEADY_TURNS = 3
+"""Turns between the end of the warm-up and the beginning of the drain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The pipes as long as they are elaborated, with the ``updates`` and the ``period`` of the header."""
+
+    shapes: tuple[Shape, ...]
+    updates: int = 1
+    period: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """What happens in a turn: so many clocks pass, each pipe takes so many micro-batches, so many updates are made."""
+
+    clocks: int
+    micros: tuple[int, ...]
+    updates: int
+
+    @property
+    def period(self) -> int:
+        """The micro-batches of all pipes."""
+        return sum(self.micros)
+
+
+def unrolled(found: Sequence[Shape], per_update: int, limit: int) -> Extent:
+    """The finite part of an asynchronous scheme that stands for all of it.
+
+    Parameters
+    ----------
+    found
+        Pipes without end.
+    per_update
+        K, the micro-batches of an update.
+    limit
+        How many operations there may be.
+
+    Raises
+    ------
+    Rejected
+        If a formula is not quasi-affine; clocks, numbers, versions and updates do not keep pace with each other; the
+        numbers are not 0, 1, 2, .., each once; or the part would have more operations than the limit.
+    """
+    reject(_unnumbered(found))
+    paces = _paces(found, limit)
+    turn = _turn(paces, per_update)
+    reject([*_numbers_drift(found, paces, turn), *_versions_drift(found, paces, turn)])
+    turns = _turns(found, paces, turn)
+    one_turn = [shape.lengthened(count) for shape, count in zip(found, turn.micros, strict=True)]
+    reject(_too_many(one_turn, turns, turn, limit))
+    failed: list[Diagnostic] = []
+    numbers(one_turn, failed)
+    for shape, its in zip(found, paces, strict=True):
+        failed += check_versions(shape, its.versions)
+    reject(failed)
+    shapes = tuple(shape.lengthened(turns * count) for shape, count in zip(found, turn.micros, strict=True))
+    return Extent(shapes, turns * turn.updates, turn.period)
+
+
+def _unnumbered(found: Sequence[Shape]) -> list[Diagnostic]:
+    """The pipes without numbers, where there are several pipes."""
+    if len(found) == 1:
+        return []
+    silent = [shape for shape in found if shape.micros.number is None]
+    return [say.NumbersNeeded(shape.micros.span, (), shape.instance(), len(found)) for shape in silent]
+
+
+def _paces(found: Sequence[Shape], limit: int) -> list[Pace]:
+    failed: list[Diagnostic] = []
+    most = limit // len(found[0].stage_range)
+    paces = [pace(shape, most, failed) for shape in found]
+    reject(failed)
+    return [each for each in paces if each is not None]
+
+
+def _turn(paces: Sequence[Pace], per_update: int) -> _Turn:
+    """The turn of pipes with these paces."""
+    clocks = lcm(*(int(each.rate * each.period) for each in paces))
+    micros = [int(clocks / each.rate) for each in paces]
+    times = per_update // gcd(sum(micros), per_update)
+    return _Turn(times * clocks, tuple(times * count for count in micros), times * sum(micros) // per_update)
+
+
+def _numbers_drift(found: Sequence[Shape], paces: Sequence[Pace], turn: _Turn) -> list[Diagnostic]:
+    """The pipes whose numbers do not grow by the micro-batches of a turn in a turn."""
+    failed: list[Diagnostic] = []
+    for shape, its, mine in zip(found, paces, turn.micros, strict=True):
+        expected, text = Fraction(turn.period, mine), shape.micros.number or shape.micros.range
+        if its.number.rate != expected:
+            rates, counts = (str(its.number.rate), str(expected)), (expected.denominator, expected.numerator)
+            failed.append(say.NumbersDrift(text.span, (), shape.instance(), *rates, *counts))
+    return failed
+
+
+def _versions_drift(found: Sequence[Shape], paces: Sequence[Pace], turn: _Turn) -> list[Diagnostic]:
+    """For each pipe the first stage whose versions do not grow by the updates of a turn in a turn."""
+    failed: list[Diagnostic] = []
+    for shape, its, mine in zip(found, paces, turn.micros, strict=True):
+        expected = Fraction(turn.updates, mine)
+        stage = next((s for s, law in enumerate(its.versions) if law.rate != expected), None)
+        if stage is not None and shape.reads is not None:
+            instance = shape.instance((shape.stages.variable.text, stage))
+            rates = str(its.versions[stage].rate), str(expected)
+            failed.append(say.VersionsDrift(shape.reads.version.span, (), instance, stage, *rates))
+    return failed
+
+
+def _turns(found: Sequence[Shape], paces: Sequence[Pace], turn: _Turn) -> int:
+    """Enough turns for a warm-up, a steady state and a drain.
+
+    A worker is in its steady state once the micro-batches of all turns that it works on at a time are there, and the
+    versions that they read follow the rule of the long run.
+    """
+    ends = (its.last + its.rate * (mine - its.period) for its, mine in zip(paces, turn.micros, strict=True))
+    span = int(max(ends)) - min(its.first for its in paces) + 1
+    overlap = -(-span // turn.clocks) + 1
+    settled = max(
+        -(-(law.since - shape.micro_range.start) // mine)
+        for shape, its, mine in zip(found, paces, turn.micros, strict=True)
+        for law in its.versions
+    )
+    return max(overlap, settled) + STEADY_TURNS + overlap
+
+
+def _too_many(one_turn: Sequence[Shape], turns: int, turn: _Turn, limit: int) -> list[Diagnostic]:
+    """More operations than the limit; counted, not enumerated."""
+    count = turns * max(operation_count(one_turn), turn.period)
+    if count <= limit:
+        return []
+    span, stages = one_turn[0].micros.range.span, len(one_turn[0].stage_range)
+    return [say.TooManyInTurns(span, (), Instance(), count, limit, stages, turn.period)]

@@ -1,0 +1,157 @@
+"""How fast a pipe without end goes: the laws of its formulas, and whether its lanes stay together."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from math import lcm
+
+from chimera_ir.diagnostics.catalogue import endless as say
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.elaborate.affine import ALWAYS, Law, eventual_law, law
+from chimera_ir.elaborate.evaluate import Fault, Scope
+from chimera_ir.elaborate.pipes import Shape
+from chimera_ir.syntax import ast
+from chimera_ir.syntax.printer import show_expression
+
+
+@dataclass(frozen=True, slots=True)
+class _Beat:
+    """One line on one stage: its clock, and for which micro-batches there is an operation."""
+
+    line: ast.Operation
+    stage: int
+    clock: Law
+    guard: Law
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What repeats in a pipe, and when.
+
+    Attributes
+    ----------
+    rate
+        Clocks per micro-batch, the same for every operation, above 0.
+    period
+        Micro-batches after which everything repeats, a multiple of the step; clocks are then ``rate * period`` later.
+    first, last
+        The clocks between which the first ``period`` micro-batches run.
+    number
+        The law of the global numbers.
+    versions
+        For each stage, the law of the version that micro-batches read in the long run.
+    """
+
+    rate: Fraction
+    period: int
+    first: int
+    last: int
+    number: Law
+    versions: tuple[Law, ...]
+
+
+def pace(shape: Shape, most: int, failed: list[Diagnostic]) -> Pace | None:
+    """The pace of a pipe, or None with the reasons added to ``failed``; no period is longer than ``most``."""
+    known = len(failed)
+    beats = [beat for line in shape.operations for beat in _beats(line, shape, most, failed)]
+    number = _number(shape, most, failed)
+    versions = _versions(shape, most, failed)
+    if len(failed) == known:
+        failed += _drifts(beats, shape)
+    if len(failed) > known or number is None:
+        return None
+    laws = [number, *versions, *(each for beat in beats for each in (beat.clock, beat.guard))]
+    period = lcm(shape.steps.step, *(each.period for each in laws))
+    if period > most:
+        fault = Fault(partial(say.RepeatsTooLate, shape.micros.span, (), count=period, most=most))
+        failed.append(fault.diagnostic(shape.instance()))
+        return None
+    clocks = list(_clocks(beats, shape.lengthened(period).steps)) or [0]
+    rate = beats[0].clock.rate if beats else Fraction(1)
+    return Pace(rate, period, min(clocks), max(clocks), number, versions)
+
+
+def _beats(line: ast.Operation, shape: Shape, most: int, failed: list[Diagnostic]) -> Iterator[_Beat]:
+    """The beats of a line; it ends with its first failure."""
+    variable = shape.stages.variable.text
+    for stage in shape.stage_range:
+        try:
+            beat = _beat(line, stage, shape, shape.scope.with_values({variable: stage}), most)
+        except Fault as fault:
+            failed.append(fault.diagnostic(shape.instance((variable, stage))))
+            return
+        if any(beat.guard.values):
+            yield beat
+
+
+def _beat(line: ast.Operation, stage: int, shape: Shape, scope: Scope, most: int) -> _Beat:
+    variable = shape.micros.variable.text
+    guard = ALWAYS if line.guard is None else law(line.guard, scope, variable, most)
+    place = law(line.stage, scope, variable, most)
+    if place.increment:
+        raise Fault(partial(say.StageDrifts, line.stage.span, (), rate=str(place.rate)))
+    if any(guard.values):
+        _stays(line, shape, scope, guard, most)
+    return _Beat(line, stage, law(line.clock, scope, variable, most), guard)
+
+
+def _stays(line: ast.Operation, shape: Shape, scope: Scope, guard: Law, most: int) -> None:
+    """Passes if the micro-batches of a line are among those that its variable stands for, wherever the guard holds."""
+    variable, steps = shape.micros.variable.text, shape.steps
+    ends = (line.micro.start, line.micro.stop) if isinstance(line.micro, ast.Range) else (line.micro,)
+    for number, end in enumerate(ends):
+        formula = law(end, scope, variable, most)
+        period = lcm(steps.step, formula.period, guard.period)
+        if period > most:
+            raise Fault(partial(say.RepeatsTooLate, end.span, (), count=period, most=most))
+        taken = (m for m in shape.lengthened(period).steps if guard.at(m))
+        if formula.rate != 1 or not all(number <= formula.at(m) - m < steps.step + number for m in taken):
+            text = show_expression(end)
+            raise Fault(partial(say.MicroStrays, end.span, (), micro=text, variable=variable, step=steps.step))
+
+
+def _number(shape: Shape, most: int, failed: list[Diagnostic]) -> Law | None:
+    """The law of the global numbers; without ``as`` they count from the start of the pipe."""
+    if shape.micros.number is None:
+        return Law((-shape.micro_range.start,), 1)
+    try:
+        return law(shape.micros.number, shape.scope, shape.micros.variable.text, most)
+    except Fault as fault:
+        failed.append(fault.diagnostic(shape.instance()))
+        return None
+
+
+def _versions(shape: Shape, most: int, failed: list[Diagnostic]) -> tuple[Law, ...]:
+    """The laws of the versions, stage by stage, up to the first failure."""
+    assert shape.reads is not None, "a pipe without end reads versions, see clauses.check_updates"
+    variable, found = shape.stages.variable.text, []
+    for stage in shape.stage_range:
+        scope = shape.scope.with_values({variable: stage})
+        try:
+            found.append(eventual_law(shape.reads.version, scope, shape.micros.variable.text, most))
+        except Fault as fault:
+            failed.append(fault.diagnostic(shape.instance((variable, stage))))
+            break
+    return tuple(found)
+
+
+def _drifts(beats: Sequence[_Beat], shape: Shape) -> Iterator[Diagnostic]:
+    """The first clock that does not grow, or each line with a clock that does not grow like the first one."""
+    variable, drifting = shape.stages.variable.text, set()
+    for beat in beats:
+        span, rate = beat.line.clock.span, beat.clock.rate
+        instance = shape.instance((variable, beat.stage))
+        if rate <= 0:
+            yield say.ClockStands(span, (), instance, str(rate))
+            return
+        if rate != beats[0].clock.rate and span not in drifting:
+            drifting.add(span)
+            there = beats[0].stage, str(beats[0].clock.rate), beats[0].line.clock.span
+            yield say.LanesDrift(span, (), instance, beat.stage, str(rate), *there)
+
+
+def _clocks(beats: Sequence[_Beat], steps: range) -> Iterator[int]:
+    """The clocks of the operations of some steps."""
+    for beat in beats:
+        yield from (beat.clock.at(m) for m in steps if beat.guard.at(m))

@@ -1,0 +1,84 @@
+"""The pipes placed: the workers of their stages, what they recompute, the numbers of their micro-batches."""
+
+from collections.abc import Sequence
+
+from chimera_ir.diagnostics.catalogue import values as say
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.elaborate.evaluate import Fault, compiled
+from chimera_ir.elaborate.numbers import numbers
+from chimera_ir.elaborate.pipes import Shape, reject
+from chimera_ir.elaborate.settings import Globals
+from chimera_ir.ir.ids import Micro, Stage, Worker
+from chimera_ir.ir.levels import Pipe
+from chimera_ir.syntax import ast
+
+
+def place(found: Sequence[Shape], known: Globals) -> tuple[Pipe, ...]:
+    """The pipes with the workers of their stages and the global numbers of their micro-batches.
+
+    Raises
+    ------
+    Rejected
+        If a stage is placed beyond the workers, a worker has none, or the numbers are not 0 .. N-1, each once.
+    """
+    workers = len(found[0].stage_range) if known.workers is None else known.workers
+    failed: list[Diagnostic] = []
+    places = [_workers(shape, workers, failed) for shape in found]
+    columns = numbers(found, failed)
+    recompute = [_recomputing(shape, failed) for shape in found]
+    reject(failed)
+    reject(_idle({worker for row in places for worker in row}, workers, known))
+    return tuple(
+        Pipe(shape.name, tuple(map(Worker, row)), tuple(map(Micro, column)), stages)
+        for shape, row, column, stages in zip(found, places, columns, recompute, strict=True)
+    )
+
+
+def _recomputing(shape: Shape, failed: list[Diagnostic]) -> tuple[Stage, ...]:
+    """The stages that keep only their input."""
+    return stages_of(shape, shape.recompute, failed) if shape.recompute else ()
+
+
+def stages_of(shape: Shape, clause: ast.Recompute | ast.Sync, failed: list[Diagnostic]) -> tuple[Stage, ...]:
+    """The stages of a pipe that a clause speaks of: those for which its guard holds."""
+    variable = shape.stages.variable.text
+    if clause.guard is None:
+        return tuple(map(Stage, shape.stage_range))
+    guard = compiled(clause.guard, shape.scope.with_variables(variable))
+    stages: list[Stage] = []
+    for stage in shape.stage_range:
+        try:
+            stages += [Stage(stage)] if guard((stage,)) else []
+        except Fault as fault:
+            failed.append(fault.diagnostic(shape.instance((variable, stage))))
+            break
+    return tuple(stages)
+
+
+def _workers(shape: Shape, workers: int, failed: list[Diagnostic]) -> list[int]:
+    clause = shape.stages
+    variable = clause.variable.text
+    scope = shape.scope.with_variables(variable)
+    formula = compiled(clause.place, scope)
+    row: list[int] = []
+    for stage in shape.stage_range:
+        instance = shape.instance((variable, stage))
+        try:
+            worker = formula((stage,))
+        except Fault as fault:
+            failed.append(fault.diagnostic(instance))
+            break
+        if not 0 <= worker < workers:
+            values = scope.values_in(clause.place, (stage,))
+            failed.append(say.WorkerOutOfRange(clause.place.span, values, instance, stage, worker, workers))
+            break
+        row.append(worker)
+    return row
+
+
+def _idle(used: set[int], workers: int, known: Globals) -> list[Diagnostic]:
+    """The first worker that no stage is placed on, if there is one."""
+    if len(used) == workers:
+        return []
+    first = next(worker for worker in range(workers) if worker not in used)
+    return [say.IdleWorker(known.workers_span, first, workers, workers - len(used))]

@@ -1,0 +1,76 @@
+"""Which weight versions the micro-batches of an asynchronous scheme read."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from chimera_ir.diagnostics.catalogue import endless as say
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.elaborate.affine import Law
+from chimera_ir.elaborate.evaluate import Fault, compiled
+from chimera_ir.elaborate.pipes import Shape
+from chimera_ir.ir.ids import Micro, Stage, Version
+from chimera_ir.ir.levels import Pipe
+from chimera_ir.ir.ops import Compute
+
+Readings = Mapping[tuple[Micro, Stage], Version]
+"""The version that a micro-batch reads on a stage; empty in a synchronous scheme."""
+
+
+def check_versions(shape: Shape, laws: Sequence[Law]) -> Iterator[Diagnostic]:
+    """The first micro-batch, if any, that does not read version max(0, v) where the law of its stage says v.
+
+    One period beyond the point from which on a law holds is enough: from there on versions only grow.
+
+    Parameters
+    ----------
+    shape
+        A pipe without end.
+    laws
+        For each stage that of its versions, which grow.
+    """
+    if shape.reads is None:
+        return
+    names, span = (shape.micros.variable.text, shape.stages.variable.text), shape.reads.version.span
+    formula = compiled(shape.reads.version, shape.scope.with_variables(*names))
+    start = shape.micro_range.start
+    for stage, law in enumerate(laws):
+        for micro in range(start, max(start, law.since) + law.period):
+            instance = shape.instance(*zip(names, (micro, stage), strict=True))
+            try:
+                version = formula((micro, stage))
+            except Fault as fault:
+                yield fault.diagnostic(instance)
+                return
+            expected = max(0, law.at(micro))
+            if version < 0:
+                yield say.NegativeVersion(span, (), instance, micro, stage, version)
+                return
+            if version != expected:
+                yield say.VersionUnsettled(span, (), instance, micro, stage, version, expected)
+                return
+
+
+def readings(shape: Shape, pipe: Pipe) -> Readings:
+    """What the micro-batches of a checked pipe read."""
+    if shape.reads is None:
+        return {}
+    names = (shape.micros.variable.text, shape.stages.variable.text)
+    formula = compiled(shape.reads.version, shape.scope.with_variables(*names))
+    return {
+        (number, Stage(stage)): Version(formula((micro, stage)))
+        for micro, number in zip(shape.micro_range, pipe.micros, strict=True)
+        for stage in shape.stage_range
+    }
+
+
+def torn(operations: Iterable[Compute], reads: Readings, per_update: int, shape: Shape) -> Iterator[Diagnostic]:
+    """Operations over micro-batches of several updates, or of several versions."""
+    for operation in operations:
+        first = operation.micros[0]
+        for micro in operation.micros[1:]:
+            updates = first // per_update, micro // per_update
+            versions = reads[first, operation.stage], reads[micro, operation.stage]
+            where = operation.origin, (), shape.instance(), first, micro
+            if updates[0] != updates[1]:
+                yield say.GroupTorn(*where, "update", *updates)
+            elif versions[0] != versions[1]:
+                yield say.GroupTorn(*where, "version", *versions)
