@@ -1,6 +1,8 @@
-"""Which operation waits for which: the data a stage needs from its neighbours, and the order of its worker's lane."""
+"""Which operation waits for which: the data a stage needs from its neighbours, the order of its worker's lane, and in an
+asynchronous schedule the weights that an operation reads."""
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from typing import assert_never
@@ -25,7 +27,9 @@ def precede(schedule: Schedule) -> Precedence:
     """The precedence of a schedule that is complete and closes no cycle.
 
     F(m, s) waits for F(m, s-1); B(m, s) waits for F(m, s) and, below the last stage, for B(m, s+1); every operation
-    waits for the one before it in its lane. Linear in the number of operations.
+    waits for the one before it in its lane. In an asynchronous schedule one that reads version v of a stage waits for
+    the step that makes it: for the last backwards of update v-1 on all workers that hold the stage; and so do the
+    backwards of update v, as gradients add up in one place. Linear in the number of operations.
 
     Raises
     ------
@@ -44,7 +48,7 @@ def precede(schedule: Schedule) -> Precedence:
     last = Stage(schedule.header.stages - 1)
     lanes = _numbered(schedule)
     before = [_needs(operation, last, forwards, backwards) for operation in operations]
-    for earlier, later in chain.from_iterable(map(pairwise, lanes)):
+    for earlier, later in chain(chain.from_iterable(map(pairwise, lanes)), _steps(schedule, lanes)):
         if earlier not in before[later]:
             before[later].append(earlier)
     return Precedence(operations, tuple(map(tuple, before)), _order(lanes, before))
@@ -63,6 +67,34 @@ def _needs(operation: Compute, last: Stage, forwards: _Where, backwards: _Where)
         case _:
             assert_never(operation)
     return needs if len(operation.micros) == 1 else list(dict.fromkeys(needs))
+
+
+def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, int]]:
+    """The last backwards of every update, each with the first operation of each lane that waits for the step.
+
+    What comes later in the lane then waits for it as well. A synchronous schedule steps after all its operations.
+    """
+    if not schedule.header.asynchronous:
+        return
+    size = schedule.header.per_update
+    last: dict[tuple[Stage, int], dict[int, int]] = defaultdict(dict)
+    for worker, (lane, numbers) in enumerate(zip(schedule.lanes, lanes, strict=True)):
+        for number, operation in zip(numbers, lane, strict=True):
+            if isinstance(operation, Backward):
+                last[operation.stage, max(operation.micros) // size][worker] = number
+    for lane, numbers in zip(schedule.lanes, lanes, strict=True):
+        reached: dict[Stage, int] = defaultdict(int)
+        for number, operation in zip(numbers, lane, strict=True):
+            stage, version = operation.stage, _version(operation, size)
+            for update in range(reached[stage], version):
+                yield from ((before, number) for before in last[stage, update].values())
+            reached[stage] = max(reached[stage], version)
+
+
+def _version(operation: Compute, per_update: int) -> int:
+    """The newest version of its stage that must be there before an operation."""
+    read = operation.version or 0
+    return read if isinstance(operation, Forward) else max(read, min(operation.micros) // per_update)
 
 
 def _numbered(schedule: Schedule) -> list[range]:

@@ -4,17 +4,18 @@ Communication is free here, as in the paper's analysis (section 2). Time is coun
 which every duration is an integer, so that the result is exact and the arithmetic fast.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
 from math import lcm
 from typing import NamedTuple
 
+from chimera_ir.cost.critical import CriticalPath, critical_path, earliest_ends
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.precedence import Precedence, precede
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Backward, Compute, Forward
+from chimera_ir.ir.ops import Compute
 
 
 class Timed(NamedTuple):
@@ -26,22 +27,11 @@ class Timed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CriticalPath:
-    """Operations that follow one another without a gap from time 0 to the makespan, each needing the one before.
-
-    ``forwards`` and ``backwards`` are C_f and C_b of section 3.4, counted in micro-batches.
-    """
-
-    operations: tuple[Timed, ...]
-    forwards: Fraction
-    backwards: Fraction
-
-
-@dataclass(frozen=True, slots=True)
 class Timeline:
-    """When every operation of one iteration runs: ``lanes[w]`` in the order of worker w.
+    """When every operation runs: ``lanes[w]`` in the order of worker w.
 
-    ``tick`` is the length of a tick in the unit of the costs; ``span`` the length of the iteration in ticks.
+    ``tick`` is the length of a tick in the unit of the costs; ``span`` the time shown, in ticks: an iteration, or of an
+    asynchronous schedule as many updates as it shows.
     """
 
     header: Header
@@ -52,17 +42,24 @@ class Timeline:
     critical_path: CriticalPath
 
     @property
-    def makespan(self) -> Fraction:
-        """The length of the iteration in the unit of the costs."""
+    def shown(self) -> Fraction:
+        """The time shown, in the unit of the costs."""
         return self.span * self.tick
 
     @property
+    def makespan(self) -> Fraction:
+        """How long one update takes, in the unit of the costs; in an asynchronous schedule in the steady state."""
+        return self.critical_path.length * self.tick
+
+    @property
     def bubble_ratio(self) -> Fraction:
-        """The share of all workers' time in which they do nothing."""
+        """The share of all workers' time, within a makespan, in which they do nothing."""
         if self.span == 0:
             return Fraction(0)
-        busy = sum(timed.end - timed.start for lane in self.lanes for timed in lane)
-        return 1 - Fraction(busy, self.span * len(self.lanes))
+        header = self.header
+        counted = header.micro_batches - header.micro_batches % (header.period or 1)
+        busy = sum(end - start for lane in self.lanes for operation, start, end in lane if operation.micros[0] < counted)
+        return 1 - Fraction(busy * header.per_update, counted * len(self.lanes)) / self.critical_path.length
 
 
 def simulate(schedule: Schedule, costs: Costs) -> Timeline:
@@ -89,7 +86,7 @@ def run(schedule: Schedule, precedence: Precedence, costs: Costs) -> Timeline:
         tick=tick,
         span=max(ends, default=0),
         lanes=tuple(tuple(islice(remaining, len(lane))) for lane in schedule.lanes),
-        critical_path=_critical_path(precedence, timed, schedule.header.parts),
+        critical_path=critical_path(schedule.header, precedence, durations, ends),
     )
 
 
@@ -106,37 +103,3 @@ def ticks(header: Header, costs: Costs) -> tuple[Fraction, Callable[[Compute], i
         return known[alike]
 
     return Fraction(1, parts), duration
-
-
-def earliest_ends(precedence: Precedence, durations: Sequence[int]) -> list[int]:
-    """When each operation ends if each starts with the end of its last predecessor, the first ones at 0."""
-    ends = [0] * len(durations)
-    for number in precedence.order:
-        start = max((ends[before] for before in precedence.predecessors[number]), default=0)
-        ends[number] = start + durations[number]
-    return ends
-
-
-def _critical_path(precedence: Precedence, timed: Sequence[Timed], parts: int) -> CriticalPath:
-    """The critical path with the most backward passes: durations are positive, so that also fixes the forward ones.
-
-    A micro-batch of the operations is one of ``parts`` parts of what is counted.
-    """
-    if not timed:
-        return CriticalPath((), Fraction(0), Fraction(0))
-    backwards = [len(each.operation.micros) if isinstance(each.operation, Backward) else 0 for each in timed]
-    before: dict[int, int] = {}
-    for number in precedence.order:
-        start = timed[number].start
-        tight = [other for other in precedence.predecessors[number] if timed[other].end == start]
-        if tight:
-            before[number] = max(tight, key=backwards.__getitem__)
-            backwards[number] += backwards[before[number]]
-    number = max(range(len(timed)), key=lambda other: (timed[other].end, backwards[other]))
-    most = backwards[number]
-    path = [timed[number]]
-    while number in before:
-        number = before[number]
-        path.append(timed[number])
-    forwards = sum(len(each.operation.micros) for each in path if isinstance(each.operation, Forward))
-    return CriticalPath(tuple(reversed(path)), Fraction(forwards, parts), Fraction(most, parts))

@@ -1,8 +1,9 @@
 """Schedules for tests, built from a place and a clock without the compiler's own front end."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
-from chimera_ir.ir.ids import Micro, Stage, Worker
+from chimera_ir.ir.ids import Micro, Stage, Version, Worker
 from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.ir.ops import Backward, Compute, Forward
 
@@ -91,3 +92,44 @@ def in_turns(D: int, N: int, workers: int) -> Schedule:
         lambda m, s: s * N + m,
         lambda m, s: 2 * D * N - s * N + m,
     )
+
+
+def streamed(
+    D: int,
+    updates: int,
+    reads: Callable[[int, int], int],
+    *,
+    K: int = 1,
+    period: int | None = None,
+    clock: Callable[[int, int], int] = lambda m, s: 2 * m + s,
+    name: str = "streamed",
+) -> Schedule:
+    """One direction without a flush: so many updates of K micro-batches, each of which reads version (m, s) of a stage.
+
+    ``clock`` is that of the forwards; a backward comes as long after the last stage's forward as its forward before.
+    """
+    flushed = schedule(
+        name,
+        {"D": D, "K": K},
+        D,
+        D,
+        [("down", lambda s: s, range(K * updates))],
+        clock,
+        lambda m, s: 2 * clock(m, D) - 1 - clock(m, s),
+    )
+    header = replace(flushed.header, updates=updates, period=period or K)
+    lanes = tuple(
+        tuple(replace(each, version=Version(reads(each.micros[0], each.stage))) for each in lane)
+        for lane in flushed.lanes
+    )
+    return Schedule(header, lanes)
+
+
+def one_version_each(D: int, updates: int | None = None) -> Schedule:
+    """An update after every micro-batch; the later the stage, the newer the weights that it reads."""
+    return streamed(D, updates or 2 * D + 4, lambda m, s: max(0, m - (D - 1 - s)), name="each")
+
+
+def two_versions(D: int, K: int, updates: int = 8) -> Schedule:
+    """An update after every K micro-batches, which read the weights from before the one before."""
+    return streamed(D, updates, lambda m, s: max(0, m // K - 1), K=K, name="two")

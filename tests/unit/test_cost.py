@@ -237,6 +237,5 @@ def test_the_critical_path_is_the_longest_of_all_with_the_most_backwards(schedul
     found = timeline.critical_path
     assert timeline.makespan == longest == costs.F * found.forwards + costs.B * found.backwards
     assert found.backwards == best
-    operations = [timed.operation for timed in found.operations]
-    assert counts(operations) == (found.forwards, found.backwards)
-    assert operations in every
+    assert counts(list(found.operations)) == (found.forwards, found.backwards)
+    assert list(found.operations) in every

@@ -1,0 +1,108 @@
+"""How fast a periodic system can go: its critical cycle, found exactly.
+
+In such a system node n of turn t waits for node b of turn t - d, for each (b, d) in ``waits[n]``. Whatever its beginning,
+in the long run a turn takes as long as the critical cycle says: of all cycles the largest ratio of weights to turns
+(Reiter, "Scheduling Parallel Computations", J. ACM 15, 1968).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+Waits = Sequence[Sequence[tuple[int, int]]]
+"""For each node the nodes that it waits for, and how many turns ago."""
+
+_Steps = Mapping[int, tuple[int, int]]
+"""For each node on a longest path the one before it, and how many turns ago."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """Nodes that wait for one another, each for the one before it and the first for the last of ``turns`` turns ago."""
+
+    nodes: tuple[int, ...]
+    turns: int
+    ratio: Fraction
+
+
+NO_CYCLE = Cycle((), 1, Fraction(0))
+"""What is critical where no cycle has any weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Critical:
+    """A critical cycle, and the waits that are tight: a cycle is critical exactly if it consists of such."""
+
+    cycle: Cycle
+    tight: Waits
+
+
+def critical(waits: Waits, weights: Sequence[int]) -> Critical:
+    """A critical cycle of a system whose nodes take ``weights``, none of them negative.
+
+    From one cycle to a better one: a ratio is the largest if, with each turn ago worth that much, no cycle is longer
+    than 0, so that the longest paths have an end. These then prove it.
+
+    Raises
+    ------
+    ValueError
+        If a cycle waits for itself within a turn, so that nothing ever starts.
+
+    Examples
+    --------
+    >>> critical([[(1, 1)], [(0, 0), (1, 1)]], [1, 2]).cycle
+    Cycle(nodes=(0, 1), turns=1, ratio=Fraction(3, 1))
+    """
+    best = NO_CYCLE
+    while True:
+        ends, steps = _longest_paths(waits, weights, best.ratio)
+        better = list(_cycles(steps, weights))
+        if not better:
+            return Critical(best, _tight(waits, weights, best.ratio, ends))
+        best = max(better, key=lambda cycle: cycle.ratio)
+
+
+def _longest_paths(waits: Waits, weights: Sequence[int], ratio: Fraction) -> tuple[list[int], _Steps]:
+    """Where the longest path to each node ends and whence it comes; stops as soon as one comes back to itself."""
+    turn, unit = ratio.numerator, ratio.denominator
+    ends = [0] * len(weights)
+    steps: dict[int, tuple[int, int]] = {}
+    longer = True
+    while longer and not any(_cycles(steps, weights)):
+        longer = False
+        for node, weight in enumerate(weights):
+            for before, ago in waits[node]:
+                end = ends[before] - ago * turn + weight * unit
+                if end > ends[node]:
+                    ends[node], steps[node], longer = end, (before, ago), True
+    return ends, steps
+
+
+def _cycles(steps: _Steps, weights: Sequence[int]) -> Iterator[Cycle]:
+    """The cycles among steps of which each node has one at most."""
+    met: dict[int, int] = {}
+    for start in steps:
+        node = start
+        while node in steps and node not in met:
+            met[node] = start
+            node = steps[node][0]
+        if met.get(node) == start:
+            yield _cycle(node, steps, weights)
+
+
+def _cycle(end: int, steps: _Steps, weights: Sequence[int]) -> Cycle:
+    nodes = [end]
+    while (node := steps[nodes[-1]][0]) != end:
+        nodes.append(node)
+    turns = sum(steps[node][1] for node in nodes)
+    if turns <= 0:
+        raise ValueError("an operation waits for itself; only a verified schedule has a steady state")
+    return Cycle(tuple(reversed(nodes)), turns, Fraction(sum(weights[node] for node in nodes), turns))
+
+
+def _tight(waits: Waits, weights: Sequence[int], ratio: Fraction, ends: Sequence[int]) -> Waits:
+    turn, unit = ratio.numerator, ratio.denominator
+    return [
+        [(before, ago) for before, ago in waits[node] if ends[node] == ends[before] - ago * turn + weight * unit]
+        for node, weight in enumerate(weights)
+    ]
