@@ -15,6 +15,9 @@ import torch.distributed as dist
 
 Tensors = tuple[torch.Tensor, ...]
 
+_TAGS = 2**30
+"""Tags on the wire repeat after so many: where micro-batches are counted over the whole run, theirs grow and grow."""
+
 
 class PeerLost(Exception):
     """A wait for another rank failed or timed out; the message names rank, operation and peer.
@@ -137,7 +140,7 @@ class Peer:
     def isend(self, tensors: Tensors, tag: int) -> Transfer:
         """Posts the sending of all the tensors of a message."""
         try:
-            works = [dist.isend(t, self._rank, self._outgoing, tag) for t in tensors]
+            works = [dist.isend(t, self._rank, self._outgoing, tag % _TAGS) for t in tensors]
         except RuntimeError as error:
             raise self.lost("send", tag, error) from error
         return Transfer(tensors, _posted(works), self, "send", tag)
@@ -145,7 +148,7 @@ class Peer:
     def irecv(self, buffers: Tensors, tag: int) -> Transfer:
         """Posts the receipt of a message into buffers of the right shapes."""
         try:
-            works = [dist.irecv(t, self._rank, self._incoming, tag) for t in buffers]
+            works = [dist.irecv(t, self._rank, self._incoming, tag % _TAGS) for t in buffers]
         except RuntimeError as error:
             raise self.lost("recv", tag, error) from error
         return Transfer(buffers, _posted(works), self, "recv", tag)
@@ -268,7 +271,7 @@ class GradientSum:
 
 
 class Lane:
-    """What a rank's script sees: its stages, its peers and the micro-batches of the current update."""
+    """What a rank's script sees: its stages, its peers, and the micro-batches from the first of an update on."""
 
     def __init__(
         self,
@@ -281,7 +284,13 @@ class Lane:
         self._peers = peers
         self._load_input = load_input
         self._load_target = load_target
-        self.number = 0
+        self._first = 0
+
+    def begin(self, update: int) -> None:
+        """From now on micro-batches are counted from the first of an update."""
+        self._first = update
+        for stage in self._stages.values():
+            stage.begin(update)
 
     def stage(self, number: int) -> Any:
         """A stage that this worker holds."""
@@ -292,12 +301,12 @@ class Lane:
         return self._peers[worker]
 
     def input(self, micro: int) -> Any:
-        """The inputs of a micro-batch of this update, for stage 0."""
-        return self._load_input(self.number, micro)
+        """The inputs of a micro-batch, for stage 0."""
+        return self._load_input(self._first, micro)
 
     def target(self, micro: int) -> Any:
-        """The targets of a micro-batch of this update, for the loss."""
-        return self._load_target(self.number, micro)
+        """The targets of a micro-batch, for the loss."""
+        return self._load_target(self._first, micro)
 
     def stages(self) -> Iterator[Any]:
         """All stages that this worker holds."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 
 from chimera_ir.codegen.loops import TurnLoop, commented, turn_loop
 from chimera_ir.codegen.notation import WrittenOut
@@ -42,7 +43,10 @@ class PipeView:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """The facts of the job: ``name``, ``links`` and the tuples of stages are Python literals, ``title`` is prose."""
+    """The facts of the job: ``title`` is prose, all that is not a number is a Python literal.
+
+    ``reads`` says for each stage which version every micro-batch of a period reads; see templates/support/job.py.
+    """
 
     title: str
     name: str
@@ -54,6 +58,8 @@ class JobView:
     grouped: str
     pipes: tuple[PipeView, ...]
     links: str
+    period: int
+    reads: str
 
 
 def title(header: Header) -> str:
@@ -75,6 +81,8 @@ def job_view(program: Program) -> JobView:
         grouped=repr(_grouped(program)),
         pipes=tuple(PipeView(pipe.name, repr(pipe.workers)) for pipe in header.pipes),
         links=_links(program),
+        period=header.period,
+        reads=_reads(program),
     )
 
 
@@ -95,8 +103,41 @@ def _links(program: Program) -> str:
     for worker, lane in enumerate(program.lanes):
         receivers = sorted({instruction.to for instruction in lane if isinstance(instruction, Send)})
         if receivers:
-            rows.append(f"        {', '.join(f'({worker}, {receiver})' for receiver in receivers)},\n")
-    return f"(\n{''.join(rows)}    )" if rows else "()"
+            rows.append(", ".join(f"({worker}, {receiver})" for receiver in receivers))
+    return _rows(rows)
+
+
+def _rows(rows: list[str]) -> str:
+    """A tuple over several lines."""
+    lines = "".join(f"        {row},\n" for row in rows)
+    return f"(\n{lines}    )" if rows else "()"
+
+
+def _reads(program: Program) -> str:
+    """The versions that are read, as a Python literal with a line for each stage; nothing in a synchronous program.
+
+    In the last whole period nothing is read any more that is as old as the beginning.
+    """
+    header = program.header
+    if not header.asynchronous:
+        return "()"
+    period = header.period
+    last = header.micro_batches // period - 1
+    updates = last * (period // header.per_update)
+    versions = _versions_read(program)
+    stages = [[versions[stage, last * period + i] - updates for i in range(period)] for stage in range(header.stages)]
+    return _rows([repr(tuple((offset, len([*run])) for offset, run in groupby(offsets))) for offsets in stages])
+
+
+def _versions_read(program: Program) -> dict[tuple[int, int], int]:
+    """By stage and micro-batch, the version that its forward reads."""
+    return {
+        (int(each.stage), int(micro)): int(each.version)
+        for lane in program.lanes
+        for each in lane
+        if isinstance(each, Forward) and each.version is not None
+        for micro in each.micros
+    }
 
 
 def rank_view(program: Program, worker: Worker) -> RankView:

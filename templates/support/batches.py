@@ -50,17 +50,18 @@ class Batches:
         return self.micro_batch_size * self.micro_batches * self.copies
 
     def input(self, update: int, micro: int) -> Any:
-        """The collated inputs of a micro-batch."""
+        """The collated inputs of a micro-batch, counted from the first of an update."""
         return self._collate(update, micro, 0)
 
     def target(self, update: int, micro: int) -> Any:
-        """The collated targets of a micro-batch."""
+        """The collated targets of a micro-batch, counted from the first of an update."""
         return self._collate(update, micro, 1)
 
     def _collate(self, update: int, micro: int, part: int) -> Any:
-        epoch, update = divmod(update, len(self.dataset) // self._per_update)
-        size = self.micro_batch_size // self.parts
-        start = update * self._per_update + (self.copy * self.micro_batches * self.parts + micro) * size
+        size, passes = self.micro_batch_size // self.parts, self.micro_batches * self.parts
+        later, number = divmod(micro, passes)
+        epoch, place = divmod(update + later, len(self.dataset) // self._per_update)
+        start = place * self._per_update + (self.copy * passes + number) * size
         items = _order(len(self.dataset), self.seed, epoch)[start : start + size].tolist()
         return default_collate([self._item(epoch, item)[part] for item in items])
 
@@ -72,7 +73,7 @@ class Batches:
         return found[0], found[1]
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def _order(items: int, seed: int, epoch: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(draw_seed("order", seed, epoch))
     return torch.randperm(items, generator=generator)

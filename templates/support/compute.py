@@ -3,16 +3,17 @@
 Everything that can be decided before the first update is decided in the constructors, as in runtime.py.
 """
 
-import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from runtime import BadModel, GradientSum, Tensors, draw_seed, join, part, plain, seed_torch
 from support.nested import joined, parts
+from support.versions import Weights
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,18 @@ class Traits:
     alone: str
 
 
+@dataclass(frozen=True)
+class Seeds:
+    """What random numbers depend on, beside update, stage and micro-batch: ``--seed``, and which copy this is.
+
+    ``passes`` is how many micro-batches of a copy an update has, in the parts that they are cut into.
+    """
+
+    seed: int
+    copy: int
+    passes: int
+
+
 def _payload(tensors: Tensors) -> Tensors:
     """Results as they are sent: without a graph, in memory of one piece."""
     return tuple(plain(t.detach()) for t in tensors)
@@ -104,31 +117,34 @@ def _payload(tensors: Tensors) -> Tensors:
 class Stage:
     """A stage's module on this rank, its buffers and its part of an update.
 
-    ``inputs[k]`` and ``gradients[k]`` are the receive buffers that schedule.sir calls slot k.
+    ``inputs[k]`` and ``gradients[k]`` are the receive buffers that schedule.sir calls slot k; ``updates`` counts the
+    steps so far, and ``on_step`` is called after each.
     """
 
     def __init__(
         self,
         number: int,
         module: torch.nn.Module,
-        optimizer: Any,
+        weights: Weights,
         before: Boundary | None,
         after: Boundary | None,
         gradients: GradientSum,
         traits: Traits,
-        seeds: tuple[int, int],
+        seeds: Seeds,
     ) -> None:
         self.number = number
         self.module = module
         self.inputs: list[Tensors] = []
         self.gradients: list[Tensors] = []
-        self._optimizer = optimizer
+        self.updates = 0
+        self.on_step: Callable[[], None] = lambda: None
+        self._weights = weights
         self._before = before
         self._after = after
         self._sum = gradients
         self._traits = traits
-        self._seed, self._copy = seeds
-        self._update = 0
+        self._seeds = seeds
+        self._first = 0
         self._received: frozenset[int] = frozenset()
 
     def reserve(self, inputs: Sequence[int], gradients: Sequence[int], device: torch.device) -> None:
@@ -138,6 +154,23 @@ class Stage:
         if self._after is not None:
             self.gradients = [self._after.gradient_buffers(device, micros) for micros in gradients]
         self._received = frozenset(t.untyped_storage().data_ptr() for slot in self.gradients for t in slot)
+
+    def begin(self, update: int) -> None:
+        """From now on micro-batches are counted from the first of an update."""
+        self._first = update
+
+    def at(self, version: int) -> Self:
+        """The stage with a version of its weights that is alive."""
+        self._weights.select(version)
+        return self
+
+    def stash(self, version: int) -> None:
+        """Keeps the newest weights, which are ``version``, beside those that the next step makes."""
+        self._weights.stash(version)
+
+    def drop(self, version: int) -> None:
+        """Lets a stashed version go."""
+        self._weights.drop(version)
 
     def forward(self, micro: int, inputs: Any) -> Pass:
         """Runs the stage on a micro-batch: a batch of the dataset for stage 0, else the tensors received."""
@@ -176,7 +209,13 @@ class Stage:
         return Kept(micro, self._seed_of(micro), inputs, target, buffers)
 
     def _seed_of(self, micro: int) -> int:
-        return draw_seed("forward", self._seed, self._update, self._copy, micro, self.number)
+        update, number = self._place(micro)
+        return draw_seed("forward", self._seeds.seed, update, self._seeds.copy, number, self.number)
+
+    def _place(self, micro: int) -> tuple[int, int]:
+        """The update that a micro-batch belongs to, and its number there."""
+        later, number = divmod(micro, self._seeds.passes)
+        return self._first + later, number
 
     def _run(self, seed: int, inputs: Any) -> tuple[Tensors, Any]:
         seed_torch(seed)
@@ -253,26 +292,34 @@ class Stage:
 
     def step(self) -> None:
         """Updates the weights and begins the stage's next update."""
-        seed_torch(draw_seed("step", self._seed, self._update, self.number))
-        self._optimizer.step()
+        seed_torch(draw_seed("step", self._seeds.seed, self.updates, self.number))
+        self._weights.step()
         self._sum.clear()
-        self._update += 1
+        self._stepped()
+
+    def _stepped(self) -> None:
+        self.updates += 1
+        self.on_step()
+
+    def take_loss(self, update: int) -> float:
+        """The sum of the losses of an update that were computed here: none, but on the last stage."""
+        return 0.0
 
 
 class LastStage(Stage):
     """The stage whose output goes to the loss; its passes carry the loss instead of activations."""
 
-    def __init__(self, *arguments: Any, loss: Callable[[Any, Any], torch.Tensor], weight: float) -> None:
+    def __init__(self, *arguments: Any, loss: Callable[[Any, Any], torch.Tensor], share: float) -> None:
         super().__init__(*arguments)
         self._loss = loss
-        self._weight = weight
-        self._losses: list[torch.Tensor] = []
+        self._share = share
+        self._losses: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
 
     def forward_loss(self, micro: int, inputs: Any, target: Any) -> Pass:
         """Runs the stage and the loss on a micro-batch."""
         leaves, output = self._run(self._seed_of(micro), inputs)
         value = self._loss(output, target)
-        self._losses.append(value.detach())
+        self._note(micro, value.detach())
         return Pass(leaves, (), (value,) if value.requires_grad else ())
 
     def forward_loss_keep_input(self, micro: int, inputs: Any, target: Any) -> Kept:
@@ -289,12 +336,17 @@ class LastStage(Stage):
         states = tuple(self._kept(*one) for one in each)
         _, output = self._run(states[0].seed, self._together(inputs))
         outputs = [output] if len(each) == 1 else parts(output, len(each))
-        self._losses += [self._loss(o, target) for o, target in zip(outputs, targets, strict=True)]
+        for one, target, micro in zip(outputs, targets, micros, strict=True):
+            self._note(micro, self._loss(one, target))
         return states
+
+    def _note(self, micro: int, loss: torch.Tensor) -> None:
+        update, _ = self._place(micro)
+        self._losses[update].append(loss)
 
     def backward_loss(self, state: Pass) -> Tensors:
         """Backward from the loss, weighted so that the update averages over all micro-batches of all copies."""
-        return self.backward(state, self._weights(state.roots))
+        return self.backward(state, self._shares(state.roots))
 
     def backward_loss_recompute(self, state: Kept) -> Tensors:
         """Runs stage and loss again on the input that was kept, then their backward."""
@@ -302,75 +354,11 @@ class LastStage(Stage):
         leaves, output = self._run_again(state)
         value = self._loss(output, target)
         roots = (value,) if value.requires_grad else ()
-        return self._backward(roots, leaves, self._weights(roots))
+        return self._backward(roots, leaves, self._shares(roots))
 
-    def _weights(self, roots: Tensors) -> Tensors:
-        return tuple(torch.full_like(root, self._weight) for root in roots)
+    def _shares(self, roots: Tensors) -> Tensors:
+        return tuple(torch.full_like(root, self._share) for root in roots)
 
-    def take_loss(self) -> float:
-        """The sum of the losses since the last call."""
-        total = sum(value.item() for value in self._losses)
-        self._losses.clear()
-        return float(total)
-
-
-class RehearsedStage(Stage):
-    """A stage whose compute is a sleep; its messages and sums have the real stage's sizes."""
-
-    def __init__(self, *arguments: Any, forward_seconds: float, backward_seconds: float, overshoot: float) -> None:
-        super().__init__(*arguments)
-        self._sum.rehearse()
-        self._forward_seconds = max(0.0, forward_seconds - overshoot)
-        self._backward_seconds = max(0.0, backward_seconds - overshoot)
-        self._outputs: Tensors = ()
-        self._input_gradients: Tensors = ()
-
-    def reserve(self, inputs: Sequence[int], gradients: Sequence[int], device: torch.device) -> None:
-        """Allocates the receive buffers and what is sent instead of results."""
-        super().reserve(inputs, gradients, device)
-        self._outputs = self._after.buffers(device) if self._after else ()
-        self._input_gradients = self._before.gradient_buffers(device) if self._before else ()
-
-    def forward(self, micro: int, inputs: Any) -> Pass:
-        """Sleeps as long as the forward takes."""
-        time.sleep(self._forward_seconds)
-        return Pass((), self._outputs, ())
-
-    def forward_keep_inputs(self, micros: Sequence[int], inputs: Any) -> tuple[tuple[Kept, ...], Tensors]:
-        """Sleeps as long as the forwards take."""
-        for _ in micros:
-            time.sleep(self._forward_seconds)
-        states = tuple(Kept(micro, 0, None, None, {}) for micro in micros)
-        return states, self._outputs if len(micros) == 1 else join([self._outputs] * len(micros))
-
-    def backward(self, state: Pass | Kept, gradients: Tensors) -> Tensors:
-        """Sleeps as long as the backward takes."""
-        time.sleep(self._backward_seconds)
-        return self._input_gradients
-
-    def forward_loss(self, micro: int, inputs: Any, target: Any) -> Pass:
-        """As ``forward``: the loss is part of the last stage."""
-        return self.forward(micro, inputs)
-
-    def forward_loss_keep_input(self, micro: int, inputs: Any, target: Any) -> Kept:
-        """As ``forward``."""
-        return self.forward_keep_input(micro, inputs)[0]
-
-    def forward_loss_keep_inputs(self, micros: Sequence[int], inputs: Any, targets: Sequence[Any]) -> tuple[Kept, ...]:
-        """As ``forward_keep_inputs``."""
-        return self.forward_keep_inputs(micros, inputs)[0]
-
-    def backward_recompute(self, state: Kept, gradients: Tensors) -> Tensors:
-        """As ``backward``, which is given with what is computed again."""
-        return self.backward(state, gradients)
-
-    def backward_loss(self, state: Pass) -> Tensors:
-        """As ``backward``."""
-        return self.backward(state, ())
-
-    def backward_loss_recompute(self, state: Kept) -> Tensors:
-        """As ``backward``."""
-        return self.backward(state, ())
-
-    def step(self) -> None:
-        """Nothing: a rehearsal leaves the weights alone."""
+    def take_loss(self, update: int) -> float:
+        """The sum of the losses of an update; they are forgotten."""
+        return float(sum(value.item() for value in self._losses.pop(update, ())))

@@ -9,11 +9,15 @@ from runtime import Lane
 
 
 class RankScript(Protocol):
-    """A ``rank_<k>.py``: a worker's lane, and for how many micro-batches each receive slot of its stages has room."""
+    """A ``rank_<k>.py``: a worker's lane, and for how many micro-batches each receive slot of its stages has room.
+
+    It has ``update`` if every update ends before the next one begins, else ``stream`` for a number of them.
+    """
 
     SLOTS: dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
     PEERS: tuple[int, ...]
     update: Callable[[Lane], None]
+    stream: Callable[[Lane, int], None]
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,10 @@ class Job:
 
     A micro-batch is cut into ``parts``. ``recomputing`` are the stages that run forwards again, ``grouped`` those with
     operations over several micro-batches.
+
+    Where updates overlap, the lanes repeat every ``period`` micro-batches, and ``reads[s]`` says which version of its
+    weights stage s reads for each of them, relative to the updates in the periods before: runs of (offset, count).
+    Elsewhere ``period`` is 0.
     """
 
     name: str
@@ -33,6 +41,8 @@ class Job:
     grouped: tuple[int, ...]
     placement: tuple[tuple[int, ...], ...]
     links: tuple[tuple[int, int], ...]
+    period: int
+    reads: tuple[tuple[tuple[int, int], ...], ...]
 
     @property
     def passes(self) -> int:

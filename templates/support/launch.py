@@ -9,24 +9,20 @@ from typing import Any
 
 import torch.distributed as dist
 
-from runtime import BadModel, Lane, PeerLost
+from runtime import BadModel, PeerLost
 from support import probe
 from support import stages as build
 from support.batches import Batches
-from support.check import Recorder, Verdict, compare
-from support.compute import LastStage, Stage
+from support.check import CheckFailed, check
+from support.compute import Stage
 from support.faults import FAILED, MISUSED, Faults, Misuse, where
 from support.job import Job, RankScript
 from support.model import Model, load
-from support.nested import to_device
 from support.options import parse
-from support.progress import Progress
-from support.reference import Reference
+from support.progress import Overlapping, Progress
+from support.rehearsal import Rehearsal
+from support.setting import Setting
 from support.world import World, join, meet
-
-
-class CheckFailed(Exception):
-    """The loops do not compute what one process computes."""
 
 
 def main(job: Job, scripts: Path) -> None:
@@ -91,13 +87,14 @@ def _run(world: World, script: RankScript, options: argparse.Namespace, faults: 
     if world.place.rank == 0:
         for remark in build.remarks(world, findings):
             print(remark, flush=True)
+    setting = Setting(world, script, options, model, batches, findings)
     if options.check or options.check_only:
-        _check(world, script, options, model, batches, built, findings)
+        check(setting, built)
         if options.check_only:
             _leave(world)
             return
         built = build.modules(world, model, options.seed)
-    _train(world, script, options, model, batches, built, findings, faults)
+    _train(setting, built, faults)
     _leave(world)
 
 
@@ -122,80 +119,38 @@ def _writable(path: Path) -> None:
         raise Misuse(f"--metrics {path}: {error.strerror}") from error
 
 
-def _lane(world: World, script: RankScript, stages: dict[int, Stage], batches: Batches, rehearsal: bool) -> Lane:
-    peers = {worker: world.peer(worker) for worker in script.PEERS}
-    if rehearsal:
-        return Lane(stages, peers, lambda _update, _micro: None, lambda _update, _micro: None)
-    return Lane(
-        stages,
-        peers,
-        lambda update, micro: to_device(batches.input(update, micro), world.device),
-        lambda update, micro: to_device(batches.target(update, micro), world.device),
-    )
-
-
-def _check(
-    world: World,
-    script: RankScript,
-    options: argparse.Namespace,
-    model: Model,
-    batches: Batches,
-    built: dict[int, Any],
-    findings: probe.Findings,
-) -> None:
-    """Compares one update with one process.
-
-    Raises
-    ------
-    CheckFailed
-        On rank 0, if they differ by more than the tolerance.
-    """
-    recorders: list[Recorder] = []
-
-    def record(parameters: list[Any]) -> Recorder:
-        recorders.append(Recorder(parameters))
-        return recorders[-1]
-
-    seed, job, copies = options.seed, world.job, world.place.copies
-    stages = build.assemble(world, model, built, findings, script.SLOTS, record, None, seed)
-    script.update(_lane(world, script, stages, batches, rehearsal=False))
-    size = options.micro_batch_size
-    reference = Reference(model, job.stages, size, job.micro_batches, job.parts, copies, seed, world.device)
-    verdict: Verdict | None = compare(world, stages, dict(zip(stages, recorders, strict=True)), reference)
-    if verdict is None:
-        return
-    if not verdict.passed:
-        raise CheckFailed(str(verdict))
-    print(verdict, flush=True)
-
-
-def _train(
-    world: World,
-    script: RankScript,
-    options: argparse.Namespace,
-    model: Model,
-    batches: Batches,
-    built: dict[int, Any],
-    findings: probe.Findings,
-    faults: Faults,
-) -> None:
-    rehearsal = build.Rehearsal(options.rehearse["F"], options.rehearse["B"]) if options.rehearse else None
-    stages = build.assemble(world, model, built, findings, script.SLOTS, model.steps, rehearsal, options.seed)
-    lane = _lane(world, script, stages, batches, rehearsal is not None)
-    losers = [stage for stage in stages.values() if isinstance(stage, LastStage)]
-    weight = 1 / (world.job.passes * world.place.copies)
-    progress = Progress(world, options.steps, weight, rehearsal is not None)
-    writes = options.metrics is not None and world.place.rank == 0
+def _train(setting: Setting, built: dict[int, Any], faults: Faults) -> None:
+    options = setting.options
+    rehearsal = Rehearsal(options.rehearse["F"], options.rehearse["B"]) if options.rehearse else None
+    stages = build.assemble(setting, built, setting.model.steps, rehearsal)
+    progress = Progress(setting.world, options.steps, setting.share, rehearsal is not None)
+    writes = options.metrics is not None and setting.world.place.rank == 0
     if writes:
         faults.on_interrupt = lambda: progress.write(options.metrics)
-    for number in range(options.steps):
-        lane.number = number
-        progress.begin()
-        script.update(lane)
-        progress.end(sum(stage.take_loss() for stage in losers))
+    run = _stream if setting.world.job.period else _updates
+    run(setting, stages, progress)
     progress.finish()
     if writes:
         progress.write(options.metrics)
+
+
+def _updates(setting: Setting, stages: dict[int, Stage], progress: Progress) -> None:
+    """One update after the other."""
+    lane = setting.lane(stages)
+    for number in range(setting.options.steps):
+        lane.begin(number)
+        progress.begin()
+        setting.script.update(lane)
+        progress.end(sum(stage.take_loss(number) for stage in stages.values()))
+
+
+def _stream(setting: Setting, stages: dict[int, Stage], progress: Progress) -> None:
+    """All updates in one go: they overlap."""
+    lane, updates = setting.lane(stages), setting.options.steps
+    overlapping = Overlapping(progress, stages.values(), updates)
+    progress.begin()
+    setting.script.stream(lane, updates)
+    overlapping.look()
 
 
 def _leave(world: World) -> None:

@@ -60,7 +60,7 @@ def parse(arguments: Sequence[str], scheme: str) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0, help="of weights, data order and dropout (default: 0)")
     check = parser.add_mutually_exclusive_group()
-    check.add_argument("--check", action="store_true", help="first compare one update with one-process training")
+    check.add_argument("--check", action="store_true", help="first compare with one-process training")
     check.add_argument("--check-only", action="store_true", help="compare, then stop")
     check.add_argument(
         "--rehearse", type=_durations, metavar="F=S,B=S", help="sleep instead of computing; S in seconds"

@@ -1,20 +1,23 @@
-"""Losses and times of each update, gathered on rank 0 while the next one runs."""
+"""Losses and times of each update, gathered on rank 0 while the next ones run."""
 
 import json
 import time
 from collections import deque
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from support.compute import Stage
 from support.world import World
 
 
 class Progress:
     """What rank 0 prints and writes; on every rank, what it contributes.
 
-    Nothing in the loop waits for a number: a gather that is complete is read at the end of a later update.
+    Nothing in the loop waits for a number: a gather that is complete is read at the end of a later update. Updates that
+    overlap begin together, and each lasts from the end of the one before.
     """
 
     def __init__(self, world: World, updates: int, weight: float, rehearsal: bool) -> None:
@@ -23,6 +26,7 @@ class Progress:
         self._updates = updates
         self._weight = weight
         self._rehearsal = rehearsal
+        self._apart = rehearsal and not world.job.period
         self._first = dist.get_rank() == 0
         self._pending: deque[tuple[dist.Work, list[torch.Tensor] | None, torch.Tensor]] = deque()
         self._start = 0.0
@@ -33,7 +37,7 @@ class Progress:
         self.cpu_seconds: list[float] = []
 
     def begin(self) -> None:
-        """An update begins now; in a rehearsal at the same moment everywhere."""
+        """An update begins now, or all of those that overlap; in a rehearsal at the same moment everywhere."""
         if self._rehearsal:
             self._world.meet("for the step to begin")
         self._cpu = time.process_time()
@@ -46,6 +50,7 @@ class Progress:
         room = [torch.empty_like(facts) for _ in range(dist.get_world_size())] if self._first else None
         work = dist.gather(facts, room, dst=0, group=self._group, async_op=True)
         assert work is not None
+        self._cpu = time.process_time()
         self._pending.append((work, room, facts))
         while self._pending and self._pending[0][0].is_completed():
             self._read(*self._pending.popleft())
@@ -61,7 +66,7 @@ class Progress:
             return
         starts, ends, cpu, losses = torch.stack(room).unbind(dim=1)
         end = float(ends.max())
-        self.step_seconds.append(end - float(starts.min()) if self._rehearsal else end - self._before)
+        self.step_seconds.append(end - (float(starts.min()) if self._apart else self._before))
         self.cpu_seconds.append(float(cpu.max()))
         self.losses.append(None if self._rehearsal else float(losses.sum()) * self._weight)
         self._before = end
@@ -78,3 +83,21 @@ class Progress:
         """Writes the metrics of the updates so far: one entry per update; the loss is null in a rehearsal."""
         metrics = {"loss": self.losses, "step_seconds": self.step_seconds, "cpu_seconds": self.cpu_seconds}
         path.write_text(json.dumps(metrics) + "\n", encoding="utf-8")
+
+
+class Overlapping:
+    """Tells progress of the updates of a stream: of each when the last stage of this rank has made its step for it."""
+
+    def __init__(self, progress: Progress, stages: Collection[Stage], updates: int) -> None:
+        self._progress = progress
+        self._stages = stages
+        self._updates = updates
+        self._ended = 0
+        for stage in stages:
+            stage.on_step = self.look
+
+    def look(self) -> None:
+        """Ends the updates that all stages have made since the last call; a rank without stages ends all of them."""
+        for update in range(self._ended, min((stage.updates for stage in self._stages), default=self._updates)):
+            self._progress.end(sum(stage.take_loss(update) for stage in self._stages))
+            self._ended = update + 1

@@ -1,11 +1,12 @@
-"""The check: the same update in one process, written apart from everything it checks.
+"""The check: the same updates in one process, written apart from everything it checks.
 
 The reference builds the whole model, runs the micro-batches one after another through ordinary autograd and never looks
-at the schedule. It shares with the ranks only what README.md defines: which item goes where, and the seeds.
+at the schedule; where updates overlap, all that it knows is which version of the weights a micro-batch reads. It shares
+with the ranks only what docs/runtime.md defines: which item goes where, and the seeds.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,29 @@ TOLERANCES = {
     torch.float16: 2e-2,
     torch.bfloat16: 5e-2,
 }
-"""How far gradients may differ from the reference's, relative to the largest; the order of summation differs."""
+"""How far gradients may differ from the reference's, relative to the largest; the order of summation differs.
+
+The same holds for weights after plain gradient descent, with momentum or without."""
+
+ADAPTIVE_TOLERANCES = {
+    torch.float64: 1e-9,
+    torch.complex128: 1e-9,
+    torch.float32: 1e-2,
+    torch.complex64: 1e-2,
+    torch.float16: 1e-1,
+    torch.bfloat16: 1e-1,
+}
+"""The same for weights after other optimizers, which divide by what may be as small as a rounding error."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What one process computed: by stage, one tensor or none per parameter; the loss of every update."""
+
+    kind: str
+    tensors: list[list[torch.Tensor | None]]
+    losses: list[float]
+    tolerances: dict[torch.dtype, float]
 
 
 def seed_of(*parts: str | int) -> int:
@@ -46,24 +69,56 @@ class Reference:
     seed: int
     device: torch.device
 
-    def gradients(self, update: int) -> tuple[float, list[list[torch.Tensor | None]]]:
+    def gradients(self, update: int) -> Wanted:
         """The loss of an update on the initial weights, and the gradient of every parameter of every stage."""
-        built = [self._build(s) for s in range(self.stages)]
-        dataset = self.model.dataset()
+        built, dataset = [self._build(s) for s in range(self.stages)], self.model.dataset()
         items = self._items(dataset, update)
-        total = 0.0
-        passes = self.micro_batches * self.parts
-        for number in range(self.copies * passes):
-            copy, micro = divmod(number, passes)
-            value, target = self._batch(dataset, items[number])
-            for s, module in enumerate(built):
-                torch.manual_seed(seed_of("forward", self.seed, update, copy, micro, s))
-                value = module(value)
-            loss = self.model.loss(value, target) / (self.copies * passes)
-            if loss.requires_grad:
-                loss.backward()
-            total += loss.item()
-        return total, [[_gradient(p) for p in module.parameters() if p.requires_grad] for module in built]
+        loss = sum(
+            self._pass(built, self._batch(dataset, items[copy * self._passes + micro]), update, copy, micro)
+            for copy in range(self.copies)
+            for micro in range(self._passes)
+        )
+        gradients = [[_gradient(p) for p in module.parameters() if p.requires_grad] for module in built]
+        return Wanted("gradient", gradients, [loss], TOLERANCES)
+
+    def train(self, updates: int, period: int, reads: Sequence[Sequence[tuple[int, int]]]) -> Wanted:
+        """The loss of every update, and all weights after the last one.
+
+        Micro-batch m, counted over all updates, runs on the version of each stage's weights that ``reads`` says: of the
+        runs (offset, count), one of each micro-batch of a period, the offset to the updates in the periods before.
+        """
+        built, dataset = [self._build(s) for s in range(self.stages)], self.model.dataset()
+        histories = [History(module, self.model.optimizer, _spread(r)) for module, r in zip(built, reads, strict=True)]
+        losses = []
+        for update in range(updates):
+            items = self._items(dataset, update)
+            losses.append(0.0)
+            for micro in range(self._passes):
+                for history in histories:
+                    history.show(update * self._passes + micro, period // self._passes)
+                for copy in range(self.copies):
+                    batch = self._batch(dataset, items[copy * self._passes + micro])
+                    losses[-1] += self._pass(built, batch, update, copy, micro)
+            for s, history in enumerate(histories):
+                history.step(seed_of("step", self.seed, update, s))
+        adaptive = any(history.is_adaptive for history in histories)
+        newest: list[list[torch.Tensor | None]] = [[*history.newest] for history in histories]
+        return Wanted("weight", newest, losses, ADAPTIVE_TOLERANCES if adaptive else TOLERANCES)
+
+    @property
+    def _passes(self) -> int:
+        return self.micro_batches * self.parts
+
+    def _pass(self, built: list[torch.nn.Module], batch: tuple[Any, Any], update: int, copy: int, micro: int) -> float:
+        """Adds the gradients of a micro-batch; returns its part of the update's loss."""
+        value, target = batch
+        for s, module in enumerate(built):
+            torch.manual_seed(seed_of("forward", self.seed, update, copy, micro, s))
+            value = module(value)
+        loss = self.model.loss(value, target) / (self.copies * self._passes)
+        if loss.requires_grad:
+            loss.backward()
+        return float(loss.item())
 
     def _build(self, stage: int) -> torch.nn.Module:
         torch.manual_seed(seed_of("weights", self.seed, stage))
@@ -97,6 +152,60 @@ def _move(value: Any, device: torch.device) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)([_move(v, device) for v in value])
     return value
+
+
+def _spread(runs: Sequence[tuple[int, int]]) -> list[int]:
+    """Runs of (offset, count) as one offset per micro-batch of a period."""
+    return [offset for offset, count in runs for _ in range(count)]
+
+
+class History:
+    """The weights of a stage after every update, as far back as micro-batches to come read them."""
+
+    def __init__(self, module: torch.nn.Module, make_optimizer: Callable[[Any], Any], offsets: Sequence[int]) -> None:
+        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        self._optimizer = make_optimizer(self._parameters) if self._parameters else None
+        self._offsets = offsets
+        self._versions = [self._copied()]
+        self._forgotten = 0
+
+    def _copied(self) -> list[torch.Tensor]:
+        return [p.detach().clone() for p in self._parameters]
+
+    @property
+    def newest(self) -> list[torch.Tensor]:
+        """The weights after the last update."""
+        return self._versions[-1]
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the optimizer is another one than plain gradient descent."""
+        return not isinstance(self._optimizer, torch.optim.SGD | None)
+
+    def show(self, micro: int, updates: int) -> None:
+        """Gives the module the weights that a micro-batch reads, where a period has so many updates."""
+        period, place = divmod(micro, len(self._offsets))
+        self._load(self._versions[max(0, period * updates + self._offsets[place]) - self._forgotten])
+        while period * updates + min(self._offsets) > self._forgotten:
+            del self._versions[0]
+            self._forgotten += 1
+
+    def step(self, seed: int) -> None:
+        """Makes the next version of the newest one, with the gradients that were added since the last step."""
+        self._load(self.newest)
+        for parameter in self._parameters:
+            parameter.grad = _gradient(parameter)
+        torch.manual_seed(seed)
+        if self._optimizer is not None:
+            self._optimizer.step()
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._versions.append(self._copied())
+
+    @torch.no_grad()
+    def _load(self, tensors: Sequence[torch.Tensor]) -> None:
+        for parameter, tensor in zip(self._parameters, tensors, strict=True):
+            parameter.copy_(tensor)
 
 
 def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor | None:

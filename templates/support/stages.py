@@ -1,27 +1,20 @@
 """Builds the stages of a rank: modules, optimizers, receive buffers."""
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from runtime import GradientSum, waiter
-from support.check import digest
-from support.compute import LastStage, RehearsedStage, Stage
+from support.compare import digest
+from support.compute import LastStage, Seeds, Stage
 from support.faults import Misuse
 from support.model import Model
 from support.probe import Findings
+from support.rehearsal import Rehearsal, RehearsedStage, overshoot
+from support.setting import Setting
+from support.versions import Versions, Weights, masters
 from support.world import World
-
-
-@dataclass(frozen=True)
-class Rehearsal:
-    """Seconds that a forward and a backward of one micro-batch take."""
-
-    forward: float
-    backward: float
 
 
 def modules(world: World, model: Model, seed: int) -> dict[int, torch.nn.Module]:
@@ -69,63 +62,65 @@ def _own_parameters(built: dict[int, torch.nn.Module]) -> None:
                 )
 
 
+def _optimizer(model: Model, make: Callable[[list[torch.nn.Parameter]], Any], parameters: Any) -> Any:
+    with model.blamed():
+        steps = make(parameters)
+        if not callable(getattr(steps, "step", None)):
+            raise Misuse(f"{model.file}: optimizer returned a {type(steps).__name__}, not a torch.optim.Optimizer")
+    return steps
+
+
 def assemble(
-    world: World,
-    model: Model,
+    setting: Setting,
     built: dict[int, torch.nn.Module],
-    findings: Findings,
-    slots: dict[int, tuple[tuple[int, ...], tuple[int, ...]]],
     optimizer: Callable[[list[torch.nn.Parameter]], Any],
     rehearsal: Rehearsal | None,
-    seed: int,
 ) -> dict[int, Stage]:
     """The stages of this rank, ready for the first update."""
     _own_parameters(built)
-    boundaries = findings.boundaries
-    overshoot = _overshoot() if rehearsal else 0.0
+    world, model, job = setting.world, setting.model, setting.world.job
+    boundaries = setting.findings.boundaries
+    slack = overshoot() if rehearsal else 0.0
     stages: dict[int, Stage] = {}
     for number, module in built.items():
-        last = number == world.job.stages - 1
+        last = number == job.stages - 1
         group, members = world.sums[number]
         parameters = [p for p in module.parameters() if p.requires_grad]
-        gradients = GradientSum(number, parameters, group, members, world.names, waiter(world.backend, world.timeout))
-        with model.blamed():
-            steps = optimizer(parameters)
-            if not callable(getattr(steps, "step", None)):
-                raise Misuse(f"{model.file}: optimizer returned a {type(steps).__name__}, not a torch.optim.Optimizer")
         common = (
             number,
             module,
-            steps,
+            _weights(setting, parameters, optimizer, rehearsal is not None),
             boundaries[number - 1] if number else None,
             None if last else boundaries[number],
-            gradients,
-            findings.traits[number],
-            (seed, world.place.copy),
+            GradientSum(number, parameters, group, members, world.names, waiter(world.backend, world.timeout)),
+            setting.findings.traits[number],
+            Seeds(setting.options.seed, world.place.copy, job.passes),
         )
         stage: Stage
         if rehearsal is not None:
             stage = RehearsedStage(
                 *common,
-                forward_seconds=rehearsal.forward / world.job.parts,
-                backward_seconds=rehearsal.backward / world.job.parts,
-                overshoot=overshoot,
+                forward_seconds=rehearsal.forward / job.parts,
+                backward_seconds=rehearsal.backward / job.parts,
+                overshoot=slack,
             )
         elif last:
-            weight = 1 / (world.job.passes * world.place.copies)
-            stage = LastStage(*common, loss=model.loss, weight=weight)
+            stage = LastStage(*common, loss=model.loss, share=setting.share)
         else:
             stage = Stage(*common)
-        stage.reserve(*slots[number], world.device)
+        stage.reserve(*setting.script.SLOTS[number], world.device)
         stages[number] = stage
     return stages
 
 
-def _overshoot() -> float:
-    """By how much a sleep of 2 ms lasts longer than that on this machine, the median of 21."""
-    samples = []
-    for _ in range(21):
-        start = time.perf_counter()
-        time.sleep(0.002)
-        samples.append(time.perf_counter() - start - 0.002)
-    return sorted(samples)[10]
+def _weights(
+    setting: Setting,
+    parameters: list[torch.nn.Parameter],
+    optimizer: Callable[[list[torch.nn.Parameter]], Any],
+    rehearsed: bool,
+) -> Weights:
+    """The weights of a stage, with as many versions as operations will ask for; a rehearsal never asks."""
+    if rehearsed or not setting.world.job.period:
+        return Weights(_optimizer(setting.model, optimizer, parameters))
+    stepped = masters(parameters)
+    return Versions(parameters, stepped, _optimizer(setting.model, optimizer, stepped))
