@@ -62,9 +62,7 @@ def earliest_ends(precedence: Precedence, durations: Sequence[int]) -> list[int]
     return ends
 
 
-def _path(
-    header: Header, precedence: Precedence, durations: Sequence[int], ends: Sequence[int]
-) -> CriticalPath:
+def _path(header: Header, precedence: Precedence, durations: Sequence[int], ends: Sequence[int]) -> CriticalPath:
     backwards = [_backwards(operation) for operation in precedence.operations]
     before: dict[int, int] = {}
     for number in precedence.order:
@@ -94,9 +92,7 @@ def _cycle(header: Header, precedence: Precedence, durations: Sequence[int]) -> 
     return _told(header, precedence, path, found.cycle.ratio / updates, cycle.turns * updates)
 
 
-def _told(
-    header: Header, precedence: Precedence, path: Iterable[int], length: Fraction, updates: int
-) -> CriticalPath:
+def _told(header: Header, precedence: Precedence, path: Iterable[int], length: Fraction, updates: int) -> CriticalPath:
     """A path that spans so many updates; a micro-batch of its operations is one of the header's ``parts``."""
     operations = tuple(precedence.operations[number] for number in path)
     whole = header.parts * updates

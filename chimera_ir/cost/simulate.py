@@ -58,7 +58,9 @@ class Timeline:
             return Fraction(0)
         header = self.header
         counted = header.micro_batches - header.micro_batches % (header.period or 1)
-        busy = sum(end - start for lane in self.lanes for operation, start, end in lane if operation.micros[0] < counted)
+        busy = sum(
+            end - start for lane in self.lanes for operation, start, end in lane if operation.micros[0] < counted
+        )
         return 1 - Fraction(busy * header.per_update, counted * len(self.lanes)) / self.critical_path.length
 
 

@@ -72,8 +72,9 @@ def lower(schedule: Schedule, ahead: int = 1, duration: Duration = _alike) -> Pr
 def _streaming(schedule: Schedule, ahead: int, duration: Duration, margin: Margin) -> Iterator[Iterator[Instruction]]:
     """The lanes with their margins."""
     traffics = communicate(schedule, ahead)
-    for lane, traffic, updates in zip(schedule.lanes, traffics, update(schedule, duration), strict=True):
-        yield _lane(lane, traffic, rings(lane, traffic.postings, margin.within), updates)
+    updates = update(schedule, margin.durations(duration))
+    for lane, traffic, own in zip(schedule.lanes, traffics, updates, strict=True):
+        yield _lane(lane, traffic, rings(lane, traffic.postings, margin.within), own)
 
 
 def _lane(

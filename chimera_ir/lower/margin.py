@@ -3,10 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from chimera_ir.ir.ids import Micro
+from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute, Instruction
 from chimera_ir.ir.turns import Body, body, extent, later, unroll, updates_a_turn
+from chimera_ir.lower.sync import Duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,21 @@ class Margin:
     def within(self, micro: Micro) -> bool:
         """Whether a micro-batch of the wide schedule belongs to the instance."""
         return 0 <= micro - self.turns * self.header.period < self.header.micro_batches
+
+    def durations(self, duration: Duration) -> Duration:
+        """The durations of the operations of the wide schedule: those of the same ones in the instance's first turn."""
+        known: dict[tuple[type[Compute], Micro, Stage], int] = {}
+
+        def same(operation: Compute) -> int:
+            turn, place = divmod(operation.micros[0], self.header.period)
+            alike = type(operation), Micro(place), operation.stage
+            if alike not in known:
+                first = later(self.header, operation, -turn)
+                assert isinstance(first, Compute)
+                known[alike] = duration(first)
+            return known[alike]
+
+        return same
 
     def cut(self, lane: Iterable[Instruction]) -> tuple[Instruction, ...]:
         """A wide lane without its margins, micro-batches and versions numbered as in the instance."""
