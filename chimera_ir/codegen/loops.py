@@ -1,19 +1,21 @@
-"""The lane of an asynchronous program as a loop over its turns.
+"""Lanes as loops: what a lane does again and again is written once.
 
-What a turn does is written once. Warm-up and drain are turns of which a part is left out: every statement is guarded by
-the update that it serves, which is there or not.
+The lane of an asynchronous program is a loop over its turns. Warm-up and drain are turns of which a part is left out:
+every statement is guarded by the update that it serves, which is there or not. Other lanes are what `rolling` makes of
+them: a prologue, a loop over the steady state, an epilogue, or several of those.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
-from chimera_ir.codegen.notation import InLoop
+from chimera_ir.codegen.notation import InTables, Round
+from chimera_ir.codegen.rolling import Loop, Piece, Straight
 from chimera_ir.codegen.statements import Rooms, Scribe, Statements
 from chimera_ir.ir.ids import Micro, Version, Worker
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Instruction, Recv
+from chimera_ir.ir.ops import Forward, Instruction, Recv
 from chimera_ir.ir.text.printer import line as instruction_line
 from chimera_ir.ir.turns import body, extent, updates_a_turn
 
@@ -31,7 +33,7 @@ class TurnLoop:
     """A loop as its script says it.
 
     ``counter`` counts updates from ``start`` to ``stop`` (excluded; Python expressions), ``step`` at a time;
-    ``per_update`` are the micro-batches of an update, ``tables`` the names of the dictionaries that the lines fill.
+    ``per_update`` are the micro-batches of an update, ``tables`` the dictionaries that the lines fill.
     """
 
     counter: str
@@ -47,16 +49,17 @@ def turn_loop(header: Header, worker: Worker, lane: Sequence[Instruction], rooms
     """The loop of a lane that repeats."""
     turn = body(header, lane)
     assert turn is not None, "a verified lane repeats"
-    notation = InLoop(header, turn)
+    each_turn = updates_a_turn(header)
+    rounds = Round(turn.turn * header.period, header.period, turn.rings, turn.turn * each_turn)
+    notation = InTables(set(), rounds, "m" if header.per_update == 1 else "k")
     scribe = Scribe(header, worker, rooms, notation)
-    updates = [_update(notation, each) for each in turn.instructions]
+    updates = [_update(header, rounds, each) for each in turn.instructions]
     lines: list[str] = []
     for update, group in groupby(zip(updates, turn.instructions, strict=True), key=lambda pair: pair[0]):
         instructions = [instruction for _, instruction in group]
         lines.append(f"if 0 <= {_plus(notation.counter, update)} < updates:")
         written = [(scribe.statements(each), _comment(notation, each)) for each in instructions]
         lines += [f"    {each}" for each in commented(written, indented=12)]
-    each_turn = updates_a_turn(header)
     return TurnLoop(
         counter=notation.counter,
         start=str(-(max(updates, default=0) // each_turn) * each_turn),
@@ -66,6 +69,28 @@ def turn_loop(header: Header, worker: Worker, lane: Sequence[Instruction], rooms
         tables=tuple(sorted(notation.names)),
         lines=tuple(lines),
     )
+
+
+def rolled(scribe: Scribe, pieces: Iterable[Piece], names: set[str]) -> Iterator[str]:
+    """The lines of a lane with loops, whose values are entries of dictionaries, which are added to ``names``."""
+    for piece in pieces:
+        if isinstance(piece, Straight):
+            each = replace(scribe, notation=InTables(names))
+            yield from commented([(each.statements(one), instruction_line(one)) for one in piece.instructions])
+            continue
+        first = _first_micro(piece)
+        notation = InTables(names, Round(first, piece.step, piece.rings))
+        each = replace(scribe, notation=notation)
+        by = f", {piece.step}" if piece.step > 1 else ""
+        yield f"for m in range({first}, {first + piece.rounds * piece.step}{by}):"
+        written = [(each.statements(one), _comment(notation, one)) for one in piece.instructions]
+        yield from (f"    {line}" for line in commented(written, indented=8))
+
+
+def _first_micro(loop: Loop) -> int:
+    """The micro-batch that a loop counts by: that of its first forward, or whatever comes first."""
+    computes = [each for each in loop.instructions if isinstance(each, Forward)]
+    return extent(computes[0] if computes else loop.instructions[0]).first
 
 
 def commented(written: Iterable[tuple[Statements, str]], indented: int = 4) -> Iterator[str]:
@@ -86,17 +111,17 @@ def commented(written: Iterable[tuple[Statements, str]], indented: int = 4) -> I
             yield f"del {', '.join(spent)}"
 
 
-def _update(notation: InLoop, instruction: Instruction) -> int:
+def _update(header: Header, rounds: Round, instruction: Instruction) -> int:
     """The update that an instruction serves, from the turn's first."""
     first, _, of_updates = extent(instruction)
-    return first - notation.update if of_updates else notation.update_of(Micro(first))
+    return (first if of_updates else first // header.per_update) - rounds.update
 
 
 def _plus(name: str, by: int) -> str:
     return name if by == 0 else f"{name} {'+' if by > 0 else '-'} {abs(by)}"
 
 
-def _comment(notation: InLoop, instruction: Instruction) -> str:
+def _comment(notation: InTables, instruction: Instruction) -> str:
     """The line of the program, relative to the turn: ``B m-3 s0 v(m-6)``."""
 
     def relative(found: re.Match[str]) -> str:

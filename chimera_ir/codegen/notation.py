@@ -1,17 +1,18 @@
-"""How scripts call what a lane speaks of: written out, by number; in a loop, relative to its turn.
+"""How scripts call what a lane speaks of: written out, by number; in a loop, relative to its rounds.
 
 A name tells what it holds: ``x_m0_s1`` is what stage 1 receives of micro-batch 0, ``y_m0_m1_s1`` what it hands on of
-micro-batches 0 and 1. In a loop that is ``x_s1[m]``, an entry of a dictionary by the first of the micro-batches, where
-``m`` is the first micro-batch of the turn and ``k`` its update.
+micro-batches 0 and 1. Where there are loops that is ``x_s1[0]``, and ``y2_s1[0]`` in one of two micro-batches: an entry
+of a dictionary by the first of them, ``x_s1[m]`` in a loop over m.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from chimera_ir.ir.ids import Micro, Slot, Stage, Version
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Message
-from chimera_ir.ir.turns import Body, shelf, updates_a_turn
+from chimera_ir.ir.turns import Ring, Shelf, shelf
 
 
 class Notation(Protocol):
@@ -78,21 +79,35 @@ class WrittenOut:
         return str(version)
 
 
-class InLoop:
-    """The notation of a turn in a loop over ``k``, with ``m``, or over ``m`` alone where they are equal."""
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A round of a loop, from which all others are told: ``m`` is ``micro`` and the update ``update``.
 
-    def __init__(self, header: Header, turn: Body) -> None:
-        self._header = header
-        self._turn = turn
-        self._first = turn.turn * header.period
-        self.update = turn.turn * updates_a_turn(header)
-        self.counter = "m" if header.per_update == 1 else "k"
-        self.names: dict[str, None] = {}
+    From round to round m grows by ``step``; ``rings`` tell the slots.
+    """
+
+    micro: int
+    step: int
+    rings: Mapping[Shelf, Ring]
+    update: int = 0
+
+
+class InTables:
+    """The notation of a lane with loops: values are entries of dictionaries, ``f_s1[0]``, in ``names``.
+
+    Within a loop, which goes through ``rounds``, numbers are relative: ``f_s1[m - 3]``. There ``counter`` is what
+    counts updates: k, or m where it is the same.
+    """
+
+    def __init__(self, names: set[str], rounds: Round | None = None, counter: str = "k") -> None:
+        self.names = names
+        self.counter = counter
+        self._round = rounds
 
     def name(self, prefix: str, micros: Sequence[int], stage: int) -> str:
         """An entry of a dictionary, as in ``f_s1[m - 3]``; groups have dictionaries of their own."""
         dictionary = f"{prefix}{len(micros) if len(micros) > 1 else ''}_s{stage}"
-        self.names[dictionary] = None
+        self.names.add(dictionary)
         return f"{dictionary}[{self.micro(Micro(micros[0]))}]"
 
     def last(self, name: str) -> str:
@@ -105,41 +120,43 @@ class InLoop:
         return (name,)
 
     def micro(self, micro: Micro) -> str:
-        """The number from that of the turn, as in ``m - 3``."""
-        return _offset("m", micro - self._first)
+        """The number, in a loop from that of the round, as in ``m - 3``."""
+        return str(micro) if self._round is None else _offset("m", micro - self._round.micro)
 
     def tag(self, header: Header, message: Message) -> str:
-        """The number from that of the turn, as in ``8 * m + 3``."""
-        each = _tag(header, Message((Micro(1),), message.source, message.target)) - _tag(
-            header, Message((Micro(0),), message.source, message.target)
-        )
-        return _offset(f"{each} * m", _tag(header, message) - each * self._first)
+        """The number, in a loop from that of the round, as in ``8 * m + 3``."""
+        tag = _tag(header, message)
+        if self._round is None:
+            return str(tag)
+        each = 2 * header.stages
+        return _offset(f"{each} * m", tag - each * self._round.micro)
 
     def slot(self, message: Message, slot: Slot) -> str:
-        """The number from that of the turn, as in ``(m + 1) % 4``."""
-        messages, slots = self._turn.rings[shelf(message)]
-        start = (slot - self._turn.turn * messages) % slots
+        """The number, in a loop from that of the round, as in ``(m + 1) % 4``."""
+        if self._round is None:
+            return str(slot)
+        messages, slots = self._round.rings[shelf(message)]
         if messages % slots == 0:
-            return str(start)
-        number = "m" if messages == self._header.period else f"m // {self._header.period} * {messages}"
+            return str(slot)
+        if messages == self._round.step:
+            number, start = "m", (slot - self._round.micro) % slots
+        else:
+            start = (slot - self._round.micro // self._round.step * messages) % slots
+            number = f"m // {self._round.step}" + (f" * {messages}" if messages > 1 else "")
+            number = number if self._round.step > 1 else number.replace("m // 1", "m")
         return f"{number} % {slots}" if start == 0 else f"({_offset(number, start)}) % {slots}"
 
     def stage(self, stage: Stage, version: Version | None) -> str:
-        """The stage at a version of its weights."""
-        return f"stage{stage}" if version is None else f"stage{stage}.at({self._clipped(version)})"
+        """The stage, at a version of its weights: 0 as long as there were no updates."""
+        if version is None:
+            return f"stage{stage}"
+        text = self.version(version)
+        made = self._round is not None and version >= self._round.update
+        return f"stage{stage}.at({text if made else f'max(0, {text})'})"
 
     def version(self, version: Version) -> str:
-        """The number from that of the turn, as in ``k - 1``."""
-        return _offset(self.counter, version - self.update)
-
-    def _clipped(self, version: Version) -> str:
-        """The same, and 0 as long as there were no updates; one that the turn itself makes is never below 0."""
-        text = self.version(version)
-        return text if version >= self.update else f"max(0, {text})"
-
-    def update_of(self, micro: Micro) -> int:
-        """The update of a micro-batch, from the turn's first."""
-        return micro // self._header.per_update - self.update
+        """The number, in a loop from that of the round, as in ``k - 1``."""
+        return str(version) if self._round is None else _offset(self.counter, version - self._round.update)
 
 
 def _offset(name: str, by: int) -> str:

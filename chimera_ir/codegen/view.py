@@ -1,11 +1,12 @@
 """What the templates show, computed: every line of every rank's script."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from chimera_ir.codegen.loops import TurnLoop, commented, turn_loop
+from chimera_ir.codegen.loops import TurnLoop, commented, rolled, turn_loop
 from chimera_ir.codegen.notation import WrittenOut
+from chimera_ir.codegen.rolling import Loop, roll
 from chimera_ir.codegen.statements import Rooms, Scribe
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Program
@@ -17,7 +18,7 @@ from chimera_ir.ir.text.printer import line as instruction_line
 class RankView:
     """A rank's script: ``slots`` and ``peers`` as Python literals, ``bindings`` the names that the lines use.
 
-    That of an asynchronous program has a ``loop`` around its lines.
+    ``tables`` are the dictionaries among them. The script of an asynchronous program has a ``loop`` around its lines.
     """
 
     worker: int
@@ -30,6 +31,7 @@ class RankView:
     peers: str
     bindings: tuple[str, ...]
     lines: tuple[str, ...]
+    tables: tuple[str, ...]
     loop: TurnLoop | None
 
 
@@ -145,7 +147,8 @@ def rank_view(program: Program, worker: Worker) -> RankView:
     header, lane = program.header, program.lanes[worker]
     stages, peers, rooms = header.stages_of[worker], _peers(lane), _rooms(lane)
     loop = turn_loop(header, worker, lane, rooms) if header.asynchronous else None
-    lines = loop.lines if loop else _lines(Scribe(header, worker, rooms, WrittenOut()), lane)
+    tables: set[str] = set()
+    lines = loop.lines if loop else tuple(_lines(Scribe(header, worker, rooms, WrittenOut()), lane, tables))
     return RankView(
         worker=worker,
         title=title(header),
@@ -157,13 +160,21 @@ def rank_view(program: Program, worker: Worker) -> RankView:
         peers=repr(peers),
         bindings=(*_bindings("stage", stages), *_bindings("peer", peers)),
         lines=lines,
+        tables=loop.tables if loop else tuple(sorted(tables)),
         loop=loop,
     )
 
 
-def _lines(scribe: Scribe, lane: tuple[Instruction, ...]) -> tuple[str, ...]:
-    """The statements, the program's lines as comments beside the first of each, and what is let go between them."""
-    return tuple(commented([(scribe.statements(each), instruction_line(each)) for each in lane]))
+def _lines(scribe: Scribe, lane: tuple[Instruction, ...], tables: set[str]) -> Iterator[str]:
+    """The statements, the program's lines as comments beside the first of each, and what is let go between them.
+
+    What repeats is a loop; then values are in ``tables``, whose names are added to those.
+    """
+    pieces = roll(lane)
+    if any(isinstance(piece, Loop) for piece in pieces):
+        yield from rolled(scribe, pieces, tables)
+    else:
+        yield from commented([(scribe.statements(each), instruction_line(each)) for each in lane])
 
 
 def _listed(word: str, numbers: Iterable[int]) -> str:

@@ -19,6 +19,11 @@ class _Shelf:
         self._free: list[Slot] = []
         self._busy: list[tuple[int, Slot]] = []
 
+    @property
+    def size(self) -> int:
+        """How many slots there are."""
+        return self._slots
+
     def take(self, before: int, last_use: int) -> Slot:
         """The lowest slot free before the operation at ``before``, kept until the one at ``last_use`` is done."""
         while self._busy and self._busy[0][0] < before:
@@ -39,14 +44,29 @@ class _Key(NamedTuple):
 
 
 def slots(lane: tuple[Compute, ...], postings: Iterable[Posting]) -> tuple[Slot, ...]:
-    """The slot of each posted receive of a lane.
+    """The slot of each posted receive of a lane: as few of a shelf as are ever in use at the same time.
+
+    They are used round and round where that takes no more of them, so that the lane repeats as its operations do.
 
     Activations stay until the backward of the same micro-batch and stage is done: the forward reads them, and what it
     keeps for the backward, or sends on, may be the same memory. (That send is over by then: the gradients that answer
     it have been waited for.) Gradients stay until the backward that reads them is done.
     """
-    shelves: dict[_Key, _Shelf] = defaultdict(_Shelf)
-    return tuple(shelves[key].take(before, last_use) for key, before, last_use in _uses(lane, postings))
+    shelves: dict[_Key, list[tuple[int, int]]] = defaultdict(list)
+    numbers: list[tuple[_Key, int]] = []
+    for key, before, last_use in _uses(lane, postings):
+        numbers.append((key, len(shelves[key])))
+        shelves[key].append((before, last_use))
+    taken = {key: _few(uses) for key, uses in shelves.items()}
+    return tuple(taken[key][number] for key, number in numbers)
+
+
+def _few(uses: list[tuple[int, int]]) -> list[Slot]:
+    """The slots of a shelf's messages."""
+    shelf = _Shelf()
+    taken = [shelf.take(before, last_use) for before, last_use in uses]
+    size = _ring(uses)
+    return [Slot(number % size) for number in range(len(uses))] if size == shelf.size else taken
 
 
 def rings(lane: tuple[Compute, ...], postings: Iterable[Posting], within: Callable[[Micro], bool]) -> tuple[Slot, ...]:

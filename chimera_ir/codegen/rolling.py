@@ -1,0 +1,187 @@
+"""Lanes as loops: what repeats is written once.
+
+A stretch of a lane repeats if every instruction in it is the one so many lines before, about micro-batches a fixed
+number later, received into the next slots of the same ring. Such stretches are looked for, whatever the scheme: the
+one that leaves the fewest lines first, and then in what is left on both sides of it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from chimera_ir.ir.ops import (
+    AllReduce,
+    Backward,
+    Drop,
+    Forward,
+    Instruction,
+    Recv,
+    Send,
+    Stash,
+    Step,
+    WaitAllReduce,
+    WaitRecv,
+    WaitSend,
+)
+from chimera_ir.ir.turns import Ring, Shelf, shelf
+
+_ROUNDS, _SAVED = 4, 12
+"""How often something must repeat, and how many lines that must save, to be worth a loop."""
+
+_CANDIDATES = 24
+"""How many distances to the next instruction of the same kind are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Straight:
+    """Instructions one after the other."""
+
+    instructions: tuple[Instruction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Instructions ``rounds`` times: as they stand, then about micro-batches ``step`` later each time."""
+
+    instructions: tuple[Instruction, ...]
+    rounds: int
+    step: int
+    rings: Mapping[Shelf, Ring]
+
+
+Piece = Straight | Loop
+
+
+def roll(lane: Sequence[Instruction]) -> tuple[Piece, ...]:
+    """A lane as stretches that repeat and stretches that do not; unrolled again it is the same lane."""
+    return tuple(_pieces(_Lane(lane), 0, len(lane)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """``rounds`` times ``length`` lines from ``start``, each round ``step`` micro-batches after the one before."""
+
+    start: int
+    length: int
+    rounds: int
+    step: int
+
+    @property
+    def end(self) -> int:
+        """The place after its last line."""
+        return self.start + self.length * self.rounds
+
+    @property
+    def saved(self) -> int:
+        """How many lines a loop needs less."""
+        return self.length * (self.rounds - 1)
+
+
+class _Lane:
+    """A lane as numbers: what kind of instruction stands at a place, its first micro-batch, and its slot."""
+
+    def __init__(self, lane: Sequence[Instruction]) -> None:
+        kinds: dict[object, int] = {}
+        self.instructions = lane
+        self.kinds: list[int] = []
+        self.micros: list[int] = []
+        self.slots: dict[Shelf, int] = {}
+        for place, each in enumerate(lane):
+            kind, micro = _kind(each)
+            self.kinds.append(kinds.setdefault(kind, len(kinds)) if micro is not None else -1 - place)
+            self.micros.append(micro or 0)
+            if isinstance(each, Recv):
+                self.slots[shelf(each.message)] = max(self.slots.get(shelf(each.message), 0), each.slot + 1)
+
+    def stretch(self, anchor: int, length: int, low: int, high: int) -> _Stretch | None:
+        """The longest stretch through a place that repeats after so many lines, within limits."""
+        step = self.micros[anchor + length] - self.micros[anchor]
+        if step <= 0:
+            return None
+        rings = self.rings(anchor, length)
+        start = anchor
+        while start > low and self._again(start - 1, length, step, rings):
+            start -= 1
+        end = anchor
+        while end + length < high and self._again(end, length, step, rings):
+            end += 1
+        rounds = (end + length - start) // length
+        found = _Stretch(start, length, rounds, step)
+        return found if rounds >= _ROUNDS and found.saved >= _SAVED else None
+
+    def rings(self, start: int, length: int) -> dict[Shelf, Ring]:
+        """How the shelves are used by so many lines."""
+        found: dict[Shelf, Ring] = {}
+        for each in self.instructions[start : start + length]:
+            if isinstance(each, Recv):
+                key = shelf(each.message)
+                count = found[key].messages if key in found else 0
+                found[key] = Ring(count + 1, self.slots[key])
+        return found
+
+    def _again(self, place: int, length: int, step: int, rings: Mapping[Shelf, Ring]) -> bool:
+        """Whether the line so many lines after a place is that one again."""
+        later = place + length
+        if self.kinds[place] != self.kinds[later] or self.micros[later] - self.micros[place] != step:
+            return False
+        one, two = self.instructions[place], self.instructions[later]
+        if not (isinstance(one, Recv) and isinstance(two, Recv)):
+            return True
+        ring = rings.get(shelf(one.message))
+        return ring is not None and (one.slot + ring.messages) % ring.slots == two.slot
+
+
+def _kind(instruction: Instruction) -> tuple[object, int | None]:
+    """What must be equal in all rounds, and the first micro-batch; what is about none never repeats."""
+    match instruction:
+        case Forward(micros, stage) | Backward(micros, stage):
+            return (type(instruction), stage, _pattern(micros)), micros[0]
+        case Send(message, to):
+            return (Send, message.source, message.target, _pattern(message.micros), to), message.micros[0]
+        case Recv(message, source):
+            return (Recv, message.source, message.target, _pattern(message.micros), source), message.micros[0]
+        case WaitSend(message) | WaitRecv(message):
+            key = (type(instruction), message.source, message.target, _pattern(message.micros))
+            return key, message.micros[0]
+        case AllReduce() | WaitAllReduce() | Step() | Stash() | Drop():
+            return None, None
+
+
+def _pattern(micros: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(micro - micros[0] for micro in micros)
+
+
+def _pieces(lane: _Lane, low: int, high: int) -> Iterator[Piece]:
+    best = _best(lane, low, high)
+    if best is None:
+        if high > low:
+            yield Straight(tuple(lane.instructions[low:high]))
+        return
+    yield from _pieces(lane, low, best.start)
+    body = tuple(lane.instructions[best.start : best.start + best.length])
+    yield Loop(body, best.rounds, best.step, lane.rings(best.start, best.length))
+    yield from _pieces(lane, best.end, high)
+
+
+def _best(lane: _Lane, low: int, high: int) -> _Stretch | None:
+    """The stretch that saves most lines, of those through a few places."""
+    best: _Stretch | None = None
+    for part in (2, 1, 3):
+        anchor = low + (high - low) * part // 4
+        for length in _lengths(lane, anchor, high):
+            found = lane.stretch(anchor, length, low, high)
+            if found is not None and (best is None or found.saved > best.saved):
+                best = found
+        if best is not None and best.saved > (high - low) // 2:
+            break
+    return best
+
+
+def _lengths(lane: _Lane, anchor: int, high: int) -> Iterator[int]:
+    """The distances from a place to the next ones with the same kind of instruction."""
+    found = 0
+    for place in range(anchor + 1, high):
+        if lane.kinds[place] == lane.kinds[anchor]:
+            yield place - anchor
+            found += 1
+            if found == _CANDIDATES:
+                return
