@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from chimera_ir.codegen.notation import InTables, Round
-from chimera_ir.codegen.rolling import Loop, Piece, Straight
+from chimera_ir.codegen.rolling import Loop, Piece, Straight, roll, unrolled
 from chimera_ir.codegen.statements import Rooms, Scribe, Statements
 from chimera_ir.ir.ids import Micro, Version, Worker
 from chimera_ir.ir.levels import Header
@@ -52,28 +52,57 @@ def turn_loop(header: Header, worker: Worker, lane: Sequence[Instruction], rooms
     each_turn = updates_a_turn(header)
     rounds = Round(turn.turn * header.period, header.period, turn.rings, turn.turn * each_turn)
     notation = InTables(set(), rounds, "m" if header.per_update == 1 else "k")
-    scribe = Scribe(header, worker, rooms, notation)
     updates = [_update(header, rounds, each) for each in turn.instructions]
-    lines: list[str] = []
-    for update, group in groupby(zip(updates, turn.instructions, strict=True), key=lambda pair: pair[0]):
-        instructions = [instruction for _, instruction in group]
-        lines.append(f"if 0 <= {_plus(notation.counter, update)} < updates:")
-        written = [(scribe.statements(each), _comment(notation, each)) for each in instructions]
-        lines += [f"    {each}" for each in commented(written, indented=12)]
     return TurnLoop(
         counter=notation.counter,
         start=str(-(max(updates, default=0) // each_turn) * each_turn),
         stop=_plus("updates", -min(updates, default=0)),
         step=each_turn,
         per_update=header.per_update,
+        lines=tuple(_turn(Scribe(header, worker, rooms, notation), notation, rounds, turn.instructions)),
         tables=tuple(sorted(notation.names)),
-        lines=tuple(lines),
     )
+
+
+def _turn(
+    scribe: Scribe, notation: InTables, rounds: Round, instructions: Sequence[Instruction], depth: int = 2
+) -> Iterator[str]:
+    """The lines of a turn: what goes through the micro-batches of an update is a loop in it."""
+    for piece in roll(scribe.header, instructions):
+        if isinstance(piece, Straight) or not _in_step(piece, rounds):
+            yield from _guarded(scribe, notation, rounds, unrolled(piece), depth)
+            continue
+        first = _first_micro(piece)
+        inner = InTables(notation.names, replace(rounds, micro=first, step=piece.step, rings=piece.rings, variable="n"))
+        inner.counter = notation.counter
+        end = first + piece.rounds * piece.step
+        by = f", {piece.step}" if piece.step > 1 else ""
+        yield f"for n in range({_plus('m', first - rounds.micro)}, {_plus('m', end - rounds.micro)}{by}):"
+        lines = _guarded(replace(scribe, notation=inner), inner, rounds, piece.instructions, depth + 1)
+        yield from (f"    {line}" for line in lines)
+
+
+def _in_step(loop: Loop, rounds: Round) -> bool:
+    """Whether the slots of a loop in a turn follow from its micro-batches, in whatever turn."""
+    return all(
+        ring.messages == loop.step and rounds.rings[key].messages == rounds.step for key, ring in loop.rings.items()
+    )
+
+
+def _guarded(
+    scribe: Scribe, notation: InTables, rounds: Round, instructions: Iterable[Instruction], depth: int
+) -> Iterator[str]:
+    """Statements under the conditions that there are the updates that they serve."""
+    for update, group in groupby(instructions, key=lambda each: _update(scribe.header, rounds, each)):
+        yield f"if 0 <= {_plus(notation.counter, update)} < updates:"
+        written = [(scribe.statements(each), _comment(notation, each)) for each in group]
+        yield from (f"    {line}" for line in commented(written, indented=4 * depth + 4))
 
 
 def rolled(scribe: Scribe, pieces: Iterable[Piece], names: set[str]) -> Iterator[str]:
     """The lines of a lane with loops, whose values are entries of dictionaries, which are added to ``names``."""
-    for piece in pieces:
+    for number, piece in enumerate(pieces):
+        yield from [""] if number else []
         if isinstance(piece, Straight):
             each = replace(scribe, notation=InTables(names))
             yield from commented([(each.statements(one), instruction_line(one)) for one in piece.instructions])

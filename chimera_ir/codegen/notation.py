@@ -21,6 +21,9 @@ class Notation(Protocol):
     def name(self, prefix: str, micros: Sequence[int], stage: int) -> str:
         """What holds a value of some micro-batches on a stage."""
 
+    def sum(self, stage: Stage, version: Version | None) -> str:
+        """What holds a sum of gradients under way."""
+
     def last(self, name: str) -> str:
         """The name, where it is used for the last time."""
 
@@ -49,6 +52,10 @@ class WrittenOut:
     def name(self, prefix: str, micros: Sequence[int], stage: int) -> str:
         """A variable, as in ``f_m0_s1``."""
         return "_".join([prefix, *(f"m{micro}" for micro in micros), f"s{stage}"])
+
+    def sum(self, stage: Stage, version: Version | None) -> str:
+        """A variable, as in ``sum_s1``; there is one for each stage."""
+        return f"sum_s{stage}"
 
     def last(self, name: str) -> str:
         """The variable."""
@@ -81,15 +88,16 @@ class WrittenOut:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A round of a loop, from which all others are told: ``m`` is ``micro`` and the update ``update``.
+    """A round of a loop, from which all others are told: ``variable`` is ``micro`` and the update ``update``.
 
-    From round to round m grows by ``step``; ``rings`` tell the slots.
+    From round to round the variable grows by ``step``; ``rings`` tell the slots.
     """
 
     micro: int
     step: int
     rings: Mapping[Shelf, Ring]
     update: int = 0
+    variable: str = "m"
 
 
 class InTables:
@@ -110,8 +118,17 @@ class InTables:
         self.names.add(dictionary)
         return f"{dictionary}[{self.micro(Micro(micros[0]))}]"
 
+    def sum(self, stage: Stage, version: Version | None) -> str:
+        """An entry by its update, as in ``sum_s1[k]``; a variable where there is one for each stage."""
+        if version is None:
+            return f"sum_s{stage}"
+        self.names.add(f"sum_s{stage}")
+        return f"sum_s{stage}[{self.version(Version(version - 1))}]"
+
     def last(self, name: str) -> str:
         """The entry, which leaves the dictionary."""
+        if "[" not in name:
+            return name
         dictionary, _, key = name.removesuffix("]").partition("[")
         return f"{dictionary}.pop({key})"
 
@@ -121,7 +138,7 @@ class InTables:
 
     def micro(self, micro: Micro) -> str:
         """The number, in a loop from that of the round, as in ``m - 3``."""
-        return str(micro) if self._round is None else _offset("m", micro - self._round.micro)
+        return str(micro) if self._round is None else _offset(self._round.variable, micro - self._round.micro)
 
     def tag(self, header: Header, message: Message) -> str:
         """The number, in a loop from that of the round, as in ``8 * m + 3``."""
@@ -129,7 +146,7 @@ class InTables:
         if self._round is None:
             return str(tag)
         each = 2 * header.stages
-        return _offset(f"{each} * m", tag - each * self._round.micro)
+        return _offset(f"{each} * {self._round.variable}", tag - each * self._round.micro)
 
     def slot(self, message: Message, slot: Slot) -> str:
         """The number, in a loop from that of the round, as in ``(m + 1) % 4``."""
@@ -138,12 +155,12 @@ class InTables:
         messages, slots = self._round.rings[shelf(message)]
         if messages % slots == 0:
             return str(slot)
-        if messages == self._round.step:
-            number, start = "m", (slot - self._round.micro) % slots
+        step, number = self._round.step, self._round.variable
+        if messages == step:
+            start = (slot - self._round.micro) % slots
         else:
-            start = (slot - self._round.micro // self._round.step * messages) % slots
-            number = f"m // {self._round.step}" + (f" * {messages}" if messages > 1 else "")
-            number = number if self._round.step > 1 else number.replace("m // 1", "m")
+            start = (slot - self._round.micro // step * messages) % slots
+            number += (f" // {step}" if step > 1 else "") + (f" * {messages}" if messages > 1 else "")
         return f"{number} % {slots}" if start == 0 else f"({_offset(number, start)}) % {slots}"
 
     def stage(self, stage: Stage, version: Version | None) -> str:

@@ -6,8 +6,10 @@ one that leaves the fewest lines first, and then in what is left on both sides o
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from chimera_ir.ir.ids import Slot
+from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import (
     AllReduce,
     Backward,
@@ -22,7 +24,7 @@ from chimera_ir.ir.ops import (
     WaitRecv,
     WaitSend,
 )
-from chimera_ir.ir.turns import Ring, Shelf, shelf
+from chimera_ir.ir.turns import Ring, Shelf, moved, shelf
 
 _ROUNDS, _SAVED = 4, 12
 """How often something must repeat, and how many lines that must save, to be worth a loop."""
@@ -51,9 +53,26 @@ class Loop:
 Piece = Straight | Loop
 
 
-def roll(lane: Sequence[Instruction]) -> tuple[Piece, ...]:
-    """A lane as stretches that repeat and stretches that do not; unrolled again it is the same lane."""
-    return tuple(_pieces(_Lane(lane), 0, len(lane)))
+def roll(header: Header, lane: Sequence[Instruction]) -> tuple[Piece, ...]:
+    """A lane as stretches that repeat and stretches that do not; unrolled again it is the same lane.
+
+    A stretch stays within an update, and reads one version of the weights.
+    """
+    return tuple(_pieces(_Lane(lane, header.per_update), 0, len(lane)))
+
+
+def unrolled(piece: Piece) -> Iterator[Instruction]:
+    """The instructions of a piece, one after the other."""
+    if isinstance(piece, Straight):
+        yield from piece.instructions
+        return
+    for number in range(piece.rounds):
+        for each in piece.instructions:
+            later = moved(each, number * piece.step)
+            if isinstance(later, Recv):
+                ring = piece.rings[shelf(later.message)]
+                later = replace(later, slot=Slot((later.slot + number * ring.messages) % ring.slots))
+            yield later
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +98,7 @@ class _Stretch:
 class _Lane:
     """A lane as numbers: what kind of instruction stands at a place, its first micro-batch, and its slot."""
 
-    def __init__(self, lane: Sequence[Instruction]) -> None:
+    def __init__(self, lane: Sequence[Instruction], per_update: int) -> None:
         kinds: dict[object, int] = {}
         self.instructions = lane
         self.kinds: list[int] = []
@@ -87,7 +106,8 @@ class _Lane:
         self.slots: dict[Shelf, int] = {}
         for place, each in enumerate(lane):
             kind, micro = _kind(each)
-            self.kinds.append(kinds.setdefault(kind, len(kinds)) if micro is not None else -1 - place)
+            known = -1 - place if micro is None else kinds.setdefault((kind, micro // per_update), len(kinds))
+            self.kinds.append(known)
             self.micros.append(micro or 0)
             if isinstance(each, Recv):
                 self.slots[shelf(each.message)] = max(self.slots.get(shelf(each.message), 0), each.slot + 1)
@@ -133,8 +153,8 @@ class _Lane:
 def _kind(instruction: Instruction) -> tuple[object, int | None]:
     """What must be equal in all rounds, and the first micro-batch; what is about none never repeats."""
     match instruction:
-        case Forward(micros, stage) | Backward(micros, stage):
-            return (type(instruction), stage, _pattern(micros)), micros[0]
+        case Forward(micros, stage, version=version) | Backward(micros, stage, version=version):
+            return (type(instruction), stage, _pattern(micros), version), micros[0]
         case Send(message, to):
             return (Send, message.source, message.target, _pattern(message.micros), to), message.micros[0]
         case Recv(message, source):

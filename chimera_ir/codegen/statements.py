@@ -66,10 +66,10 @@ class Scribe:
                 return (f"{self._received(message)}.wait()",), ()
             case WaitSend(message=message):
                 return (f"{call.last(self._sent(message))}.wait()",), ()
-            case AllReduce(stage=stage):
-                return (f"sum_s{stage} = stage{stage}.all_reduce()",), ()
-            case WaitAllReduce(stage=stage):
-                return (f"sum_s{stage}.wait()",), ()
+            case AllReduce(stage=stage, version=version):
+                return (f"{call.sum(stage, version)} = stage{stage}.all_reduce()",), ()
+            case WaitAllReduce(stage=stage, version=version):
+                return (f"{call.last(call.sum(stage, version))}.wait()",), ()
             case Step(stage=stage):
                 return (f"stage{stage}.step()",), ()
             case Stash(stage=stage, version=version):

@@ -170,7 +170,7 @@ def _lines(scribe: Scribe, lane: tuple[Instruction, ...], tables: set[str]) -> I
 
     What repeats is a loop; then values are in ``tables``, whose names are added to those.
     """
-    pieces = roll(lane)
+    pieces = roll(scribe.header, lane)
     if any(isinstance(piece, Loop) for piece in pieces):
         yield from rolled(scribe, pieces, tables)
     else:

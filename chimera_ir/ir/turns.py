@@ -88,7 +88,7 @@ def body(header: Header, lane: Sequence[Instruction]) -> Body | None:
     opening = next((i for i, each in enumerate(lane) if _computes(each) and extent(each).first in wanted), None)
     if opening is None:
         return Body(turn, (), {}) if not lane else None
-    again = _moved(lane[opening], header.period, updates_a_turn(header))
+    again = moved(lane[opening], header.period, updates_a_turn(header))
     closing = next((i for i in range(opening + 1, len(lane)) if lane[i] == again), None)
     if closing is None:
         return None
@@ -109,7 +109,7 @@ def unroll(header: Header, lane: Body, updates: int) -> Iterator[Instruction]:
             first, last, of_updates = extent(instruction)
             offset, end = (by * each_turn, updates) if of_updates else (by * header.period, micro_batches)
             if first + offset >= 0 and last + offset < end:
-                yield moved(header, lane, instruction, by)
+                yield _in_turn(header, lane, instruction, by)
 
 
 def turns(header: Header, lane: Body, updates: int) -> range:
@@ -135,13 +135,13 @@ def turns(header: Header, lane: Body, updates: int) -> range:
 
 def later(header: Header, instruction: Instruction, turns: int) -> Instruction:
     """An instruction so many turns later, in the same slot; versions are not below 0."""
-    found = _moved(instruction, turns * header.period, turns * updates_a_turn(header))
+    found = moved(instruction, turns * header.period, turns * updates_a_turn(header))
     if isinstance(found, Forward | Backward) and found.version is not None and found.version < 0:
         return replace(found, version=Version(0))
     return found
 
 
-def moved(header: Header, lane: Body, instruction: Instruction, by: int) -> Instruction:
+def _in_turn(header: Header, lane: Body, instruction: Instruction, by: int) -> Instruction:
     """An instruction of a body, so many turns later."""
     found = later(header, instruction, by)
     if isinstance(found, Recv):
@@ -159,7 +159,8 @@ def _computes(instruction: Instruction) -> bool:
     return isinstance(instruction, Forward | Backward)
 
 
-def _moved(instruction: Instruction, micros: int, updates: int) -> Instruction:
+def moved(instruction: Instruction, micros: int, updates: int = 0) -> Instruction:
+    """An instruction about micro-batches and updates that are so many later, in the same slot."""
     match instruction:
         case Forward() | Backward():
             version = None if instruction.version is None else Version(instruction.version + updates)

@@ -22,6 +22,7 @@ class Journal:
     groups: Mapping[tuple[int, int, int], tuple[int, ...]]
     lines: list[str] = field(default_factory=list)
     asynchronous: bool = False
+    tags: list[tuple[str, int, int]] = field(default_factory=list)
 
     def lane(self) -> SimpleNamespace:
         made = VersionedStage if self.asynchronous else FakeStage
@@ -46,6 +47,7 @@ class FakePeer:
     worker: int
 
     def isend(self, tensors: Any, tag: int) -> Any:
+        self.journal.tags.append(("isend", self.worker, tag))
         micros, source, target = self.journal.route(tag)
         assert tensors == ("y" if source < target else "dx", micros, source)
         text = f"{listed(micros)} s{source}->s{target}"
@@ -53,6 +55,7 @@ class FakePeer:
         return SimpleNamespace(wait=lambda: self.journal.lines.append(f"wait send {text}"))
 
     def irecv(self, buffers: Any, tag: int) -> Any:
+        self.journal.tags.append(("irecv", self.worker, tag))
         micros, source, target = self.journal.route(tag)
         kind, stage, slot = buffers
         assert (kind, stage) == ("inputs" if source < target else "gradients", target)
