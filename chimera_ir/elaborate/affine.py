@@ -19,6 +19,7 @@ from chimera_ir.diagnostics.catalogue import endless as say
 from chimera_ir.diagnostics.catalogue.values import BadDivisor, BadShare, Called, Values
 from chimera_ir.elaborate.builtins import BUILTINS, shareable
 from chimera_ir.elaborate.evaluate import Fault, Scope
+from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.printer import show_expression
 
@@ -94,6 +95,13 @@ def eventual_law(expression: ast.Expression, scope: Scope, variable: str, most: 
     return _Deriver(scope, most, {"max": _larger, "min": _smaller}).law(expression, {variable: COUNT})
 
 
+def limited(count: int, most: int, span: Span) -> int:
+    """A number of micro-batches that is not more than ``most``, or else a ``Fault`` at a place in the text."""
+    if count > most:
+        raise Fault(partial(say.RepeatsTooLate, span, (), count=count, most=most))
+    return count
+
+
 class _Deriver:
     """Derives the law of a formula from those of its parts; ``unending`` are functions that may take growing values."""
 
@@ -164,7 +172,7 @@ class _Deriver:
         if divisor < 1:
             raise Fault(partial(BadDivisor, node.right.span, values, divisor=text, value=divisor))
         times = divisor // gcd(divisor, left.increment)
-        period = self._limited(node, left.period * times)
+        period = limited(left.period * times, self._most, node.span)
         dividends = left.stretched(period)
         if node.operator is ast.Arithmetic.REMAINDER:
             return _reduced((value % divisor for value in dividends), 0, left.since)
@@ -218,7 +226,7 @@ class _Deriver:
             raise Fault(partial(say.GrowingArgument, node.span, values, function=name))
         fold, period = self._unending[name], self._period(node, arguments)
         found = reduce(lambda one, other: fold(one, other, period), arguments)
-        self._limited(node, found.since)
+        limited(found.since, self._most, node.span)
         return found
 
     def _applied(self, node: ast.Call, values: Values, *arguments: int) -> int:
@@ -239,12 +247,7 @@ class _Deriver:
         return _reduced(values, int(rate * period), max(each.since for each in laws))
 
     def _period(self, node: ast.Expression, laws: Sequence[Law]) -> int:
-        return self._limited(node, lcm(*(each.period for each in laws)))
-
-    def _limited(self, node: ast.Expression, count: int) -> int:
-        if count > self._most:
-            raise Fault(partial(say.RepeatsTooLate, node.span, (), count=count, most=self._most))
-        return count
+        return limited(lcm(*(each.period for each in laws)), self._most, node.span)
 
     def _values(self, node: ast.Expression, bound: Mapping[str, Law]) -> Values:
         """The names in an expression that have one value."""

@@ -79,16 +79,14 @@ def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], known: Globals) -> 
     Rejected
         With every line that fails.
     """
-    planned: list[Planned] = []
-    failed: list[Diagnostic] = []
+    outcomes: list[Planned | Diagnostic] = []
     for shape, pipe in zip(shapes, pipes, strict=True):
         reads = readings(shape, pipe)
-        for outcome in operations(shape, pipe, reads):
-            if isinstance(outcome, Diagnostic):
-                failed.append(outcome)
-            else:
-                planned.append(outcome)
+        its = list(operations(shape, pipe, reads))
+        outcomes += its
         if known.per_update is not None:
-            failed += torn((each.operation for each in planned), reads, known.per_update, shape)
-    reject(failed)
+            outcomes += torn((each for each in its if isinstance(each, Planned)), reads, known.per_update, shape)
+    planned = [outcome for outcome in outcomes if isinstance(outcome, Planned)]
+    if len(planned) < len(outcomes):
+        reject(outcome for outcome in outcomes if isinstance(outcome, Diagnostic))
     return planned

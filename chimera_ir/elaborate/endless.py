@@ -15,7 +15,7 @@ from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.elaborate.numbers import numbers
 from chimera_ir.elaborate.paces import Pace, pace
-from chimera_ir.elaborate.pipes import Shape, operation_count, reject
+from chimera_ir.elaborate.pipes import Shape, reject
 from chimera_ir.elaborate.versions import check_versions
 
 STEADY_TURNS = 3
@@ -68,10 +68,9 @@ def unrolled(found: Sequence[Shape], per_update: int, limit: int) -> Extent:
     turn = _turn(paces, per_update)
     reject([*_numbers_drift(found, paces, turn), *_versions_drift(found, paces, turn)])
     turns = _turns(found, paces, turn)
-    one_turn = [shape.lengthened(count) for shape, count in zip(found, turn.micros, strict=True)]
-    reject(_too_many(one_turn, turns, turn, limit))
+    reject(_too_many(found, turn, turns, limit))
     failed: list[Diagnostic] = []
-    numbers(one_turn, failed)
+    numbers([shape.lengthened(count) for shape, count in zip(found, turn.micros, strict=True)], failed)
     for shape, its in zip(found, paces, strict=True):
         failed += check_versions(shape, its.versions)
     reject(failed)
@@ -144,10 +143,13 @@ def _turns(found: Sequence[Shape], paces: Sequence[Pace], turn: _Turn) -> int:
     return max(overlap, settled) + STEADY_TURNS + overlap
 
 
-def _too_many(one_turn: Sequence[Shape], turns: int, turn: _Turn, limit: int) -> list[Diagnostic]:
-    """More operations than the limit; counted, not enumerated."""
-    count = turns * max(operation_count(one_turn), turn.period)
+def _too_many(found: Sequence[Shape], turn: _Turn, turns: int, limit: int) -> list[Diagnostic]:
+    """More operations, or pairs of micro-batches and stages, than the limit; counted, not enumerated."""
+    stages = len(found[0].stage_range)
+    lines = sum(
+        count // shape.steps.step * len(shape.operations) for shape, count in zip(found, turn.micros, strict=True)
+    )
+    count = turns * stages * max(lines, turn.period)
     if count <= limit:
         return []
-    span, stages = one_turn[0].micros.range.span, len(one_turn[0].stage_range)
-    return [say.TooManyInTurns(span, (), Instance(), count, limit, stages, turn.period)]
+    return [say.TooManyInTurns(found[0].micros.range.span, (), Instance(), count, limit, stages, turn.period)]

@@ -1,6 +1,6 @@
 """How fast a pipe without end goes: the laws of its formulas, and whether its lanes stay together."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -8,8 +8,8 @@ from math import lcm
 
 from chimera_ir.diagnostics.catalogue import endless as say
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.elaborate.affine import ALWAYS, Law, eventual_law, law
-from chimera_ir.elaborate.evaluate import Fault, Scope
+from chimera_ir.elaborate.affine import ALWAYS, Law, eventual_law, law, limited
+from chimera_ir.elaborate.evaluate import Fault
 from chimera_ir.elaborate.pipes import Shape
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.printer import show_expression
@@ -62,9 +62,9 @@ def pace(shape: Shape, most: int, failed: list[Diagnostic]) -> Pace | None:
     if len(failed) > known or number is None:
         return None
     laws = [number, *versions, *(each for beat in beats for each in (beat.clock, beat.guard))]
-    period = lcm(shape.steps.step, *(each.period for each in laws))
-    if period > most:
-        fault = Fault(partial(say.RepeatsTooLate, shape.micros.span, (), count=period, most=most))
+    try:
+        period = limited(lcm(shape.steps.step, *(each.period for each in laws)), most, shape.micros.span)
+    except Fault as fault:
         failed.append(fault.diagnostic(shape.instance()))
         return None
     clocks = list(_clocks(beats, shape.lengthened(period).steps)) or [0]
@@ -73,42 +73,37 @@ def pace(shape: Shape, most: int, failed: list[Diagnostic]) -> Pace | None:
 
 
 def _beats(line: ast.Operation, shape: Shape, most: int, failed: list[Diagnostic]) -> Iterator[_Beat]:
-    """The beats of a line; it ends with its first failure."""
+    """The beats of a line, on the stages where it ever has an operation, up to its first failure."""
     variable = shape.stages.variable.text
     for stage in shape.stage_range:
+        scope = shape.scope.with_values({variable: stage})
+        laws = partial(law, scope=scope, variable=shape.micros.variable.text, most=most)
         try:
-            beat = _beat(line, stage, shape, shape.scope.with_values({variable: stage}), most)
+            guard = ALWAYS if line.guard is None else laws(line.guard)
+            if any(guard.values):
+                _stays(line, shape, guard, laws, most)
+                yield _Beat(line, stage, laws(line.clock), guard)
         except Fault as fault:
             failed.append(fault.diagnostic(shape.instance((variable, stage))))
             return
-        if any(beat.guard.values):
-            yield beat
 
 
-def _beat(line: ast.Operation, stage: int, shape: Shape, scope: Scope, most: int) -> _Beat:
-    variable = shape.micros.variable.text
-    guard = ALWAYS if line.guard is None else law(line.guard, scope, variable, most)
-    place = law(line.stage, scope, variable, most)
+def _stays(line: ast.Operation, shape: Shape, guard: Law, laws: Callable[[ast.Expression], Law], most: int) -> None:
+    """Passes if a line is about stages that repeat, and about micro-batches that its variable stands for."""
+    place = laws(line.stage)
     if place.increment:
         raise Fault(partial(say.StageDrifts, line.stage.span, (), rate=str(place.rate)))
-    if any(guard.values):
-        _stays(line, shape, scope, guard, most)
-    return _Beat(line, stage, law(line.clock, scope, variable, most), guard)
-
-
-def _stays(line: ast.Operation, shape: Shape, scope: Scope, guard: Law, most: int) -> None:
-    """Passes if the micro-batches of a line are among those that its variable stands for, wherever the guard holds."""
-    variable, steps = shape.micros.variable.text, shape.steps
-    ends = (line.micro.start, line.micro.stop) if isinstance(line.micro, ast.Range) else (line.micro,)
+    variable, step = shape.micros.variable.text, shape.steps.step
+    if isinstance(line.micro, ast.Range):
+        ends = [laws(line.micro.start), laws(line.micro.stop)]
+        text = f"{show_expression(line.micro.start)}..{show_expression(line.micro.stop)}"
+    else:
+        ends, text = [laws(line.micro)], show_expression(line.micro)
     for number, end in enumerate(ends):
-        formula = law(end, scope, variable, most)
-        period = lcm(steps.step, formula.period, guard.period)
-        if period > most:
-            raise Fault(partial(say.RepeatsTooLate, end.span, (), count=period, most=most))
+        period = limited(lcm(step, end.period, guard.period), most, line.micro.span)
         taken = (m for m in shape.lengthened(period).steps if guard.at(m))
-        if formula.rate != 1 or not all(number <= formula.at(m) - m < steps.step + number for m in taken):
-            text = show_expression(end)
-            raise Fault(partial(say.MicroStrays, end.span, (), micro=text, variable=variable, step=steps.step))
+        if end.rate != 1 or not all(number <= end.at(m) - m < step + number for m in taken):
+            raise Fault(partial(say.MicroStrays, line.micro.span, (), micro=text, variable=variable, step=step))
 
 
 def _number(shape: Shape, most: int, failed: list[Diagnostic]) -> Law | None:

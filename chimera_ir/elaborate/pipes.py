@@ -179,7 +179,8 @@ def _too_many(found: Sequence[Shape], scheme: ast.Scheme, known: Globals, limit:
         text = found[0].micros.range
         return [say.NoMicros(text.span, _range_values(text, found[0].scope), Instance())]
     stages = len(found[0].stage_range)
-    count = max(operation_count(found), stages * len(found), micros)
+    count = sum(len(shape.steps) * stages * len(shape.operations) for shape in found)
+    count = max(count, stages * len(found), micros)
     if count <= limit:
         return []
     longest = max(found, key=lambda shape: len(shape.micro_range))
@@ -187,8 +188,3 @@ def _too_many(found: Sequence[Shape], scheme: ast.Scheme, known: Globals, limit:
     if isinstance(text, ast.Endless):
         return [endless.TooManyInTurns(text.span, values, Instance(), count, limit, stages, micros)]
     return [say.TooManyOperations(text.span, values, Instance(), count, limit, micros, stages)]
-
-
-def operation_count(found: Sequence[Shape]) -> int:
-    """How many operations the pipes have, guards aside."""
-    return sum(len(shape.steps) * len(shape.stage_range) * len(shape.operations) for shape in found)

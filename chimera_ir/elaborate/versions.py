@@ -8,8 +8,7 @@ from chimera_ir.elaborate.affine import Law
 from chimera_ir.elaborate.evaluate import Fault, compiled
 from chimera_ir.elaborate.pipes import Shape
 from chimera_ir.ir.ids import Micro, Stage, Version
-from chimera_ir.ir.levels import Pipe
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.levels import Pipe, Planned
 
 Readings = Mapping[tuple[Micro, Stage], Version]
 """The version that a micro-batch reads on a stage; empty in a synchronous scheme."""
@@ -62,9 +61,9 @@ def readings(shape: Shape, pipe: Pipe) -> Readings:
     }
 
 
-def torn(operations: Iterable[Compute], reads: Readings, per_update: int, shape: Shape) -> Iterator[Diagnostic]:
-    """Operations over micro-batches of several updates, or of several versions."""
-    for operation in operations:
+def torn(planned: Iterable[Planned], reads: Readings, per_update: int, shape: Shape) -> Iterator[Diagnostic]:
+    """The operations of a pipe over micro-batches of several updates, or of several versions."""
+    for operation in (each.operation for each in planned):
         first = operation.micros[0]
         for micro in operation.micros[1:]:
             updates = first // per_update, micro // per_update

@@ -172,7 +172,7 @@ class MicroStrays(InFormula):
     """An operation on a micro-batch that its m does not stand for."""
 
     code = "CH267"
-    title = "`{micro}` is not among the micro-batches that `{variable}` stands for"
+    title = "`{micro}` is not within what `{variable}` stands for"
     label = "expected {expected}"
     help = "shift the clock instead of the micro-batch; for several micro-batches in an operation write `by`"
     micro: str
@@ -182,7 +182,7 @@ class MicroStrays(InFormula):
     @property
     def expected(self) -> str:
         """What it may be."""
-        return f"`{self.variable}`" if self.step == 1 else f"`{self.variable}` to `{self.variable}+{self.step - 1}`"
+        return f"`{self.variable}`" if self.step == 1 else f"`{self.variable}..{self.variable}+{self.step}`, or a part"
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,11 +226,9 @@ class NumbersDrift(InInstance):
     """Global numbers that do not keep pace with the clocks."""
 
     code = "CH270"
-    title = (
-        "the numbers of the pipe `{pipe}` grow by {rate} per micro-batch, and by the clocks it has one in {expected}"
-    )
+    title = "the numbers of the pipe `{pipe}` grow by {rate} per micro-batch, and should grow by {expected}"
     label = "grows by {rate}"
-    help = "in the time of {mine} micro-batches of this pipe all pipes together run {total}: number them accordingly"
+    help = "give every number to one micro-batch: while this pipe runs {mine} of them, all pipes together run {total}"
     rate: str
     expected: str
     mine: int
@@ -247,7 +245,7 @@ class NumberOutsideTurn(InInstance):
     """A global number that is negative, or too large to leave none out."""
 
     code = "CH271"
-    title = "the pipe `{pipe}` gives {variable} = {micro} the number {number}, and the first {total} have 0 to {last}"
+    title = "the pipe `{pipe}` gives {variable} = {micro} the number {number}; the first {total} are 0 to {last}"
     label = "{number} here"
     help = (
         "begin at 0 and leave none out: the schedule repeats after {total} micro-batches, {mine} of them in this pipe"
