@@ -18,8 +18,8 @@ from chimera_ir.elaborate.paces import Pace, pace
 from chimera_ir.elaborate.pipes import Shape, reject
 from chimera_ir.elaborate.versions import check_versions
 
-STEADY_TURNS = 3
-"""Turns between the end of the warm-up and the beginning of the drain."""
+MARGIN = 3
+"""Turns more than are needed on either side of the one in the middle, unless versions need them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,20 +127,19 @@ def _versions_drift(found: Sequence[Shape], paces: Sequence[Pace], turn: _Turn) 
 
 
 def _turns(found: Sequence[Shape], paces: Sequence[Pace], turn: _Turn) -> int:
-    """Enough turns for a warm-up, a steady state and a drain.
+    """So many turns that the one in the middle is one of the steady state.
 
-    A worker is in its steady state once the micro-batches of all turns that it works on at a time are there, and the
-    versions that they read follow the rule of the long run.
+    While a worker goes through its first operations of a turn, others are of micro-batches of some turns before or
+    after: ``spread``. All of these must be there, and read versions by the rule of the long run: from ``settled`` on.
     """
     ends = (its.last + its.rate * (mine - its.period) for its, mine in zip(paces, turn.micros, strict=True))
-    span = int(max(ends)) - min(its.first for its in paces) + 1
-    overlap = -(-span // turn.clocks) + 1
+    spread = int(max(ends) - min(its.first for its in paces)) // turn.clocks
     settled = max(
         -(-(law.since - shape.micro_range.start) // mine)
         for shape, its, mine in zip(found, paces, turn.micros, strict=True)
         for law in its.versions
     )
-    return max(overlap, settled) + STEADY_TURNS + overlap
+    return 2 * (spread + max(MARGIN, settled)) + 1
 
 
 def _too_many(found: Sequence[Shape], turn: _Turn, turns: int, limit: int) -> list[Diagnostic]:
