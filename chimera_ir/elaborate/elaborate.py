@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from chimera_ir.diagnostics.model import Diagnostic, raise_errors
-from chimera_ir.elaborate.endless import Extent, unrolled
+from chimera_ir.elaborate.endless import Part, unrolled
 from chimera_ir.elaborate.names import check
 from chimera_ir.elaborate.operations import operations
 from chimera_ir.elaborate.pipes import Shape, reject, shapes
@@ -51,9 +51,9 @@ def elaborate(
     warnings = raise_errors(check(scheme))
     known = evaluate_globals(scheme, settings)
     found = shapes(scheme, known, max_operations)
-    extent = Extent(found) if known.per_update is None else unrolled(found, known.per_update, max_operations)
-    pipes = place(extent.shapes, known)
-    planned = tuple(_planned(extent.shapes, pipes, known))
+    part = Part(found) if known.per_update is None else unrolled(found, known.per_update, max_operations)
+    pipes = place(part.shapes, known)
+    planned = tuple(_planned(part.shapes, pipes, known))
     stages = len(found[0].stage_range)
     header = Header(
         scheme=scheme.name.text,
@@ -65,8 +65,8 @@ def elaborate(
         bounds=known.bounds,
         halves=found[0].micros.halves is not None,
         strategies=strategies(found),
-        updates=extent.updates,
-        period=extent.period,
+        updates=part.updates,
+        period=part.period,
     )
     return Plan(header, planned), warnings
 

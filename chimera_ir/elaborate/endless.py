@@ -23,7 +23,7 @@ MARGIN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class Part:
     """The pipes as long as they are elaborated, with the ``updates`` and the ``period`` of the header."""
 
     shapes: tuple[Shape, ...]
@@ -45,7 +45,7 @@ class _Turn:
         return sum(self.micros)
 
 
-def unrolled(found: Sequence[Shape], per_update: int, limit: int) -> Extent:
+def unrolled(found: Sequence[Shape], per_update: int, limit: int) -> Part:
     """The finite part of an asynchronous scheme that stands for all of it.
 
     Parameters
@@ -75,7 +75,7 @@ def unrolled(found: Sequence[Shape], per_update: int, limit: int) -> Extent:
         failed += check_versions(shape, its.versions)
     reject(failed)
     shapes = tuple(shape.lengthened(turns * count) for shape, count in zip(found, turn.micros, strict=True))
-    return Extent(shapes, turns * turn.updates, turn.period)
+    return Part(shapes, turns * turn.updates, turn.period)
 
 
 def _unnumbered(found: Sequence[Shape]) -> list[Diagnostic]:

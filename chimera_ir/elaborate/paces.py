@@ -17,12 +17,13 @@ from chimera_ir.syntax.printer import show_expression
 
 @dataclass(frozen=True, slots=True)
 class _Beat:
-    """One line on one stage: its clock, and for which micro-batches there is an operation."""
+    """One line for one value of the stage variable: its clock, for which m it has an operation, when all repeats."""
 
     line: ast.Operation
     stage: int
     clock: Law
     guard: Law
+    period: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,10 @@ def pace(shape: Shape, most: int, failed: list[Diagnostic]) -> Pace | None:
         failed += _drifts(beats, shape)
     if len(failed) > known or number is None:
         return None
-    laws = [number, *versions, *(each for beat in beats for each in (beat.clock, beat.guard))]
+    laws = (number, *versions)
     try:
-        period = limited(lcm(shape.steps.step, *(each.period for each in laws)), most, shape.micros.span)
+        together = lcm(shape.steps.step, *(each.period for each in laws), *(each.period for each in beats))
+        period = limited(together, most, shape.micros.span)
     except Fault as fault:
         failed.append(fault.diagnostic(shape.instance()))
         return None
@@ -81,15 +83,15 @@ def _beats(line: ast.Operation, shape: Shape, most: int, failed: list[Diagnostic
         try:
             guard = ALWAYS if line.guard is None else laws(line.guard)
             if any(guard.values):
-                _stays(line, shape, guard, laws, most)
-                yield _Beat(line, stage, laws(line.clock), guard)
+                subjects, clock = _subjects(line, shape, guard, laws, most), laws(line.clock)
+                yield _Beat(line, stage, clock, guard, lcm(subjects, clock.period, guard.period))
         except Fault as fault:
             failed.append(fault.diagnostic(shape.instance((variable, stage))))
             return
 
 
-def _stays(line: ast.Operation, shape: Shape, guard: Law, laws: Callable[[ast.Expression], Law], most: int) -> None:
-    """Passes if a line is about stages that repeat, and about micro-batches that its variable stands for."""
+def _subjects(line: ast.Operation, shape: Shape, guard: Law, laws: Callable[[ast.Expression], Law], most: int) -> int:
+    """The period of what a line is about: stages that repeat, and micro-batches that its variable stands for."""
     place = laws(line.stage)
     if place.increment:
         raise Fault(partial(say.StageDrifts, line.stage.span, (), rate=str(place.rate)))
@@ -104,6 +106,7 @@ def _stays(line: ast.Operation, shape: Shape, guard: Law, laws: Callable[[ast.Ex
         taken = (m for m in shape.lengthened(period).steps if guard.at(m))
         if end.rate != 1 or not all(number <= end.at(m) - m < step + number for m in taken):
             raise Fault(partial(say.MicroStrays, line.micro.span, (), micro=text, variable=variable, step=step))
+    return lcm(place.period, *(end.period for end in ends))
 
 
 def _number(shape: Shape, most: int, failed: list[Diagnostic]) -> Law | None:

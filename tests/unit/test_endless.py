@@ -195,6 +195,26 @@ def test_a_line_may_be_for_some_of_the_micro_batches() -> None:
     assert plan.header.period == 2
 
 
+def test_what_an_operation_is_about_may_alternate() -> None:
+    """Which of the two stages a clock is for, and which of two micro-batches."""
+    text = """scheme a
+    workers 1
+    update every 1
+    pipe p {
+      stages s in 0..2 on 0
+      micros m in 0.. by 2
+      reads version max(0, m - 2)
+      F(m + m/2 % 2, (s + m/2) % 2) @ 4*m + s
+      F(m + 1 - m/2 % 2, s) @ 4*m + 2 + s
+      B(m, s) @ 4*m + 4 + s
+      B(m + 1, s) @ 4*m + 6 + s
+    }"""
+    plan = plan_of(text)
+    clocks = {(type(o.operation), o.operation.micros, o.operation.stage): o.clock for o in plan.operations}
+    assert plan.header.period == 4
+    assert [clocks[Forward, (micro,), 0] for micro in range(8)] == [0, 2, 10, 9, 16, 18, 26, 25]
+
+
 def test_a_warm_up_that_is_longer_for_the_versions_is_elaborated_to_its_end() -> None:
     """Twenty micro-batches on the first weights before the first update is read."""
     text = """scheme a
