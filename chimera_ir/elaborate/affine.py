@@ -16,9 +16,9 @@ from math import gcd, lcm
 from typing import assert_never
 
 from chimera_ir.diagnostics.catalogue import endless as say
-from chimera_ir.diagnostics.catalogue.values import BadDivisor, BadShare, Called, Values
+from chimera_ir.diagnostics.catalogue.values import BadDivisor, BadShare, Called, Overflow, Values
 from chimera_ir.elaborate.builtins import BUILTINS, shareable
-from chimera_ir.elaborate.evaluate import Fault, Scope
+from chimera_ir.elaborate.evaluate import LIMIT, Fault, Scope
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.printer import show_expression
@@ -98,7 +98,7 @@ def eventual_law(expression: ast.Expression, scope: Scope, variable: str, most: 
 def limited(count: int, most: int, span: Span) -> int:
     """A number of micro-batches that is not more than ``most``, or else a ``Fault`` at a place in the text."""
     if count > most:
-        raise Fault(partial(say.RepeatsTooLate, span, (), count=count, most=most))
+        raise Fault(partial(say.RepeatsTooLate, span, (), count=min(count, LIMIT), most=most))
     return count
 
 
@@ -120,7 +120,7 @@ class _Deriver:
             case ast.Minus(operand):
                 return _scaled(self.law(operand, bound), -1)
             case ast.Binary():
-                return self._binary(node, bound)
+                return self._within(node, self._binary(node, bound), bound)
             case ast.Comparison():
                 return self._comparison(node, bound)
             case ast.Not(operand):
@@ -147,6 +147,12 @@ class _Deriver:
                 return self._division(node, left, right, bound)
             case _:
                 assert_never(node.operator)
+
+    def _within(self, node: ast.Expression, found: Law, bound: Mapping[str, Law]) -> Law:
+        """The law, if its numbers have 64 bits."""
+        if max(abs(found.increment), max(found.values), -min(found.values)) > LIMIT:
+            raise Fault(partial(Overflow, node.span, self._values(node, bound)))
+        return found
 
     def _sum(self, node: ast.Expression, left: Law, right: Law) -> Law:
         period = self._period(node, [left, right])

@@ -13,6 +13,7 @@ from math import gcd, lcm
 from chimera_ir.diagnostics.catalogue import endless as say
 from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.elaborate.evaluate import LIMIT
 from chimera_ir.elaborate.numbers import numbers
 from chimera_ir.elaborate.paces import Pace, pace
 from chimera_ir.elaborate.pipes import Shape, reject
@@ -66,9 +67,9 @@ def unrolled(found: Sequence[Shape], per_update: int, limit: int) -> Part:
     reject(_unnumbered(found))
     paces = _paces(found, limit)
     turn = _turn(paces, per_update)
-    reject([*_numbers_drift(found, paces, turn), *_versions_drift(found, paces, turn)])
     turns = _turns(found, paces, turn)
     reject(_too_many(found, turn, turns, limit))
+    reject([*_numbers_drift(found, paces, turn), *_versions_drift(found, paces, turn)])
     failed: list[Diagnostic] = []
     numbers([shape.lengthened(count) for shape, count in zip(found, turn.micros, strict=True)], failed)
     for shape, its in zip(found, paces, strict=True):
@@ -151,4 +152,5 @@ def _too_many(found: Sequence[Shape], turn: _Turn, turns: int, limit: int) -> li
     count = turns * stages * max(lines, turn.period)
     if count <= limit:
         return []
-    return [say.TooManyInTurns(found[0].micros.range.span, (), Instance(), count, limit, stages, turn.period)]
+    shown = min(count, LIMIT), limit, stages, min(turn.period, LIMIT)
+    return [say.TooManyInTurns(found[0].micros.range.span, (), Instance(), *shown)]

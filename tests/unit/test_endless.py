@@ -262,3 +262,17 @@ def test_a_pipe_without_operations_is_left_to_be_found_incomplete() -> None:
     plan = plan_of(ONE.format("2*m", "2*m").replace("+ s", "+ s when m % 2 == 2").replace("- s\n", "- s when s > 5\n"))
     assert plan.operations == ()
     assert plan.header.updates > 0
+
+
+def test_numbers_of_any_size_end_in_a_diagnostic() -> None:
+    """Periods of many pipes that have no common divisor; products of constants beyond 64 bits."""
+    pipes = """scheme a update every 1 pipe p[i in 1..400] {
+      stages s in 0..1 on s
+      micros m in 0.. as 400*m + i - 1
+      reads version max(0, 400*m - 400)
+      F(m, s) @ (2*i*m + 1)*400 + i
+      B(m, s) @ (2*i*m + 2)*400 + i
+    }"""
+    assert codes(pipes) == ["TooManyInTurns"]
+    huge = "*".join(["9223372036854775807"] * 60)
+    assert codes(ONE.format(f"{huge}*m", "2*m")) == ["Overflow"]

@@ -149,7 +149,7 @@ class RepeatsTooLate(InFormula):
     """A formula with too long a period or warm-up."""
 
     code = "CH265"
-    title = "this takes {count:,} micro-batches to repeat, and the limit is {most:,}"
+    title = "this repeats only after {count:,} micro-batches or more, and the limit is {most:,}"
     label = "repeats too late"
     help = "use smaller constants, or ones with common divisors; `--max-operations` raises the limit"
     count: int
