@@ -2,7 +2,9 @@
 
 It does what hardware does, as unkindly as it may: a posted receive may spoil its buffer at any moment, a transfer
 reads the sender's memory when it happens and not when it is posted, messages travel in random order and time.
-Operations check that what they read is what they need; steps that every gradient was summed exactly once.
+Operations check that what they read is what they need; steps that every gradient of their update was summed exactly
+once. Gradients add up in one piece of memory per stage, which nothing may write between a launch and its step. Weights
+are told apart by the steps that made them; a forward remembers those that it read, for its backward.
 """
 
 import random
@@ -13,10 +15,12 @@ from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import (
     AllReduce,
     Backward,
+    Drop,
     Forward,
     Instruction,
     Recv,
     Send,
+    Stash,
     Step,
     WaitAllReduce,
     WaitRecv,
@@ -49,9 +53,9 @@ class Transfer:
     waited: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class Sum:
-    """One sum over the holders of a stage: what each of them put in."""
+    """One sum over the holders of a stage, the n-th that each of them launched: what each of them put in."""
 
     parts: dict[int, Counter] = field(default_factory=dict)
     done: bool = False
@@ -68,11 +72,13 @@ class Worker:
         self.sends: dict[object, Transfer] = {}
         self.recvs: dict[object, Transfer] = {}
         self.outputs: dict[object, tuple[Cell, object]] = {}
-        self.kept: dict[object, tuple[Cell, object]] = {}
-        self.gradients: Counter = Counter()
-        self.launched: dict[int, Sum] = {}
-        self.summed: dict[int, Sum] = {}
+        self.kept: dict[object, tuple[Cell, object, int]] = {}
+        self.gradients: dict[int, Counter] = {}
+        self.busy: set[int] = set()
+        self.launched: dict[tuple[int, int], Sum] = {}
+        self.summed: dict[tuple[int, int], Sum] = {}
         self.stepped: Counter = Counter()
+        self.stashed: dict[tuple[int, int], int] = {}
 
 
 class Executor:
@@ -82,6 +88,8 @@ class Executor:
         self.random = random.Random(seed)
         self.directed = transport == "directed"
         self.stages = program.header.stages
+        self.updates = program.header.updates
+        self.streams = program.header.asynchronous
         self.micros = sorted(m for pipe in program.header.pipes for m in pipe.micros)
         self.where = {
             (m, s): w for pipe in program.header.pipes for m in pipe.micros for s, w in enumerate(pipe.workers)
@@ -121,8 +129,9 @@ class Executor:
         for worker in self.workers:
             for each in (*worker.sends.values(), *worker.recvs.values()):
                 self.demand(each.waited, f"worker {worker.number} never waits for {each.tag}")
-            held = {s for s in self.members if worker.number in self.members[s]}
-            self.demand(set(worker.stepped) == held, f"worker {worker.number} stepped {worker.stepped}, holds {held}")
+            due = {s: self.updates for s in self.members if worker.number in self.members[s]}
+            self.demand(worker.stepped == due, f"worker {worker.number} stepped {worker.stepped}, not {due}")
+            self.demand(not worker.stashed, f"worker {worker.number} keeps {worker.stashed}")
 
     # ---- the network
 
@@ -145,7 +154,8 @@ class Executor:
         send.done = recv.done = True
 
     def addable(self, stage: int, each: Sum) -> bool:
-        return not each.done and set(each.parts) == self.members[stage]
+        earlier = self.sums[stage][: self.sums[stage].index(each)]
+        return not each.done and set(each.parts) == self.members[stage] and all(other.done for other in earlier)
 
     def add(self, each: Sum) -> None:
         each.done = True
@@ -160,19 +170,20 @@ class Executor:
             case WaitRecv(message):
                 self.demand(message in worker.recvs, f"worker {worker.number} waits for an unknown receive {message}")
                 return not worker.recvs[message].done
-            case WaitAllReduce(stage):
-                self.demand(stage in worker.launched, f"worker {worker.number} waits for an unknown sum {stage}")
-                return not worker.launched[stage].done
+            case WaitAllReduce(stage, version=version):
+                number = stage, version or 1
+                self.demand(number in worker.launched, f"worker {worker.number} waits for an unknown sum {number}")
+                return not worker.launched[number].done
         return False
 
     def step(self, worker: Worker) -> None:
         instruction = worker.lane[worker.place]
         worker.place += 1
         match instruction:
-            case Forward(micros, stage):
-                self.forward(worker, micros, stage)
-            case Backward(micros, stage):
-                self.backward(worker, micros, stage)
+            case Forward(micros, stage, version=version):
+                self.forward(worker, micros, stage, self.weights(worker, stage, version))
+            case Backward(micros, stage, version=version):
+                self.backward(worker, micros, stage, self.weights(worker, stage, version))
             case Send(message, to):
                 key = ("act" if message.source < message.target else "grad", message.micros, message.source)
                 self.demand(key in worker.outputs, f"worker {worker.number} sends {key} before it has it")
@@ -193,23 +204,40 @@ class Executor:
             case WaitRecv(message):
                 self.demand(not worker.recvs[message].waited, f"{message} is waited for twice")
                 worker.recvs[message].waited = True
-            case AllReduce(stage):
-                self.launch(worker, stage)
-            case WaitAllReduce(stage):
-                self.demand(stage not in worker.summed, f"the sum of {stage} is waited for twice")
-                worker.summed[stage] = worker.launched[stage]
-            case Step(stage):
-                self.update(worker, stage)
+            case AllReduce(stage, version=version):
+                self.launch(worker, stage, version or 1)
+            case WaitAllReduce(stage, version=version):
+                number = stage, version or 1
+                self.demand(number not in worker.summed, f"the sum {number} is waited for twice")
+                worker.summed[number] = worker.launched[number]
+            case Step(stage, version=version):
+                self.update(worker, stage, version or 1)
+            case Stash(stage, version):
+                self.demand((stage, version) not in worker.stashed, f"{version} of {stage} is stashed twice")
+                self.demand(version == worker.stepped[stage], f"{stage} has {worker.stepped[stage]}, not {version}")
+                worker.stashed[stage, version] = worker.stepped[stage]
+            case Drop(stage, version):
+                self.demand((stage, version) in worker.stashed, f"{version} of {stage} is not stashed")
+                del worker.stashed[stage, version]
 
-    def forward(self, worker: Worker, micros: tuple[int, ...], stage: int) -> None:
+    def weights(self, worker: Worker, stage: int, version: int | None) -> int:
+        """The weights that an operation reads, as the number of steps that made them."""
+        newest = worker.stepped[stage]
+        self.demand((version is not None) == self.streams, "a version where there is none, or none where there is")
+        if version is None or version == newest:
+            self.demand(self.streams or newest == 0, "it reads new weights")
+            return newest
+        self.demand((stage, version) in worker.stashed, f"{version} of {stage} is read, {newest} is there")
+        return worker.stashed[stage, version]
+
+    def forward(self, worker: Worker, micros: tuple[int, ...], stage: int, weights: int) -> None:
         """Over several micro-batches it reads and makes one piece of memory; each backward needs what it read."""
-        self.demand(not worker.stepped[stage], "forward with new weights")
         data = Cell(("data", micros))
         source = (data, data.value) if stage == 0 else self.input(worker, "act", micros, stage - 1, stage)
         for micro in micros:
             self.demand(self.where[micro, stage] == worker.number, "forward on the wrong worker")
             self.demand((micro, stage) not in worker.kept, "forward twice")
-            worker.kept[micro, stage] = source
+            worker.kept[micro, stage] = (*source, weights)
         output = ("act", micros, stage)
         if stage > 0 and self.random.random() < 0.5:  # the output is a view of the input
             worker.outputs[output] = (source[0], source[0].value)
@@ -238,35 +266,42 @@ class Executor:
             return False
         return value[:2] == (kind, micros) and (value[2] <= source if kind == "act" else value[2] == source)
 
-    def backward(self, worker: Worker, micros: tuple[int, ...], stage: int) -> None:
-        self.demand(not worker.stepped[stage], "backward with new weights")
+    def backward(self, worker: Worker, micros: tuple[int, ...], stage: int, weights: int) -> None:
+        self.demand(stage not in worker.busy, f"the gradients of {stage} change while they are summed")
         for micro in micros:
             self.demand((micro, stage) in worker.kept, "backward before its forward")
-            cell, value = worker.kept.pop((micro, stage))
+            cell, value, read = worker.kept.pop((micro, stage))
             self.demand(cell.value == value, f"the activations of {micro} on {stage} were overwritten")
-            worker.gradients[micro, stage] += 1
+            self.demand(read == weights, f"forward of {micro} on {stage} with {read}, backward with {weights}")
+            worker.gradients.setdefault(stage, Counter())[micro] += 1
         if stage < self.stages - 1:
             self.input(worker, "grad", micros, stage + 1, stage)
         worker.outputs["grad", micros, stage] = (Cell(("grad", micros, stage)), ("grad", micros, stage))
 
-    def launch(self, worker: Worker, stage: int) -> None:
+    def launch(self, worker: Worker, stage: int, version: int) -> None:
         self.demand(worker.number in self.members[stage], f"worker {worker.number} does not hold {stage}")
-        self.demand(stage not in worker.launched, f"stage {stage} is summed twice")
-        part = Counter({key: count for key, count in worker.gradients.items() if key[1] == stage})
-        if not self.sums[stage]:
+        self.demand((stage, version) not in worker.launched, f"stage {stage} is summed twice for {version}")
+        self.demand(stage not in worker.busy, f"two sums of {stage} at once")
+        turn = sum(each == stage for each, _ in worker.launched)
+        if len(self.sums[stage]) == turn:
             self.sums[stage].append(Sum())
-        worker.launched[stage] = self.sums[stage][0]
-        self.sums[stage][0].parts[worker.number] = part
+        worker.busy.add(stage)
+        worker.launched[stage, version] = self.sums[stage][turn]
+        self.sums[stage][turn].parts[worker.number] = worker.gradients.pop(stage, Counter())
 
-    def update(self, worker: Worker, stage: int) -> None:
-        self.demand(stage in worker.summed, f"stage {stage} steps without its sum")
-        self.demand(not worker.stepped[stage], f"stage {stage} steps twice")
+    def update(self, worker: Worker, stage: int, version: int) -> None:
+        self.demand((stage, version) in worker.summed, f"stage {stage} steps without its sum")
+        self.demand(
+            worker.stepped[stage] == version - 1, f"stage {stage} steps from {worker.stepped[stage]} to {version}"
+        )
         total: Counter = Counter()
-        for part in worker.summed[stage].parts.values():
+        for part in worker.summed[stage, version].parts.values():
             total.update(part)
-        wanted = Counter((m, stage) for m in self.micros)
+        size = len(self.micros) // self.updates
+        wanted = Counter(range((version - 1) * size, version * size))
         self.demand(total == wanted, f"stage {stage} steps with {total}")
         worker.stepped[stage] += 1
+        worker.busy.discard(stage)
 
     def demand(self, holds: bool, otherwise: str) -> None:
         if not holds:
