@@ -1,0 +1,158 @@
+"""Changed programs, which rules reject them, and the score of a run."""
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from chimera_ir.diagnostics.model import Rejected
+from chimera_ir.ir.ids import Micro, Slot, Stage, Worker
+from chimera_ir.ir.levels import Program
+from chimera_ir.ir.ops import AllReduce, Drop, Instruction, Recv, Send, Stash, Step, WaitAllReduce
+from chimera_ir.verify.verify import verify_program
+from tests.executor import verdicts
+
+RULES = {
+    "CH30": "complete, placed",
+    "CH310": "acyclic",
+    "CH312": "groups",
+    "CH313": "groups",
+    "CH314": "groups",
+    "CH401": "missing",
+    "CH402": "redundant",
+    "CH403": "misplaced",
+    "CH404": "wrong peer",
+    "CH405": "unknown message",
+    "CH406": "slot in use",
+    "CH407": "slot too high",
+    "CH408": "out of order",
+    "CH409": "deadlock",
+    "CH410": "not held",
+    "CH411": "launch order",
+    "CH412": "versions",
+    "CH416": "no update",
+    "CH417": "versions",
+    "CH418": "copies",
+}
+
+_MOVES = 120
+_ELSEWHERE = 30
+
+
+def mutants(program: Program, seed: int) -> Iterator[tuple[str, Program]]:
+    """Every single change of a line; of the moves over longer distances a sample."""
+    rng = random.Random(seed)
+    for worker, lane in enumerate(program.lanes):
+        for place, each in enumerate(lane):
+            yield "dropped", changed(program, worker, place, [])
+            yield "duplicated", changed(program, worker, place, [each, each])
+            for kind, other in retargeted(program, each):
+                yield kind, changed(program, worker, place, [other])
+            if place + 1 < len(lane) and lane[place + 1] != each:
+                yield "swapped", moved(program, worker, place, place + 1)
+    full = [worker for worker, lane in enumerate(program.lanes) if len(lane) > 2]
+    for _ in range(_MOVES if full else 0):
+        worker = rng.choice(full)
+        start, end = rng.sample(range(len(program.lanes[worker])), 2)
+        yield "moved", moved(program, worker, start, end)
+    for _ in range(_ELSEWHERE if full and len(program.lanes) > 1 else 0):
+        worker = rng.choice(full)
+        place = rng.randrange(len(program.lanes[worker]))
+        target = rng.choice([w for w in range(len(program.lanes)) if w != worker])
+        lanes = list(changed(program, worker, place, []).lanes)
+        spot = rng.randrange(len(lanes[target]) + 1)
+        lanes[target] = (*lanes[target][:spot], program.lanes[worker][place], *lanes[target][spot:])
+        yield "elsewhere", replace(program, lanes=tuple(lanes))
+
+
+def changed(program: Program, worker: int, place: int, by: list[Instruction]) -> Program:
+    lanes = list(program.lanes)
+    lanes[worker] = (*lanes[worker][:place], *by, *lanes[worker][place + 1 :])
+    return replace(program, lanes=tuple(lanes))
+
+
+def moved(program: Program, worker: int, start: int, end: int) -> Program:
+    lane = list(program.lanes[worker])
+    lane.insert(end, lane.pop(start))
+    lanes = list(program.lanes)
+    lanes[worker] = tuple(lane)
+    return replace(program, lanes=tuple(lanes))
+
+
+def retargeted(program: Program, each: Instruction) -> Iterator[tuple[str, Instruction]]:
+    header = program.header
+    for worker in range(header.workers):
+        if isinstance(each, Send) and worker != each.to:
+            yield "peer", replace(each, to=Worker(worker))
+        if isinstance(each, Recv) and worker != each.source:
+            yield "peer", replace(each, source=Worker(worker))
+    if isinstance(each, Recv):
+        for slot in range(header.micro_batches + 1):
+            if slot != each.slot:
+                yield "slot", replace(each, slot=Slot(slot))
+    for stage in range(-1, header.stages + 1):
+        if hasattr(each, "stage") and stage != each.stage:
+            yield "stage", replace(each, stage=Stage(stage))
+        if hasattr(each, "message"):
+            for end in ("source", "target"):
+                if getattr(each.message, end) != stage:
+                    yield "stage", replace(each, message=replace(each.message, **{end: Stage(stage)}))
+    if isinstance(each, AllReduce | WaitAllReduce | Step | Stash | Drop):
+        return
+    for micros in regrouped(each.message.micros if hasattr(each, "message") else each.micros):
+        if hasattr(each, "message"):
+            yield "micro", replace(each, message=replace(each.message, micros=micros))
+        else:
+            yield "micro", replace(each, micros=micros)
+    for micro in range(-1, header.micro_batches + 1):
+        if hasattr(each, "message") and each.message.micros != (micro,):
+            yield "micro", replace(each, message=replace(each.message, micros=(Micro(micro),)))
+        if hasattr(each, "micros") and each.micros != (micro,):
+            yield "micro", replace(each, micros=(Micro(micro),))
+
+
+def regrouped(micros: tuple[Micro, ...]) -> Iterator[tuple[Micro, ...]]:
+    """Other groups of the same micro-batches."""
+    if len(micros) > 1:
+        yield micros[::-1]
+        yield micros[:-1]
+        yield (*micros, micros[0])
+
+
+def rules(program: Program) -> set[str]:
+    """The rules that reject a program; none if it is verified."""
+    try:
+        verify_program(program)
+    except Rejected as rejected:
+        found = rejected.diagnostics
+    else:
+        return set()
+    assert all(each.fill(each.title) and each.fill(each.help) for each in found)
+    return {RULES.get(each.code) or RULES[each.code[:4]] for each in found if each.code != "CH415"}
+
+
+def judged(
+    changed: Iterable[tuple[str, str, Program]], right: dict[str, set[str]]
+) -> tuple[Counter[tuple[str, str]], list[tuple[str, set[str]]]]:
+    """The score of named mutants by kind and rule; and those that no right rule rejects and the executor not clears."""
+    score: Counter[tuple[str, str]] = Counter()
+    failures = []
+    for name, kind, mutant in changed:
+        found = rules(mutant)
+        if found and not found & right[kind]:
+            failures.append((name, found))
+        if not found:
+            verdict = verdicts(mutant, seeds=3)
+            found = {"harmless"}
+            failures += [(name, verdict)] * (verdict != {"finished"})
+        score.update((kind, rule) for rule in found)
+    return score, failures
+
+
+def table(score: Counter[tuple[str, str]]) -> str:
+    """The score by mutation and rule; a mutant that several rules reject counts for each of them."""
+    columns = list(dict.fromkeys(kind for kind, _ in score))
+    rows = ["harmless", *dict.fromkeys(RULES.values())]
+    lines = ["mutants by rule  " + "".join(f"{column:>11}" for column in columns)]
+    lines += [f"{row:<17}" + "".join(f"{score[column, row] or '.':>11}" for column in columns) for row in rows]
+    return "\n".join(lines)

@@ -1,0 +1,128 @@
+"""Changes of what an asynchronous program says of updates and versions: rejected by the rule that should, or harmless.
+
+What is about messages alone is the business of test_mutations: they are the same.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from chimera_ir.ir.ids import Stage, Version
+from chimera_ir.ir.levels import Program
+from chimera_ir.ir.ops import AllReduce, Backward, Compute, Drop, Forward, Instruction, Stash, Step, WaitAllReduce
+from chimera_ir.verify.verify import verify_program
+from tests.executor import verdicts
+from tests.property.mutations import RULES, changed, judged, moved, rules, table
+from tests.property.streams import both_ways, double_buffered, every_one, instance
+
+PROGRAMS = {
+    "every one": instance(every_one(3), 5),
+    "double buffered": instance(double_buffered(2, 2), 4),
+    "both ways": instance(both_ways(2), 4),
+    "both ways, four": instance(both_ways(4), 3),
+}
+
+TIMING = set(RULES.values()) - {"complete, placed", "groups", "wrong peer", "slot too high", "no update", "not held"}
+RIGHT = {
+    "dropped": {"missing", "redundant"},
+    "duplicated": {"redundant"},
+    "version": {"missing", "redundant", "misplaced", "no update", "versions", "acyclic", "complete, placed"},
+    "both versions": {"missing", "redundant", "misplaced", "acyclic", "copies", "complete, placed"},
+    "stage": {"missing", "redundant", "not held", "misplaced"},
+    "crossed": {"missing", "redundant", "misplaced", "launch order", "deadlock"},
+    "moved": TIMING,
+}
+"""For every mutation the rules that may reject it."""
+
+Updating = AllReduce | WaitAllReduce | Step | Stash | Drop
+
+
+def mutants(program: Program, seed: int) -> Iterator[tuple[str, Program]]:
+    """Changes of the lines about updates and versions; of the moves a sample."""
+    rng = random.Random(seed)
+    for worker, lane in enumerate(program.lanes):
+        for place, each in enumerate(lane):
+            if isinstance(each, Forward | Backward | Updating):
+                for step in (-1, 1, 2):
+                    yield "version", changed(program, worker, place, [replace(each, version=each.version + step)])
+            if isinstance(each, Updating):
+                yield "dropped", changed(program, worker, place, [])
+                yield "duplicated", changed(program, worker, place, [each, each])
+                for stage in (-1, 1):
+                    yield "stage", changed(program, worker, place, [replace(each, stage=Stage(each.stage + stage))])
+                for end in {*range(place - 4, place + 5), *rng.sample(range(len(lane)), 4)} - {place}:
+                    if 0 <= end < len(lane):
+                        yield "moved", moved(program, worker, place, end)
+    yield from both_versions(program)
+    yield from crossed(program)
+
+
+def both_versions(program: Program) -> Iterator[tuple[str, Program]]:
+    """Forward and backward of a micro-batch on a stage, both with another version."""
+    for micro in range(program.header.micro_batches):
+        for stage in range(program.header.stages):
+            for step in (-1, 1):
+                lanes = (tuple(_shifted(each, micro, stage, step) for each in lane) for lane in program.lanes)
+                yield "both versions", replace(program, lanes=tuple(lanes))
+
+
+def _shifted(each: Instruction, micro: int, stage: int, step: int) -> Instruction:
+    if isinstance(each, Compute) and micro in each.micros and each.stage == stage:
+        return replace(each, version=Version(each.version + step))
+    return each
+
+
+def crossed(program: Program) -> Iterator[tuple[str, Program]]:
+    """Two lines of one kind in each other's place, of two updates or of two stages."""
+    for worker, lane in enumerate(program.lanes):
+        for kind in (AllReduce, WaitAllReduce, Step, Stash, Drop):
+            places = [place for place, each in enumerate(lane) if isinstance(each, kind)]
+            for one, two in pairwise(places):
+                swapped = changed(program, worker, one, [lane[two]])
+                yield "crossed", changed(swapped, worker, two, [lane[one]])
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_programs_themselves_are_verified_and_run(name):
+    assert rules(PROGRAMS[name]) == set()
+    assert verdicts(PROGRAMS[name], seeds=5) == {"finished"}
+
+
+@pytest.mark.parametrize(("depth", "updates"), [(1, 2), (2, 4), (4, 9)])
+def test_an_update_per_micro_batch_takes_a_copy_for_every_stage_behind(depth, updates):
+    """PipeDream's weight stashing: stage s keeps D - s versions."""
+    verified = verify_program(instance(every_one(depth), updates))
+    assert verified.weights == tuple(range(depth, 0, -1))
+
+
+@pytest.mark.parametrize(("depth", "per_update"), [(2, 2), (2, 3), (4, 4), (4, 6)])
+def test_double_buffering_takes_two_copies_of_every_stage(depth, per_update):
+    """PipeDream-2BW."""
+    assert verify_program(instance(double_buffered(depth, per_update), 4)).weights == (2,) * depth
+
+
+def test_every_mutant_is_rejected_by_the_rule_that_should_or_harmless(capsys):
+    all_of_them = (
+        (f"{name}, {kind}", kind, mutant)
+        for seed, (name, program) in enumerate(PROGRAMS.items())
+        for kind, mutant in mutants(program, seed)
+    )
+    score, failures = judged(all_of_them, RIGHT)
+    with capsys.disabled():
+        print(f"\n{table(score)}")
+    assert not failures, failures[:5]
+    assert {rule for _, rule in score} > {"missing", "redundant", "misplaced", "versions", "acyclic", "copies"}
+
+
+def test_the_executor_sees_what_the_rules_on_weights_see():
+    """The other way round: wrong weights fail in the executor too; too many copies only cost memory."""
+    seen = {"versions": set(), "acyclic": set(), "copies": set()}
+    for seed, program in enumerate(PROGRAMS.values()):
+        for _, mutant in mutants(program, seed):
+            found = rules(mutant)
+            if len(found) == 1 and found & set(seen):
+                seen[found.pop()].add("runs" if verdicts(mutant, seeds=2) == {"finished"} else "fails")
+    assert seen == {"versions": {"fails"}, "acyclic": {"fails"}, "copies": {"runs"}}
