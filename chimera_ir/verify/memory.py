@@ -90,7 +90,7 @@ def _weights(level: Schedule | Program, bound: Bound, found: tuple[int, ...], re
     if found[worker] <= bound.limit:
         return
     held = level.header.stages_of[worker]
-    versions = f", {found[worker]} copies with their older versions" if level.header.asynchronous else ""
+    versions = ", and older versions of them" if level.header.asynchronous else ""
     first = next((operation.origin for operation in level.lanes[worker]), NOWHERE)
     yield BoundExceeded(
         span=first,

@@ -121,7 +121,8 @@ class _Walk:
         following = self._steps.get((each.stage, Version(each.version + 1)))
         if following is None:
             yield self._redundant(each, f"no step follows {_name(weights)}")
-        elif each.version > self._newest[each.stage]:
+            return
+        if each.version > self._newest[each.stage]:
             yield self._misplaced(each, self._lane[self._steps[weights]], f"{_name(weights)} is not there yet")
         elif self._stashes[weights] != place:
             yield self._redundant(each, f"{_name(weights)} is already stashed", self._stashes[weights])

@@ -3,21 +3,23 @@
 import random
 from contextlib import suppress
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.ir.levels import Plan, Program, Schedule
+from chimera_ir.ir.levels import Plan, Planned, Program, Schedule
 from chimera_ir.ir.text.parser import parse
 from chimera_ir.ir.text.printer import line, show
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
 from chimera_ir.source import Source
-from chimera_ir.verify.verify import verify_program, verify_schedule
+from chimera_ir.verify.verify import schedule_of, verify_program, verify_schedule
 from tests.property.programs import one_direction, plans, two_directions
+from tests.property.streams import both_ways, double_buffered, every_one, instance
 
 _FEW = settings(max_examples=150, deadline=None)
-_TEXT = show(lower(order(two_directions(4, 4))))
+_TEXTS = [show(lower(order(two_directions(4, 4)))), show(instance(every_one(3), 5))]
 _ODD = st.sampled_from("Fm0 s1->2wrecv\n\r\t\0:.#@=<-[]{}()\x85\u2028ü٣") | st.characters()
 
 
@@ -44,8 +46,20 @@ def test_every_level_reads_back(plan):
         assert read(show(level)) == level
 
 
-def test_every_operation_knows_its_line():
-    text = show(lower(order(one_direction(2, 2))))
+@pytest.mark.parametrize("stream", [every_one(3), double_buffered(2, 3), both_ways(2)])
+@given(updates=st.integers(1, 5))
+@settings(max_examples=5, deadline=None)
+def test_every_asynchronous_level_reads_back(stream, updates):
+    program = instance(stream, updates)
+    schedule = schedule_of(program)
+    operations = (Planned(n, w, each) for w, lane in enumerate(schedule.lanes) for n, each in enumerate(lane))
+    for level in (program, schedule, Plan(program.header, tuple(operations))):
+        assert read(show(level)) == level
+
+
+@pytest.mark.parametrize("program", [lower(order(one_direction(2, 2))), instance(every_one(2), 3)])
+def test_every_operation_knows_its_line(program):
+    text = show(program)
     program = read(text)
     for lane in program.lanes:
         for each in lane:
@@ -70,11 +84,11 @@ def test_no_text_makes_the_parser_fail(text):
 @given(st.integers(0, 2**32))
 def test_a_damaged_text_is_read_or_diagnosed_and_then_verified_or_diagnosed(seed):
     rng = random.Random(seed)
-    text = _TEXT
+    text = rng.choice(_TEXTS)
     for _ in range(rng.randint(1, 4)):
         at = rng.randrange(len(text))
         end = at + rng.choice([0, 1, 3, 20])
-        text = text[:at] + "".join(rng.choice("0123s m\nw->F") for _ in range(rng.randint(0, 3))) + text[end:]
+        text = text[:at] + "".join(rng.choice("0123s m\nw->Fv") for _ in range(rng.randint(0, 3))) + text[end:]
     level = read(text)
     if isinstance(level, Program):
         with suppress(Rejected):

@@ -9,7 +9,9 @@ from chimera_ir.ir.ops import Forward
 from chimera_ir.ir.text.parser import parse
 from chimera_ir.lower.order import order
 from chimera_ir.source import Source
+from chimera_ir.verify.erase import schedule_of
 from tests.property.programs import one_direction, plans, two_directions
+from tests.property.streams import both_ways, instance
 
 
 def read(text: str) -> Schedule:
@@ -48,6 +50,48 @@ def test_a_sum_waits_for_every_holder():
     assert {dag.worker_of(node) for node in last} == {0, 1}
     assert all(not isinstance(dag.operations[node], Forward) for node in last)
     assert len(dag.successors(stage0)) == 2
+
+
+def test_updates_follow_one_another():
+    """One stage, three updates of one micro-batch; the second reads no new weights, the third those of the second."""
+    dag = build(
+        read(
+            "schedule x\nworkers 1\nstages 1\nmicro_batches 3\nupdates 3 period 1\npipe p on 0 micros 0..3\n"
+            "worker 0:\n F m0 s0 v0\n F m1 s0 v0\n B m0 s0 v0\n B m1 s0 v0\n F m2 s0 v2\n B m2 s0 v2\n"
+        )
+    )
+    _f0, _f1, b0, b1, f2, b2, sum1, sum2, sum3, step1, step2, step3 = range(len(dag))
+    assert (dag.predecessors(sum1), dag.predecessors(sum2), dag.predecessors(sum3)) == ((b0,), (b1,), (b2,))
+    assert set(dag.successors(step1)) == {b1, step2}, "the next gradients, where these were; and the next step"
+    assert set(dag.successors(step2)) == {f2, b2, step3}
+    assert dag.successors(step3) == ()
+    assert dag.cycle() == ()
+    assert dag.kind(b0, b1) is Edge.LANE
+    assert dag.kind(b1, sum2) is dag.kind(step2, f2) is Edge.SYNC
+
+
+def test_a_sum_of_every_update_waits_for_every_holder():
+    program = instance(both_ways(2), 3)
+    dag = build(schedule_of(program))
+    operations = len(dag.operations)
+    assert len(dag) == operations + 2 * 3 + 2 * 3 * 2
+    for number in range(operations, operations + 6):
+        before = dag.predecessors(number)
+        assert {dag.worker_of(node) for node in before} == {0, 1}
+        assert {dag.operations[node].micros[0] // 2 for node in before} == {(number - operations) % 3}
+        assert len(dag.successors(number)) == 2
+    assert dag.cycle() == ()
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_weights_cannot_come_from_gradients_that_need_them(version: int):
+    dag = build(
+        read(
+            "schedule x\nworkers 1\nstages 2\nmicro_batches 1\nupdates 1 period 1\npipe p on 0 0 micros 0..1\n"
+            f"worker 0:\n F m0 s0 v0\n F m0 s1 v0\n B m0 s1 v{version}\n B m0 s0 v0\n"
+        )
+    )
+    assert dag.cycle() == ((2,) if version else ())
 
 
 def test_a_cycle_is_found_and_is_shortest():

@@ -3,8 +3,8 @@
 import pytest
 
 from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.ir.levels import Bound, Header, Pipe, Plan, Planned, Quantity, Schedule
-from chimera_ir.ir.ops import Backward, Forward
+from chimera_ir.ir.levels import Bound, Header, Pipe, Plan, Planned, Program, Quantity, Schedule
+from chimera_ir.ir.ops import AllReduce, Backward, Drop, Forward, Stash, Step, WaitAllReduce
 from chimera_ir.ir.text.parser import parse
 from chimera_ir.ir.text.printer import show
 from chimera_ir.source import Source
@@ -33,6 +33,28 @@ def test_a_header_with_everything():
     assert "pipe up[-1,2] on 1 1 micros 5..6 2..4" in text
     assert "  B m3 s1 @ -7 on w2" in text
     assert parse(Source("x.sir", text)) == level
+
+
+STREAM = "workers 1\nstages 1\nmicro_batches 4\nupdates 2 period 2\npipe p on 0 micros 0..4\n"
+
+
+def test_the_lines_of_an_asynchronous_program():
+    lane = (
+        Forward((0, 1), 0, version=0),
+        Backward((0,), 0, version=0),
+        AllReduce(0, version=1),
+        WaitAllReduce(0, version=1),
+        Stash(0, 0),
+        Step(0, version=1),
+        Drop(0, 0),
+    )
+    lines = ("F m0,m1 s0 v0", "B m0 s0 v0", "all_reduce s0 v1", "wait all_reduce s0 v1")
+    lines += ("stash s0 v0", "step s0 v1", "drop s0 v0")
+    level = parse(Source("x.sir", "program x\n" + STREAM + "worker 0:\n  " + "\n  ".join(lines)))
+    assert isinstance(level, Program)
+    assert level.lanes == (lane,)
+    assert (level.header.updates, level.header.period, level.header.per_update) == (2, 2, 2)
+    assert parse(Source("x.sir", show(level))) == level
 
 
 def test_comments_blank_lines_tabs_and_carriage_returns_change_nothing():
@@ -87,6 +109,20 @@ def test_many_mistakes_are_cut_short():
         ("program x\n" + HEADER + "pipe p on 0 micros none\n", "CH514"),
         ("program x\nmemory weights <= 1\nmemory weights <= 2\n" + HEADER, "CH514"),
         ("program x\nprogram y\n" + HEADER, "CH504"),
+        ("program x\n" + STREAM.replace("updates 2", "updates 3"), "CH517"),
+        ("program x\n" + STREAM.replace("updates 2", "updates 0"), "CH517"),
+        ("program x\n" + STREAM.replace("period 2", "period 3"), "CH517"),
+        ("program x\n" + STREAM.replace("period 2", "period 0"), "CH517"),
+        ("program x\nupdates 1 period 1\n" + STREAM, "CH514"),
+        ("program x\n" + STREAM.replace(" period 2", ""), "CH502"),
+        ("program x\n" + STREAM + "worker 0:\n F m0 s0 v3", "CH506"),
+        ("program x\n" + STREAM + "worker 0:\n F m0 s0 v" + "9" * 30, "CH506"),
+        ("program x\n" + STREAM + "worker 0:\n F m0 s0", "CH518"),
+        ("program x\n" + STREAM + "worker 0:\n step s0", "CH518"),
+        ("program x\n" + STREAM + "worker 0:\n stash s0", "CH502"),
+        ("schedule x\n" + STREAM + "worker 0:\n drop s0 v0", "CH513"),
+        ("program x\n" + HEADER + "worker 0:\n F m0 s0 v0", "CH518"),
+        ("program x\n" + HEADER + "worker 0:\n stash s0 v0", "CH518"),
     ],
 )
 def test_what_is_said_of_one_mistake(text: str, code: str):

@@ -1,17 +1,31 @@
 """The rules on levels that are built by hand, and what a `Verified` holds. For mistakes in texts: tests/errors."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from chimera_ir.diagnostics.model import Rejected, Severity
 from chimera_ir.ir.levels import Header, Pipe, Plan, Planned, Program, Schedule
-from chimera_ir.ir.ops import Backward, Forward, Recv, Send, WaitRecv, WaitSend
+from chimera_ir.ir.ops import (
+    AllReduce,
+    Backward,
+    Drop,
+    Forward,
+    Recv,
+    Send,
+    Stash,
+    Step,
+    WaitAllReduce,
+    WaitRecv,
+    WaitSend,
+)
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
 from chimera_ir.verify.transport import Transport
 from chimera_ir.verify.verify import Verified, schedule_of, verify_plan, verify_program, verify_schedule
 from tests.property.programs import one_direction, two_directions
+from tests.property.streams import both_ways, instance
 
 
 def codes(schedule: Schedule) -> list[str]:
@@ -90,6 +104,8 @@ def test_a_clock_that_stands_still_warns():
 
 HAND = Header("x", (), 1, 1, 1, (Pipe("p", (0,), (0,)),))
 LANE = (Forward((0,), 0), Backward((0,), 0))
+STREAM = replace(HAND, period=1)
+READING = tuple(replace(operation, version=0) for operation in LANE)
 
 
 @pytest.mark.parametrize(
@@ -107,10 +123,63 @@ LANE = (Forward((0,), 0), Backward((0,), 0))
         (HAND, (LANE, (Forward((0,), 0),)), ["CH311"]),
         (HAND, ((*LANE, Forward((), 0)),), ["CH308"]),
         (HAND, ((),), ["CH302", "CH302"]),
+        (STREAM, (READING,), []),
+        (STREAM, (LANE,), ["CH308"]),
+        (STREAM, ((Forward((0,), 0, version=0), Backward((0,), 0, version=2)),), ["CH308"]),
+        (HAND, (READING,), ["CH308"]),
+        (replace(HAND, updates=2), (LANE,), ["CH517"]),
+        (replace(STREAM, updates=2), (READING,), ["CH517"]),
+        (replace(STREAM, updates=0), (READING,), ["CH517"]),
+        (replace(STREAM, micro_batches=2, period=3), (READING,), ["CH517", "CH307"]),
     ],
 )
 def test_schedules_that_no_text_can_spell(header: Header, lanes: tuple, found: list[str]):
     assert codes(Schedule(header, lanes)) == found
+
+
+UPDATE = (AllReduce(0, version=1), WaitAllReduce(0, version=1), Step(0, version=1))
+
+
+@pytest.mark.parametrize(
+    ("lane", "found"),
+    [
+        ((*READING, *UPDATE), []),
+        ((*READING, *UPDATE, Stash(0, 1)), ["CH402"]),
+        ((*READING, Stash(0, -1), *UPDATE), ["CH402"]),
+        ((*READING, Stash(1, 0), *UPDATE), ["CH410"]),
+        ((*READING, *UPDATE, Drop(0, 0)), ["CH402"]),
+        ((*READING, *UPDATE, Drop(-1, 0)), ["CH410"]),
+        ((*READING, Stash(0, 0), Stash(0, 0), *UPDATE, Drop(0, 0), Drop(0, 0)), ["CH402", "CH402"]),
+        ((*READING, Drop(0, 0), Stash(0, 0), *UPDATE), ["CH403"]),
+        ((*READING, Stash(0, 0), *UPDATE, Drop(0, 0)), ["CH418"]),
+        ((*READING, *UPDATE, Step(0)), ["CH416"]),
+        ((*READING, *UPDATE, Step(0, version=2)), ["CH416"]),
+    ],
+)
+def test_lanes_with_versions_that_no_text_can_spell(lane: tuple, found: list[str]):
+    program = Program(STREAM, (lane,))
+    assert rejected(program) == found if found else verify_program(program).weights == (1,)
+
+
+def test_a_synchronous_program_keeps_no_versions():
+    lane = (*LANE, AllReduce(0), WaitAllReduce(0), Stash(0, 0), Step(0), Drop(0, 0))
+    assert rejected(Program(HAND, (lane,))) == ["CH402", "CH402"]
+    assert Counter(rejected(Program(HAND, ((*LANE, *UPDATE),)))) == {"CH416": 3, "CH401": 3}
+
+
+def test_every_wait_of_an_asynchronous_program_has_its_own_sum():
+    """A launch of the next update wakes no wait for this one: the sums of two updates are two events."""
+    program = instance(both_ways(2), 3)
+    for certificate in verify_program(program).certificates:
+        launched: Counter[AllReduce] = Counter()
+        places = [0] * 2
+        for worker, length in certificate.runs:
+            for each in program.lanes[worker][places[worker] : places[worker] + length]:
+                if isinstance(each, AllReduce):
+                    launched[each.stage, each.version] += 1
+                if isinstance(each, WaitAllReduce):
+                    assert launched[each.stage, each.version] == 2
+            places[worker] += length
 
 
 def test_forwards_and_backwards_may_be_grouped_differently():

@@ -306,7 +306,8 @@ def _unsaid(token: Token, *, asynchronous: bool) -> Diagnostic:
             "add the version, as in `F m3 s0 v1`, `step s0 v2`",
         )
         return VersionUnsaid(span(token), what, "the header says `updates`: weights have versions", advice)
-    advice = "leave the version out; or add `updates U period L` to the header of an asynchronous program"
+    change = "remove the line" if token.type in ("STASH", "DROP") else "leave the version out"
+    advice = f"{change}; or add `updates U period L` to the header of an asynchronous program"
     return VersionUnsaid(span(token), f"this {word} names a version", "a synchronous program has one", advice)
 
 
