@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from chimera_ir.diagnostics.catalogue.program import TooManyCopies
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.ir.ids import Stage, Version, Worker
+from chimera_ir.ir.ids import Stage, Version
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Backward, Drop, Forward, Instruction, Stash, Step
 from chimera_ir.ir.text.printer import line
@@ -74,20 +74,22 @@ def last_reads(lane: Lane) -> dict[tuple[Stage, Version], int]:
     }
 
 
-def too_many(worker: Worker, lane: Lane) -> Iterator[Diagnostic]:
-    """The stages of which a lane keeps more copies than it needs.
+def surplus(program: Program) -> Iterator[Diagnostic]:
+    """The stages of which a lane keeps more copies at its peak than it needs.
 
     Parameters
     ----------
-    worker, lane
-        A lane in which every version is there when it is read.
+    program
+        Without errors by the rule "versions", its updates enough to show the steady state: the first and the last keep
+        versions that only more updates would read.
     """
-    enough = needed(lane)
-    for stage, peak in kept(lane).items():
-        if peak.copies > enough.get(stage, 1):
-            origin = lane[peak.place].origin
-            numbers = (peak.copies, enough.get(stage, 1))
-            yield TooManyCopies(origin, worker, stage, *numbers, _advice(lane, stage, peak))
+    for worker, lane in enumerate(program.lanes):
+        enough = needed(lane)
+        for stage, peak in kept(lane).items():
+            number = enough.get(stage, 1)
+            if peak.copies > number:
+                origin = lane[peak.place].origin
+                yield TooManyCopies(origin, worker, stage, peak.copies, number, _advice(lane, stage, peak))
 
 
 def _advice(lane: Lane, stage: Stage, peak: Peak) -> str:

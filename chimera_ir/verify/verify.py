@@ -15,7 +15,7 @@ from chimera_ir.verify.channels import Certificate, channels
 from chimera_ir.verify.clocks import clocks
 from chimera_ir.verify.complete import complete
 from chimera_ir.verify.conflict_free import conflict_free
-from chimera_ir.verify.copies import copies
+from chimera_ir.verify.copies import copies, surplus
 from chimera_ir.verify.erase import schedule_of
 from chimera_ir.verify.gradients import gradients
 from chimera_ir.verify.groups import groups
@@ -80,11 +80,16 @@ def verify_schedule(schedule: Schedule, plan: Plan | None) -> tuple[Diagnostic, 
     plan
         Where it comes from; none for a schedule that was written as such.
     """
+    errors = _one_by_one(schedule, plan)
+    return errors or (_some("repeats", repeats(schedule)) if schedule.header.asynchronous else ())
+
+
+def _one_by_one(schedule: Schedule, plan: Plan | None) -> tuple[Diagnostic, ...]:
+    """The rules on a schedule as it stands, whether it repeats or not."""
     if len(schedule.lanes) != schedule.header.workers:
         return (LaneCount(NOWHERE, len(schedule.lanes), schedule.header.workers),)
     errors = _operations(schedule.header, _by_worker(schedule))
-    errors = errors or (*_some("acyclic", acyclic(schedule, plan)), *_some("memory", memory(schedule)))
-    return errors or (_some("repeats", repeats(schedule)) if schedule.header.asynchronous else ())
+    return errors or (*_some("acyclic", acyclic(schedule, plan)), *_some("memory", memory(schedule)))
 
 
 def verify_program(program: Program) -> Verified:
@@ -97,7 +102,7 @@ def verify_program(program: Program) -> Verified:
         alone.
     """
     schedule = schedule_of(program)
-    _refuse(verify_schedule(schedule, None))
+    _refuse(_one_by_one(schedule, None))
     in_lanes = cells(program)
     found = places(program, in_lanes)
     talk = _some("messages", messages(program, in_lanes, found))
@@ -131,7 +136,9 @@ def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) ->
 def _updates(program: Program) -> tuple[Diagnostic, ...]:
     """Rules "gradients" and "versions"; versions are told apart by steps that are in order."""
     sums = _some("gradients", gradients(program))
-    return sums if sums and program.header.asynchronous else (*sums, *_some("versions", versions(program)))
+    if sums and program.header.asynchronous:
+        return sums
+    return (*sums, *(_some("versions", versions(program)) or _some("versions", surplus(program))))
 
 
 def _by_worker(schedule: Schedule) -> Iterator[tuple[Worker, Compute]]:

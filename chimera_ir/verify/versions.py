@@ -2,7 +2,7 @@
 
 A synchronous program has one version: no operation of a stage comes after its step. An asynchronous one names them: a
 version is there from the step that makes it to the step that makes the next one, and, where it is stashed before that,
-until it is dropped. It keeps no more copies than its operations need.
+until it is dropped. That it keeps no more of them than its operations need is told in `copies`.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import Backward, Compute, Drop, Forward, Instruction, Stash, Step
 from chimera_ir.ir.text.printer import line
 from chimera_ir.source import Span
-from chimera_ir.verify.copies import Lane, last_reads, too_many
+from chimera_ir.verify.copies import Lane, last_reads
 from chimera_ir.verify.gradients import not_held
 
 _Weights = tuple[Stage, Version]
@@ -39,8 +39,8 @@ def versions(program: Program) -> Iterator[Diagnostic]:
         if not program.header.asynchronous:
             yield from _one_version(worker, lane)
             continue
-        mistakes = [*_Walk(program.header, worker, lane).mistakes(), *_differing(lane)]
-        yield from mistakes or too_many(worker, lane)
+        yield from _Walk(program.header, worker, lane).mistakes()
+        yield from _differing(lane)
 
 
 def _one_version(worker: Worker, lane: Lane) -> Iterator[Diagnostic]:

@@ -16,14 +16,16 @@ from chimera_ir.ir.ops import AllReduce, Backward, Compute, Drop, Forward, Instr
 from chimera_ir.verify.verify import verify_program
 from tests.executor import verdicts
 from tests.property.mutations import RULES, changed, judged, moved, rules, table
-from tests.property.streams import both_ways, double_buffered, every_one, instance
+from tests.property.updates import both_ways, double_buffered, every_one, instance, synchronised
 
-PROGRAMS = {
-    "every one": instance(every_one(3), 5),
-    "double buffered": instance(double_buffered(2, 2), 4),
-    "both ways": instance(both_ways(2), 4),
-    "both ways, four": instance(both_ways(4), 3),
+STREAMS = {
+    "every one": (every_one(2), 5),
+    "every one, three stages": (every_one(3), 8),
+    "double buffered": (double_buffered(2, 2), 4),
+    "both ways": (both_ways(2), 4),
+    "both ways, four": (both_ways(4), 3),
 }
+PROGRAMS = {name: instance(*stream) for name, stream in STREAMS.items()}
 
 TIMING = set(RULES.values()) - {"complete, placed", "groups", "wrong peer", "slot too high", "no update", "not held"}
 RIGHT = {
@@ -91,7 +93,13 @@ def test_the_programs_themselves_are_verified_and_run(name):
     assert verdicts(PROGRAMS[name], seeds=5) == {"finished"}
 
 
-@pytest.mark.parametrize(("depth", "updates"), [(1, 2), (2, 4), (4, 9)])
+@pytest.mark.parametrize("name", STREAMS)
+def test_updates_are_placed_where_the_definition_says(name):
+    lanes = (tuple(each for each in lane if not hasattr(each, "message")) for lane in PROGRAMS[name].lanes)
+    assert tuple(lanes) == synchronised(*STREAMS[name])
+
+
+@pytest.mark.parametrize(("depth", "updates"), [(1, 4), (2, 6), (4, 16)])
 def test_an_update_per_micro_batch_takes_a_copy_for_every_stage_behind(depth, updates):
     """PipeDream's weight stashing: stage s keeps D - s versions."""
     verified = verify_program(instance(every_one(depth), updates))
@@ -101,7 +109,7 @@ def test_an_update_per_micro_batch_takes_a_copy_for_every_stage_behind(depth, up
 @pytest.mark.parametrize(("depth", "per_update"), [(2, 2), (2, 3), (4, 4), (4, 6)])
 def test_double_buffering_takes_two_copies_of_every_stage(depth, per_update):
     """PipeDream-2BW."""
-    assert verify_program(instance(double_buffered(depth, per_update), 4)).weights == (2,) * depth
+    assert verify_program(instance(double_buffered(depth, per_update), 6)).weights == (2,) * depth
 
 
 def test_every_mutant_is_rejected_by_the_rule_that_should_or_harmless(capsys):

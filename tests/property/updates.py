@@ -1,16 +1,15 @@
-"""Asynchronous programs to test with, without the language and without the compiler's own placement of updates.
+"""Asynchronous schedules with where their updates belong, without the language and the compiler's own placement.
 
 A lane's order is that of its clocks over all integer micro-batches. Sums, steps, stashes and drops are placed in that
-endless lane by the rules of docs/ir.md; then what is about no micro-batch and no update of the instance is left out.
+endless lane as docs/ir.md says; then what is about no micro-batch and no update of the instance is left out.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from chimera_ir.ir.ids import Clock, Micro, Stage, Version, Worker
-from chimera_ir.ir.levels import Header, Pipe, Plan, Planned, Program
+from chimera_ir.ir.ids import Micro, Stage, Version, Worker
+from chimera_ir.ir.levels import Header, Pipe, Program, Schedule
 from chimera_ir.ir.ops import (
     AllReduce,
     Backward,
@@ -23,7 +22,6 @@ from chimera_ir.ir.ops import (
     WaitAllReduce,
 )
 from chimera_ir.lower.lower import lower
-from chimera_ir.lower.order import order
 
 
 class Stream(NamedTuple):
@@ -67,17 +65,13 @@ def _one_way(depth: int, per_update: int, reads: Callable[[int, int], int]) -> S
 
 
 def instance(stream: Stream, updates: int) -> Program:
-    """The program of the first updates."""
-    program = lower(order(_plan(stream, updates)))
-    header = replace(program.header, updates=updates, period=stream.per_update)
-    lanes = (_lane(stream, updates, worker, lane) for worker, lane in enumerate(program.lanes))
-    return Program(header, tuple(lanes))
+    """The program of the first updates, as the compiler lowers it."""
+    return lower(schedule(stream, updates))
 
 
-def _plan(stream: Stream, updates: int) -> Plan:
-    """All micro-batches of the instance, as if they were one update."""
-    micros, pipes = updates * stream.per_update, len(stream.places)
-    depth = len(stream.places[0])
+def schedule(stream: Stream, updates: int) -> Schedule:
+    """The schedule of the first updates."""
+    micros, pipes, depth = updates * stream.per_update, len(stream.places), len(stream.places[0])
     header = Header(
         scheme="stream",
         parameters=(),
@@ -88,14 +82,16 @@ def _plan(stream: Stream, updates: int) -> Plan:
             Pipe(f"pipe[{p}]", tuple(map(Worker, place)), tuple(map(Micro, range(p, micros, pipes))))
             for p, place in enumerate(stream.places)
         ),
+        updates=updates,
+        period=stream.per_update,
     )
-    operations = (
-        Planned(Clock(clock(m // pipes, s)), Worker(stream.places[m % pipes][s]), kind((Micro(m),), Stage(s)))
-        for m in range(micros)
-        for s in range(depth)
-        for kind, clock in ((Forward, stream.forward), (Backward, stream.backward))
-    )
-    return Plan(header, tuple(operations))
+    lanes = (_endless(stream, updates, worker) for worker in range(depth))
+    return Schedule(header, tuple(tuple(_computes(stream, lane, micros)) for lane in lanes))
+
+
+def synchronised(stream: Stream, updates: int) -> tuple[tuple[Instruction, ...], ...]:
+    """The lanes of the first updates, without messages."""
+    return tuple(tuple(_lane(stream, updates, worker)) for worker in range(len(stream.places[0])))
 
 
 class _Endless(NamedTuple):
@@ -118,27 +114,21 @@ def _endless(stream: Stream, updates: int, worker: int) -> list[_Endless]:
     )
 
 
-def _lane(stream: Stream, updates: int, worker: int, lane: tuple[Instruction, ...]) -> tuple[Instruction, ...]:
+def _computes(stream: Stream, lane: list[_Endless], micros: int) -> Iterator[Compute]:
+    for each in lane:
+        if 0 <= each.micro < micros:
+            kind = Backward if each.backward else Forward
+            version = Version(max(0, stream.reads(each.micro, each.stage)))
+            yield kind((Micro(each.micro),), Stage(each.stage), version=version)
+
+
+def _lane(stream: Stream, updates: int, worker: int) -> Iterator[Instruction]:
     endless = _endless(stream, updates, worker)
     before, after = _placed(stream, updates, endless)
-    placed: list[Instruction] = []
-    given = iter(lane)
     for index, each in enumerate(endless):
-        inside = 0 <= each.micro < updates * stream.per_update
-        while inside:
-            instruction = next(given)
-            if isinstance(instruction, Forward | Backward):
-                break
-            placed.append(instruction)
-        placed += before[index]
-        placed += [_reading(stream, instruction)] if inside else []
-        placed += after[index]
-    rest = (each for each in given if not isinstance(each, AllReduce | WaitAllReduce | Step))
-    return (*placed, *rest)
-
-
-def _reading(stream: Stream, operation: Compute) -> Compute:
-    return replace(operation, version=Version(max(0, stream.reads(operation.micros[0], operation.stage))))
+        yield from before[index]
+        yield from _computes(stream, [each], updates * stream.per_update)
+        yield from after[index]
 
 
 def _placed(

@@ -9,9 +9,8 @@ from chimera_ir.ir.ops import Forward
 from chimera_ir.ir.text.parser import parse
 from chimera_ir.lower.order import order
 from chimera_ir.source import Source
-from chimera_ir.verify.erase import schedule_of
 from tests.property.programs import one_direction, plans, two_directions
-from tests.property.streams import both_ways, instance
+from tests.property.updates import both_ways, schedule
 
 
 def read(text: str) -> Schedule:
@@ -71,8 +70,7 @@ def test_updates_follow_one_another():
 
 
 def test_a_sum_of_every_update_waits_for_every_holder():
-    program = instance(both_ways(2), 3)
-    dag = build(schedule_of(program))
+    dag = build(schedule(both_ways(2), 3))
     operations = len(dag.operations)
     assert len(dag) == operations + 2 * 3 + 2 * 3 * 2
     for number in range(operations, operations + 6):
