@@ -7,7 +7,7 @@ from chimera_ir.diagnostics.catalogue.schedule import Cycle, Link
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.graph.build import Dag, Edge, build
 from chimera_ir.ir.ids import Clock
-from chimera_ir.ir.levels import Plan, Schedule
+from chimera_ir.ir.levels import Header, Plan, Schedule
 from chimera_ir.ir.ops import Backward, Compute, Forward
 from chimera_ir.ir.text.printer import line
 
@@ -25,14 +25,15 @@ def acyclic(schedule: Schedule, plan: Plan | None) -> Iterator[Diagnostic]:
     dag = build(schedule)
     nodes = dag.cycle()
     if nodes:
-        yield _Story(dag, nodes, plan).told()
+        yield _Story(dag, nodes, schedule.header, plan).told()
 
 
 class _Story:
     """Tells a cycle: operations of one lane that only follow each other are left out between the first and the last."""
 
-    def __init__(self, dag: Dag, nodes: tuple[int, ...], plan: Plan | None) -> None:
+    def __init__(self, dag: Dag, nodes: tuple[int, ...], header: Header, plan: Plan | None) -> None:
         self._dag = dag
+        self._header = header
         self._clocks = {each.operation: each.clock for each in plan.operations} if plan else {}
         self._nodes = self._bends(nodes)
 
@@ -53,7 +54,8 @@ class _Story:
         lanes = [(before, after) for before, after in edges if self._follows(before, after)]
         falling = [(before, after) for before, after in edges if lanes and self._falls(before, after)]
         readers = [after for before, after in edges if self._dag.kind(before, after) is Edge.SYNC]
-        worst = next(iter([*(after for _, after in falling), *(before for before, _ in lanes), *readers]))
+        suspects = [*(after for _, after in falling), *(before for before, _ in lanes), *readers]
+        worst = suspects[0]
         at = self._nodes.index(worst)
         ring = (*self._nodes[at:], *self._nodes[:at])
         links = tuple(self._link(before, after) for before, after in pairwise((*ring, ring[0])))
@@ -63,8 +65,9 @@ class _Story:
     def _advice(self, falling: list[tuple[int, int]], lanes: list[tuple[int, int]]) -> str:
         if falling:
             before, after = (self._dag.operations[node] for node in falling[0])
-            clock = self._clock(before)
-            return f"give `{line(after)}` a clock above {clock}, the clock of `{line(before)}`, which it needs"
+            older = ", or let it read an older version" if self._reads(*falling[0]) else ""
+            clock = f"{self._clock(before)}, the clock of `{line(before)}`, which it needs"
+            return f"give `{line(after)}` a clock above {clock}{older}"
         if not lanes:
             return "let it read an older version of the weights, one that does not need its own gradients"
         first, second = (self._dag.operations[node] for node in lanes[0])
@@ -81,7 +84,10 @@ class _Story:
         if self._follows(before, after):
             return f"worker {self._dag.worker_of(before)} runs it first"
         if self._dag.kind(before, after) is Edge.SYNC:
-            reason = "it needs the step that uses those gradients"
+            reads = self._reads(before, after)
+            reason = (
+                "it reads weights that those gradients change" if reads else "those gradients are summed before its own"
+            )
         elif isinstance(one, Backward):
             reason = "it needs those gradients"
         elif isinstance(two, Forward):
@@ -89,6 +95,12 @@ class _Story:
         else:
             reason = "a backward needs what its forward kept"
         return f"{reason}, but the clock falls" if self._falls(before, after) else reason
+
+    def _reads(self, before: int, after: int) -> bool:
+        """Whether an operation reads weights that the gradients of another go into."""
+        one, two = self._dag.operations[before], self._dag.operations[after]
+        synchronised = self._dag.kind(before, after) is Edge.SYNC
+        return synchronised and (two.version or 0) > one.micros[0] // self._header.per_update
 
     def _follows(self, before: int, after: int) -> bool:
         """Whether nothing but the order on their worker puts one operation before another."""

@@ -1,5 +1,5 @@
-"""Rule "clocks": along every data dependency the clock increases. If so, it proves that nothing waits in a circle; if
-not, the DAG has to be asked, so this rule only warns."""
+"""Rule "clocks": along every data dependency the clock increases. If so, it proves that no data are waited for in a
+circle; if not, the DAG has to be asked, so this rule only warns. What waits for updates is asked of the DAG alone."""
 
 from collections.abc import Iterator
 
