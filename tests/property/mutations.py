@@ -36,6 +36,21 @@ RULES = {
     "CH60": "repeats",
 }
 
+RIGHT = {
+    "dropped": {"complete, placed", "missing"},
+    "duplicated": {"complete, placed", "redundant"},
+    "peer": {"wrong peer"},
+    "slot": {"slot in use", "slot too high"},
+    "stage": {"complete, placed", "groups", "missing", "unknown message", "redundant", "not held", "misplaced"},
+    "micro": {"complete, placed", "groups", "missing", "unknown message", "redundant"},
+    "swapped": set(RULES.values())
+    - {"complete, placed", "groups", "missing", "redundant", "wrong peer", "slot too high"},
+    "moved": set(RULES.values())
+    - {"complete, placed", "groups", "missing", "redundant", "wrong peer", "slot too high"},
+    "elsewhere": {"complete, placed", "missing", "unknown message", "not held", "redundant"},
+}
+"""For every mutation the rules that may reject it."""
+
 _MOVES = 120
 _ELSEWHERE = 30
 

@@ -5,7 +5,7 @@ import pytest
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
 from tests.executor import verdicts
-from tests.property.mutations import RULES, judged, mutants, rules, table
+from tests.property.mutations import RIGHT, judged, mutants, rules, table
 from tests.property.programs import doubled, one_direction, random_plan, two_directions
 
 PROGRAMS = {
@@ -15,21 +15,6 @@ PROGRAMS = {
     "two units": lower(order(two_directions(2, 4)), 2),
     **{f"random {seed}": lower(order(random_plan(seed, 0.0))) for seed in range(12)},
 }
-
-RIGHT = {
-    "dropped": {"complete, placed", "missing"},
-    "duplicated": {"complete, placed", "redundant"},
-    "peer": {"wrong peer"},
-    "slot": {"slot in use", "slot too high"},
-    "stage": {"complete, placed", "groups", "missing", "unknown message", "redundant", "not held", "misplaced"},
-    "micro": {"complete, placed", "groups", "missing", "unknown message", "redundant"},
-    "swapped": set(RULES.values())
-    - {"complete, placed", "groups", "missing", "redundant", "wrong peer", "slot too high"},
-    "moved": set(RULES.values())
-    - {"complete, placed", "groups", "missing", "redundant", "wrong peer", "slot too high"},
-    "elsewhere": {"complete, placed", "missing", "unknown message", "not held", "redundant"},
-}
-"""For every mutation the rules that may reject it."""
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

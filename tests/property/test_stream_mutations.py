@@ -1,6 +1,6 @@
 """Changes of what an asynchronous program says of updates and versions: rejected by the rule that should, or harmless.
 
-What is about messages alone is the business of test_mutations: they are the same.
+Changes of messages are those of test_mutations, on the smaller programs.
 """
 
 import random
@@ -15,6 +15,7 @@ from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import AllReduce, Backward, Compute, Drop, Forward, Instruction, Stash, Step, WaitAllReduce
 from chimera_ir.verify.verify import verify_program
 from tests.executor import verdicts
+from tests.property import mutations
 from tests.property.mutations import RULES, changed, judged, moved, rules, table
 from tests.property.updates import both_ways, double_buffered, every_one, instance, synchronised
 
@@ -123,6 +124,18 @@ def test_every_mutant_is_rejected_by_the_rule_that_should_or_harmless(capsys):
         print(f"\n{table(score)}")
     assert not failures, failures[:5]
     assert {rule for _, rule in score} > {"missing", "redundant", "misplaced", "versions", "acyclic", "copies"}
+
+
+def test_messages_are_ruled_as_in_a_synchronous_program():
+    updating = {"stage", "swapped", "moved", "dropped", "duplicated", "elsewhere"}
+    right = {kind: known | TIMING if kind in updating else known for kind, known in mutations.RIGHT.items()}
+    changes = (
+        (f"{name}, {kind}", kind, mutant)
+        for name in ("every one", "double buffered")
+        for kind, mutant in mutations.mutants(PROGRAMS[name], 0)
+    )
+    _, failures = judged(changes, right)
+    assert not failures, failures[:5]
 
 
 def test_the_executor_sees_what_the_rules_on_weights_see():
