@@ -7,7 +7,7 @@ them: a prologue, a loop over the steady state, an epilogue, or several of those
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 
 from chimera_ir.codegen.notation import InTables, Round
@@ -28,40 +28,23 @@ _SCREEN = 120
 _NUMBERS = re.compile(r"\bm(?P<micro>[0-9]+)|\bv(?P<version>[0-9]+)|(?<=into )(?P<slot>[0-9]+)")
 
 
-@dataclass(frozen=True, slots=True)
-class TurnLoop:
-    """A loop as its script says it.
+def turn_loop(header: Header, worker: Worker, lane: Sequence[Instruction], rooms: Rooms, names: set[str]) -> list[str]:
+    """The lines of a lane that repeats: a loop over the updates k, or over the micro-batches m where they are the same.
 
-    ``counter`` counts updates from ``start`` to ``stop`` (excluded; Python expressions), ``step`` at a time;
-    ``per_update`` are the micro-batches of an update, ``tables`` the dictionaries that the lines fill.
+    Values are entries of dictionaries, which are added to ``names``.
     """
-
-    counter: str
-    start: str
-    stop: str
-    step: int
-    per_update: int
-    tables: tuple[str, ...]
-    lines: tuple[str, ...]
-
-
-def turn_loop(header: Header, worker: Worker, lane: Sequence[Instruction], rooms: Rooms) -> TurnLoop:
-    """The loop of a lane that repeats."""
     turn = body(header, lane)
     assert turn is not None, "a verified lane repeats"
     each_turn = updates_a_turn(header)
     rounds = Round(turn.turn * header.period, header.period, turn.rings, turn.turn * each_turn)
-    notation = InTables(set(), rounds, "m" if header.per_update == 1 else "k")
+    notation = InTables(names, rounds, "m" if header.per_update == 1 else "k")
     updates = [_update(header, rounds, each) for each in turn.instructions]
-    return TurnLoop(
-        counter=notation.counter,
-        start=str(-(max(updates, default=0) // each_turn) * each_turn),
-        stop=_plus("updates", -min(updates, default=0)),
-        step=each_turn,
-        per_update=header.per_update,
-        lines=tuple(_turn(Scribe(header, worker, rooms, notation), notation, rounds, turn.instructions)),
-        tables=tuple(sorted(notation.names)),
-    )
+    start, stop = -(max(updates, default=0) // each_turn) * each_turn, _plus("updates", -min(updates, default=0))
+    by = f", {each_turn}" if each_turn > 1 else ""
+    micro = [f"    m = {header.per_update} * k"] if header.per_update > 1 else []
+    scribe = Scribe(header, worker, rooms, notation)
+    lines = [f"    {line}" for line in _turn(scribe, notation, rounds, turn.instructions)]
+    return [f"for {notation.counter} in range({start}, {stop}{by}):", *micro, *lines]
 
 
 def _turn(

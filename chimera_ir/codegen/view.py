@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from chimera_ir.codegen.loops import TurnLoop, commented, rolled, turn_loop
+from chimera_ir.codegen.loops import commented, rolled, turn_loop
 from chimera_ir.codegen.notation import WrittenOut
 from chimera_ir.codegen.rolling import Loop, roll
 from chimera_ir.codegen.statements import Rooms, Scribe
@@ -18,7 +18,7 @@ from chimera_ir.ir.text.printer import line as instruction_line
 class RankView:
     """A rank's script: ``slots`` and ``peers`` as Python literals, ``bindings`` the names that the lines use.
 
-    ``tables`` are the dictionaries among them. The script of an asynchronous program has a ``loop`` around its lines.
+    ``tables`` says whether values are entries of dictionaries, ``counting`` what micro-batches are counted in.
     """
 
     worker: int
@@ -31,8 +31,7 @@ class RankView:
     peers: str
     bindings: tuple[str, ...]
     lines: tuple[str, ...]
-    tables: tuple[str, ...]
-    loop: TurnLoop | None
+    tables: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,22 +145,29 @@ def rank_view(program: Program, worker: Worker) -> RankView:
     """What a rank's script says: the worker's lane, one statement per instruction, or its turn as a loop."""
     header, lane = program.header, program.lanes[worker]
     stages, peers, rooms = header.stages_of[worker], _peers(lane), _rooms(lane)
-    loop = turn_loop(header, worker, lane, rooms) if header.asynchronous else None
     tables: set[str] = set()
-    lines = loop.lines if loop else tuple(_lines(Scribe(header, worker, rooms, WrittenOut()), lane, tables))
+    if header.asynchronous:
+        lines = turn_loop(header, worker, lane, rooms, tables)
+        counting = "m is the micro-batch" + (", k the update" if header.per_update > 1 else "")
+    else:
+        lines = list(_lines(Scribe(header, worker, rooms, WrittenOut()), lane, tables))
+        counting = " (counted in halves)" if header.halves else ""
     return RankView(
         worker=worker,
         title=title(header),
         micro_batches=header.whole_micro_batches,
-        counting=" (counted in halves)" if header.halves else "",
+        counting=counting,
         imports=", ".join(["Lane", *(name for name in ("join", "part") if any(f"{name}(" in line for line in lines))]),
         stages_text=_listed("stage", stages),
         slots=repr({int(stage): (rooms.get((stage, True), ()), rooms.get((stage, False), ())) for stage in stages}),
         peers=repr(peers),
-        bindings=(*_bindings("stage", stages), *_bindings("peer", peers)),
-        lines=lines,
-        tables=loop.tables if loop else tuple(sorted(tables)),
-        loop=loop,
+        bindings=(
+            *_bindings("stage", stages),
+            *_bindings("peer", peers),
+            *(f"{name} = {{}}" for name in sorted(tables)),
+        ),
+        lines=tuple(lines),
+        tables=bool(tables),
     )
 
 
