@@ -6,7 +6,7 @@ from enum import Enum
 
 from chimera_ir import library
 from chimera_ir.codegen.render import scripts
-from chimera_ir.cost.launches import launches
+from chimera_ir.cost.launches import eventful, launches
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.report import report
 from chimera_ir.cost.simulate import Timeline, simulate, ticks
@@ -114,10 +114,11 @@ def _lowered(schedule: Schedule, request: Request) -> Program:
 def _from_program(program: Program, request: Request) -> Iterator[Result]:
     verified: Verified = verify_program(program)
     yield Level.PROGRAM, verified
-    timeline: Timeline = simulate(verified.schedule, request.costs)
+    timeline = eventful(simulate(verified.schedule, request.costs), verified.program)
     yield Level.TIMELINE, timeline
     baseline = _baseline(verified.schedule, request.max_operations)
-    yield Level.REPORT, report(verified.schedule, request.costs, baseline, launches(verified.program, timeline))
+    launched = launches(verified.program, timeline)
+    yield Level.REPORT, report(verified.schedule, request.costs, baseline, verified.weights, launched)
 
 
 def _baseline(schedule: Schedule, max_operations: int) -> Schedule:
@@ -148,5 +149,5 @@ def files(verified: Verified, timeline: Timeline, report_json: str) -> dict[str,
         **scripts(verified),
         "schedule.sir": show(verified.program),
         "report.json": report_json,
-        "timeline.svg": svg.draw(timeline, launches(verified.program, timeline)),
+        "timeline.svg": svg.draw(timeline),
     }

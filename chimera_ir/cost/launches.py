@@ -1,51 +1,83 @@
-"""When each worker launches the sums of its gradients, and how much time is free for them (sections 3.2 and 3.4)."""
+"""When each worker launches the sums of its gradients, how much time is free for them (sections 3.2 and 3.4), and when
+it goes on with new weights."""
 
-from dataclasses import dataclass
-from fractions import Fraction
+from collections.abc import Iterator
+from dataclasses import replace
 
+from chimera_ir.cost.events import Launched, Stepped
 from chimera_ir.cost.simulate import Timed, Timeline
+from chimera_ir.cost.window import steady_window
 from chimera_ir.ir.ids import Stage, Worker
-from chimera_ir.ir.levels import Program, Strategy
-from chimera_ir.ir.ops import AllReduce, Compute
-
-
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """The sum of a stage's gradients, as one worker launches it; times in the unit of the costs.
-
-    ``free`` is the time in which the worker idles between the launch and its last operation, the regions (a) and (b)
-    of Figure 6; ``flush`` from there to the makespan, region (c).
-    """
-
-    worker: Worker
-    stage: Stage
-    strategy: Strategy
-    at: Fraction
-    free: Fraction
-    flush: Fraction
+from chimera_ir.ir.levels import Program
+from chimera_ir.ir.ops import AllReduce, Compute, Instruction, Step, WaitAllReduce
 
 
 def launches(program: Program, timeline: Timeline) -> tuple[Launched, ...]:
-    """All launches, worker by worker, in the order of the lanes."""
-    found: list[Launched] = []
-    for number, (lane, timed) in enumerate(zip(program.lanes, timeline.lanes, strict=True)):
-        done = 0
-        for instruction in lane:
-            if isinstance(instruction, AllReduce):
-                found.append(_launched(Worker(number), instruction.stage, done, timed, timeline))
-            done += isinstance(instruction, Compute)
-    return tuple(found)
+    """All launches, worker by worker, in the order of the lanes; of an asynchronous program those in its steady window.
+
+    One that shows none has no launches to tell.
+    """
+    found = tuple(_launches(program, timeline))
+    if not program.header.asynchronous:
+        return found
+    window = steady_window(timeline)
+    if window is None:
+        return ()
+    start, end = window.start * timeline.tick, window.end * timeline.tick
+    return tuple(launched for launched in found if start < launched.at <= end)
 
 
-def _launched(worker: Worker, stage: Stage, done: int, timed: tuple[Timed, ...], timeline: Timeline) -> Launched:
-    at = timed[done - 1].end if done else 0
-    end = timed[-1].end if timed else 0
-    busy = sum(each.end - each.start for each in timed[done:])
+def steps(program: Program, timeline: Timeline) -> tuple[Stepped, ...]:
+    """All steps that lead to a version, worker by worker, each as early as the worker has come to it."""
+    return tuple(
+        Stepped(Worker(worker), each.stage, each.version, _end(timed, done) * timeline.tick)
+        for worker, (lane, timed) in enumerate(zip(program.lanes, timeline.lanes, strict=True))
+        for done, each in _after(lane)
+        if isinstance(each, Step) and each.version is not None
+    )
+
+
+def eventful(timeline: Timeline, program: Program) -> Timeline:
+    """The timeline with what a picture marks: where sums begin, or in an asynchronous program where new weights do."""
+    asynchronous = program.header.asynchronous
+    return replace(timeline, events=steps(program, timeline) if asynchronous else launches(program, timeline))
+
+
+def _launches(program: Program, timeline: Timeline) -> Iterator[Launched]:
+    for worker, (lane, timed) in enumerate(zip(program.lanes, timeline.lanes, strict=True)):
+        waits = {(each.stage, each.version): done for done, each in _after(lane) if isinstance(each, WaitAllReduce)}
+        for done, each in _after(lane):
+            if isinstance(each, AllReduce):
+                waited = waits[each.stage, each.version]
+                yield _launched(Worker(worker), each.stage, timed, done, waited, timeline)
+
+
+def _after(lane: tuple[Instruction, ...]) -> Iterator[tuple[int, Instruction]]:
+    """Every instruction, after how many compute operations it stands."""
+    done = 0
+    for instruction in lane:
+        yield done, instruction
+        done += isinstance(instruction, Compute)
+
+
+def _launched(
+    worker: Worker, stage: Stage, timed: tuple[Timed, ...], done: int, waited: int, timeline: Timeline
+) -> Launched:
+    """The launch after the first ``done`` operations of a lane, waited for after the first ``waited``."""
+    at, last = _end(timed, done), _end(timed, len(timed))
+    until = timed[waited].start if waited < len(timed) else last
+    busy = sum(end - start for _, start, end in timed[done:waited])
+    flush = 0 if waited < len(timed) or timeline.header.asynchronous else timeline.span - last
     return Launched(
         worker=worker,
         stage=stage,
         strategy=timeline.header.strategy(stage),
         at=at * timeline.tick,
-        free=(end - at - busy) * timeline.tick,
-        flush=(timeline.span - end) * timeline.tick,
+        free=(until - at - busy) * timeline.tick,
+        flush=flush * timeline.tick,
     )
+
+
+def _end(timed: tuple[Timed, ...], done: int) -> int:
+    """The end of the first ``done`` operations."""
+    return timed[done - 1].end if done else 0

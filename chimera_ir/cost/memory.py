@@ -27,6 +27,6 @@ def _peak(header: Header, lane: Iterable[Compute], *, recomputing: bool) -> Frac
     return Fraction(max(accumulate(changes, initial=0)), header.parts)
 
 
-def weights(header: Header) -> tuple[int, ...]:
-    """Per worker, the copies of stages' weights; a stage placed twice on a worker is kept once."""
+def held(header: Header) -> tuple[int, ...]:
+    """Per worker, how many stages' weights it holds, one version of each; a stage placed twice on a worker is kept once."""
     return tuple(len(stages) for stages in header.stages_of)

@@ -1,16 +1,18 @@
 """The report: what a schedule costs, beside the baseline of the same size, and what a user should know about that."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 
-from chimera_ir.cost.launches import Launched
-from chimera_ir.cost.memory import activations, stashed_inputs, weights
+from chimera_ir.cost.critical import update_length
+from chimera_ir.cost.events import Launched
+from chimera_ir.cost.memory import activations, held, stashed_inputs
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.numbers import decimal, percent
 from chimera_ir.cost.precedence import precede
-from chimera_ir.cost.simulate import earliest_ends, run
+from chimera_ir.cost.simulate import run
+from chimera_ir.cost.staleness import staleness, warning
 from chimera_ir.ir.levels import Header, Schedule
 
 RULES = ("complete", "placed", "conflict_free", "acyclic", "channels", "gradients", "versions", "memory")
@@ -24,10 +26,11 @@ _Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one schedule costs in one iteration, communication free.
+    """What one schedule costs in one iteration, or in one update of the steady state, communication free.
 
     ``forwards`` and ``backwards`` are C_f and C_b; ``clock_span`` is the makespan with every operation 1; the rest is
-    per worker: weight copies in M_theta, activations and inputs kept for recomputation in M_a.
+    per worker, the most it has at any time: weight copies in M_theta, activations and inputs kept for recomputation in
+    M_a.
     """
 
     header: Header
@@ -36,7 +39,7 @@ class Figures:
     bubble_ratio: Fraction
     forwards: Fraction
     backwards: Fraction
-    clock_span: int
+    clock_span: Fraction
     weights: tuple[Fraction, ...]
     activations: tuple[Fraction, ...]
     stashed_inputs: tuple[Fraction, ...]
@@ -44,10 +47,15 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A schedule's figures and the baseline's, in the same units, its launches, which rules hold, and remarks."""
+    """A schedule's figures and the baseline's, in the same units, its launches, which rules hold, and remarks.
+
+    ``stale`` tells, for each stage of an asynchronous schedule, how many updates too old the weights are that it
+    reads.
+    """
 
     figures: Figures
     baseline: Figures
+    stale: tuple[int, ...]
     launches: tuple[Launched, ...]
     verified: tuple[tuple[str, bool], ...]
     remarks: tuple[str, ...]
@@ -65,7 +73,7 @@ class Report:
             "critical_path": _critical_path(own),
             "makespan": _number(own.makespan),
             "bubble_ratio": _number(own.bubble_ratio),
-            "clock_span": own.clock_span,
+            "clock_span": _number(own.clock_span),
             **_memory(own),
             "baseline": {
                 "makespan": _number(self.baseline.makespan),
@@ -78,6 +86,8 @@ class Report:
             "synchronisation": [_launch(launched) for launched in self.launches],
             "costs": {kind: _number(cost) for kind, cost in own.costs.told(header)},
             "remarks": list(self.remarks),
+            "asynchronous": header.asynchronous,
+            **({"updates_shown": header.updates, "staleness": list(self.stale)} if header.asynchronous else {}),
         }
 
 
@@ -85,20 +95,25 @@ def report(
     schedule: Schedule,
     costs: Costs,
     baseline: Schedule,
+    weights: Sequence[int],
     launches: tuple[Launched, ...] = (),
     verified: Mapping[str, bool] = PROVEN,
 ) -> Report:
-    """What a verified schedule costs, beside a baseline on the same workers with the same micro-batches.
+    """What a verified schedule costs, beside a baseline with a flush on the same workers with the same micro-batches.
 
-    The baseline cuts the model into as many stages as it has; where the schedule has more, the baseline's are larger
-    by that factor, and so are their durations, weights and activations.
+    ``weights`` are the copies that each worker of the schedule keeps. The baseline cuts the model into as many stages as
+    it has; where the schedule has more, the baseline's are larger by that factor, and so are their durations, weights
+    and activations.
     """
-    own = _figures(schedule, costs, Fraction(1))
-    base = _figures(baseline, costs, Fraction(schedule.header.stages, baseline.header.stages))
-    return Report(own, base, launches, tuple(verified.items()), _remarks(own, base, schedule))
+    own = _figures(schedule, costs, weights, Fraction(1))
+    size = Fraction(schedule.header.stages, baseline.header.stages)
+    base = _figures(baseline, costs, held(baseline.header), size)
+    stale = staleness(schedule)
+    remarks = (*_remarks(own, base, schedule), *warning(stale))
+    return Report(own, base, stale, launches, tuple(verified.items()), remarks)
 
 
-def _figures(schedule: Schedule, costs: Costs, size: Fraction) -> Figures:
+def _figures(schedule: Schedule, costs: Costs, weights: Sequence[int], size: Fraction) -> Figures:
     """The figures of a schedule whose stages are ``size`` times as large as those that costs and units speak of."""
     precedence = precede(schedule)
     timeline = run(schedule, precedence, costs.scaled(size))
@@ -109,8 +124,8 @@ def _figures(schedule: Schedule, costs: Costs, size: Fraction) -> Figures:
         bubble_ratio=timeline.bubble_ratio,
         forwards=timeline.critical_path.forwards,
         backwards=timeline.critical_path.backwards,
-        clock_span=max(earliest_ends(precedence, [1] * len(precedence.operations)), default=0),
-        weights=tuple(size * copies for copies in weights(schedule.header)),
+        clock_span=update_length(schedule.header, precedence, [1] * len(precedence.operations)),
+        weights=tuple(size * copies for copies in weights),
         activations=tuple(size * live for live in activations(schedule)),
         stashed_inputs=tuple(size * kept for kept in stashed_inputs(schedule)),
     )

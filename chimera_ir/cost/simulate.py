@@ -12,6 +12,7 @@ from math import lcm
 from typing import NamedTuple
 
 from chimera_ir.cost.critical import CriticalPath, critical_path, earliest_ends
+from chimera_ir.cost.events import Events
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.precedence import Precedence, precede
 from chimera_ir.ir.levels import Header, Schedule
@@ -28,7 +29,7 @@ class Timed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """When every operation runs: ``lanes[w]`` in the order of worker w.
+    """When every operation runs: ``lanes[w]`` in the order of worker w; and what happens in between, if that is known.
 
     ``tick`` is the length of a tick in the unit of the costs; ``span`` the time shown, in ticks: an iteration, or of an
     asynchronous schedule as many updates as it shows.
@@ -40,6 +41,7 @@ class Timeline:
     span: int
     lanes: tuple[tuple[Timed, ...], ...]
     critical_path: CriticalPath
+    events: Events = ()
 
     @property
     def shown(self) -> Fraction:

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from chimera_ir.cost.events import Launched
 from chimera_ir.cost.numbers import decimal, percent
 from chimera_ir.cost.report import Figures, Report
 
@@ -34,7 +35,8 @@ def _heading(own: Figures) -> Text:
             (len(header.pipes), "pipe"),
         )
     )
-    return Text.assemble((header.scheme, "bold"), f" {parameters}\n" if parameters else "\n", f"{sizes}; {costs}")
+    steady = "\none update in the steady state; the baseline: with its flush" if header.asynchronous else ""
+    return Text.assemble((header.scheme, "bold"), f" {parameters}\n" if parameters else "\n", f"{sizes}; {costs}{steady}")
 
 
 def _count(number: int, noun: str) -> str:
@@ -59,7 +61,7 @@ def _rows(figures: Figures, recomputing: bool) -> list[tuple[str, str]]:
         ("makespan", decimal(figures.makespan)),
         ("critical path", f"C_f = {decimal(figures.forwards)}, C_b = {decimal(figures.backwards)}"),
         ("bubble ratio", percent(figures.bubble_ratio)),
-        ("clock span", str(figures.clock_span)),
+        ("clock span", decimal(figures.clock_span)),
         ("weights, M_theta", per_worker(figures.weights)),
         ("activations, M_a", per_worker(figures.activations)),
     ]
@@ -82,16 +84,23 @@ def _launches(report: Report) -> list[Text]:
     """Where the sums of the gradients overlap compute: one line per launch with a bubble after it."""
     early = [launched for launched in report.launches if launched.free]
     rest = len(report.launches) - len(early)
-    lines = [
-        f"stage {each.stage} on worker {each.worker}: launched at {decimal(each.at)}, "
-        f"{decimal(each.free)} free before the worker's last operation, {decimal(each.flush)} after it"
-        for each in early[:IN_FULL]
-    ]
+    steady = report.figures.header.asynchronous
+    lines = [f"stage {each.stage} on worker {each.worker}: {_launch(each, steady)}" for each in early[:IN_FULL]]
     if len(early) > IN_FULL:
         lines.append(f"and {len(early) - IN_FULL} more such launches (report.json lists all)")
     if early and rest:
-        lines.append(f"{rest} more {'sum' if rest == 1 else 'sums'} launched after the worker's last bubble")
+        bubble = "with no bubble before the step" if steady else "after the worker's last bubble"
+        lines.append(f"{rest} more {'sum' if rest == 1 else 'sums'} launched {bubble}")
     return [Text.assemble(("gradients: ", "cyan"), line) for line in lines]
+
+
+def _launch(launched: Launched, steady: bool) -> str:
+    if steady:
+        return f"{decimal(launched.free)} free between launch and step"
+    return (
+        f"launched at {decimal(launched.at)}, {decimal(launched.free)} free before the worker's last operation, "
+        f"{decimal(launched.flush)} after it"
+    )
 
 
 def _remarks(report: Report) -> list[Text]:

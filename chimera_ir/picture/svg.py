@@ -7,14 +7,31 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
+from typing import assert_never
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from chimera_ir.cost.launches import Launched
+from chimera_ir.cost.events import Launched, Stepped
 from chimera_ir.cost.numbers import decimal
 from chimera_ir.cost.simulate import Timed, Timeline
+from chimera_ir.cost.window import steady_window
 from chimera_ir.ir.ops import Forward
-from chimera_ir.picture.words import INK, PAPER, colour, heading, hue, ink, label, pipe_numbers, step, summary
+from chimera_ir.picture.shapes import Box, Bracket, Entry, Family, Label, Mark, Picture, Row, Tick
+from chimera_ir.picture.words import (
+    INK,
+    PAPER,
+    bracket,
+    colour,
+    happening,
+    heading,
+    hue,
+    ink,
+    label,
+    step,
+    strand_numbers,
+    strands,
+    summary,
+)
 from chimera_ir.resources import templates
 
 WIDTH = 2000
@@ -33,99 +50,6 @@ _LEFT, _TOP = 46, 62
 _MARK = 5
 _GLYPH = Fraction(62, 100)
 """The width of a character as a share of the font size: that of digits in a wide sans-serif font."""
-
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    """The rectangle of an operation, and a text for whoever points at it."""
-
-    x: str
-    y: int
-    width: str
-    title: str
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """The micro-batches of an operation, written in the middle of its box."""
-
-    x: str
-    y: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """The operations of one pipe in one direction, which share their colours: as boxes, or as a single outline."""
-
-    fill: str
-    ink: str
-    boxes: tuple[Box, ...]
-    outline: str
-    labels: tuple[Label, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A worker: its name, and the stripe of bubbles on which its boxes lie."""
-
-    name: str
-    y: int
-    baseline: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """A mark on the time axis."""
-
-    x: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A pipe's line in the legend: its two colours and its name."""
-
-    x: int
-    y: int
-    light: str
-    dark: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A triangle on the upper edge of a lane: a sum of gradients is launched."""
-
-    path: str
-    title: str
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """Everything that the template writes, in pixels."""
-
-    width: int
-    height: int
-    left: int
-    right: str
-    top: int
-    bottom: int
-    chart: str
-    row_height: int
-    font: int
-    stroke: str
-    ink: str
-    paper: str
-    heading: str
-    summary: str
-    rows: tuple[Row, ...]
-    ticks: tuple[Tick, ...]
-    families: tuple[Family, ...]
-    legend: tuple[Entry, ...]
-    bubble: Entry
-    marks: tuple[Mark, ...]
-    launch: Entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +72,8 @@ _Placed = tuple[int, Timed]
 """An operation with its worker."""
 
 
-def draw(timeline: Timeline, launches: Sequence[Launched] = ()) -> str:
-    """The timeline as a self-contained SVG document, launches of sums marked; names from the scheme are escaped."""
+def draw(timeline: Timeline) -> str:
+    """The timeline as a self-contained SVG document, its events marked; names from the scheme are escaped."""
     environment = Environment(
         loader=FileSystemLoader(templates()),
         autoescape=True,
@@ -158,21 +82,22 @@ def draw(timeline: Timeline, launches: Sequence[Launched] = ()) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template("timeline.svg.j2").render(picture=picture(timeline, launches))
+    return environment.get_template("timeline.svg.j2").render(picture=picture(timeline))
 
 
-def picture(timeline: Timeline, launches: Sequence[Launched] = ()) -> Picture:
+def picture(timeline: Timeline) -> Picture:
     """The places and sizes of everything in the drawing."""
     scale = _scale(timeline)
     right = scale.x(timeline.span)
     bottom = scale.y(len(timeline.lanes)) - scale.gap
     title, note = _text(heading(timeline)), summary(timeline)
-    margin = 14 + 4 * len(decimal(timeline.makespan))
+    margin = 14 + 4 * len(decimal(timeline.shown))
     width = max(int(right), _LEFT + 10 * len(title), _LEFT + 7 * len(note)) + margin
-    *pipes, bubble, launch = _legend(timeline, width, bottom + 44)
+    steady = tuple(_brackets(timeline, scale, bottom))
+    *entries, bubble, marked = _legend(timeline, width, bottom + 44 + 22 * len(steady))
     return Picture(
         width=width,
-        height=launch.y + 28,
+        height=marked.y + 28,
         left=_LEFT,
         right=_pixels(right),
         top=_TOP,
@@ -188,10 +113,11 @@ def picture(timeline: Timeline, launches: Sequence[Launched] = ()) -> Picture:
         rows=tuple(_row(worker, scale) for worker in range(len(timeline.lanes))),
         ticks=tuple(_ticks(timeline, scale)),
         families=tuple(_families(timeline, scale)),
-        legend=tuple(pipes),
+        legend=tuple(entries),
         bubble=bubble,
-        marks=tuple(_mark(launched, timeline, scale) for launched in launches),
-        launch=launch,
+        marks=tuple(_mark(each, timeline, scale) for each in timeline.events),
+        event=marked,
+        steady=steady,
     )
 
 
@@ -223,8 +149,8 @@ def _baseline(y: int, scale: _Scale) -> str:
 
 
 def _families(timeline: Timeline, scale: _Scale) -> Iterator[Family]:
-    """The operations, pipe by pipe, forwards before backwards, with the labels that fit all boxes of their size."""
-    numbers = pipe_numbers(timeline.header)
+    """The operations, strand by strand, forwards before backwards, with the labels that fit all boxes of their size."""
+    numbers = strand_numbers(timeline.header)
     told = sum(map(len, timeline.lanes)) <= TOLD
     members: dict[tuple[int, bool], list[_Placed]] = {}
     for worker, lane in enumerate(timeline.lanes):
@@ -236,13 +162,12 @@ def _families(timeline: Timeline, scale: _Scale) -> Iterator[Family]:
     def fits(timed: Timed) -> bool:
         return _fits(longest[timed.end - timed.start], scale.font, timed, scale.pixel)
 
-    for (pipe, _), placed in sorted(members.items(), key=lambda member: member[0]):
-        name = timeline.header.pipes[pipe].name
+    for (strand, _), placed in sorted(members.items(), key=lambda member: member[0]):
         sample = placed[0][1].operation
         yield Family(
-            fill=colour(sample, pipe),
+            fill=colour(sample, strand),
             ink=ink(sample),
-            boxes=tuple(_box(each, name, timeline.tick, scale) for each in placed) if told else (),
+            boxes=tuple(_box(each, timeline, scale) for each in placed) if told else (),
             outline="" if told else "".join(_outline(each, scale) for each in placed),
             labels=tuple(_label(each, scale) for each in placed if fits(each[1])),
         )
@@ -257,10 +182,10 @@ def _longest_labels(timed: Iterable[Timed]) -> dict[int, str]:
     return longest
 
 
-def _box(placed: _Placed, pipe: str, tick: Fraction, scale: _Scale) -> Box:
+def _box(placed: _Placed, timeline: Timeline, scale: _Scale) -> Box:
     worker, timed = placed
     left, right = scale.x(timed.start), scale.x(timed.end)
-    return Box(_pixels(left), scale.y(worker), _pixels(right - left), _title(timed, pipe, tick))
+    return Box(_pixels(left), scale.y(worker), _pixels(right - left), _title(timed, timeline))
 
 
 def _outline(placed: _Placed, scale: _Scale) -> str:
@@ -276,17 +201,19 @@ def _label(placed: _Placed, scale: _Scale) -> Label:
     return Label(_pixels(middle), _baseline(scale.y(worker), scale), label(timed.operation))
 
 
-def _title(timed: Timed, pipe: str, tick: Fraction) -> str:
-    operation = timed.operation
+def _title(timed: Timed, timeline: Timeline) -> str:
+    operation, tick = timed.operation, timeline.tick
+    pipe = timeline.header.pipe_of[operation.micros[0]].name
     kind = "forward" if isinstance(operation, Forward) else "backward"
     micros = ("micro-batch " if len(operation.micros) == 1 else "micro-batches ") + label(operation)
     when = f"{decimal(timed.start * tick)} to {decimal(timed.end * tick)}"
-    return _text(f"{kind} of {micros} on stage {operation.stage}, pipe {pipe}: {when}")
+    read = "" if operation.version is None else f", reads version {operation.version}"
+    return _text(f"{kind} of {micros} on stage {operation.stage}, pipe {pipe}: {when}{read}")
 
 
 def _ticks(timeline: Timeline, scale: _Scale) -> Iterator[Tick]:
-    """Round times at a readable distance, and the makespan itself."""
-    span, length = timeline.makespan, max(len(decimal(timeline.makespan)) * 9, 28)
+    """Round times at a readable distance, and the end itself."""
+    span, length = timeline.shown, max(len(decimal(timeline.shown)) * 9, 28)
     if span == 0:
         return
     per_unit = scale.pixel / timeline.tick
@@ -300,21 +227,46 @@ def _ticks(timeline: Timeline, scale: _Scale) -> Iterator[Tick]:
     yield Tick(_pixels(_LEFT + span * per_unit), decimal(span))
 
 
-def _mark(launched: Launched, timeline: Timeline, scale: _Scale) -> Mark:
-    x = _pixels(_LEFT + launched.at / timeline.tick * scale.pixel)
+def _mark(event: Launched | Stepped, timeline: Timeline, scale: _Scale) -> Mark:
+    x = _pixels(_LEFT + event.at / timeline.tick * scale.pixel)
     side = max(2, min(_MARK, scale.row // 4))
-    return Mark(
-        f"M{x} {scale.y(launched.worker) + side}l{-side} {-2 * side}h{2 * side}z",
-        f"sum of the gradients of stage {launched.stage}, launched at {decimal(launched.at)}; "
-        f"{decimal(launched.free)} free before the last operation, {decimal(launched.flush)} after it",
+    return Mark(f"M{x} {scale.y(event.worker) + side}l{-side} {-2 * side}h{2 * side}z", _told(event))
+
+
+def _told(event: Launched | Stepped) -> str:
+    match event:
+        case Launched():
+            return (
+                f"sum of the gradients of stage {event.stage}, launched at {decimal(event.at)}; "
+                f"{decimal(event.free)} free before the last operation, {decimal(event.flush)} after it"
+            )
+        case Stepped():
+            return f"the weights of stage {event.stage} become version {event.version} at {decimal(event.at)}"
+        case _:
+            assert_never(event)
+
+
+def _brackets(timeline: Timeline, scale: _Scale, bottom: int) -> Iterator[Bracket]:
+    """The steady state, if the timeline has one and shows it."""
+    window = steady_window(timeline)
+    if window is None:
+        return
+    start, end = scale.x(window.start), scale.x(window.end)
+    left, right, y = _pixels(start), _pixels(end), bottom + 30
+    yield Bracket(
+        path=f"M{left} {y}v6H{right}v-6",
+        lines=f"M{left} {_TOP - 6}V{bottom + 6}M{right} {_TOP - 6}V{bottom + 6}",
+        x=_pixels(end + 8),
+        y=y + 8,
+        text=bracket(window),
     )
 
 
 def _legend(timeline: Timeline, width: int, y: int) -> Iterator[Entry]:
-    """One entry for each pipe, one for bubbles and one for launches, in as many lines as the width asks for."""
+    """One entry for each strand, one for bubbles and one for events, in as many lines as the width asks for."""
     x = _LEFT
-    pipes = [(hue(number).light, hue(number).dark, pipe.name) for number, pipe in enumerate(timeline.header.pipes)]
-    for light, dark, name in [*pipes, (PAPER, PAPER, "bubble"), (PAPER, PAPER, "gradient sum launched")]:
+    told = [(hue(number).light, hue(number).dark, strand.name) for number, strand in enumerate(strands(timeline.header))]
+    for light, dark, name in [*told, (PAPER, PAPER, "bubble"), (PAPER, PAPER, happening(timeline))]:
         text = _text(name)
         length = 68 + 8 * len(text)
         if x > _LEFT and x + length > width:

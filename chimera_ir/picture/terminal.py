@@ -1,10 +1,11 @@
 """A timeline as text: a line per worker, a run of characters per operation.
 
 The number of the micro-batch opens an operation, ``─`` continues a forward, ``═`` a backward, ``·`` is a bubble; so the
-picture can be read without colour. With colour, each pipe has its hue.
+picture can be read without colour. With colour, each strand has its hue. ``▾`` closes an operation after which something
+happens, where there is room for it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, pairwise
@@ -13,10 +14,25 @@ from rich.text import Text
 
 from chimera_ir.cost.numbers import decimal
 from chimera_ir.cost.simulate import Timed, Timeline
+from chimera_ir.cost.window import Window, steady_window
 from chimera_ir.ir.ids import Micro
-from chimera_ir.ir.levels import Pipe
 from chimera_ir.ir.ops import Backward, Compute
-from chimera_ir.picture.words import INK, PAPER, colour, heading, hue, ink, label, pipe_numbers, step, summary
+from chimera_ir.picture.words import (
+    INK,
+    PAPER,
+    Strand,
+    bracket,
+    colour,
+    happening,
+    heading,
+    hue,
+    ink,
+    label,
+    step,
+    strand_numbers,
+    strands,
+    summary,
+)
 
 LINES = 60
 """How many lines a picture may take before it is drawn small instead of being continued below."""
@@ -27,7 +43,7 @@ RUNS = 4
 _ROOM = 2
 """How many more columns than it needs the shortest operation may get."""
 
-_FORWARD, _BACKWARD, _BUBBLE = "─", "═", "·"
+_FORWARD, _BACKWARD, _BUBBLE, _EVENT = "─", "═", "·", "▾"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +65,13 @@ def draw(timeline: Timeline, width: int) -> Text:
     """
     names = [f"P{worker}".ljust(len(f"P{len(timeline.lanes) - 1}")) + " " for worker in range(len(timeline.lanes))]
     scale, panels = _layout(timeline, max(width - len(names[0]), 10))
-    rows = _rows(timeline, scale)
+    rows, window = _rows(timeline, scale), steady_window(timeline)
     parts = [Text(heading(timeline), "bold"), Text(summary(timeline))]
     for start, end in panels:
         parts.append(Text(" " * len(names[0]) + _axis(timeline, scale, start, end), "dim"))
         parts += [Text.assemble(name, row[start:end]) for name, row in zip(names, rows, strict=True)]
-    return Text("\n").join([*parts, *_legend(timeline, width), *_notes(timeline, scale)])
+        parts += [Text(" " * len(names[0]) + line, "dim") for line in _bracket(window, scale, start, end)]
+    return Text("\n").join([*parts, *_legend(timeline, window, width), *_notes(timeline, scale)])
 
 
 def _layout(timeline: Timeline, width: int) -> tuple[_Scale, list[tuple[int, int]]]:
@@ -89,24 +106,41 @@ def _panels(timed: Sequence[Timed], scale: _Scale, columns: int) -> list[tuple[i
 
 
 def _rows(timeline: Timeline, scale: _Scale) -> list[Text]:
-    numbers = pipe_numbers(timeline.header)
-    return [_row(lane, numbers, scale, scale.at(timeline.span)) for lane in timeline.lanes]
+    numbers, columns = strand_numbers(timeline.header), scale.at(timeline.span)
+    events: list[set[Fraction]] = [set() for _ in timeline.lanes]
+    for event in timeline.events:
+        events[event.worker].add(event.at / timeline.tick)
+    return [_row(lane, times, numbers, scale, columns) for lane, times in zip(timeline.lanes, events, strict=True)]
 
 
-def _row(lane: Sequence[Timed], numbers: dict[Micro, int], scale: _Scale, columns: int) -> Text:
+def _row(
+    lane: Sequence[Timed], events: Collection[Fraction], numbers: dict[Micro, int], scale: _Scale, columns: int
+) -> Text:
     row = Text()
     for timed in lane:
         start, end = scale.at(timed.start), scale.at(timed.end)
         row.append(_BUBBLE * (start - len(row)), "dim")
-        pipe = numbers[timed.operation.micros[0]]
-        row.append(_strokes(timed.operation, end - start), _style(timed.operation, pipe))
+        strand = numbers[timed.operation.micros[0]]
+        row.append(_strokes(timed, end - start, events), _style(timed.operation, strand))
     return row.append(_BUBBLE * (columns - len(row)), "dim")
 
 
-def _strokes(operation: Compute, length: int) -> str:
-    stroke = _BACKWARD if isinstance(operation, Backward) else _FORWARD
-    name = label(operation)
-    return (name if len(name) < length else "").ljust(length, stroke)
+def _strokes(timed: Timed, length: int, events: Collection[Fraction]) -> str:
+    stroke = _BACKWARD if isinstance(timed.operation, Backward) else _FORWARD
+    name = label(timed.operation)
+    shown = (name if len(name) < length else "").ljust(length, stroke)
+    return shown[:-1] + _EVENT if timed.end in events and shown.endswith(2 * stroke) else shown
+
+
+def _bracket(window: Window | None, scale: _Scale, start: int, end: int) -> Iterator[str]:
+    """The line below a part of the picture that shows where the steady state is, if it shows it."""
+    if window is None:
+        return
+    first, last = scale.at(window.start), scale.at(window.end) - 1
+    line = f"└{_FORWARD * (last - first - 1)}┘" if first < last else ""
+    shown = line.rjust(last + 1)[start:end] if start <= last and first < end else ""
+    if shown:
+        yield shown
 
 
 def _style(operation: Compute, pipe: int) -> str:
@@ -116,7 +150,7 @@ def _style(operation: Compute, pipe: int) -> str:
 def _axis(timeline: Timeline, scale: _Scale, start: int, end: int) -> str:
     """Round times above the columns at which they fall."""
     per_unit = scale.column / timeline.tick
-    distance = step((len(decimal(timeline.makespan)) + 3) / per_unit)
+    distance = step((len(decimal(timeline.shown)) + 3) / per_unit)
     line = ""
     number = -(-start // (distance * per_unit))
     while int(number * distance * per_unit) < end:
@@ -128,10 +162,11 @@ def _axis(timeline: Timeline, scale: _Scale, start: int, end: int) -> str:
     return line.rstrip()
 
 
-def _legend(timeline: Timeline, width: int) -> Iterator[Text]:
-    """The pipes with their colours and micro-batches, then the bubble, in as many lines as the width asks for."""
+def _legend(timeline: Timeline, window: Window | None, width: int) -> Iterator[Text]:
+    """The strands with their colours and micro-batches, then the signs, in as many lines as the width asks for."""
     line = Text()
-    for entry in [*(_entry(number, pipe) for number, pipe in enumerate(timeline.header.pipes)), _bubble()]:
+    entries = [_entry(number, strand) for number, strand in enumerate(strands(timeline.header))]
+    for entry in [*entries, *_signs(timeline, window)]:
         if line and len(line) + len(entry) > width:
             yield line
             line = Text()
@@ -139,17 +174,22 @@ def _legend(timeline: Timeline, width: int) -> Iterator[Text]:
     yield line
 
 
-def _entry(number: int, pipe: Pipe) -> Text:
+def _entry(number: int, strand: Strand) -> Text:
     shown = hue(number)
     return Text.assemble(
         ("F" + _FORWARD * 2, f"{INK} on {shown.light}"),
         ("B" + _BACKWARD * 2, f"{PAPER} on {shown.dark}"),
-        f" {pipe.name}: {_ranges(pipe.micros)}   ",
+        f" {strand.name}: {_ranges(strand.micros)}   ",
     )
 
 
-def _bubble() -> Text:
-    return Text.assemble((_BUBBLE * 3, "dim"), " bubble")
+def _signs(timeline: Timeline, window: Window | None) -> Iterator[Text]:
+    """Those that the picture uses besides operations."""
+    yield Text.assemble((_BUBBLE * 3, "dim"), " bubble   " if timeline.events or window else " bubble")
+    if timeline.events:
+        yield Text(f"{_EVENT} {happening(timeline)}   ")
+    if window:
+        yield Text(f"└{_FORWARD}┘ {bracket(window)}")
 
 
 def _ranges(micros: Sequence[Micro]) -> str:

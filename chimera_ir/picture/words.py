@@ -5,6 +5,7 @@ from fractions import Fraction
 
 from chimera_ir.cost.numbers import decimal, percent
 from chimera_ir.cost.simulate import Timeline
+from chimera_ir.cost.window import Window
 from chimera_ir.ir.ids import Micro
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Backward, Compute
@@ -12,7 +13,7 @@ from chimera_ir.ir.ops import Backward, Compute
 
 @dataclass(frozen=True, slots=True)
 class Hue:
-    """The colours of one pipe: light under dark ink for forwards, dark under white ink for backwards."""
+    """The colours of one strand: light under dark ink for forwards, dark under white ink for backwards."""
 
     light: str
     dark: str
@@ -28,20 +29,39 @@ HUES = (
     Hue("#dcf08f", "#64801a"),
     Hue("#94dcd4", "#0e7a89"),
 )
-"""Distinct in lightness or hue under each of the three kinds of colour blindness; more pipes go round again."""
+"""Distinct in lightness or hue under each of the three kinds of colour blindness; more strands go round again."""
 
 INK = "#1a1a1a"
 PAPER = "#ffffff"
 
 
-def hue(pipe: int) -> Hue:
-    """The colours of a pipe, by its place in the header."""
-    return HUES[pipe % len(HUES)]
+def hue(strand: int) -> Hue:
+    """The colours of a strand, by its place."""
+    return HUES[strand % len(HUES)]
 
 
-def pipe_numbers(header: Header) -> dict[Micro, int]:
-    """For each micro-batch, the place of its pipe in the header."""
-    return {micro: number for number, pipe in enumerate(header.pipes) for micro in pipe.micros}
+@dataclass(frozen=True, slots=True)
+class Strand:
+    """Micro-batches that share their colours: those of a pipe, in an asynchronous schedule those of every other update."""
+
+    name: str
+    micros: tuple[Micro, ...]
+
+
+def strands(header: Header) -> tuple[Strand, ...]:
+    """What pictures tell apart by colour; the place of a strand is the number of its hue."""
+    if not header.asynchronous:
+        return tuple(Strand(pipe.name, pipe.micros) for pipe in header.pipes)
+    return tuple(
+        Strand(f"{pipe.name}, {name} updates", tuple(m for m in pipe.micros if m // header.per_update % 2 == parity))
+        for parity, name in enumerate(("even", "odd"))
+        for pipe in header.pipes
+    )
+
+
+def strand_numbers(header: Header) -> dict[Micro, int]:
+    """For each micro-batch, the place of its strand."""
+    return {micro: number for number, strand in enumerate(strands(header)) for micro in strand.micros}
 
 
 def label(operation: Compute) -> str:
@@ -54,9 +74,9 @@ def label(operation: Compute) -> str:
     return ",".join(map(str, operation.micros))
 
 
-def colour(operation: Compute, pipe: int) -> str:
+def colour(operation: Compute, strand: int) -> str:
     """The ground on which an operation's label stands."""
-    return hue(pipe).dark if isinstance(operation, Backward) else hue(pipe).light
+    return hue(strand).dark if isinstance(operation, Backward) else hue(strand).light
 
 
 def ink(operation: Compute) -> str:
@@ -72,8 +92,22 @@ def heading(timeline: Timeline) -> str:
 
 def summary(timeline: Timeline) -> str:
     """The costs and what they lead to."""
-    costs, counted = timeline.costs.summary(timeline.header), "; numbers count halves" if timeline.header.halves else ""
-    return f"{costs}; makespan {decimal(timeline.makespan)}, bubble ratio {percent(timeline.bubble_ratio)}{counted}"
+    header = timeline.header
+    steady = "one update in the steady state: " if header.asynchronous else ""
+    shown = f"; the first {header.updates} updates" if header.asynchronous else ""
+    counted = "; numbers count halves" if header.halves else ""
+    figures = f"makespan {decimal(timeline.makespan)}, bubble ratio {percent(timeline.bubble_ratio)}"
+    return f"{timeline.costs.summary(header)}; {steady}{figures}{shown}{counted}"
+
+
+def bracket(window: Window) -> str:
+    """What a stretch of the steady state is called."""
+    return "one update in the steady state" if window.updates == 1 else f"{window.updates} updates in the steady state"
+
+
+def happening(timeline: Timeline) -> str:
+    """What the marks of a timeline mean."""
+    return "new weights" if timeline.header.asynchronous else "gradient sum launched"
 
 
 def step(least: Fraction) -> Fraction:

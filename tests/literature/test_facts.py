@@ -9,6 +9,7 @@ from functools import cache
 
 import pytest
 
+from chimera_ir.cost.memory import held
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.report import Report, report
 from chimera_ir.elaborate.elaborate import elaborate
@@ -37,7 +38,8 @@ def schedule(name: str, **settings: int) -> Schedule:
 
 
 def cost(name: str, costs: Costs = PAPER, **settings: int) -> Report:
-    return report(schedule(name, **settings), costs, schedule(BASELINE, D=settings["D"], N=settings["N"]))
+    own = schedule(name, **settings)
+    return report(own, costs, schedule(BASELINE, D=settings["D"], N=settings["N"]), held(own.header))
 
 
 @pytest.mark.parametrize("name", ["gpipe", "dapple"])

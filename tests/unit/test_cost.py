@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chimera_ir.cost.memory import activations, weights
+from chimera_ir.cost.memory import activations, held
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import Timeline, simulate
 from chimera_ir.ir.ids import Micro, Stage, Worker
@@ -109,7 +109,7 @@ def test_activations_peak_where_most_micro_batches_are_under_way() -> None:
 
 def test_a_stage_placed_twice_on_a_worker_keeps_its_weights_once() -> None:
     pipes = tuple(Pipe(name, (Worker(0), Worker(1)), ()) for name in ("a", "b"))
-    assert weights(Header("x", (), 2, 2, 0, pipes)) == (1, 1)
+    assert held(Header("x", (), 2, 2, 0, pipes)) == (1, 1)
 
 
 # Independent oracles. They share no code with the package: dependencies by comparing every two operations.

@@ -1,6 +1,7 @@
 import doctest
 import io
 import json
+from collections.abc import Mapping
 from fractions import Fraction
 from types import ModuleType
 
@@ -8,11 +9,16 @@ import pytest
 from rich.console import Console
 
 from chimera_ir.cost import model, numbers, table
+from chimera_ir.cost.memory import held
 from chimera_ir.cost.model import Costs
-from chimera_ir.cost.report import Report, report
+from chimera_ir.cost.report import PROVEN, Report, report
 from chimera_ir.cost.table import per_worker, show
 from chimera_ir.ir.levels import Header, Pipe, Schedule
 from tests.unit.clocked import all_then_all, in_turns, one_direction, two_directions
+
+
+def reported(schedule: Schedule, costs: Costs, baseline: Schedule, verified: Mapping[str, bool] = PROVEN) -> Report:
+    return report(schedule, costs, baseline, held(schedule.header), verified=verified)
 
 
 def printed(shown: Report, width: int = 100) -> str:
@@ -23,7 +29,7 @@ def printed(shown: Report, width: int = 100) -> str:
 
 def test_the_json_is_that_of_the_contract_in_its_order() -> None:
     """The example of CONTRACT.md; what comes on top of it stands at the end or in the baseline."""
-    said = report(two_directions(4), Costs(), one_direction(4, 4)).as_json()
+    said = reported(two_directions(4), Costs(), one_direction(4, 4)).as_json()
     expected = {
         "scheme": "both",
         "parameters": {"D": 4, "N": 4},
@@ -53,23 +59,24 @@ def test_the_json_is_that_of_the_contract_in_its_order() -> None:
         "synchronisation": [],
         "costs": {"F": 1, "B": 2, "I": 1, "W": 1},
         "remarks": [],
+        "asynchronous": False,
     }
     assert json.dumps(said) == json.dumps(expected)
 
 
 def test_numbers_are_integers_where_they_are_integral() -> None:
-    said = report(one_direction(2, 2), Costs(F=Fraction(1, 2)), one_direction(2, 2)).as_json()
+    said = reported(one_direction(2, 2), Costs(F=Fraction(1, 2)), one_direction(2, 2)).as_json()
     assert said["makespan"] == 7.5
     assert said["costs"] == {"F": 0.5, "B": 2, "I": 1, "W": 1}
 
 
 def test_the_rules_that_hold_are_those_that_were_told() -> None:
     told = {"complete": True, "acyclic": False}
-    assert report(one_direction(2, 2), Costs(), one_direction(2, 2), verified=told).as_json()["verified"] == told
+    assert reported(one_direction(2, 2), Costs(), one_direction(2, 2), verified=told).as_json()["verified"] == told
 
 
 def test_a_slower_schedule_is_called_slower() -> None:
-    said = report(two_directions(6, 3), Costs(), one_direction(6, 18))
+    said = reported(two_directions(6, 3), Costs(), one_direction(6, 18))
     assert said.remarks == (
         "the baseline (plain) of the same size needs 69, which is less: this schedule is slower by 1, or 1.4%",
     )
@@ -78,26 +85,26 @@ def test_a_slower_schedule_is_called_slower() -> None:
 
 def test_a_faster_schedule_is_called_faster_and_an_equal_one_equal() -> None:
     assert "faster than the baseline: 16 against 21, 23.8% less time" in printed(
-        report(two_directions(4), Costs(), one_direction(4, 4))
+        reported(two_directions(4), Costs(), one_direction(4, 4))
     )
-    assert "as fast as the baseline" in printed(report(one_direction(4, 4), Costs(), one_direction(4, 4)))
+    assert "as fast as the baseline" in printed(reported(one_direction(4, 4), Costs(), one_direction(4, 4)))
 
 
 def test_keeping_more_than_the_baseline_is_remarked() -> None:
-    said = report(all_then_all(4, 8), Costs(), one_direction(4, 8))
+    said = reported(all_then_all(4, 8), Costs(), one_direction(4, 8))
     assert said.remarks == ("the fullest worker keeps 8 M_a of activations; in the baseline (plain) it keeps 4 M_a",)
 
 
 def test_a_worker_without_work_is_remarked() -> None:
     plain = one_direction(2, 2)
     header = Header("x", (), 3, 2, 2, (Pipe("down", plain.header.pipes[0].workers, plain.header.pipes[0].micros),))
-    said = report(Schedule(header, (*plain.lanes, ())), Costs(), one_direction(3, 2))
+    said = reported(Schedule(header, (*plain.lanes, ())), Costs(), one_direction(3, 2))
     assert "nothing is scheduled on P2" in said.remarks
 
 
 def test_the_baselines_stages_are_larger_where_it_has_fewer() -> None:
     """Four stages on two workers: the baseline has two, each twice as large in time, weights and activations."""
-    said = report(in_turns(4, 4, workers=2), Costs(), one_direction(2, 4))
+    said = reported(in_turns(4, 4, workers=2), Costs(), one_direction(2, 4))
     assert said.figures.makespan == 27  # 2 stages on each of 2 workers, 4 x 3 each, and the ends: 24 + 1 + 2
     assert said.baseline.makespan == 2 * 3 * (4 + 2 - 1)
     assert said.baseline.weights == (2, 2)
@@ -121,13 +128,13 @@ def test_what_workers_hold_is_told_in_few_words(values: list[int], text: str) ->
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_the_table_fits_the_terminal_even_for_64_workers(width: int) -> None:
-    lines = printed(report(two_directions(64, 2), Costs(), one_direction(64, 128)), width).splitlines()
+    lines = printed(reported(two_directions(64, 2), Costs(), one_direction(64, 128)), width).splitlines()
     assert max(map(len, lines)) <= width
     assert len(lines) < 40
 
 
 def test_the_table_says_what_the_json_says() -> None:
-    text = printed(report(two_directions(4), Costs(B=Fraction(5, 3)), one_direction(4, 4)))
+    text = printed(reported(two_directions(4), Costs(B=Fraction(5, 3)), one_direction(4, 4)))
     for words in (
         "both D=4 N=4",
         "4 workers, 4 stages, 4 micro-batches, 2 pipes; F = 1, B = 5/3",

@@ -1,0 +1,28 @@
+"""How old the weights are that an asynchronous schedule computes gradients on."""
+
+from collections.abc import Iterator, Sequence
+
+from chimera_ir.ir.levels import Schedule
+
+
+def staleness(schedule: Schedule) -> tuple[int, ...]:
+    """Per stage, how many steps at most come between the weights that a micro-batch reads and those it updates.
+
+    Update k turns version k into version k+1; without a flush, its micro-batches have read an older one.
+    """
+    oldest = [0] * schedule.header.stages
+    for lane in schedule.lanes:
+        for each in lane:
+            if each.version is not None:
+                update = max(each.micros) // schedule.header.per_update
+                oldest[each.stage] = max(oldest[each.stage], update - each.version)
+    return tuple(oldest)
+
+
+def warning(stale: Sequence[int]) -> Iterator[str]:
+    """What a user must know of it, if there is anything."""
+    most, least = max(stale), min(stale)
+    if most > 0:
+        old = f"{most} update{'' if most == 1 else 's'} old"
+        where = "" if most == least else f" on stage {stale.index(most)}, {least} on stage {stale.index(least)}"
+        yield f"without a flush, gradients come from old weights: {old}{where}"

@@ -1,0 +1,108 @@
+"""What a drawing consists of: the values that ``templates/timeline.svg.j2`` writes down, in pixels."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """The rectangle of an operation, and a text for whoever points at it."""
+
+    x: str
+    y: int
+    width: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """The micro-batches of an operation, written in the middle of its box."""
+
+    x: str
+    y: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The operations of one strand in one direction, which share their colours: as boxes, or as a single outline."""
+
+    fill: str
+    ink: str
+    boxes: tuple[Box, ...]
+    outline: str
+    labels: tuple[Label, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A worker: its name, and the stripe of bubbles on which its boxes lie."""
+
+    name: str
+    y: int
+    baseline: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A mark on the time axis."""
+
+    x: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A strand's line in the legend: its two colours and its name."""
+
+    x: int
+    y: int
+    light: str
+    dark: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A triangle on the upper edge of a lane: something happens between two operations."""
+
+    path: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bracket:
+    """A stretch of time, below the time axis and as two lines through the lanes, and what it is."""
+
+    path: str
+    lines: str
+    x: str
+    y: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Everything that the template writes, in pixels."""
+
+    width: int
+    height: int
+    left: int
+    right: str
+    top: int
+    bottom: int
+    chart: str
+    row_height: int
+    font: int
+    stroke: str
+    ink: str
+    paper: str
+    heading: str
+    summary: str
+    rows: tuple[Row, ...]
+    ticks: tuple[Tick, ...]
+    families: tuple[Family, ...]
+    legend: tuple[Entry, ...]
+    bubble: Entry
+    marks: tuple[Mark, ...]
+    event: Entry
+    steady: tuple[Bracket, ...]
