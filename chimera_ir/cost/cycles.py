@@ -1,7 +1,7 @@
 """How fast a periodic system can go: its critical cycle, found exactly.
 
-In such a system node n of turn t waits for node b of turn t - d, for each (b, d) in ``waits[n]``. Whatever its beginning,
-in the long run a turn takes as long as the critical cycle says: of all cycles the largest ratio of weights to turns
+In such a system node n of turn t waits for node b of turn t - d, for each (b, d) in ``waits[n]``. However it begins, in
+the long run a turn takes as long as the critical cycle says: of all cycles the largest ratio of weights to turns
 (Reiter, "Scheduling Parallel Computations", J. ACM 15, 1968).
 """
 

@@ -12,8 +12,8 @@ class Launched:
     """The sum of a stage's gradients, as one worker launches it; times in the unit of the costs.
 
     ``free`` is the time in which the worker idles between the launch and the wait for the sum, or its last operation:
-    the regions (a) and (b) of Figure 6. ``flush`` is what is left to the makespan where the wait comes after that, region
-    (c); without a flush it is 0.
+    the regions (a) and (b) of Figure 6. ``flush`` is what is left to the makespan where the wait comes after all
+    operations, region (c); without a flush it is 0.
     """
 
     worker: Worker

@@ -8,7 +8,7 @@ from chimera_ir.cost.events import Launched, Stepped
 from chimera_ir.cost.simulate import Timed, Timeline
 from chimera_ir.cost.window import steady_window
 from chimera_ir.ir.ids import Stage, Worker
-from chimera_ir.ir.levels import Program
+from chimera_ir.ir.levels import Program, Strategy
 from chimera_ir.ir.ops import AllReduce, Compute, Instruction, Step, WaitAllReduce
 
 
@@ -64,14 +64,14 @@ def _launched(
     worker: Worker, stage: Stage, timed: tuple[Timed, ...], done: int, waited: int, timeline: Timeline
 ) -> Launched:
     """The launch after the first ``done`` operations of a lane, waited for after the first ``waited``."""
-    at, last = _end(timed, done), _end(timed, len(timed))
+    header, at, last = timeline.header, _end(timed, done), _end(timed, len(timed))
     until = timed[waited].start if waited < len(timed) else last
     busy = sum(end - start for _, start, end in timed[done:waited])
-    flush = 0 if waited < len(timed) or timeline.header.asynchronous else timeline.span - last
+    flush = 0 if waited < len(timed) or header.asynchronous else timeline.span - last
     return Launched(
         worker=worker,
         stage=stage,
-        strategy=timeline.header.strategy(stage),
+        strategy=Strategy.EAGER if header.asynchronous else header.strategy(stage),
         at=at * timeline.tick,
         free=(until - at - busy) * timeline.tick,
         flush=flush * timeline.tick,

@@ -28,5 +28,5 @@ def _peak(header: Header, lane: Iterable[Compute], *, recomputing: bool) -> Frac
 
 
 def held(header: Header) -> tuple[int, ...]:
-    """Per worker, how many stages' weights it holds, one version of each; a stage placed twice on a worker is kept once."""
+    """Per worker, how many stages it holds; one placed twice on a worker counts once."""
     return tuple(len(stages) for stages in header.stages_of)

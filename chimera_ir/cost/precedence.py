@@ -1,5 +1,5 @@
-"""Which operation waits for which: the data a stage needs from its neighbours, the order of its worker's lane, and in an
-asynchronous schedule the weights that an operation reads."""
+"""Which operation waits for which: for data from its neighbours, for the one before it in its worker's lane, and in an
+asynchronous schedule for the weights that it reads."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

@@ -101,9 +101,9 @@ def report(
 ) -> Report:
     """What a verified schedule costs, beside a baseline with a flush on the same workers with the same micro-batches.
 
-    ``weights`` are the copies that each worker of the schedule keeps. The baseline cuts the model into as many stages as
-    it has; where the schedule has more, the baseline's are larger by that factor, and so are their durations, weights
-    and activations.
+    ``weights`` are the copies that each worker of the schedule keeps. The baseline cuts the model into as many stages
+    as it has; where the schedule has more, the baseline's are larger by that factor, and so are their durations,
+    weights and activations.
     """
     own = _figures(schedule, costs, weights, Fraction(1))
     size = Fraction(schedule.header.stages, baseline.header.stages)

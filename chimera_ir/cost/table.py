@@ -36,7 +36,9 @@ def _heading(own: Figures) -> Text:
         )
     )
     steady = "\none update in the steady state; the baseline: with its flush" if header.asynchronous else ""
-    return Text.assemble((header.scheme, "bold"), f" {parameters}\n" if parameters else "\n", f"{sizes}; {costs}{steady}")
+    return Text.assemble(
+        (header.scheme, "bold"), f" {parameters}\n" if parameters else "\n", f"{sizes}; {costs}{steady}"
+    )
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,4 +1,4 @@
-"""One turn of an asynchronous schedule: its operations, each standing for those of all turns, and what waits for what."""
+"""One turn of an asynchronous schedule: its operations, each for those of all turns, and what waits for what."""
 
 from collections import defaultdict
 from dataclasses import dataclass

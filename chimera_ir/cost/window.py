@@ -1,4 +1,4 @@
-"""Where a timeline of an asynchronous schedule shows its steady state: a stretch that comes again right after itself."""
+"""Where a timeline of an asynchronous schedule shows its steady state: a stretch that repeats right after itself."""
 
 from bisect import bisect_left
 from collections.abc import Sequence

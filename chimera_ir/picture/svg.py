@@ -3,7 +3,7 @@
 Everything is computed here; ``templates/timeline.svg.j2`` only writes it down. Same timeline, same bytes.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
@@ -265,7 +265,9 @@ def _brackets(timeline: Timeline, scale: _Scale, bottom: int) -> Iterator[Bracke
 def _legend(timeline: Timeline, width: int, y: int) -> Iterator[Entry]:
     """One entry for each strand, one for bubbles and one for events, in as many lines as the width asks for."""
     x = _LEFT
-    told = [(hue(number).light, hue(number).dark, strand.name) for number, strand in enumerate(strands(timeline.header))]
+    told = [
+        (hue(number).light, hue(number).dark, strand.name) for number, strand in enumerate(strands(timeline.header))
+    ]
     for light, dark, name in [*told, (PAPER, PAPER, "bubble"), (PAPER, PAPER, happening(timeline))]:
         text = _text(name)
         length = 68 + 8 * len(text)

@@ -1,14 +1,15 @@
 """A timeline as text: a line per worker, a run of characters per operation.
 
 The number of the micro-batch opens an operation, ``─`` continues a forward, ``═`` a backward, ``·`` is a bubble; so the
-picture can be read without colour. With colour, each strand has its hue. ``▾`` closes an operation after which something
-happens, where there is room for it.
+picture can be read without colour. With colour, each strand has its hue. ``▾`` closes an operation that an event comes
+after, unless the picture is drawn small.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, pairwise
+from typing import NamedTuple
 
 from rich.text import Text
 
@@ -57,6 +58,14 @@ class _Scale:
         return int(ticks * self.column)
 
 
+class _Shown(NamedTuple):
+    """An operation, its label, and whether the sign of an event closes it."""
+
+    timed: Timed
+    name: str
+    sign: bool
+
+
 def draw(timeline: Timeline, width: int) -> Text:
     """The timeline, no wider than ``width`` columns where that is possible at all.
 
@@ -74,28 +83,36 @@ def draw(timeline: Timeline, width: int) -> Text:
     return Text("\n").join([*parts, *_legend(timeline, window, width), *_notes(timeline, scale)])
 
 
+def _lanes(timeline: Timeline) -> list[list[_Shown]]:
+    ends: set[tuple[int, Fraction]] = {(event.worker, event.at / timeline.tick) for event in timeline.events}
+    return [
+        [_Shown(timed, label(timed.operation), (worker, Fraction(timed.end)) in ends) for timed in lane]
+        for worker, lane in enumerate(timeline.lanes)
+    ]
+
+
 def _layout(timeline: Timeline, width: int) -> tuple[_Scale, list[tuple[int, int]]]:
     """The scale, and from which column to which each part of the picture goes."""
-    timed = list(chain.from_iterable(timeline.lanes))
+    shown = list(chain.from_iterable(_lanes(timeline)))
     span = max(timeline.span, 1)
-    shortest = min((each.end - each.start for each in timed), default=span)
-    needed = max((_needed(each, shortest) for each in timed), default=1)
+    shortest = min((each.timed.end - each.timed.start for each in shown), default=span)
+    needed = max((_needed(each, shortest) for each in shown), default=1)
     wide = min(max(width * shortest // span, needed), needed + _ROOM)
     scale = _Scale(Fraction(wide, shortest), width)
     lines = -(-scale.at(span) // width) * (len(timeline.lanes) + 1)
     if lines <= LINES:
-        return scale, _panels(timed, scale, scale.at(span))
+        return scale, _panels(shown, scale, scale.at(span))
     return _Scale(min(Fraction(width, span), scale.column), width), [(0, width)]
 
 
-def _needed(timed: Timed, shortest: int) -> int:
-    """How many columns the shortest operation must have so that this one has room for its label and a stroke."""
-    return -(-(len(label(timed.operation)) + 1) * shortest // (timed.end - timed.start))
+def _needed(shown: _Shown, shortest: int) -> int:
+    """How many columns the shortest operation must have so that this one has room for its label, a stroke, its sign."""
+    return -(-(len(shown.name) + 1 + shown.sign) * shortest // (shown.timed.end - shown.timed.start))
 
 
-def _panels(timed: Sequence[Timed], scale: _Scale, columns: int) -> list[tuple[int, int]]:
+def _panels(shown: Sequence[_Shown], scale: _Scale, columns: int) -> list[tuple[int, int]]:
     """Parts of at most the width, none of which ends within a label."""
-    within = {scale.at(each.start) + offset for each in timed for offset in range(1, len(label(each.operation)) + 1)}
+    within = {scale.at(each.timed.start) + offset for each in shown for offset in range(1, len(each.name) + 1)}
     panels = []
     start = 0
     while columns - start > scale.width:
@@ -107,29 +124,24 @@ def _panels(timed: Sequence[Timed], scale: _Scale, columns: int) -> list[tuple[i
 
 def _rows(timeline: Timeline, scale: _Scale) -> list[Text]:
     numbers, columns = strand_numbers(timeline.header), scale.at(timeline.span)
-    events: list[set[Fraction]] = [set() for _ in timeline.lanes]
-    for event in timeline.events:
-        events[event.worker].add(event.at / timeline.tick)
-    return [_row(lane, times, numbers, scale, columns) for lane, times in zip(timeline.lanes, events, strict=True)]
+    return [_row(lane, numbers, scale, columns) for lane in _lanes(timeline)]
 
 
-def _row(
-    lane: Sequence[Timed], events: Collection[Fraction], numbers: dict[Micro, int], scale: _Scale, columns: int
-) -> Text:
+def _row(lane: Sequence[_Shown], numbers: dict[Micro, int], scale: _Scale, columns: int) -> Text:
     row = Text()
-    for timed in lane:
-        start, end = scale.at(timed.start), scale.at(timed.end)
+    for shown in lane:
+        start, end = scale.at(shown.timed.start), scale.at(shown.timed.end)
         row.append(_BUBBLE * (start - len(row)), "dim")
-        strand = numbers[timed.operation.micros[0]]
-        row.append(_strokes(timed, end - start, events), _style(timed.operation, strand))
+        operation = shown.timed.operation
+        row.append(_strokes(shown, end - start), _style(operation, numbers[operation.micros[0]]))
     return row.append(_BUBBLE * (columns - len(row)), "dim")
 
 
-def _strokes(timed: Timed, length: int, events: Collection[Fraction]) -> str:
-    stroke = _BACKWARD if isinstance(timed.operation, Backward) else _FORWARD
-    name = label(timed.operation)
-    shown = (name if len(name) < length else "").ljust(length, stroke)
-    return shown[:-1] + _EVENT if timed.end in events and shown.endswith(2 * stroke) else shown
+def _strokes(shown: _Shown, length: int) -> str:
+    stroke = _BACKWARD if isinstance(shown.timed.operation, Backward) else _FORWARD
+    name = shown.name if len(shown.name) < length else ""
+    sign = _EVENT if shown.sign and len(name) + 1 < length else ""
+    return name.ljust(length - len(sign), stroke) + sign
 
 
 def _bracket(window: Window | None, scale: _Scale, start: int, end: int) -> Iterator[str]:

@@ -42,7 +42,7 @@ def hue(strand: int) -> Hue:
 
 @dataclass(frozen=True, slots=True)
 class Strand:
-    """Micro-batches that share their colours: those of a pipe, in an asynchronous schedule those of every other update."""
+    """Micro-batches that share their colours: a pipe's, in an asynchronous schedule those of every other update."""
 
     name: str
     micros: tuple[Micro, ...]
