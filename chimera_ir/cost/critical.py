@@ -9,6 +9,7 @@ from chimera_ir.cost.precedence import Precedence
 from chimera_ir.cost.turn import fold
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Backward, Compute, Forward
+from chimera_ir.ir.turns import updates_a_turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def update_length(header: Header, precedence: Precedence, durations: Sequence[in
     if not header.asynchronous:
         return Fraction(max(earliest_ends(precedence, durations), default=0))
     turn = fold(precedence, header.period)
-    return critical(turn.waits, [durations[number] for number in turn.numbers]).cycle.ratio / _updates(header)
+    return critical(turn.waits, [durations[number] for number in turn.numbers]).cycle.ratio / updates_a_turn(header)
 
 
 def earliest_ends(precedence: Precedence, durations: Sequence[int]) -> list[int]:
@@ -88,7 +89,7 @@ def _cycle(header: Header, precedence: Precedence, durations: Sequence[int]) -> 
     most = critical(found.tight, [_backwards(precedence.operations[number]) for number in turn.numbers]).cycle
     cycle = found.cycle if most == NO_CYCLE else most
     path = [turn.numbers[node] for node in cycle.nodes]
-    updates = _updates(header)
+    updates = updates_a_turn(header)
     return _told(header, precedence, path, found.cycle.ratio / updates, cycle.turns * updates)
 
 
@@ -103,8 +104,3 @@ def _told(header: Header, precedence: Precedence, path: Iterable[int], length: F
 
 def _backwards(operation: Compute) -> int:
     return len(operation.micros) if isinstance(operation, Backward) else 0
-
-
-def _updates(header: Header) -> int:
-    """How many updates a turn takes."""
-    return header.period // header.per_update

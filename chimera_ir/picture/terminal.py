@@ -44,6 +44,9 @@ RUNS = 4
 _ROOM = 2
 """How many more columns than it needs the shortest operation may get."""
 
+_GAP = "   "
+"""What separates the entries of the legend."""
+
 _FORWARD, _BACKWARD, _BUBBLE, _EVENT = "─", "═", "·", "▾"
 
 
@@ -179,10 +182,10 @@ def _legend(timeline: Timeline, window: Window | None, width: int) -> Iterator[T
     line = Text()
     entries = [_entry(number, strand) for number, strand in enumerate(strands(timeline.header))]
     for entry in [*entries, *_signs(timeline, window)]:
-        if line and len(line) + len(entry) > width:
+        if line and len(line) + len(_GAP) + len(entry) > width:
             yield line
             line = Text()
-        line.append_text(entry)
+        line.append(_GAP if line else "").append_text(entry)
     yield line
 
 
@@ -191,15 +194,15 @@ def _entry(number: int, strand: Strand) -> Text:
     return Text.assemble(
         ("F" + _FORWARD * 2, f"{INK} on {shown.light}"),
         ("B" + _BACKWARD * 2, f"{PAPER} on {shown.dark}"),
-        f" {strand.name}: {_ranges(strand.micros)}   ",
+        f" {strand.name}: {_ranges(strand.micros)}",
     )
 
 
 def _signs(timeline: Timeline, window: Window | None) -> Iterator[Text]:
     """Those that the picture uses besides operations."""
-    yield Text.assemble((_BUBBLE * 3, "dim"), " bubble   " if timeline.events or window else " bubble")
+    yield Text.assemble((_BUBBLE * 3, "dim"), " bubble")
     if timeline.events:
-        yield Text(f"{_EVENT} {happening(timeline)}   ")
+        yield Text(f"{_EVENT} {happening(timeline)}")
     if window:
         yield Text(f"└{_FORWARD}┘ {bracket(window)}")
 

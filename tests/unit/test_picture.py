@@ -9,14 +9,16 @@ from xml.etree import ElementTree
 import pytest
 from rich.text import Text
 
+from chimera_ir.cost.launches import eventful
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import Timeline, simulate
 from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.ir.ops import Backward, Forward
+from chimera_ir.lower.lower import lower
 from chimera_ir.picture import svg, terminal
 from chimera_ir.picture.words import HUES, INK, PAPER, label, step
-from tests.unit.clocked import all_then_all, one_direction, two_directions
+from tests.unit.clocked import all_then_all, one_direction, one_version_each, two_directions, two_versions
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 USUAL = Costs()
@@ -147,6 +149,60 @@ def test_a_terminal_picture_without_colour_tells_the_whole_timeline(width: int, 
         ]
     busy = 1 - Fraction("".join(drawn).count("·"), sum(map(len, drawn)))
     assert busy == 1 - shown.bubble_ratio
+
+
+def test_updates_without_a_flush_take_turns_in_colour() -> None:
+    shown = svg.picture(timeline(two_versions(4, 4)))
+    assert [entry.name for entry in shown.legend] == ["down, even updates", "down, odd updates"]
+    micros = [{label.text for label in family.labels} for family in shown.families]
+    even = {str(m) for m in range(32) if m // 4 % 2 == 0}
+    assert micros == [even, even, {str(m) for m in range(32)} - even, {str(m) for m in range(32)} - even]
+
+
+def test_a_stretch_of_the_steady_state_is_bracketed() -> None:
+    """The first turn after the versions are no longer all 0, from F8 on P0; 3 for each of 4 micro-batches."""
+    shown = timeline(two_versions(4, 4))
+    (found,) = svg.picture(shown).steady
+    assert found.text == "one update in the steady state"
+    drawn = terminal.draw(shown, 1000).plain.split("\n")
+    (line,) = (line for line in drawn if line.lstrip().startswith("└") and "update" not in line)
+    columns = Fraction(len(lanes(terminal.draw(shown, 1000))[0]), shown.span)
+    assert (line.index("└") - 3, len(line) - 3) == (24 * columns, 36 * columns)
+    assert "└─┘ one update in the steady state" in drawn[-1]
+
+
+def test_what_is_shown_of_an_endless_schedule_is_no_makespan() -> None:
+    drawn = terminal.draw(timeline(one_version_each(4, 10)), 160).plain.split("\n")
+    said = "one update in the steady state: makespan 3, bubble ratio 0.0%; the first 10 updates"
+    assert drawn[1] == f"F = 1, B = 2; {said}"
+    assert svg.picture(timeline(one_version_each(4, 10))).ticks[-1].text == "39"  # 10 * 3 and the ends, 3 * 3
+
+
+def test_a_schedule_with_a_flush_has_no_bracket() -> None:
+    assert svg.picture(timeline(two_directions(4))).steady == ()
+    assert "└" not in terminal.draw(timeline(two_directions(4)), 80).plain
+
+
+@pytest.mark.parametrize("width", [80, 160, 300])
+@pytest.mark.parametrize("F", [1, 2])
+def test_every_event_is_marked_where_the_operation_before_it_ends(width: int, F: int) -> None:
+    schedule = one_version_each(3, 9)
+    shown = eventful(timeline(schedule, Costs(F=Fraction(F))), lower(schedule))
+    drawn = lanes(terminal.draw(shown, width))
+    columns = Fraction(len(drawn[0]), shown.span)
+    marks = {(worker, match.end()) for worker, line in enumerate(drawn) for match in re.finditer("▾", line)}
+    assert marks == {(event.worker, event.at / shown.tick * columns) for event in shown.events}
+    assert len(marks) == 27
+    document = svg.draw(shown)
+    assert document.count("the weights of stage") == 27
+    assert "the weights of stage 1 become version 4 at " in document
+
+
+def test_the_launches_of_a_schedule_with_a_flush_are_marked() -> None:
+    schedule = two_directions(4)
+    drawn = terminal.draw(eventful(timeline(schedule), lower(schedule)), 80)
+    assert [line.count("▾") for line in lanes(drawn)] == [2, 1, 1, 2]
+    assert drawn.plain.split("\n")[-1].endswith("▾ gradient sum launched")
 
 
 @pytest.mark.parametrize("costs", [Costs(B=Fraction(10**18)), Costs(F=Fraction(10**18, 7), B=Fraction(1, 10**18))])

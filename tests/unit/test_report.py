@@ -9,12 +9,23 @@ import pytest
 from rich.console import Console
 
 from chimera_ir.cost import model, numbers, table
+from chimera_ir.cost.launches import launches
 from chimera_ir.cost.memory import held
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.report import PROVEN, Report, report
+from chimera_ir.cost.simulate import simulate
 from chimera_ir.cost.table import per_worker, show
 from chimera_ir.ir.levels import Header, Pipe, Schedule
-from tests.unit.clocked import all_then_all, in_turns, one_direction, two_directions
+from chimera_ir.lower.lower import lower
+from tests.unit.clocked import (
+    all_then_all,
+    in_turns,
+    one_direction,
+    one_version_each,
+    streamed,
+    two_directions,
+    two_versions,
+)
 
 
 def reported(schedule: Schedule, costs: Costs, baseline: Schedule, verified: Mapping[str, bool] = PROVEN) -> Report:
@@ -109,6 +120,43 @@ def test_the_baselines_stages_are_larger_where_it_has_fewer() -> None:
     assert said.baseline.makespan == 2 * 3 * (4 + 2 - 1)
     assert said.baseline.weights == (2, 2)
     assert said.baseline.activations == (4, 2)
+
+
+def test_an_update_of_the_steady_state_is_told_as_such() -> None:
+    """Four workers; a micro-batch with a flush takes 3 on each of them, one after the other."""
+    said = report(one_version_each(4), Costs(), one_direction(4, 1), (4, 3, 2, 1))
+    shown = said.as_json()
+    assert shown["critical_path"] == {"C_f": 1, "C_b": 1}
+    assert (shown["makespan"], shown["bubble_ratio"], shown["clock_span"], shown["micro_batches"]) == (3, 0, 2, 1)
+    assert shown["weights"] == shown["activations"] == [4, 3, 2, 1]
+    assert (shown["asynchronous"], shown["updates_shown"], shown["staleness"]) == (True, 12, [3, 2, 1, 0])
+    assert shown["remarks"] == [
+        "the fullest worker keeps 4 M_a of activations; in the baseline (plain) it keeps 1 M_a",
+        "without a flush, gradients come from old weights: 3 updates old on stage 0, 0 on stage 3",
+    ]
+    assert "one update in the steady state" in printed(said)
+
+
+def test_weights_equally_old_on_all_stages_are_told_in_one_number() -> None:
+    said = report(two_versions(4, 4), Costs(), one_direction(4, 4), (2,) * 4)
+    assert said.remarks == ("without a flush, gradients come from old weights: 1 update old",)
+
+
+def test_the_newest_weights_need_no_remark() -> None:
+    one = streamed(1, 4, lambda m, s: m)
+    assert report(one, Costs(), one_direction(1, 1), (1,)).remarks == ()
+
+
+def test_a_launch_in_the_steady_state_is_told_up_to_its_step() -> None:
+    """Two micro-batches under way at a time, where the stages could have four: 6 for each, with 3 of work.
+
+    The sum of stage 3 is ready 3 before the next forward comes.
+    """
+    own = streamed(4, 12, lambda m, s: max(0, m - 1), clock=lambda m, s: 4 * m + s)
+    found = launches(lower(own), simulate(own, Costs()))
+    assert {(each.stage, each.flush) for each in found} == {(s, 0) for s in range(4)}
+    said = report(own, Costs(), one_direction(4, 1), (2,) * 4, found)
+    assert "free between launch and step" in printed(said)
 
 
 @pytest.mark.parametrize(
