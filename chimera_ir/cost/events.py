@@ -34,4 +34,4 @@ class Stepped:
     at: Fraction
 
 
-Events = tuple[Launched, ...] | tuple[Stepped, ...]
+Event = Launched | Stepped

@@ -4,7 +4,7 @@ Communication is free here, as in the paper's analysis (section 2). Time is coun
 which every duration is an integer, so that the result is exact and the arithmetic fast.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
@@ -12,7 +12,7 @@ from math import lcm
 from typing import NamedTuple
 
 from chimera_ir.cost.critical import CriticalPath, critical_path, earliest_ends
-from chimera_ir.cost.events import Events
+from chimera_ir.cost.events import Event
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.precedence import Precedence, precede
 from chimera_ir.ir.levels import Header, Schedule
@@ -32,7 +32,8 @@ class Timeline:
     """When every operation runs: ``lanes[w]`` in the order of worker w; and what happens in between, if that is known.
 
     ``tick`` is the length of a tick in the unit of the costs; ``span`` the time shown, in ticks: an iteration, or of an
-    asynchronous schedule as many updates as it shows.
+    asynchronous schedule as many updates as it shows, or their beginning. ``bubble_ratio`` is the share of all workers'
+    time, within a makespan, in which they do nothing.
     """
 
     header: Header
@@ -41,7 +42,8 @@ class Timeline:
     span: int
     lanes: tuple[tuple[Timed, ...], ...]
     critical_path: CriticalPath
-    events: Events = ()
+    bubble_ratio: Fraction
+    events: tuple[Event, ...] = ()
 
     @property
     def shown(self) -> Fraction:
@@ -52,18 +54,6 @@ class Timeline:
     def makespan(self) -> Fraction:
         """How long one update takes, in the unit of the costs; in an asynchronous schedule in the steady state."""
         return self.critical_path.length * self.tick
-
-    @property
-    def bubble_ratio(self) -> Fraction:
-        """The share of all workers' time, within a makespan, in which they do nothing."""
-        if self.span == 0:
-            return Fraction(0)
-        header = self.header
-        counted = header.micro_batches - header.micro_batches % (header.period or 1)
-        busy = sum(
-            end - start for lane in self.lanes for operation, start, end in lane if operation.micros[0] < counted
-        )
-        return 1 - Fraction(busy * header.per_update, counted * len(self.lanes)) / self.critical_path.length
 
 
 def simulate(schedule: Schedule, costs: Costs) -> Timeline:
@@ -83,15 +73,23 @@ def run(schedule: Schedule, precedence: Precedence, costs: Costs) -> Timeline:
         Timed(operation, end - duration, end)
         for operation, end, duration in zip(precedence.operations, ends, durations, strict=True)
     ]
-    remaining = iter(timed)
+    remaining, path = iter(timed), critical_path(schedule.header, precedence, durations, ends)
     return Timeline(
         header=schedule.header,
         costs=costs,
         tick=tick,
         span=max(ends, default=0),
         lanes=tuple(tuple(islice(remaining, len(lane))) for lane in schedule.lanes),
-        critical_path=critical_path(schedule.header, precedence, durations, ends),
+        critical_path=path,
+        bubble_ratio=1 - _busy(schedule.header, timed) / path.length if timed else Fraction(0),
     )
+
+
+def _busy(header: Header, timed: Iterable[Timed]) -> Fraction:
+    """How long a worker works on average for an update; of an asynchronous schedule, whole turns are counted."""
+    counted = header.micro_batches - header.micro_batches % (header.period or 1)
+    busy = sum(end - start for operation, start, end in timed if operation.micros[0] < counted)
+    return Fraction(busy * header.per_update, counted * header.workers)
 
 
 def ticks(header: Header, costs: Costs) -> tuple[Fraction, Callable[[Compute], int]]:

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
@@ -44,6 +45,16 @@ def steady_window(timeline: Timeline) -> Window | None:
             if len(inside) == turns * in_turn and _repeats(inside, starts, header, turns, end - start):
                 return Window(start, end, updates)
     return None
+
+
+def beginning(timeline: Timeline, window: Window) -> Timeline:
+    """The timeline until a window of it ends; what starts before goes on beyond."""
+    return replace(
+        timeline,
+        span=window.end,
+        lanes=tuple(tuple(each for each in lane if each.start < window.end) for lane in timeline.lanes),
+        events=tuple(event for event in timeline.events if event.at <= window.end * timeline.tick),
+    )
 
 
 def _openings(timed: Sequence[Timed], header: Header) -> list[int]:

@@ -11,10 +11,10 @@ from typing import assert_never
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from chimera_ir.cost.events import Launched, Stepped
+from chimera_ir.cost.events import Event, Launched, Stepped
 from chimera_ir.cost.numbers import decimal
 from chimera_ir.cost.simulate import Timed, Timeline
-from chimera_ir.cost.window import steady_window
+from chimera_ir.cost.window import Window, beginning, steady_window
 from chimera_ir.ir.ops import Forward
 from chimera_ir.picture.shapes import Box, Bracket, Entry, Family, Label, Mark, Picture, Row, Tick
 from chimera_ir.picture.words import (
@@ -87,13 +87,17 @@ def draw(timeline: Timeline) -> str:
 
 def picture(timeline: Timeline) -> Picture:
     """The places and sizes of everything in the drawing."""
-    scale = _scale(timeline)
+    window, scale = steady_window(timeline), _scale(timeline)
+    if window and not _legible(timeline, scale):
+        timeline = beginning(timeline, window)
+        scale = _scale(timeline)
     right = scale.x(timeline.span)
     bottom = scale.y(len(timeline.lanes)) - scale.gap
     title, note = _text(heading(timeline)), summary(timeline)
     margin = 14 + 4 * len(decimal(timeline.shown))
-    width = max(int(right), _LEFT + 10 * len(title), _LEFT + 7 * len(note)) + margin
-    steady = tuple(_brackets(timeline, scale, bottom))
+    ends = (scale.x(lane[-1].end) for lane in timeline.lanes if lane)
+    width = max(int(max(ends, default=right)), _LEFT + 10 * len(title), _LEFT + 7 * len(note)) + margin
+    steady = tuple(_brackets(window, scale, bottom))
     *entries, bubble, marked = _legend(timeline, width, bottom + 44 + 22 * len(steady))
     return Picture(
         width=width,
@@ -134,6 +138,10 @@ def _scale(timeline: Timeline) -> _Scale:
     sizes = range(10 if many else 13, 8, -1)
     fitting = (size for size in sizes if all(_fits(label(each.operation), size, each, pixel) for each in timed))
     return _Scale(pixel, row, gap, next(fitting, 9))
+
+
+def _legible(timeline: Timeline, scale: _Scale) -> bool:
+    return all(_fits(label(each.operation), scale.font, each, scale.pixel) for each in chain(*timeline.lanes))
 
 
 def _fits(text: str, font: int, timed: Timed, pixel: Fraction) -> bool:
@@ -227,13 +235,13 @@ def _ticks(timeline: Timeline, scale: _Scale) -> Iterator[Tick]:
     yield Tick(_pixels(_LEFT + span * per_unit), decimal(span))
 
 
-def _mark(event: Launched | Stepped, timeline: Timeline, scale: _Scale) -> Mark:
+def _mark(event: Event, timeline: Timeline, scale: _Scale) -> Mark:
     x = _pixels(_LEFT + event.at / timeline.tick * scale.pixel)
     side = max(2, min(_MARK, scale.row // 4))
     return Mark(f"M{x} {scale.y(event.worker) + side}l{-side} {-2 * side}h{2 * side}z", _told(event))
 
 
-def _told(event: Launched | Stepped) -> str:
+def _told(event: Event) -> str:
     match event:
         case Launched():
             return (
@@ -246,9 +254,8 @@ def _told(event: Launched | Stepped) -> str:
             assert_never(event)
 
 
-def _brackets(timeline: Timeline, scale: _Scale, bottom: int) -> Iterator[Bracket]:
-    """The steady state, if the timeline has one and shows it."""
-    window = steady_window(timeline)
+def _brackets(window: Window | None, scale: _Scale, bottom: int) -> Iterator[Bracket]:
+    """The steady state, if there is one to be shown."""
     if window is None:
         return
     start, end = scale.x(window.start), scale.x(window.end)

@@ -5,7 +5,7 @@ picture can be read without colour. With colour, each strand has its hue. ``▾`
 after, unless the picture is drawn small.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, pairwise
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from chimera_ir.cost.numbers import decimal
 from chimera_ir.cost.simulate import Timed, Timeline
-from chimera_ir.cost.window import Window, steady_window
+from chimera_ir.cost.window import Window, beginning, steady_window
 from chimera_ir.ir.ids import Micro
 from chimera_ir.ir.ops import Backward, Compute
 from chimera_ir.picture.words import (
@@ -72,12 +72,16 @@ class _Shown(NamedTuple):
 def draw(timeline: Timeline, width: int) -> Text:
     """The timeline, no wider than ``width`` columns where that is possible at all.
 
-    A timeline too long for one line is continued below, like a score; one that would take too many lines is drawn
-    small, and a note says what is missing. Style sits in the `Text`: printed without colour, nothing is lost.
+    A timeline too long for one line is continued below, like a score. Of one that would take too many lines only the
+    beginning is drawn, as far as the steady state; and if there is none, all of it is drawn small, and a note says what
+    is missing. Style sits in the `Text`: printed without colour, nothing is lost.
     """
     names = [f"P{worker}".ljust(len(f"P{len(timeline.lanes) - 1}")) + " " for worker in range(len(timeline.lanes))]
-    scale, panels = _layout(timeline, max(width - len(names[0]), 10))
-    rows, window = _rows(timeline, scale), steady_window(timeline)
+    window, room = steady_window(timeline), max(width - len(names[0]), 10)
+    if window and _lines(timeline, _legible(timeline, room)) > LINES:
+        timeline = beginning(timeline, window)
+    scale, panels = _layout(timeline, room)
+    rows = _rows(timeline, scale)
     parts = [Text(heading(timeline), "bold"), Text(summary(timeline))]
     for start, end in panels:
         parts.append(Text(" " * len(names[0]) + _axis(timeline, scale, start, end), "dim"))
@@ -96,16 +100,24 @@ def _lanes(timeline: Timeline) -> list[list[_Shown]]:
 
 def _layout(timeline: Timeline, width: int) -> tuple[_Scale, list[tuple[int, int]]]:
     """The scale, and from which column to which each part of the picture goes."""
-    shown = list(chain.from_iterable(_lanes(timeline)))
-    span = max(timeline.span, 1)
+    scale, span = _legible(timeline, width), max(timeline.span, 1)
+    if _lines(timeline, scale) <= LINES:
+        return scale, _panels(chain(*_lanes(timeline)), scale, scale.at(span))
+    return _Scale(min(Fraction(width, span), scale.column), width), [(0, width)]
+
+
+def _legible(timeline: Timeline, width: int) -> _Scale:
+    """The scale at which every operation shows all that it has to say, and little more."""
+    shown, span = list(chain(*_lanes(timeline))), max(timeline.span, 1)
     shortest = min((each.timed.end - each.timed.start for each in shown), default=span)
     needed = max((_needed(each, shortest) for each in shown), default=1)
     wide = min(max(width * shortest // span, needed), needed + _ROOM)
-    scale = _Scale(Fraction(wide, shortest), width)
-    lines = -(-scale.at(span) // width) * (len(timeline.lanes) + 1)
-    if lines <= LINES:
-        return scale, _panels(shown, scale, scale.at(span))
-    return _Scale(min(Fraction(width, span), scale.column), width), [(0, width)]
+    return _Scale(Fraction(wide, shortest), width)
+
+
+def _lines(timeline: Timeline, scale: _Scale) -> int:
+    """How many lines a timeline takes at a scale."""
+    return -(-scale.at(timeline.span) // scale.width) * (len(timeline.lanes) + 1)
 
 
 def _needed(shown: _Shown, shortest: int) -> int:
@@ -113,7 +125,7 @@ def _needed(shown: _Shown, shortest: int) -> int:
     return -(-(len(shown.name) + 1 + shown.sign) * shortest // (shown.timed.end - shown.timed.start))
 
 
-def _panels(shown: Sequence[_Shown], scale: _Scale, columns: int) -> list[tuple[int, int]]:
+def _panels(shown: Iterable[_Shown], scale: _Scale, columns: int) -> list[tuple[int, int]]:
     """Parts of at most the width, none of which ends within a label."""
     within = {scale.at(each.timed.start) + offset for each in shown for offset in range(1, len(each.name) + 1)}
     panels = []
@@ -133,7 +145,7 @@ def _rows(timeline: Timeline, scale: _Scale) -> list[Text]:
 def _row(lane: Sequence[_Shown], numbers: dict[Micro, int], scale: _Scale, columns: int) -> Text:
     row = Text()
     for shown in lane:
-        start, end = scale.at(shown.timed.start), scale.at(shown.timed.end)
+        start, end = scale.at(shown.timed.start), min(scale.at(shown.timed.end), columns)
         row.append(_BUBBLE * (start - len(row)), "dim")
         operation = shown.timed.operation
         row.append(_strokes(shown, end - start), _style(operation, numbers[operation.micros[0]]))

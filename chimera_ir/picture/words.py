@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
 
 from chimera_ir.cost.numbers import decimal, percent
 from chimera_ir.cost.simulate import Timeline
@@ -93,11 +94,18 @@ def heading(timeline: Timeline) -> str:
 def summary(timeline: Timeline) -> str:
     """The costs and what they lead to."""
     header = timeline.header
-    steady = "one update in the steady state: " if header.asynchronous else ""
-    shown = f"; the first {header.updates} updates" if header.asynchronous else ""
-    counted = "; numbers count halves" if header.halves else ""
     figures = f"makespan {decimal(timeline.makespan)}, bubble ratio {percent(timeline.bubble_ratio)}"
-    return f"{timeline.costs.summary(header)}; {steady}{figures}{shown}{counted}"
+    if header.asynchronous:
+        figures = f"one update in the steady state: {figures}; {_shown(timeline)}"
+    counted = "; numbers count halves" if header.halves else ""
+    return f"{timeline.costs.summary(header)}; {figures}{counted}"
+
+
+def _shown(timeline: Timeline) -> str:
+    """How much of an asynchronous schedule a timeline shows."""
+    last = timeline.header.micro_batches - 1
+    whole = any(last in each.operation.micros for each in chain(*timeline.lanes))
+    return f"the first {timeline.header.updates} updates" if whole else f"the first {decimal(timeline.shown)} of time"
 
 
 def bracket(window: Window) -> str:

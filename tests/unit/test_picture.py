@@ -12,6 +12,7 @@ from rich.text import Text
 from chimera_ir.cost.launches import eventful
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import Timeline, simulate
+from chimera_ir.cost.window import steady_window
 from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.ir.ops import Backward, Forward
@@ -176,6 +177,21 @@ def test_what_is_shown_of_an_endless_schedule_is_no_makespan() -> None:
     said = "one update in the steady state: makespan 3, bubble ratio 0.0%; the first 10 updates"
     assert drawn[1] == f"F = 1, B = 2; {said}"
     assert svg.picture(timeline(one_version_each(4, 10))).ticks[-1].text == "39"  # 10 * 3 and the ends, 3 * 3
+
+
+@pytest.mark.parametrize("schedule", [two_versions(8, 12, 9), one_version_each(12, 120)])
+def test_of_many_updates_as_much_is_drawn_legibly_as_shows_the_steady_state(schedule: Schedule) -> None:
+    shown = timeline(schedule)
+    window = steady_window(shown)
+    assert window is not None
+    drawn = terminal.draw(shown, 160).plain
+    assert "drawn small" not in drawn
+    assert f"bubble ratio 0.0%; the first {window.end} of time" in drawn
+    picture = svg.picture(shown)
+    assert picture.ticks[-1].text == str(window.end)
+    begun = sum(each.start < window.end for lane in shown.lanes for each in lane)
+    assert sum(len(family.boxes) for family in picture.families) == begun
+    assert sum(len(family.labels) for family in picture.families) == begun
 
 
 def test_a_schedule_with_a_flush_has_no_bracket() -> None:
