@@ -71,12 +71,16 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
-    """A stretch of time, below the time axis and as two lines through the lanes, and what it is."""
+    """A stretch of time, below the time axis and as two lines through the lanes, and what it is.
+
+    The text starts or ends at ``x``, as ``anchor`` says.
+    """
 
     path: str
     lines: str
     x: str
     y: int
+    anchor: str
     text: str
 
 

@@ -97,7 +97,7 @@ def picture(timeline: Timeline) -> Picture:
     margin = 14 + 4 * len(decimal(timeline.shown))
     ends = (scale.x(lane[-1].end) for lane in timeline.lanes if lane)
     width = max(int(max(ends, default=right)), _LEFT + 10 * len(title), _LEFT + 7 * len(note)) + margin
-    steady = tuple(_brackets(window, scale, bottom))
+    steady = tuple(_brackets(window, scale, width, bottom))
     *entries, bubble, marked = _legend(timeline, width, bottom + 44 + 22 * len(steady))
     return Picture(
         width=width,
@@ -254,18 +254,20 @@ def _told(event: Event) -> str:
             assert_never(event)
 
 
-def _brackets(window: Window | None, scale: _Scale, bottom: int) -> Iterator[Bracket]:
-    """The steady state, if there is one to be shown."""
+def _brackets(window: Window | None, scale: _Scale, width: int, bottom: int) -> Iterator[Bracket]:
+    """The steady state, if there is one to be shown; what it is stands behind it, or before it if there is no room."""
     if window is None:
         return
-    start, end = scale.x(window.start), scale.x(window.end)
+    start, end, text = scale.x(window.start), scale.x(window.end), bracket(window)
     left, right, y = _pixels(start), _pixels(end), bottom + 30
+    behind = end + 8 + 7 * len(text) <= width
     yield Bracket(
         path=f"M{left} {y}v6H{right}v-6",
         lines=f"M{left} {_TOP - 6}V{bottom + 6}M{right} {_TOP - 6}V{bottom + 6}",
-        x=_pixels(end + 8),
+        x=_pixels(end + 8 if behind else start - 8),
         y=y + 8,
-        text=bracket(window),
+        anchor="start" if behind else "end",
+        text=text,
     )
 
 

@@ -188,6 +188,7 @@ def test_of_many_updates_as_much_is_drawn_legibly_as_shows_the_steady_state(sche
     assert "drawn small" not in drawn
     assert f"bubble ratio 0.0%; the first {window.end} of time" in drawn
     picture = svg.picture(shown)
+    assert picture.steady[0].anchor == "end"
     assert picture.ticks[-1].text == str(window.end)
     begun = sum(each.start < window.end for lane in shown.lanes for each in lane)
     assert sum(len(family.boxes) for family in picture.families) == begun
