@@ -18,7 +18,7 @@ from chimera_ir.ir.text.printer import line as instruction_line
 class RankView:
     """A rank's script: ``slots`` and ``peers`` as Python literals, ``bindings`` the names that the lines use.
 
-    ``tables`` says whether values are entries of dictionaries, ``counting`` what micro-batches are counted in.
+    ``lines`` are indented as they stand; ``tables`` says whether values are entries of dictionaries, ``counting`` what micro-batches are counted in.
     """
 
     worker: int
@@ -166,7 +166,7 @@ def rank_view(program: Program, worker: Worker) -> RankView:
             *_bindings("peer", peers),
             *(f"{name} = {{}}" for name in sorted(tables)),
         ),
-        lines=tuple(lines),
+        lines=tuple(f"    {line}" if line else "" for line in lines),
         tables=bool(tables),
     )
 
