@@ -1,5 +1,6 @@
 """The compiler: one pass after another, each level verified before the next pass sees it."""
 
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -57,6 +58,21 @@ Result = tuple[Level, object]
 Warn = Callable[[Diagnostic], None]
 
 
+def _undisturbed(levels: Iterator[Result]) -> Iterator[Result]:
+    """The levels, made without the garbage collector: what a pass makes is kept, so it would look for nothing."""
+    while True:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            result = next(levels, None)
+        finally:
+            if enabled:
+                gc.enable()
+        if result is None:
+            return
+        yield result
+
+
 def compile_scheme(request: Request, warn: Warn) -> Iterator[Result]:
     """Every level of a scheme, as soon as it is verified; who wants no further level stops asking.
 
@@ -69,6 +85,10 @@ def compile_scheme(request: Request, warn: Warn) -> Iterator[Result]:
     TooLarge
         If the baseline of the report has more operations than the request allows.
     """
+    return _undisturbed(_from_scheme(request, warn))
+
+
+def _from_scheme(request: Request, warn: Warn) -> Iterator[Result]:
     scheme: Scheme = parse(request.source)
     yield Level.AST, scheme
     plan, remarks = elaborate(scheme, request.settings, request.max_operations)
@@ -78,6 +98,10 @@ def compile_scheme(request: Request, warn: Warn) -> Iterator[Result]:
 
 def compile_ir(request: Request, warn: Warn) -> Iterator[Result]:
     """Every level from the one that the text is at, a program's schedule included; errors as in `compile_scheme`."""
+    return _undisturbed(_from_ir(request, warn))
+
+
+def _from_ir(request: Request, warn: Warn) -> Iterator[Result]:
     level = ir_parser.parse(request.source)
     _limit("the text", _operations(level), request.max_operations)
     match level:
@@ -86,12 +110,12 @@ def compile_ir(request: Request, warn: Warn) -> Iterator[Result]:
         case Schedule() as schedule:
             _pass_on(raise_errors(verify_schedule(schedule, None)), warn)
             yield Level.SCHEDULE, schedule
-            yield from _from_program(_lowered(schedule, request), request)
+            yield from _from_program(_lowered(schedule, request), schedule, request)
         case Program() as program:
             schedule = schedule_of(program)
             _pass_on(raise_errors(verify_schedule(schedule, None)), warn)
             yield Level.SCHEDULE, schedule
-            yield from _from_program(program, request)
+            yield from _from_program(program, schedule, request)
 
 
 def _operations(level: Plan | Schedule | Program) -> int:
@@ -103,7 +127,7 @@ def _from_plan(plan: Plan, request: Request, warn: Warn) -> Iterator[Result]:
     _pass_on(raise_errors((*verify_plan(plan), *verify_schedule(schedule, plan))), warn)
     yield Level.PLAN, plan
     yield Level.SCHEDULE, schedule
-    yield from _from_program(_lowered(schedule, request), request)
+    yield from _from_program(_lowered(schedule, request), schedule, request)
 
 
 def _lowered(schedule: Schedule, request: Request) -> Program:
@@ -111,14 +135,17 @@ def _lowered(schedule: Schedule, request: Request) -> Program:
     return lower(schedule, duration=duration)
 
 
-def _from_program(program: Program, request: Request) -> Iterator[Result]:
-    verified: Verified = verify_program(program)
+def _from_program(program: Program, schedule: Schedule, request: Request) -> Iterator[Result]:
+    verified: Verified = verify_program(program, schedule)
     yield Level.PROGRAM, verified
     timeline = eventful(simulate(verified.schedule, request.costs), verified.program)
     yield Level.TIMELINE, timeline
     baseline = _baseline(verified.schedule, request.max_operations)
     launched = launches(verified.program, timeline)
-    yield Level.REPORT, report(verified.schedule, request.costs, baseline, verified.weights, launched)
+    yield (
+        Level.REPORT,
+        report(verified.schedule, request.costs, baseline, verified.weights, launched, timeline=timeline),
+    )
 
 
 def _baseline(schedule: Schedule, max_operations: int) -> Schedule:

@@ -18,7 +18,8 @@ from chimera_ir.ir.text.printer import line as instruction_line
 class RankView:
     """A rank's script: ``slots`` and ``peers`` as Python literals, ``bindings`` the names that the lines use.
 
-    ``lines`` are indented as they stand; ``tables`` says whether values are entries of dictionaries, ``counting`` what micro-batches are counted in.
+    ``lines`` are indented as they stand; ``tables`` says whether values are entries of dictionaries, ``counting`` what
+    micro-batches are counted in.
     """
 
     worker: int

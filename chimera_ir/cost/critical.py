@@ -58,7 +58,9 @@ def earliest_ends(precedence: Precedence, durations: Sequence[int]) -> list[int]
     """When each operation ends if each starts with the end of its last predecessor, the first ones at 0."""
     ends = [0] * len(durations)
     for number in precedence.order:
-        start = max((ends[before] for before in precedence.predecessors[number]), default=0)
+        start = 0
+        for before in precedence.predecessors[number]:
+            start = max(start, ends[before])
         ends[number] = start + durations[number]
     return ends
 

@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 
-from chimera_ir.cost.critical import update_length
 from chimera_ir.cost.events import Launched
 from chimera_ir.cost.memory import activations, held, stashed_inputs
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.numbers import decimal, percent
-from chimera_ir.cost.precedence import precede
-from chimera_ir.cost.simulate import run
+from chimera_ir.cost.simulate import Timeline, simulate
 from chimera_ir.cost.staleness import staleness, warning
 from chimera_ir.ir.levels import Header, Schedule
 
@@ -98,33 +96,35 @@ def report(
     weights: Sequence[int],
     launches: tuple[Launched, ...] = (),
     verified: Mapping[str, bool] = PROVEN,
+    timeline: Timeline | None = None,
 ) -> Report:
     """What a verified schedule costs, beside a baseline with a flush on the same workers with the same micro-batches.
 
     ``weights`` are the copies that each worker of the schedule keeps. The baseline cuts the model into as many stages
     as it has; where the schedule has more, the baseline's are larger by that factor, and so are their durations,
-    weights and activations.
+    weights and activations. ``timeline`` is that of the schedule with these costs, where it is known already.
     """
-    own = _figures(schedule, costs, weights, Fraction(1))
+    timeline = timeline or simulate(schedule, costs)
+    own = _figures(schedule, timeline, weights, Fraction(1))
     size = Fraction(schedule.header.stages, baseline.header.stages)
-    base = _figures(baseline, costs, held(baseline.header), size)
+    same = size == 1 and not schedule.header.asynchronous and baseline.lanes == schedule.lanes
+    flushed = timeline if same else simulate(baseline, costs.scaled(size))
+    base = _figures(baseline, flushed, held(baseline.header), size)
     stale = staleness(schedule)
     remarks = (*_remarks(own, base, schedule), *warning(stale))
     return Report(own, base, stale, launches, tuple(verified.items()), remarks)
 
 
-def _figures(schedule: Schedule, costs: Costs, weights: Sequence[int], size: Fraction) -> Figures:
-    """The figures of a schedule whose stages are ``size`` times as large as those that costs and units speak of."""
-    precedence = precede(schedule)
-    timeline = run(schedule, precedence, costs.scaled(size))
+def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], size: Fraction) -> Figures:
+    """The figures of a schedule whose stages are ``size`` times as large as those that units speak of."""
     return Figures(
         header=schedule.header,
-        costs=costs,
+        costs=timeline.costs,
         makespan=timeline.makespan,
         bubble_ratio=timeline.bubble_ratio,
         forwards=timeline.critical_path.forwards,
         backwards=timeline.critical_path.backwards,
-        clock_span=update_length(schedule.header, precedence, [1] * len(precedence.operations)),
+        clock_span=timeline.clock_span,
         weights=tuple(size * copies for copies in weights),
         activations=tuple(size * live for live in activations(schedule)),
         stashed_inputs=tuple(size * kept for kept in stashed_inputs(schedule)),

@@ -11,10 +11,10 @@ from itertools import islice
 from math import lcm
 from typing import NamedTuple
 
-from chimera_ir.cost.critical import CriticalPath, critical_path, earliest_ends
+from chimera_ir.cost.critical import CriticalPath, critical_path, earliest_ends, update_length
 from chimera_ir.cost.events import Event
 from chimera_ir.cost.model import Costs
-from chimera_ir.cost.precedence import Precedence, precede
+from chimera_ir.cost.precedence import precede
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute
 
@@ -32,8 +32,9 @@ class Timeline:
     """When every operation runs: ``lanes[w]`` in the order of worker w; and what happens in between, if that is known.
 
     ``tick`` is the length of a tick in the unit of the costs; ``span`` the time shown, in ticks: an iteration, or of an
-    asynchronous schedule as many updates as it shows, or their beginning. ``bubble_ratio`` is the share of all workers'
-    time, within a makespan, in which they do nothing.
+    asynchronous schedule as many updates as it shows, or their beginning. ``clock_span`` is the length of an update if
+    every operation took 1; ``bubble_ratio`` the share of all workers' time, within a makespan, in which they do
+    nothing.
     """
 
     header: Header
@@ -42,6 +43,7 @@ class Timeline:
     span: int
     lanes: tuple[tuple[Timed, ...], ...]
     critical_path: CriticalPath
+    clock_span: Fraction
     bubble_ratio: Fraction
     events: tuple[Event, ...] = ()
 
@@ -61,11 +63,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
 
     Of several critical paths it holds one with the largest number of backward passes (CONTRACT: C_b).
     """
-    return run(schedule, precede(schedule), costs)
-
-
-def run(schedule: Schedule, precedence: Precedence, costs: Costs) -> Timeline:
-    """As `simulate`, for a schedule whose precedence is known already."""
+    precedence = precede(schedule)
     tick, duration = ticks(schedule.header, costs)
     durations = [duration(operation) for operation in precedence.operations]
     ends = earliest_ends(precedence, durations)
@@ -81,6 +79,7 @@ def run(schedule: Schedule, precedence: Precedence, costs: Costs) -> Timeline:
         span=max(ends, default=0),
         lanes=tuple(tuple(islice(remaining, len(lane))) for lane in schedule.lanes),
         critical_path=path,
+        clock_span=update_length(schedule.header, precedence, [1] * len(durations)),
         bubble_ratio=1 - _busy(schedule.header, timed) / path.length if timed else Fraction(0),
     )
 

@@ -114,9 +114,9 @@ class Dag:
 
         Of all cycles a shortest one, as far as a bounded search tells. Sums and steps on its way are left out.
         """
-        knots = [knot for knot in nx.strongly_connected_components(self._graph) if len(knot) > 1]
-        if not knots:
+        if nx.is_directed_acyclic_graph(self._graph):
             return ()
+        knots = [knot for knot in nx.strongly_connected_components(self._graph) if len(knot) > 1]
         cycle = self._shortest(min(knots, key=lambda knot: (len(knot), min(knot))))
         return tuple(node for node in cycle if node < len(self.operations))
 
