@@ -37,11 +37,10 @@ def channels(program: Program) -> tuple[Certificate, ...] | tuple[Diagnostic, ..
     """
     disorder = tuple(_disorder(program))
     transports = [Transport.TAGGED] if disorder else list(Transport)
-    results = {transport: replay(program, transport) for transport in transports}
-    stuck = [transport for transport, result in results.items() if not _finished(program, result)]
-    if stuck:
-        return (*disorder, _deadlock(program, stuck, results[stuck[0]]))
-    return disorder or tuple(Certificate(transport, result.runs) for transport, result in results.items())
+    result = replay(program)
+    if not _finished(program, result):
+        return (*disorder, _deadlock(program, transports, result))
+    return disorder or tuple(Certificate(transport, result.runs) for transport in transports)
 
 
 def _disorder(program: Program) -> Iterator[Diagnostic]:

@@ -21,7 +21,7 @@ from chimera_ir.ir.levels import Header, Program, Schedule
 from chimera_ir.ir.ops import NOWHERE, Instruction
 from chimera_ir.ir.text.printer import line
 from chimera_ir.ir.turns import Body, body, extent, turns, unroll, updates_a_turn
-from chimera_ir.verify.transport import Transport, replay
+from chimera_ir.verify.transport import replay
 
 
 def repeats(level: Schedule | Program) -> Iterator[Diagnostic]:
@@ -53,7 +53,7 @@ def _shown(instruction: Instruction | None) -> str:
 
 
 def state_repeats(program: Program) -> Iterator[Diagnostic]:
-    """The worker that does not go round with the others, once for each transport.
+    """The first worker that does not go round with the others.
 
     Parameters
     ----------
@@ -61,20 +61,15 @@ def state_repeats(program: Program) -> Iterator[Diagnostic]:
         Asynchronous; without errors by all other rules.
     """
     bodies = [body(program.header, lane) for lane in program.lanes]
-    for transport in Transport:
-        before, after = (replay(_until(program, bodies, by), transport).places for by in (0, 1))
-        for number, turn in enumerate(bodies):
-            length = len(turn.instructions) if turn else 0
-            if after[number] - before[number] != length:
-                stopped = program.lanes[number][min(after[number], len(program.lanes[number]) - 1)]
-                yield StateDiffers(stopped.origin, Worker(number), transport.value, line(stopped))
-                break
-
-
-def _until(program: Program, bodies: Sequence[Body | None], by: int) -> Program:
-    """The program up to the turn of its bodies, or so many turns later."""
-    ends = [0 if turn is None else _start(program.header, turn) + by * len(turn.instructions) for turn in bodies]
-    return Program(program.header, tuple(lane[:end] for lane, end in zip(program.lanes, ends, strict=True)))
+    starts = [0 if turn is None else _start(program.header, turn) for turn in bodies]
+    lengths = [0 if turn is None else len(turn.instructions) for turn in bodies]
+    before = replay(program, starts).places
+    after = replay(program, [start + length for start, length in zip(starts, lengths, strict=True)]).places
+    for number, length in enumerate(lengths):
+        if after[number] - before[number] != length:
+            stopped = program.lanes[number][min(after[number], len(program.lanes[number]) - 1)]
+            yield StateDiffers(stopped.origin, Worker(number), line(stopped))
+            return
 
 
 def _start(header: Header, turn: Body) -> int:

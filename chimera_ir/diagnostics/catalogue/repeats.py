@@ -43,9 +43,8 @@ class StateDiffers(Diagnostic):
 
     code: ClassVar[str] = "CH603"
     title: ClassVar[str] = "the state does not repeat: worker {worker} does not go round once a turn"
-    label: ClassVar[str] = "here it waits ({transport}) for what comes a turn later every turn"
+    label: ClassVar[str] = "here it waits for what comes a turn later every turn"
     help: ClassVar[str] = "show more updates, or move `{line}` behind what it waits for"
 
     worker: int
-    transport: str
     line: str
