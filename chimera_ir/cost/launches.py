@@ -45,19 +45,22 @@ def eventful(timeline: Timeline, program: Program) -> Timeline:
 
 def _launches(program: Program, timeline: Timeline) -> Iterator[Launched]:
     for worker, (lane, timed) in enumerate(zip(program.lanes, timeline.lanes, strict=True)):
-        waits = {(each.stage, each.version): done for done, each in _after(lane) if isinstance(each, WaitAllReduce)}
-        for done, each in _after(lane):
+        lines = list(_after(lane))
+        waits = {(each.stage, each.version): done for done, each in lines if isinstance(each, WaitAllReduce)}
+        for done, each in lines:
             if isinstance(each, AllReduce):
                 waited = waits[each.stage, each.version]
                 yield _launched(Worker(worker), each.stage, timed, done, waited, timeline)
 
 
-def _after(lane: tuple[Instruction, ...]) -> Iterator[tuple[int, Instruction]]:
-    """Every instruction, after how many compute operations it stands."""
+def _after(lane: tuple[Instruction, ...]) -> Iterator[tuple[int, AllReduce | WaitAllReduce | Step]]:
+    """What a lane synchronises, each after how many compute operations it stands."""
     done = 0
     for instruction in lane:
-        yield done, instruction
-        done += isinstance(instruction, Compute)
+        if isinstance(instruction, Compute):
+            done += 1
+        elif isinstance(instruction, AllReduce | WaitAllReduce | Step):
+            yield done, instruction
 
 
 def _launched(

@@ -117,7 +117,11 @@ class Header:
 
     def recomputes(self, micro: Micro, stage: Stage) -> bool:
         """Whether a stage keeps only its input of a micro-batch."""
-        return stage in self.pipe_of[micro].recompute
+        return self._some_recompute and stage in self.pipe_of[micro].recompute
+
+    @cached_property
+    def _some_recompute(self) -> bool:
+        return any(pipe.recompute for pipe in self.pipes)
 
     def worker(self, micro: Micro, stage: Stage) -> Worker:
         """Where a micro-batch meets a stage."""

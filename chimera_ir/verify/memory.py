@@ -52,19 +52,18 @@ def memory_of_versions(program: Program) -> Iterator[Diagnostic]:
 
 
 def _peak(header: Header, lane: tuple[Compute, ...]) -> Peak:
-    live = Fraction(0)
-    peak = Peak(live, None)
+    live = highest = 0
+    at: Compute | None = None
     for operation in lane:
         if header.recomputes(operation.micros[0], operation.stage):
             continue
-        size = Fraction(len(operation.micros), header.parts)
         if not isinstance(operation, Forward):
-            live -= size
+            live -= len(operation.micros)
             continue
-        live += size
-        if live > peak.activations:
-            peak = Peak(live, operation)
-    return peak
+        live += len(operation.micros)
+        if live > highest:
+            highest, at = live, operation
+    return Peak(Fraction(highest, header.parts), at)
 
 
 def _activations(schedule: Schedule, bound: Bound) -> Iterator[Diagnostic]:

@@ -6,6 +6,7 @@ What this rule establishes lane by lane lets the rule "channels" replay the lane
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from chimera_ir.diagnostics.catalogue.program import (
     MisplacedLine,
@@ -38,7 +39,8 @@ Talk = Send | Recv | WaitSend | WaitRecv
 class Places:
     """The places of a message's four lines: in the sender's lane and in the receiver's, by `key`.
 
-    ``foreign`` says, by worker and place, why a line is about no message of its worker.
+    ``foreign`` says, by worker and place, why a line is about no message of its worker; ``suspect`` are the lines,
+    again by worker and place, of which there is something to say: those, second ones, and ones about the wrong peer.
     """
 
     sent: list[int]
@@ -46,6 +48,7 @@ class Places:
     posted: list[int]
     arrived: list[int]
     foreign: dict[tuple[Worker, int], str]
+    suspect: list[tuple[Worker, int]]
 
     def of(self, instruction: Talk) -> list[int]:
         """The places of the lines of one kind."""
@@ -62,21 +65,66 @@ class Places:
 
 def places(program: Program, cells: Cells) -> Places:
     """Where the first line of each kind for each message stands, without lines about no message of their worker."""
-    size = 2 * program.header.stages * program.header.micro_batches
-    found = Places([ABSENT] * size, [ABSENT] * size, [ABSENT] * size, [ABSENT] * size, {})
+    header = program.header
+    size = 2 * header.stages * header.micro_batches
+    found = Places([ABSENT] * size, [ABSENT] * size, [ABSENT] * size, [ABSENT] * size, {}, [])
+    expected = _expected(program)
     for number, lane in enumerate(program.lanes):
         worker = Worker(number)
         for place, instruction in enumerate(lane):
             if not isinstance(instruction, Talk):
                 continue
-            reason = _foreign(program, cells, worker, instruction)
-            if reason:
-                found.foreign[worker, place] = reason
-                continue
+            message = instruction.message
+            hand_over = expected.get(key(header, message)) if message.micros else None
+            if hand_over is None or not hand_over.is_meant(instruction, worker):
+                reason = _foreign(program, cells, worker, instruction)
+                if reason:
+                    found.foreign[worker, place] = reason
+                    found.suspect.append((worker, place))
+                    continue
+                found.suspect.append((worker, place))
             where = found.of(instruction)
-            message = key(program.header, instruction.message)
-            if where[message] == ABSENT:
-                where[message] = place
+            number_of = key(header, message)
+            if where[number_of] == ABSENT:
+                where[number_of] = place
+            else:
+                found.suspect.append((worker, place))
+    return found
+
+
+class _HandOver(NamedTuple):
+    """A message that the program needs, and the operation that produces it."""
+
+    message: Message
+    start: Worker
+    end: Worker
+    producer: Forward | Backward
+
+    def is_meant(self, line: Talk, worker: Worker) -> bool:
+        """Whether a line on a worker is about just this message, and names the right peer."""
+        if line.message != self.message:
+            return False
+        if isinstance(line, Send):
+            return worker == self.start and line.to == self.end
+        if isinstance(line, Recv):
+            return worker == self.end and line.source == self.start
+        return worker == (self.start if isinstance(line, WaitSend) else self.end)
+
+
+def _expected(program: Program) -> dict[int, _HandOver]:
+    """Every message that the program needs, by its `key`, in the order of the lanes that send."""
+    header = program.header
+    found: dict[int, _HandOver] = {}
+    for number, lane in enumerate(program.lanes):
+        for operation in lane:
+            if not isinstance(operation, Forward | Backward):
+                continue
+            target = operation.stage + 1 if isinstance(operation, Forward) else operation.stage - 1
+            if 0 <= target < header.stages:
+                end = header.worker(operation.micros[0], Stage(target))
+                if end != number:
+                    message = Message(operation.micros, operation.stage, Stage(target))
+                    found[key(header, message)] = _HandOver(message, Worker(number), end, operation)
     return found
 
 
@@ -90,25 +138,16 @@ def messages(program: Program, cells: Cells, found: Places) -> Iterator[Diagnost
     cells, found
         Its places.
     """
-    for number, lane in enumerate(program.lanes):
-        worker = Worker(number)
-        for place, instruction in enumerate(lane):
-            if isinstance(instruction, Talk):
-                yield from _line(program, worker, place, instruction, found)
-    for worker, operation, message in hand_overs(program):
-        yield from _hand_over(program, cells, found, worker, operation, message)
-
-
-def hand_overs(program: Program) -> Iterator[tuple[Worker, Forward | Backward, Message]]:
-    """Every message that the program needs, with the worker and the operation that produce it."""
-    header = program.header
-    for number, lane in enumerate(program.lanes):
-        for operation in lane:
-            if not isinstance(operation, Forward | Backward):
-                continue
-            target = operation.stage + 1 if isinstance(operation, Forward) else operation.stage - 1
-            if 0 <= target < header.stages and header.worker(operation.micros[0], Stage(target)) != number:
-                yield Worker(number), operation, Message(operation.micros, operation.stage, Stage(target))
+    for worker, place in found.suspect:
+        instruction = program.lanes[worker][place]
+        if isinstance(instruction, Talk):
+            yield from _line(program, worker, place, instruction, found)
+    for number, hand_over in _expected(program).items():
+        message = hand_over.message
+        sent, posted, arrived = found.sent[number], found.posted[number], found.arrived[number]
+        in_order = ABSENT < cells.producer(message) < sent < found.retired[number]
+        if not (in_order and ABSENT < posted < arrived < cells.consumer(message)):
+            yield from _hand_over(program, cells, found, hand_over.start, hand_over.producer, message)
 
 
 def _foreign(program: Program, cells: Cells, worker: Worker, instruction: Talk) -> str:
