@@ -1,19 +1,15 @@
 """``chimera-compile``: the command line, what it prints, and its exit statuses."""
 
-import io
 import json
-import os
 import sys
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import click
-from rich.console import Console
 
 from chimera_ir import __version__, library, output
+from chimera_ir.command import WRONG_TEXT, Misuse, parse_settings, printed, run, write
 from chimera_ir.cost import table
 from chimera_ir.cost.model import KINDS, Costs
 from chimera_ir.cost.report import Report
@@ -30,34 +26,6 @@ from chimera_ir.source import Source
 from chimera_ir.syntax import printer as scheme_printer
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.verify.verify import Verified
-
-WRONG_TEXT = 1
-WRONG_COMMAND = 2
-OUR_FAULT = 70
-INTERRUPTED = 130
-
-_WIDE = 160
-
-
-class Misuse(click.ClickException):
-    """Something on the command line is wrong."""
-
-    exit_code = WRONG_COMMAND
-
-
-def _settings(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, int]:
-    settings: dict[str, int] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        digits = value.removeprefix("-")
-        if not (name and equals and digits.isascii() and digits.isdecimal()):
-            raise Misuse(f"--set {text}: write NAME=INTEGER, as in --set D=8")
-        if len(digits) > 18:
-            raise Misuse(f"--set {name}: a value has at most 18 digits")
-        if name in settings:
-            raise Misuse(f"--set {name}: given twice")
-        settings[name] = int(value)
-    return settings
 
 
 def _costs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> Costs:
@@ -82,13 +50,15 @@ def _list(context: click.Context, _: click.Parameter, wanted: bool) -> None:
         return
     names = library.names()
     width = max(map(len, names))
-    _print("".join(f"{name:<{width}}  ({library.parameters(name)}) {library.summary(name)}\n" for name in names))
+    write("".join(f"{name:<{width}}  ({library.parameters(name)}) {library.summary(name)}\n" for name in names))
     context.exit()
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("scheme")
-@click.option("--set", "settings", multiple=True, callback=_settings, metavar="NAME=VALUE", help="Set a parameter.")
+@click.option(
+    "--set", "settings", multiple=True, callback=parse_settings, metavar="NAME=VALUE", help="Set a parameter."
+)
 @click.option(
     "--cost",
     "costs",
@@ -127,7 +97,7 @@ def compile_command(
     try:
         levels = (compile_ir if is_ir else compile_scheme)(request, lambda each: _say(each, source, color))
         if emit is not None:
-            _print(_text(_find(levels, Level(emit), source)))
+            write(_text(_find(levels, Level(emit), source)))
         else:
             _compile(dict(levels), out)
     except SettingError as error:
@@ -182,7 +152,7 @@ def _text(value: object) -> str:
         case Verified():
             return show(value.program)
         case Timeline():
-            return _printed(lambda console: console.print(terminal.draw(value, console.width)))
+            return printed(lambda console: console.print(terminal.draw(value, console.width)))
         case Report():
             return _json(value)
         case _:
@@ -191,17 +161,6 @@ def _text(value: object) -> str:
 
 def _json(report: Report) -> str:
     return json.dumps(report.as_json(), indent=2) + "\n"
-
-
-def _printed(draw: Callable[[Console], None]) -> str:
-    """What a console as wide and as colourful as standard output would show."""
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    text = io.StringIO()
-    console = Console(
-        file=text, highlight=False, force_terminal=is_terminal or None, width=None if is_terminal else _WIDE
-    )
-    draw(console)
-    return text.getvalue()
 
 
 def _compile(levels: dict[Level, object], out: Path | None) -> None:
@@ -215,46 +174,11 @@ def _compile(levels: dict[Level, object], out: Path | None) -> None:
         output.write(directory, files(verified, timeline, _json(report)))
     except output.OutputRefused as error:
         raise Misuse(str(error)) from error
-    _print(_printed(lambda console: console.print(table.show(report), terminal.draw(timeline, console.width))))
-    _print(f"wrote {directory}: run it with\n")
-    _print(f"  torchrun --nproc-per-node={header.workers} {directory}/train.py --model MODEL.py --check\n")
-
-
-def _print(text: str) -> None:
-    """Writes to standard output. A reader who has left has seen enough; a full disk is the user's to know of."""
-    try:
-        click.echo(text, nl=False)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:
-        raise Misuse(f"standard output: {error.strerror}") from error
+    write(printed(lambda console: console.print(table.show(report), terminal.draw(timeline, console.width))))
+    write(f"wrote {directory}: run it with\n")
+    write(f"  torchrun --nproc-per-node={header.workers} {directory}/train.py --model MODEL.py --check\n")
 
 
 def main() -> NoReturn:
-    """The entry point: whatever happens ends in one of the documented exit statuses."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-    try:
-        status = compile_command.main(prog_name="chimera-compile", standalone_mode=False)
-    except click.ClickException as error:
-        _tell(error.show)
-        status = error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        status = INTERRUPTED
-    except SystemExit as end:
-        status = end.code
-    except BrokenPipeError:
-        sys.stderr.close()
-        status = 0
-    except Exception:
-        traceback.print_exc()
-        click.echo("chimera-compile: this is a fault of the compiler, not of your scheme; please report it", err=True)
-        status = OUR_FAULT
-    sys.exit(status)
-
-
-def _tell(show: Callable[[], None]) -> None:
-    """Shows an error, to whoever still listens."""
-    with suppress(BrokenPipeError):
-        show()
+    """The entry point."""
+    run(compile_command, "chimera-compile")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from chimera_ir import driver, library
-from chimera_ir.cli import OUR_FAULT, WRONG_COMMAND, WRONG_TEXT
+from chimera_ir.command import OUR_FAULT, WRONG_COMMAND, WRONG_TEXT
 from chimera_ir.driver import Level
 from tests.unit.command import TINY, Run, contents, shell
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from chimera_ir import output
-from chimera_ir.cli import OUR_FAULT, WRONG_COMMAND, WRONG_TEXT
+from chimera_ir.command import OUR_FAULT, WRONG_COMMAND, WRONG_TEXT
 from tests.unit.command import TINY, Run, contents
 
 SHARED = ("train.py", "runtime.py", "schedule.sir", "report.json", "timeline.svg")

@@ -1,0 +1,166 @@
+"""Each row of the paper's tables, compiled at a size: what is claimed beside what comes out, and why they differ."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import assert_never
+
+from chimera_ir import library
+from chimera_ir.cost.model import Costs
+from chimera_ir.cost.report import Report
+from chimera_ir.diagnostics.model import Rejected
+from chimera_ir.driver import Level, Request, TooLarge, compile_scheme
+from chimera_ir.survey.formula import Size, size, summary, value
+from chimera_ir.survey.paper import Amount, Claim, Figure, Instead, Interval, Row, paper
+
+
+@dataclass(frozen=True, slots=True)
+class Equal:
+    """The compiled figure is the one claimed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """The compiled figure is another one: that of ``instead``, whose reason says why."""
+
+    instead: Instead
+
+
+@dataclass(frozen=True, slots=True)
+class Differs:
+    """The compiled figure is another one, and nobody knows why."""
+
+
+Verdict = Equal | Explained | Differs
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One figure of one scheme: the claim, its amount at the size, the compiled amount, and what to make of them."""
+
+    figure: Figure
+    claim: Claim
+    claimed: Amount
+    compiled: Amount
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """The report of a row's scheme, figure by figure beside the claims."""
+
+    comparisons: tuple[Comparison, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """There is nothing to compare: the library lacks the scheme, or the scheme takes no such size."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """A row of a table: the scheme with its parameters and costs, and what was found."""
+
+    name: str
+    scheme: str
+    parameters: Size
+    costs: Costs
+    outcome: Compiled | Absent
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The rows of a table under its title."""
+
+    title: str
+    rows: tuple[Surveyed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The paper's tables at one size."""
+
+    size: Size
+    sections: tuple[Section, ...]
+
+
+def survey(settings: Size) -> Survey:
+    """The paper's tables, compiled at the size that the settings give; a row stands once for each value it leaves open.
+
+    Raises
+    ------
+    NoSuchSize
+        If the paper's formulas say nothing for that size.
+    """
+    claims = paper()
+    at = size(claims.size, settings)
+    sections = (
+        Section(table.title, tuple(_surveyed(row, one) for row in table.rows for one in _sizes(row, at, settings)))
+        for table in claims.tables
+    )
+    return Survey(at, tuple(sections))
+
+
+def _sizes(row: Row, at: Size, settings: Size) -> tuple[Size, ...]:
+    return (at,) if row.every is None or row.every.parameter in settings else row.every.sizes(at)
+
+
+def _surveyed(row: Row, at: Size) -> Surveyed:
+    parameters = {name: value(formula, at) for name, formula in row.parameters.items()}
+    return Surveyed(row.name, row.scheme, parameters, row.costs, _outcome(row, at, parameters))
+
+
+def _outcome(row: Row, at: Size, parameters: Size) -> Compiled | Absent:
+    if row.scheme not in library.names():
+        return Absent("not in the library")
+    request = Request(library.source(row.scheme), parameters, row.costs)
+    try:
+        report = dict(compile_scheme(request, lambda _: None))[Level.REPORT]
+    except Rejected as rejected:
+        return Absent(f"no such schedule: {summary(rejected)}")
+    except TooLarge as error:
+        return Absent(str(error))
+    assert isinstance(report, Report)
+    return Compiled(tuple(_comparisons(row, at, report)))
+
+
+def _comparisons(row: Row, at: Size, report: Report) -> Iterator[Comparison]:
+    for figure, claim in row.claims:
+        claimed, compiled = claim.at(at), _amount(figure, report)
+        verdict = Equal() if compiled == claimed else _why(figure, row.instead, at, report)
+        yield Comparison(figure, claim, claimed, compiled, verdict)
+
+
+def _why(figure: Figure, known: Sequence[Instead], at: Size, report: Report) -> Explained | Differs:
+    """The first reason that speaks of this figure and size, and gets the compiled figure right."""
+    compiled = report.figures.makespan if figure is Figure.BUBBLE_RATIO else _amount(figure, report)
+    for instead in known:
+        if instead.figure is figure and value(instead.when, at) and instead.claim.at(at) == compiled:
+            return Explained(instead)
+    return Differs()
+
+
+def _amount(figure: Figure, report: Report) -> Amount:
+    """A figure as the compiler reports it; a report that does not speak of asynchrony is of a synchronous scheme."""
+    own = report.figures
+    match figure:
+        case Figure.PIPELINES:
+            return Fraction(len(own.header.pipes))
+        case Figure.BUBBLE_RATIO:
+            return own.bubble_ratio
+        case Figure.WEIGHTS:
+            return _interval(own.weights)
+        case Figure.ACTIVATIONS:
+            return _interval(own.activations)
+        case Figure.STASHED_INPUTS:
+            return _interval(own.stashed_inputs)
+        case Figure.SYNCHRONOUS:
+            return not report.as_json().get("asynchronous", False)
+        case _:
+            assert_never(figure)
+
+
+def _interval(values: Sequence[Fraction]) -> Interval:
+    return Interval(min(values), max(values))

@@ -1,0 +1,205 @@
+"""What the paper says of each scheme, as ``schemes/paper.toml`` has it."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from fractions import Fraction
+
+from chimera_ir.cost.model import Costs
+from chimera_ir.resources import schemes
+from chimera_ir.survey.formula import Size, value
+
+
+class Figure(Enum):
+    """What a scheme is judged by, in the order of the tables; the values are the names in ``report.json``."""
+
+    PIPELINES = "pipelines"
+    BUBBLE_RATIO = "bubble_ratio"
+    WEIGHTS = "weights"
+    ACTIVATIONS = "activations"
+    STASHED_INPUTS = "stashed_inputs"
+    SYNCHRONOUS = "synchronous"
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The least and the most over the workers: weights in M_theta, activations and inputs in M_a."""
+
+    least: Fraction
+    most: Fraction
+
+
+Amount = Fraction | Interval | bool
+"""A ratio or a count, an interval over the workers, or whether something holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class RatioClaim:
+    """A share of the time; ``about`` where the paper has a sign for approximately."""
+
+    of: str
+    over: str
+    about: bool
+
+    def at(self, size: Size) -> Fraction:
+        """The ratio at a size."""
+        return Fraction(value(self.of, size), value(self.over, size))
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalClaim:
+    """The least and the most over the workers."""
+
+    least: str
+    most: str
+
+    def at(self, size: Size) -> Interval:
+        """The interval at a size."""
+        return Interval(Fraction(value(self.least, size)), Fraction(value(self.most, size)))
+
+
+@dataclass(frozen=True, slots=True)
+class CountClaim:
+    """A number of things in the whole scheme."""
+
+    count: str
+
+    def at(self, size: Size) -> Fraction:
+        """The number at a size."""
+        return Fraction(value(self.count, size))
+
+
+@dataclass(frozen=True, slots=True)
+class FactClaim:
+    """Whether the figure's name is true of the scheme, whatever the size."""
+
+    holds: bool
+
+    def at(self, _: Size) -> bool:
+        """What is claimed."""
+        return self.holds
+
+
+Claim = RatioClaim | IntervalClaim | CountClaim | FactClaim
+
+
+@dataclass(frozen=True, slots=True)
+class Instead:
+    """A compiled figure that is not the one claimed: its own formula, under a condition, and the reason.
+
+    A bubble ratio follows from the makespan, as the work is given, so that is what its formula is of.
+    """
+
+    figure: Figure
+    when: str
+    claim: CountClaim | IntervalClaim
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """One row for each value of a parameter from 1 to ``most`` for which the condition holds."""
+
+    parameter: str
+    most: str
+    when: str
+
+    def sizes(self, size: Size) -> tuple[Size, ...]:
+        """The sizes that the rows are for."""
+        candidates = ({**size, self.parameter: number} for number in range(1, value(self.most, size) + 1))
+        return tuple(each for each in candidates if value(self.when, each))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A scheme of the library with the parameters and costs that a claim is for, and what is claimed."""
+
+    name: str
+    scheme: str
+    every: Every | None
+    parameters: Mapping[str, str]
+    costs: Costs
+    claims: tuple[tuple[Figure, Claim], ...]
+    instead: tuple[Instead, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under a title."""
+
+    title: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """The header that gives a size, and the tables."""
+
+    size: str
+    tables: tuple[Table, ...]
+
+
+_Data = Mapping[str, str]
+
+
+def paper() -> Paper:
+    """The paper, as far as it is about what schemes cost."""
+    data = tomllib.loads((schemes() / "paper.toml").read_text(encoding="utf-8"))
+    reasons = _strings(data["reasons"])
+    tables = (Table(table["title"], tuple(_row(row, reasons) for row in table["row"])) for table in data["table"])
+    return Paper(data["size"], tuple(tables))
+
+
+def _row(data: Mapping[str, object], reasons: _Data) -> Row:
+    claims = tuple((figure, _claim(figure, data[figure.value])) for figure in Figure if figure.value in data)
+    every = data.get("every")
+    return Row(
+        name=str(data["name"]),
+        scheme=str(data["scheme"]),
+        every=None if every is None else Every(**_strings(every)),
+        parameters=_strings(data["set"]),
+        costs=_costs(_strings(data["cost"])),
+        claims=claims,
+        instead=tuple(_instead(_strings(each), reasons) for each in _list(data.get("because", []))),
+    )
+
+
+def _costs(data: _Data) -> Costs:
+    costs = Costs()
+    for kind, text in data.items():
+        costs = costs.using(kind, text)
+    return costs
+
+
+def _claim(figure: Figure, data: object) -> Claim:
+    match data:
+        case bool():
+            return FactClaim(data)
+        case str() if figure is Figure.PIPELINES:
+            return CountClaim(data)
+        case str():
+            return IntervalClaim(data, data)
+        case {"least": str(least), "most": str(most)}:
+            return IntervalClaim(least, most)
+        case {"of": str(of), "over": str(over)}:
+            return RatioClaim(of, over, about=False)
+        case {"about": str(of), "over": str(over)}:
+            return RatioClaim(of, over, about=True)
+        case _:
+            raise ValueError(f"paper.toml: {figure.value} cannot be {data}")
+
+
+def _instead(data: _Data, reasons: _Data) -> Instead:
+    claim = CountClaim(data["makespan"]) if "makespan" in data else IntervalClaim(data["least"], data["most"])
+    return Instead(Figure(data["figure"]), data["when"], claim, reasons[data["reason"]])
+
+
+def _strings(data: object) -> dict[str, str]:
+    assert isinstance(data, dict), data
+    return {str(name): str(text) for name, text in data.items()}
+
+
+def _list(data: object) -> list[object]:
+    assert isinstance(data, list), data
+    return data
