@@ -8,7 +8,7 @@ import click
 from chimera_ir import __version__
 from chimera_ir.command import Misuse, parse_settings, printed, run, write
 from chimera_ir.survey import show
-from chimera_ir.survey.compare import survey
+from chimera_ir.survey.compare import schemes, survey
 from chimera_ir.survey.formula import NoSuchSize
 
 
@@ -16,6 +16,7 @@ from chimera_ir.survey.formula import NoSuchSize
 @click.option(
     "--set", "settings", multiple=True, callback=parse_settings, metavar="NAME=VALUE", help="Set D, N or f of the size."
 )
+@click.option("--scheme", metavar="NAME", help="Only what the tables say of this library scheme.")
 @click.option(
     "--format",
     "form",
@@ -25,7 +26,7 @@ from chimera_ir.survey.formula import NoSuchSize
     help="What to print.",
 )
 @click.version_option(__version__, prog_name="chimera-tables")
-def tables_command(settings: dict[str, int], form: str) -> None:
+def tables_command(settings: dict[str, int], scheme: str | None, form: str) -> None:
     """Print the paper's Tables 2 and 3 for D stages and N micro-batches, every figure compiled.
 
     Beside each figure stands the paper's formula and its value at that size, and where the two differ the reason.
@@ -33,8 +34,11 @@ def tables_command(settings: dict[str, int], form: str) -> None:
 
     Exit status: 0, 2 something is wrong on the command line, 70 in the compiler; 130 interrupted.
     """
+    known = schemes()
+    if scheme is not None and scheme not in known:
+        raise Misuse(f"--scheme {scheme}: the tables speak of {', '.join(known)}")
     try:
-        found = survey(settings)
+        found = survey(settings, known if scheme is None else (scheme,))
     except NoSuchSize as error:
         raise Misuse(f"--set: {error}") from error
     match form:

@@ -1,10 +1,11 @@
-"""Runs every `$ chimera-compile` of README.md and docs/*.md again and compares what it prints with what stands there.
+"""Runs the commands that README.md and the pages below docs/ quote, and compares what they print with what is quoted.
 
     python docs/check.py             # says which blocks are out of date
     python docs/check.py --update    # writes what is printed now
 
-A block is a fence of the kind ``console`` that begins with ``$ chimera-compile``; a line ``...`` in it stands for any
-number of lines. The commands see docs/ and examples/; what they write goes into a directory that is removed.
+A block is a fence of the kind ``console`` that begins with ``$ chimera-compile`` or ``$ chimera-tables``; a line
+``...`` in it stands for any number of lines. The commands see docs/ and examples/; what they write goes into a
+directory that is removed.
 """
 
 import os
@@ -15,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"(?<=^```console\n)\$ chimera-compile.*?(?=^```$)", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"(?<=^```console\n)\$ chimera-(?:compile|tables).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 
 
 def run(commands: list[str]) -> str:
@@ -48,7 +49,7 @@ def matches(text: str, printed: str) -> bool:
 def main() -> None:
     """Checks or updates every page."""
     update, stale = "--update" in sys.argv[1:], 0
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         text = page.read_text(encoding="utf-8")
         fresh = text
         for found in BLOCK.finditer(text):

@@ -1,22 +1,60 @@
-"""The pages tell the truth: what they quote of chimera-compile is what it prints."""
+"""The pages tell the truth: what they quote is what is printed, what they show is what is drawn."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from chimera_ir import library
 from chimera_ir.driver import Level, Request, compile_scheme
 from chimera_ir.source import Source
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_every_quoted_command_prints_what_the_page_says() -> None:
-    done = subprocess.run(
-        [sys.executable, "docs/check.py"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def ended(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, f"docs/{script}"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
+
+
+def test_every_quoted_command_prints_what_the_page_says() -> None:
+    done = ended("check.py")
     assert done.returncode == 0, f"run docs/check.py --update and read the difference:\n{done.stdout}{done.stderr}"
+
+
+def test_every_picture_is_what_the_schemes_compile_to() -> None:
+    done = ended("figures.py")
+    assert done.returncode == 0, f"run docs/figures.py --update and look at:\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("name", library.names())
+def test_every_library_scheme_has_a_page_with_its_picture_row_and_command(name: str) -> None:
+    page = (ROOT / "docs" / "schemes" / f"{name}.md").read_text(encoding="utf-8")
+    for part in (f"images/schemes/{name}.svg", f"$ chimera-tables --scheme {name}", f"    chimera-compile {name}"):
+        assert part in page
+    assert f"]({name}.md)" in (ROOT / "docs" / "schemes" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "images").rglob("*.svg")), ids=lambda path: path.stem)
+def test_every_picture_is_shown_on_a_page(path: Path) -> None:
+    shown = {
+        (page.parent / link).resolve()
+        for page in PAGES
+        for link in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
+    }
+    assert path in shown
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples" / "schemes").glob("*.chim")), ids=lambda path: path.stem)

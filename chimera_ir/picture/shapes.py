@@ -107,6 +107,7 @@ class Picture:
     families: tuple[Family, ...]
     legend: tuple[Entry, ...]
     bubble: Entry
+    hatch: str
     marks: tuple[Mark, ...]
-    event: Entry
+    event: tuple[Entry, ...]
     steady: tuple[Bracket, ...]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
+from math import ceil
 from typing import assert_never
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -46,6 +47,9 @@ WIDEST = 6000
 TOLD = 4096
 """Up to how many operations each box tells, when pointed at, what it is; more are drawn as one outline per family."""
 
+FONT = 13
+"""The size of the numbers in boxes, where they are high enough."""
+
 _LEFT, _TOP = 46, 62
 _MARK = 5
 _GLYPH = Fraction(62, 100)
@@ -74,6 +78,11 @@ _Placed = tuple[int, Timed]
 
 def draw(timeline: Timeline) -> str:
     """The timeline as a self-contained SVG document, its events marked; names from the scheme are escaped."""
+    return written("timeline.svg.j2", picture=picture(timeline))
+
+
+def written(template: str, **values: object) -> str:
+    """A template with the values in it, whatever they contain."""
     environment = Environment(
         loader=FileSystemLoader(templates()),
         autoescape=True,
@@ -82,15 +91,20 @@ def draw(timeline: Timeline) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template("timeline.svg.j2").render(picture=picture(timeline))
+    return environment.get_template(template).render(values)
 
 
-def picture(timeline: Timeline) -> Picture:
-    """The places and sizes of everything in the drawing."""
-    window, scale = steady_window(timeline), _scale(timeline)
-    if window and not _legible(timeline, scale):
-        timeline = beginning(timeline, window)
-        scale = _scale(timeline)
+def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubble") -> Picture:
+    """The places and sizes of everything in the drawing.
+
+    ``unit`` is the length in pixels of a unit of time; without it a fair one, for so much as is legible then. ``hatch``
+    names the pattern of bubbles, which is to be unique in a document.
+    """
+    window = steady_window(timeline)
+    if unit is None:
+        timeline = _legible(timeline, window)
+        unit = fair_unit(timeline)
+    scale = _scale(timeline, unit)
     right = scale.x(timeline.span)
     bottom = scale.y(len(timeline.lanes)) - scale.gap
     title, note = _text(heading(timeline)), summary(timeline)
@@ -101,7 +115,7 @@ def picture(timeline: Timeline) -> Picture:
     *entries, bubble, marked = _legend(timeline, width, bottom + 44 + 22 * len(steady))
     return Picture(
         width=width,
-        height=marked.y + 28,
+        height=(marked if timeline.events else bubble).y + 28,
         left=_LEFT,
         right=_pixels(right),
         top=_TOP,
@@ -119,33 +133,49 @@ def picture(timeline: Timeline) -> Picture:
         families=tuple(_families(timeline, scale)),
         legend=tuple(entries),
         bubble=bubble,
+        hatch=hatch,
         marks=tuple(_mark(each, timeline, scale) for each in timeline.events),
-        event=marked,
+        event=(marked,) if timeline.events else (),
         steady=steady,
     )
 
 
-def _scale(timeline: Timeline) -> _Scale:
-    """As large as the width allows, within what is fair to the shortest operation."""
+def fair_unit(timeline: Timeline) -> Fraction:
+    """Pixels for a unit of time: as many as the width allows, within what is fair to the shortest operation.
+
+    Fair is what holds the widest label as well, so that an operation goes without one only for want of width.
+    """
     timed = list(chain.from_iterable(timeline.lanes))
     shortest = min((each.end - each.start for each in timed), default=1)
     span = max(timeline.span, 1)
     least, most = FAIR
-    unit = Fraction(min(max(WIDTH * shortest // span, least), most))
-    pixel = min(unit / shortest, Fraction(WIDEST, span))
+    longest = _longest_labels(timed).items()
+    labelled = max((_room(text, FONT) / length for length, text in longest), default=Fraction(0)) * shortest
+    box = Fraction(min(max(WIDTH * shortest // span, least), max(most, ceil(labelled))))
+    return min(box / shortest, Fraction(WIDEST, span)) / timeline.tick
+
+
+def _scale(timeline: Timeline, unit: Fraction) -> _Scale:
+    """A scale of so many pixels for a unit of time, in letters that fit all boxes if there are any that do."""
+    pixel = unit * timeline.tick
     many = len(timeline.lanes) > 16
     row, gap = (14, 2) if many else (26, 4)
-    sizes = range(10 if many else 13, 8, -1)
-    fitting = (size for size in sizes if all(_fits(label(each.operation), size, each, pixel) for each in timed))
+    sizes = range(10 if many else FONT, 8, -1)
+    longest = _longest_labels(chain.from_iterable(timeline.lanes)).items()
+    fitting = (size for size in sizes if all(_room(text, size) <= length * pixel for length, text in longest))
     return _Scale(pixel, row, gap, next(fitting, 9))
 
 
-def _legible(timeline: Timeline, scale: _Scale) -> bool:
-    return all(_fits(label(each.operation), scale.font, each, scale.pixel) for each in chain(*timeline.lanes))
+def _legible(timeline: Timeline, window: Window | None) -> Timeline:
+    """All of a timeline; or, if some labels have no room then and there is a steady state, the beginning that shows it."""
+    scale, longest = _scale(timeline, fair_unit(timeline)), _longest_labels(chain.from_iterable(timeline.lanes))
+    fits = all(_room(text, scale.font) <= length * scale.pixel for length, text in longest.items())
+    return timeline if fits or window is None else beginning(timeline, window)
 
 
-def _fits(text: str, font: int, timed: Timed, pixel: Fraction) -> bool:
-    return len(text) * font * _GLYPH + 3 <= (timed.end - timed.start) * pixel
+def _room(text: str, font: int) -> Fraction:
+    """The pixels that a label takes up in its box."""
+    return len(text) * font * _GLYPH + 3
 
 
 def _row(worker: int, scale: _Scale) -> Row:
@@ -168,7 +198,8 @@ def _families(timeline: Timeline, scale: _Scale) -> Iterator[Family]:
     longest = _longest_labels(chain.from_iterable(timeline.lanes))
 
     def fits(timed: Timed) -> bool:
-        return _fits(longest[timed.end - timed.start], scale.font, timed, scale.pixel)
+        length = timed.end - timed.start
+        return _room(longest[length], scale.font) <= length * scale.pixel
 
     for (strand, _), placed in sorted(members.items(), key=lambda member: member[0]):
         sample = placed[0][1].operation
@@ -272,10 +303,12 @@ def _brackets(window: Window | None, scale: _Scale, width: int, bottom: int) -> 
 
 
 def _legend(timeline: Timeline, width: int, y: int) -> Iterator[Entry]:
-    """One entry for each strand, one for bubbles and one for events, in as many lines as the width asks for."""
+    """One entry for each strand in use, one for bubbles and one for events, in as many lines as the width asks for."""
     x = _LEFT
     told = [
-        (hue(number).light, hue(number).dark, strand.name) for number, strand in enumerate(strands(timeline.header))
+        (hue(number).light, hue(number).dark, strand.name)
+        for number, strand in enumerate(strands(timeline.header))
+        if strand.micros
     ]
     for light, dark, name in [*told, (PAPER, PAPER, "bubble"), (PAPER, PAPER, happening(timeline))]:
         text = _text(name)

@@ -1,6 +1,6 @@
 """Each row of the paper's tables, compiled at a size: what is claimed beside what comes out, and why they differ."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import assert_never
@@ -86,8 +86,15 @@ class Survey:
     sections: tuple[Section, ...]
 
 
-def survey(settings: Size) -> Survey:
-    """The paper's tables, compiled at the size that the settings give; a row stands once for each value it leaves open.
+def schemes() -> tuple[str, ...]:
+    """The schemes that the paper's tables speak of, by their names in the library, whether it has them or not."""
+    return tuple(dict.fromkeys(row.scheme for table in paper().tables for row in table.rows))
+
+
+def survey(settings: Size, about: Collection[str]) -> Survey:
+    """What the paper's tables say of some schemes, compiled at the size that the settings give.
+
+    A row stands once for each value of a parameter that it leaves open. Tables without rows are left out.
 
     Raises
     ------
@@ -96,9 +103,11 @@ def survey(settings: Size) -> Survey:
     """
     claims = paper()
     at = size(claims.size, settings)
+    chosen = ((table.title, [row for row in table.rows if row.scheme in about]) for table in claims.tables)
     sections = (
-        Section(table.title, tuple(_surveyed(row, one) for row in table.rows for one in _sizes(row, at, settings)))
-        for table in claims.tables
+        Section(title, tuple(_surveyed(row, one) for row in rows for one in _sizes(row, at, settings)))
+        for title, rows in chosen
+        if rows
     )
     return Survey(at, tuple(sections))
 

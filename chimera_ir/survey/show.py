@@ -54,8 +54,8 @@ def text(survey: Survey) -> RenderableType:
                 table.add_row()
             table.add_row("\n".join(_heads(row)), *("\n".join(cells) for cells in columns))
         told = [Text(f"[{number}] {note}") for note, number in notes.items()]
-        parts += [Text(_heading(section, survey.size), "bold"), table, *told, Text("")]
-    return Group(*parts[:-1])
+        parts += [Text(_heading(section, survey.size), "bold"), table, *told, *([Text("")] if told else [])]
+    return Group(*parts)
 
 
 def markdown(survey: Survey) -> str:

@@ -39,6 +39,13 @@ def test_one_number_of_pipelines_can_be_chosen(tables) -> None:  # type: ignore[
     assert "f = 1" not in out
 
 
+def test_one_scheme_can_be_chosen(tables) -> None:  # type: ignore[no-untyped-def]
+    told = json.loads(tables("--scheme", "chimera", "--format", "json").out)["tables"]
+    assert {row["scheme"] for table in told for row in table["rows"]} == {"chimera"}
+    assert len(told) == 3
+    tables("--scheme", "zebra").assert_refused(WRONG_COMMAND, "--scheme zebra", "gpipe, gems, dapple")
+
+
 def test_every_format_says_the_same(tables) -> None:  # type: ignore[no-untyped-def]
     told = json.loads(tables("--set", "N=6", "--format", "json").out)
     text, markdown = tables("--set", "N=6").out, tables("--set", "N=6", "--format", "markdown").out
