@@ -167,7 +167,7 @@ def _scale(timeline: Timeline, unit: Fraction) -> _Scale:
 
 
 def _legible(timeline: Timeline, window: Window | None) -> Timeline:
-    """All of a timeline; or, if some labels have no room then and there is a steady state, the beginning that shows it."""
+    """All of a timeline; or, if labels have no room then and there is a steady state, the beginning that shows it."""
     scale, longest = _scale(timeline, fair_unit(timeline)), _longest_labels(chain.from_iterable(timeline.lanes))
     fits = all(_room(text, scale.font) <= length * scale.pixel for length, text in longest.items())
     return timeline if fits or window is None else beginning(timeline, window)
