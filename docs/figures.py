@@ -16,14 +16,13 @@ from pathlib import Path
 from chimera_ir import library
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import Timeline
+from chimera_ir.cost.window import beginning, steady_window
 from chimera_ir.driver import Level, Request, compile_scheme
 from chimera_ir.picture import sheet, svg
 from chimera_ir.source import Source
 
 DOCS = Path(__file__).resolve().parent
 IMAGES = DOCS / "images"
-BEGINNING = Fraction("38.5")
-"""So much of a schedule without an end as the longest one beside it takes."""
 EQUAL = Costs(B=Fraction(1))
 DOUBLED = Costs().using("B", "2")
 """Section 3.5: a forward over two micro-batches is as long as a backward over one, recomputation included."""
@@ -31,16 +30,12 @@ DOUBLED = Costs().using("B", "2")
 
 @dataclass(frozen=True)
 class Shown:
-    """A scheme, by its name in the library or its file, with parameters and costs.
-
-    And what to say of its schedule, and up to which time to show it.
-    """
+    """A scheme, by its name in the library or its file, with parameters and costs, and what to say of its schedule."""
 
     caption: str
     scheme: str
     settings: Mapping[str, int] = field(default_factory=dict)
     costs: Costs = field(default_factory=Costs)
-    until: Fraction = Fraction(100)
 
     @property
     def exists(self) -> bool:
@@ -61,8 +56,8 @@ SHEETS: Mapping[str, tuple[str, Sequence[Sequence[Shown]]]] = {
     "figure2.svg": (
         "Pipeline schemes, with four stages and four micro-batches",
         [
-            [Shown("PipeDream: how it begins", "pipedream", {"D": 4}, until=BEGINNING)],
-            [Shown("PipeDream-2BW: how it begins", "pipedream_2bw", FOUR, until=BEGINNING)],
+            [Shown("PipeDream: how it begins", "pipedream", {"D": 4})],
+            [Shown("PipeDream-2BW: how it begins", "pipedream_2bw", FOUR)],
             [Shown("GPipe", "gpipe", FOUR), Shown("DAPPLE", "dapple", FOUR)],
             [Shown("GEMS", "gems", FOUR)],
             [Shown("Chimera", "chimera", FOUR)],
@@ -115,8 +110,10 @@ def compiled(shown: Shown) -> Timeline:
 
 
 def panel(shown: Shown) -> sheet.Panel:
-    """The schedule alone, without the marks of what happens beside it."""
-    return sheet.Panel(shown.caption, replace(compiled(shown), events=()), shown.until)
+    """The schedule alone, without marks of what happens beside it; of an endless one what shows its steady state."""
+    timeline = replace(compiled(shown), events=())
+    window = steady_window(timeline)
+    return sheet.Panel(shown.caption, timeline if window is None else beginning(timeline, window))
 
 
 def drawings() -> Iterator[tuple[str, str]]:
