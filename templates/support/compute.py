@@ -137,7 +137,7 @@ class Stage:
         self.inputs: list[Tensors] = []
         self.gradients: list[Tensors] = []
         self.updates = 0
-        self.on_step: Callable[[], None] = lambda: None
+        self.on_step: Callable[[Stage], None] = lambda _stage: None
         self._weights = weights
         self._before = before
         self._after = after
@@ -299,7 +299,7 @@ class Stage:
 
     def _stepped(self) -> None:
         self.updates += 1
-        self.on_step()
+        self.on_step(self)
 
     def take_loss(self, update: int) -> float:
         """The sum of the losses of an update that were computed here: none, but on the last stage."""

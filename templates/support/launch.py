@@ -146,11 +146,13 @@ def _updates(setting: Setting, stages: dict[int, Stage], progress: Progress) -> 
 
 def _stream(setting: Setting, stages: dict[int, Stage], progress: Progress) -> None:
     """All updates in one go: they overlap."""
-    lane, updates = setting.lane(stages), setting.options.steps
-    overlapping = Overlapping(progress, stages.values(), updates)
+    updates, overlapping = setting.options.steps, Overlapping(progress, len(stages))
+    for stage in stages.values():
+        stage.on_step = overlapping.stepped
     progress.begin()
-    setting.script.stream(lane, updates)
-    overlapping.look()
+    setting.script.stream(setting.lane(stages), updates)
+    for _ in range(0 if stages else updates):
+        progress.end(0.0)
 
 
 def _leave(world: World) -> None:

@@ -2,8 +2,7 @@
 
 import json
 import time
-from collections import deque
-from collections.abc import Collection
+from collections import Counter, defaultdict, deque
 from pathlib import Path
 
 import torch
@@ -86,18 +85,23 @@ class Progress:
 
 
 class Overlapping:
-    """Tells progress of the updates of a stream: of each when the last stage of this rank has made its step for it."""
+    """Tells progress of overlapping updates: of each when every stage of this rank has made its step for it.
 
-    def __init__(self, progress: Progress, stages: Collection[Stage], updates: int) -> None:
+    It holds no stage, and a stage may hold it: a cycle of references would keep the communicators, and their threads,
+    until the interpreter ends.
+    """
+
+    def __init__(self, progress: Progress, stages: int) -> None:
         self._progress = progress
         self._stages = stages
-        self._updates = updates
-        self._ended = 0
-        for stage in stages:
-            stage.on_step = self.look
+        self._steps: Counter[int] = Counter()
+        self._losses: defaultdict[int, float] = defaultdict(float)
 
-    def look(self) -> None:
-        """Ends the updates that all stages have made since the last call; a rank without stages ends all of them."""
-        for update in range(self._ended, min((stage.updates for stage in self._stages), default=self._updates)):
-            self._progress.end(sum(stage.take_loss(update) for stage in self._stages))
-            self._ended = update + 1
+    def stepped(self, stage: Stage) -> None:
+        """To be called after each step of each stage."""
+        update = stage.updates - 1
+        self._steps[update] += 1
+        self._losses[update] += stage.take_loss(update)
+        if self._steps[update] == self._stages:
+            del self._steps[update]
+            self._progress.end(self._losses.pop(update))

@@ -62,4 +62,4 @@ def dataset():
 
 
 def optimizer(parameters):
-    return torch.optim.SGD(parameters, lr=0.1)
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
