@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from support.versions import Versions, masters
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from support.versions import Versions, masters
 
 WIDTH = 6
 UPDATES = 9
