@@ -28,8 +28,8 @@ The same holds for weights after plain gradient descent, with momentum or withou
 ADAPTIVE_TOLERANCES = {
     torch.float64: 1e-9,
     torch.complex128: 1e-9,
-    torch.float32: 1e-2,
-    torch.complex64: 1e-2,
+    torch.float32: 1e-3,
+    torch.complex64: 1e-3,
     torch.float16: 1e-1,
     torch.bfloat16: 1e-1,
 }
