@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.job import Job
-from support.versions import Versions, masters
 
 from chimera_ir import library
 from chimera_ir.codegen.render import scripts
 from chimera_ir.driver import Level, Request, compile_scheme
 from chimera_ir.source import Source
 from chimera_ir.verify.verify import Verified
+from support.job import Job
+from support.versions import Versions, masters
 
 STREAMS = Path(__file__).resolve().parent.parent / "e2e" / "schemes" / "streams"
 CASES = [
