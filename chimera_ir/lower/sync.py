@@ -17,6 +17,7 @@ started.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from chimera_ir.ir.ids import Stage, Worker
@@ -129,20 +130,20 @@ def earliest_ends(schedule: Schedule, duration: Duration) -> list[list[int]]:
 
     An operation that waits in a cycle has no such time; it counts as over when its worker got stuck.
     """
-    clock = _Times(schedule.header.stages, schedule.header.micro_batches)
+    times = _Times(schedule.header.stages, schedule.header.micro_batches)
     ends: list[list[int]] = [[] for _ in schedule.lanes]
     awake = [Worker(worker) for worker in range(len(schedule.lanes))]
     while awake:
         worker = awake.pop()
         lane, done = schedule.lanes[worker], ends[worker]
-        while len(done) < len(lane):
-            operation = lane[len(done)]
-            missing = clock.missing(operation)
-            if missing is not None:
-                clock.sleepers.setdefault(missing, []).append(worker)
+        now = done[-1] if done else 0
+        for operation in islice(lane, len(done), None):
+            ready = times.ready(operation, worker)
+            if ready is None:
                 break
-            done.append(max(done[-1] if done else 0, clock.start(operation)) + duration(operation))
-            awake.extend(clock.finish(operation, done[-1]))
+            now = max(now, ready) + duration(operation)
+            done.append(now)
+            awake += times.finish(operation, now)
     for lane, done in zip(schedule.lanes, ends, strict=True):
         done += [done[-1] if done else 0] * (len(lane) - len(done))
     return ends
@@ -154,23 +155,27 @@ class _Times:
     def __init__(self, stages: int, micro_batches: int) -> None:
         self._stages = stages
         self._done = [0] * (2 * stages * micro_batches)
-        self.sleepers: dict[int, list[Worker]] = {}
+        self._sleepers: dict[int, list[Worker]] = {}
 
-    def _inputs(self, operation: Compute) -> list[int]:
-        cells = [2 * (micro * self._stages + operation.stage) for micro in operation.micros]
+    def ready(self, operation: Compute, worker: Worker) -> int | None:
+        """The time at which all that the operation needs is done; if it is not, its worker sleeps until the rest is."""
+        done, time = self._done, 0
+        needs = self._needs(operation)
+        for micro in operation.micros:
+            own = 2 * (micro * self._stages + operation.stage)
+            for offset in needs:
+                cell = own + offset
+                if not done[cell]:
+                    self._sleepers.setdefault(cell, []).append(worker)
+                    return None
+                time = max(time, done[cell])
+        return time
+
+    def _needs(self, operation: Compute) -> tuple[int, ...]:
+        """Where, from its forward's cell, is what an operation needs: forwards go down the stages, backwards up."""
         if isinstance(operation, Forward):
-            return [cell - 2 for cell in cells] if operation.stage > 0 else []
-        if operation.stage == self._stages - 1:
-            return cells
-        return [cell + 3 for cell in cells] + cells
-
-    def missing(self, operation: Compute) -> int | None:
-        """A cell that the operation needs and that is not done yet."""
-        return next((cell for cell in self._inputs(operation) if not self._done[cell]), None)
-
-    def start(self, operation: Compute) -> int:
-        """The time at which all that the operation needs is done."""
-        return max((self._done[cell] for cell in self._inputs(operation)), default=0)
+            return (-2,) if operation.stage > 0 else ()
+        return (0, 3) if operation.stage < self._stages - 1 else (0,)
 
     def finish(self, operation: Compute, time: int) -> list[Worker]:
         """Notes the time at which the operation is done; the workers that slept until then."""
@@ -178,5 +183,5 @@ class _Times:
         for micro in operation.micros:
             cell = 2 * (micro * self._stages + operation.stage) + isinstance(operation, Backward)
             self._done[cell] = time
-            woken += self.sleepers.pop(cell, [])
+            woken += self._sleepers.pop(cell, ())
         return woken

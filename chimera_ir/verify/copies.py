@@ -31,6 +31,8 @@ _ONE = Peak(1, 0, ())
 
 def copies(program: Program) -> tuple[int, ...]:
     """Per worker the weights that it keeps at most, in M_theta: the peaks of the stages it holds, added up."""
+    if not program.header.asynchronous:
+        return tuple(map(len, program.header.stages_of))
     return tuple(
         sum(found.get(stage, _ONE).copies for stage in stages)
         for found, stages in zip(map(kept, program.lanes), program.header.stages_of, strict=True)

@@ -41,6 +41,7 @@ class Places:
 
     ``foreign`` says, by worker and place, why a line is about no message of its worker; ``suspect`` are the lines,
     again by worker and place, of which there is something to say: those, second ones, and ones about the wrong peer.
+    ``expected`` are the messages that the program needs.
     """
 
     sent: list[int]
@@ -49,6 +50,7 @@ class Places:
     arrived: list[int]
     foreign: dict[tuple[Worker, int], str]
     suspect: list[tuple[Worker, int]]
+    expected: "dict[int, HandOver]"
 
     def of(self, instruction: Talk) -> list[int]:
         """The places of the lines of one kind."""
@@ -67,32 +69,30 @@ def places(program: Program, cells: Cells) -> Places:
     """Where the first line of each kind for each message stands, without lines about no message of their worker."""
     header = program.header
     size = 2 * header.stages * header.micro_batches
-    found = Places([ABSENT] * size, [ABSENT] * size, [ABSENT] * size, [ABSENT] * size, {}, [])
-    expected = _expected(program)
+    found = Places([ABSENT] * size, [ABSENT] * size, [ABSENT] * size, [ABSENT] * size, {}, [], _expected(program))
+    of_kind = {Send: found.sent, WaitSend: found.retired, Recv: found.posted, WaitRecv: found.arrived}
     for number, lane in enumerate(program.lanes):
         worker = Worker(number)
         for place, instruction in enumerate(lane):
             if not isinstance(instruction, Talk):
                 continue
-            message = instruction.message
-            hand_over = expected.get(key(header, message)) if message.micros else None
+            message = key(header, instruction.message) if instruction.message.micros else ABSENT
+            hand_over = found.expected.get(message)
             if hand_over is None or not hand_over.is_meant(instruction, worker):
+                found.suspect.append((worker, place))
                 reason = _foreign(program, cells, worker, instruction)
                 if reason:
                     found.foreign[worker, place] = reason
-                    found.suspect.append((worker, place))
                     continue
-                found.suspect.append((worker, place))
-            where = found.of(instruction)
-            number_of = key(header, message)
-            if where[number_of] == ABSENT:
-                where[number_of] = place
+            where = of_kind[type(instruction)]
+            if where[message] == ABSENT:
+                where[message] = place
             else:
                 found.suspect.append((worker, place))
     return found
 
 
-class _HandOver(NamedTuple):
+class HandOver(NamedTuple):
     """A message that the program needs, and the operation that produces it."""
 
     message: Message
@@ -111,10 +111,10 @@ class _HandOver(NamedTuple):
         return worker == (self.start if isinstance(line, WaitSend) else self.end)
 
 
-def _expected(program: Program) -> dict[int, _HandOver]:
+def _expected(program: Program) -> dict[int, HandOver]:
     """Every message that the program needs, by its `key`, in the order of the lanes that send."""
     header = program.header
-    found: dict[int, _HandOver] = {}
+    found: dict[int, HandOver] = {}
     for number, lane in enumerate(program.lanes):
         for operation in lane:
             if not isinstance(operation, Forward | Backward):
@@ -124,7 +124,7 @@ def _expected(program: Program) -> dict[int, _HandOver]:
                 end = header.worker(operation.micros[0], Stage(target))
                 if end != number:
                     message = Message(operation.micros, operation.stage, Stage(target))
-                    found[key(header, message)] = _HandOver(message, Worker(number), end, operation)
+                    found[key(header, message)] = HandOver(message, Worker(number), end, operation)
     return found
 
 
@@ -142,7 +142,7 @@ def messages(program: Program, cells: Cells, found: Places) -> Iterator[Diagnost
         instruction = program.lanes[worker][place]
         if isinstance(instruction, Talk):
             yield from _line(program, worker, place, instruction, found)
-    for number, hand_over in _expected(program).items():
+    for number, hand_over in found.expected.items():
         message = hand_over.message
         sent, posted, arrived = found.sent[number], found.posted[number], found.arrived[number]
         in_order = ABSENT < cells.producer(message) < sent < found.retired[number]
