@@ -48,11 +48,14 @@ def steady_window(timeline: Timeline) -> Window | None:
 
 
 def beginning(timeline: Timeline, window: Window) -> Timeline:
-    """The timeline until a window of it ends; what starts before goes on beyond."""
+    """The timeline until a window of it ends; what goes on beyond is cut there."""
     return replace(
         timeline,
         span=window.end,
-        lanes=tuple(tuple(each for each in lane if each.start < window.end) for lane in timeline.lanes),
+        lanes=tuple(
+            tuple(each._replace(end=min(each.end, window.end)) for each in lane if each.start < window.end)
+            for lane in timeline.lanes
+        ),
         events=tuple(event for event in timeline.events if event.at <= window.end * timeline.tick),
     )
 
