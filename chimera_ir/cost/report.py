@@ -16,6 +16,9 @@ from chimera_ir.ir.levels import Header, Schedule
 RULES = ("complete", "placed", "conflict_free", "acyclic", "channels", "gradients", "versions", "memory")
 """The rules of verification, in the order in which they are reported."""
 
+_REPEATS = "repeats"
+"""The rule of asynchronous programs alone."""
+
 PROVEN: Mapping[str, bool] = MappingProxyType(dict.fromkeys(RULES, True))
 """What holds of every program that gets as far as a report."""
 
@@ -112,7 +115,8 @@ def report(
     base = _figures(baseline, flushed, held(baseline.header), size)
     stale = staleness(schedule)
     remarks = (*_remarks(own, base, schedule), *warning(stale))
-    return Report(own, base, stale, launches, tuple(verified.items()), remarks)
+    rules = {**verified, **({_REPEATS: True} if schedule.header.asynchronous else {})}
+    return Report(own, base, stale, launches, tuple(rules.items()), remarks)
 
 
 def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], size: Fraction) -> Figures:
