@@ -16,7 +16,7 @@ def main() -> None:
     from torch import nn
 
     from runtime import GradientSum
-    from support.compute import Boundary, Stage, Traits
+    from support.compute import Boundary, Seeds, Stage, Traits
 
     class Counting(nn.Module):
         def __init__(self) -> None:
@@ -35,7 +35,7 @@ def main() -> None:
         module = Counting()
         names = tuple(name for name, _ in module.named_buffers())
         sums = GradientSum(1, list(module.parameters()), None, (0,), None, None)
-        stage = Stage(1, module, None, boundary, boundary, sums, Traits(names, "updates its buffers"), (5, 0))
+        stage = Stage(1, module, None, boundary, boundary, sums, Traits(names, "updates its buffers"), Seeds(5, 0, 2))
         x, dy = torch.randn(6, 4), torch.randn(3, 4)
         if recomputes:
             states, (y,) = stage.forward_keep_inputs((0, 1), (x,))
