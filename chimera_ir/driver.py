@@ -140,7 +140,7 @@ def _from_program(program: Program, schedule: Schedule, request: Request) -> Ite
     yield Level.PROGRAM, verified
     timeline = eventful(simulate(verified.schedule, request.costs), verified.program)
     yield Level.TIMELINE, timeline
-    baseline = _baseline(verified.schedule, request.max_operations)
+    baseline = _baseline(verified.schedule, request)
     launched = launches(verified.program, timeline)
     yield (
         Level.REPORT,
@@ -148,13 +148,15 @@ def _from_program(program: Program, schedule: Schedule, request: Request) -> Ite
     )
 
 
-def _baseline(schedule: Schedule, max_operations: int) -> Schedule:
-    """The baseline scheme on as many workers, with as many micro-batches."""
+def _baseline(schedule: Schedule, request: Request) -> Schedule:
+    """The baseline scheme on as many workers, with as many micro-batches; the schedule at hand, if it is that."""
     workers, micro_batches = schedule.header.workers, schedule.header.whole_micro_batches
     what = f"the baseline of the report, on {workers:,} workers with {micro_batches:,} micro-batches,"
-    _limit(what, 2 * workers * micro_batches, max_operations)
+    _limit(what, 2 * workers * micro_batches, request.max_operations)
     source, settings = library.baseline(workers, micro_batches)
-    plan, _ = elaborate(parse(source), settings, max_operations)
+    if request.source.text == source.text and dict(schedule.header.parameters) == settings:
+        return schedule
+    plan, _ = elaborate(parse(source), settings, request.max_operations)
     return order(plan)
 
 

@@ -1,15 +1,17 @@
 """When each worker launches the sums of its gradients, how much time is free for them (sections 3.2 and 3.4), and when
 it goes on with new weights."""
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import itemgetter
 
 from chimera_ir.cost.events import Launched, Stepped
 from chimera_ir.cost.simulate import Timed, Timeline
 from chimera_ir.cost.window import steady_window
 from chimera_ir.ir.ids import Stage, Worker
-from chimera_ir.ir.levels import Program, Strategy
-from chimera_ir.ir.ops import AllReduce, Compute, Instruction, Step, WaitAllReduce
+from chimera_ir.ir.levels import Parts, Program, Strategy
+from chimera_ir.ir.ops import AllReduce, Step, WaitAllReduce
 
 
 def launches(program: Program, timeline: Timeline) -> tuple[Launched, ...]:
@@ -31,8 +33,8 @@ def steps(program: Program, timeline: Timeline) -> tuple[Stepped, ...]:
     """All steps that lead to a version, worker by worker, each as early as the worker has come to it."""
     return tuple(
         Stepped(Worker(worker), each.stage, each.version, _end(timed, done) * timeline.tick)
-        for worker, (lane, timed) in enumerate(zip(program.lanes, timeline.lanes, strict=True))
-        for done, each in _after(lane)
+        for worker, (parts, timed) in enumerate(zip(program.parts, timeline.lanes, strict=True))
+        for done, each in _after(parts)
         if isinstance(each, Step) and each.version is not None
     )
 
@@ -44,8 +46,8 @@ def eventful(timeline: Timeline, program: Program) -> Timeline:
 
 
 def _launches(program: Program, timeline: Timeline) -> Iterator[Launched]:
-    for worker, (lane, timed) in enumerate(zip(program.lanes, timeline.lanes, strict=True)):
-        lines = list(_after(lane))
+    for worker, (parts, timed) in enumerate(zip(program.parts, timeline.lanes, strict=True)):
+        lines = list(_after(parts))
         waits = {(each.stage, each.version): done for done, each in lines if isinstance(each, WaitAllReduce)}
         for done, each in lines:
             if isinstance(each, AllReduce):
@@ -53,14 +55,11 @@ def _launches(program: Program, timeline: Timeline) -> Iterator[Launched]:
                 yield _launched(Worker(worker), each.stage, timed, done, waited, timeline)
 
 
-def _after(lane: tuple[Instruction, ...]) -> Iterator[tuple[int, AllReduce | WaitAllReduce | Step]]:
+def _after(parts: Parts) -> Iterator[tuple[int, AllReduce | WaitAllReduce | Step]]:
     """What a lane synchronises, each after how many compute operations it stands."""
-    done = 0
-    for instruction in lane:
-        if isinstance(instruction, Compute):
-            done += 1
-        elif isinstance(instruction, AllReduce | WaitAllReduce | Step):
-            yield done, instruction
+    for place, each in parts.updates:
+        if isinstance(each, AllReduce | WaitAllReduce | Step):
+            yield bisect_left(parts.computes, place, key=itemgetter(0)), each
 
 
 def _launched(

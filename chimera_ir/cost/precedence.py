@@ -2,16 +2,15 @@
 asynchronous schedule for the weights that it reads."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
-from typing import assert_never
 
-from chimera_ir.ir.ids import Micro, Stage
+from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.ir.ops import Backward, Compute, Forward
 
-_Where = Mapping[tuple[Micro, int], int]
+_ABSENT = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,34 +38,34 @@ def precede(schedule: Schedule) -> Precedence:
         If it lacks an operation that another one needs: it was not verified.
     """
     operations = tuple(chain.from_iterable(schedule.lanes))
-    forwards: dict[tuple[Micro, int], int] = {}
-    backwards: dict[tuple[Micro, int], int] = {}
+    stages = schedule.header.stages
+    forwards = [_ABSENT] * (stages * schedule.header.micro_batches)
+    backwards = list(forwards)
     for number, operation in enumerate(operations):
         made = forwards if isinstance(operation, Forward) else backwards
         for micro in operation.micros:
-            made[micro, operation.stage] = number
-    last = Stage(schedule.header.stages - 1)
+            made[micro * stages + operation.stage] = number
+    if _ABSENT in forwards or _ABSENT in backwards:
+        raise KeyError("an operation is missing; only a verified schedule has a precedence")
     lanes = _numbered(schedule)
-    before = [_needs(operation, last, forwards, backwards) for operation in operations]
+    before = [_needs(operation, stages, forwards, backwards) for operation in operations]
     for earlier, later in chain(chain.from_iterable(map(pairwise, lanes)), _steps(schedule, lanes)):
         if earlier not in before[later]:
             before[later].append(earlier)
     return Precedence(operations, tuple(map(tuple, before)), _order(lanes, before))
 
 
-def _needs(operation: Compute, last: Stage, forwards: _Where, backwards: _Where) -> list[int]:
-    """The numbers of the operations whose results an operation reads, each once."""
+def _needs(operation: Compute, stages: int, forwards: Sequence[int], backwards: Sequence[int]) -> list[int]:
+    """The numbers of the operations whose results an operation reads, each once; indexed by micro-batch and stage."""
     stage = operation.stage
-    match operation:
-        case Forward():
-            needs = [forwards[micro, stage - 1] for micro in operation.micros] if stage > 0 else []
-        case Backward():
-            needs = [forwards[micro, stage] for micro in operation.micros]
-            if stage < last:
-                needs += [backwards[micro, stage + 1] for micro in operation.micros]
-        case _:
-            assert_never(operation)
-    return needs if len(operation.micros) == 1 else list(dict.fromkeys(needs))
+    cells = [micro * stages + stage for micro in operation.micros]
+    if isinstance(operation, Forward):
+        needs = [forwards[cell - 1] for cell in cells] if stage > 0 else []
+    else:
+        needs = [forwards[cell] for cell in cells]
+        if stage < stages - 1:
+            needs += [backwards[cell + 1] for cell in cells]
+    return needs if len(cells) == 1 else list(dict.fromkeys(needs))
 
 
 def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, int]]:

@@ -5,7 +5,22 @@ from enum import Enum
 from functools import cached_property
 
 from chimera_ir.ir.ids import Clock, Micro, Stage, Worker
-from chimera_ir.ir.ops import Compute, Instruction
+from chimera_ir.ir.ops import (
+    AllReduce,
+    Backward,
+    Compute,
+    Drop,
+    Forward,
+    Instruction,
+    Recv,
+    Send,
+    Stash,
+    Step,
+    Talk,
+    WaitAllReduce,
+    WaitRecv,
+    WaitSend,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +169,38 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """The instructions of a lane apart, each with its place in it: what computes, sends or receives, and the rest."""
+
+    computes: list[tuple[int, Compute]]
+    messages: list[tuple[int, Talk]]
+    updates: list[tuple[int, AllReduce | WaitAllReduce | Step | Stash | Drop]]
+
+
+@dataclass(frozen=True)
 class Program:
     """``lanes[w]``: everything worker w does in the updates that the header speaks of, in order."""
 
     header: Header
     lanes: tuple[tuple[Instruction, ...], ...]
+
+    @cached_property
+    def parts(self) -> tuple[Parts, ...]:
+        """Every lane apart; for whoever walks along the lanes more than once."""
+        return tuple(map(_apart, self.lanes))
+
+
+def _apart(lane: tuple[Instruction, ...]) -> Parts:
+    parts = Parts([], [], [])
+    for place, instruction in enumerate(lane):
+        if isinstance(instruction, _TALK):
+            parts.messages.append((place, instruction))
+        elif isinstance(instruction, _COMPUTE):
+            parts.computes.append((place, instruction))
+        else:
+            parts.updates.append((place, instruction))
+    return parts
+
+
+_TALK = (Send, Recv, WaitSend, WaitRecv)
+_COMPUTE = (Forward, Backward)

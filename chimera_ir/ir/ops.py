@@ -123,4 +123,5 @@ class Drop:
 
 
 Compute = Forward | Backward
+Talk = Send | Recv | WaitSend | WaitRecv
 Instruction = Compute | Send | Recv | WaitSend | WaitRecv | AllReduce | WaitAllReduce | Step | Stash | Drop

@@ -47,15 +47,15 @@ def _disorder(program: Program) -> Iterator[Diagnostic]:
     """For every directed pair of workers the first receive that would be matched with the send of another message."""
     sends: dict[tuple[int, int], list[Send]] = {}
     recvs: dict[tuple[int, int], list[Recv]] = {}
-    for worker, lane in enumerate(program.lanes):
-        for each in lane:
+    for worker, parts in enumerate(program.parts):
+        for _, each in parts.messages:
             if isinstance(each, Send):
                 sends.setdefault((worker, each.to), []).append(each)
             elif isinstance(each, Recv):
                 recvs.setdefault((each.source, worker), []).append(each)
     for (peer, worker), sent in sends.items():
         for number, (one, two) in enumerate(zip(sent, recvs[peer, worker], strict=True), start=1):
-            if one.message != two.message:
+            if one.message is not two.message and one.message != two.message:
                 yield ReceivesOutOfOrder(two.origin, worker, line(two), peer, line(one), number, one.origin)
                 break
 

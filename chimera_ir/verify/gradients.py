@@ -58,17 +58,19 @@ class _Lane:
         self._header = program.header
         self._worker = worker
         self._lane = program.lanes[worker]
+        self._parts = program.parts[worker]
         self._lines: dict[tuple[type, Stage, int], int] = {}
         self._backwards: dict[tuple[Stage, int], tuple[int, int]] = {}
 
     def mistakes(self) -> Iterator[Diagnostic]:
         """All that can be told from one lane."""
-        for place, each in enumerate(self._lane):
-            if isinstance(each, Backward):
-                update = each.stage, each.micros[0] // self._header.per_update
+        for place, operation in self._parts.computes:
+            if isinstance(operation, Backward):
+                update = operation.stage, operation.micros[0] // self._header.per_update
                 first, _ = self._backwards.get(update, (place, place))
                 self._backwards[update] = first, place
-            elif isinstance(each, Synchronisation):
+        for place, each in self._parts.updates:
+            if isinstance(each, Synchronisation):
                 yield from self._line(place, each)
         for stage in self._header.stages_of[self._worker]:
             for number in range(self._header.updates):
@@ -138,8 +140,8 @@ def _orders(program: Program) -> Iterator[Diagnostic]:
     """The shortest-known circle of "launches a before b" over all workers, if there is one."""
     names: dict[int, str] = {}
     after: dict[int, dict[int, tuple[Worker, Span]]] = {}
-    for number, lane in enumerate(program.lanes):
-        launches = [each for each in lane if isinstance(each, AllReduce)]
+    for number, parts in enumerate(program.parts):
+        launches = [each for _, each in parts.updates if isinstance(each, AllReduce)]
         names |= {sum_key(program.header, each): summed(each) for each in launches}
         for one, two in pairwise(launches):
             known = after.setdefault(sum_key(program.header, one), {})

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from chimera_ir.ir.ids import Stage, Worker
 from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.ops import AllReduce, Backward, Forward, Message, Step, WaitAllReduce
+from chimera_ir.ir.ops import AllReduce, Forward, Message, Step, WaitAllReduce
 
 ABSENT = -1
 
@@ -39,18 +39,12 @@ def cells(program: Program) -> Cells:
     header = program.header
     size = header.stages * header.micro_batches
     found = Cells(header, [ABSENT] * size, [ABSENT] * size)
-    for lane in program.lanes:
-        for place, operation in enumerate(lane):
-            if isinstance(operation, Forward):
-                _note(found.forwards, header, operation, place)
-            elif isinstance(operation, Backward):
-                _note(found.backwards, header, operation, place)
+    for parts in program.parts:
+        for place, operation in parts.computes:
+            places = found.forwards if isinstance(operation, Forward) else found.backwards
+            for micro in operation.micros:
+                places[micro * header.stages + operation.stage] = place
     return found
-
-
-def _note(places: list[int], header: Header, operation: Forward | Backward, place: int) -> None:
-    for micro in operation.micros:
-        places[micro * header.stages + operation.stage] = place
 
 
 def key(header: Header, message: Message) -> int:

@@ -24,6 +24,7 @@ from chimera_ir.ir.ops import (
     Message,
     Recv,
     Send,
+    Talk,
     WaitRecv,
     WaitSend,
 )
@@ -31,8 +32,6 @@ from chimera_ir.ir.text.printer import line
 from chimera_ir.ir.text.printer import message as line_of
 from chimera_ir.verify.index import ABSENT, Cells, key, receiver, sender
 from chimera_ir.verify.words import content
-
-Talk = Send | Recv | WaitSend | WaitRecv
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +70,9 @@ def places(program: Program, cells: Cells) -> Places:
     size = 2 * header.stages * header.micro_batches
     found = Places([ABSENT] * size, [ABSENT] * size, [ABSENT] * size, [ABSENT] * size, {}, [], _expected(program))
     of_kind = {Send: found.sent, WaitSend: found.retired, Recv: found.posted, WaitRecv: found.arrived}
-    for number, lane in enumerate(program.lanes):
+    for number, parts in enumerate(program.parts):
         worker = Worker(number)
-        for place, instruction in enumerate(lane):
-            if not isinstance(instruction, Talk):
-                continue
+        for place, instruction in parts.messages:
             message = key(header, instruction.message) if instruction.message.micros else ABSENT
             hand_over = found.expected.get(message)
             if hand_over is None or not hand_over.is_meant(instruction, worker):
@@ -101,8 +98,8 @@ class HandOver(NamedTuple):
     producer: Forward | Backward
 
     def is_meant(self, line: Talk, worker: Worker) -> bool:
-        """Whether a line on a worker is about just this message, and names the right peer."""
-        if line.message != self.message:
+        """Whether a line on a worker about a message of this `key` is about this one, and names the right peer."""
+        if line.message.micros != self.message.micros or line.message.target != self.message.target:
             return False
         if isinstance(line, Send):
             return worker == self.start and line.to == self.end
@@ -115,10 +112,8 @@ def _expected(program: Program) -> dict[int, HandOver]:
     """Every message that the program needs, by its `key`, in the order of the lanes that send."""
     header = program.header
     found: dict[int, HandOver] = {}
-    for number, lane in enumerate(program.lanes):
-        for operation in lane:
-            if not isinstance(operation, Forward | Backward):
-                continue
+    for number, parts in enumerate(program.parts):
+        for _, operation in parts.computes:
             target = operation.stage + 1 if isinstance(operation, Forward) else operation.stage - 1
             if 0 <= target < header.stages:
                 end = header.worker(operation.micros[0], Stage(target))

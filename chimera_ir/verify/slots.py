@@ -36,13 +36,12 @@ def slots(program: Program, cells: Cells, places: Places) -> Iterator[Diagnostic
     cells, places
         Its places.
     """
-    for number, lane in enumerate(program.lanes):
+    for number, parts in enumerate(program.parts):
         worker = Worker(number)
-        received = Counter((op.message.source, op.message.target) for op in lane if isinstance(op, Recv))
+        posted = [(place, each) for place, each in parts.messages if isinstance(each, Recv)]
+        received = Counter((each.message.source, each.message.target) for _, each in posted)
         held: dict[tuple[Stage, Stage, Slot], _Content] = {}
-        for place, each in enumerate(lane):
-            if not isinstance(each, Recv):
-                continue
+        for place, each in posted:
             message = each.message
             shelf = (message.source, message.target, each.slot)
             messages = received[message.source, message.target]

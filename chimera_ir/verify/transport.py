@@ -21,8 +21,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from chimera_ir.ir.ids import Worker
-from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.ops import AllReduce, Instruction, Recv, Send, WaitAllReduce, WaitRecv, WaitSend
+from chimera_ir.ir.levels import Header, Parts, Program
+from chimera_ir.ir.ops import AllReduce, Recv, Send, WaitAllReduce
 from chimera_ir.verify.index import key, sum_key
 
 
@@ -51,6 +51,9 @@ class Replay:
     places: tuple[int, ...]
 
 
+_POSTED = (Send, Recv)
+
+
 class _Lane(NamedTuple):
     """What of a lane matters: the places of its postings and waits, and the event of each.
 
@@ -72,7 +75,7 @@ class _Execution:
         header = program.header
         sums = (len(holders) for holders in header.holders for _ in range(header.updates))
         self._lacking = [2] * (2 * header.stages * header.micro_batches) + list(sums)
-        self._lanes = [_lane(header, lane, end) for lane, end in zip(program.lanes, until, strict=True)]
+        self._lanes = [_lane(header, parts, end) for parts, end in zip(program.parts, until, strict=True)]
         self._next = [0] * len(self._lanes)
         self._sleepers: dict[int, list[int]] = {}
         self._awake = deque(range(len(self._lanes)))
@@ -107,23 +110,18 @@ class _Execution:
         return length
 
 
-def _lane(header: Header, lane: Sequence[Instruction], end: int) -> _Lane:
-    places: list[int] = []
-    events: list[int] = []
+def _lane(header: Header, parts: Parts, end: int) -> _Lane:
     sums = 2 * header.stages * header.micro_batches
-    for place, instruction in enumerate(lane[:end]):
-        kind = type(instruction)
-        if isinstance(instruction, Send | Recv | WaitSend | WaitRecv):
-            event = key(header, instruction.message)
-            posting = kind is Send or kind is Recv
-        elif isinstance(instruction, AllReduce | WaitAllReduce):
-            event = sums + sum_key(header, instruction)
-            posting = kind is AllReduce
-        else:
-            continue
-        places.append(place)
-        events.append(~event if posting else event)
-    return _Lane(places, events, end)
+    found: list[tuple[int, int]] = []
+    for place, talk in parts.messages:
+        event = key(header, talk.message)
+        found.append((place, ~event if isinstance(talk, _POSTED) else event))
+    for place, update in parts.updates:
+        if isinstance(update, AllReduce | WaitAllReduce):
+            event = sums + sum_key(header, update)
+            found.append((place, ~event if isinstance(update, AllReduce) else event))
+    found.sort()
+    return _Lane([place for place, _ in found if place < end], [event for place, event in found if place < end], end)
 
 
 def replay(program: Program, until: Sequence[int] | None = None) -> Replay:

@@ -147,7 +147,8 @@ def _updates(program: Program) -> tuple[Diagnostic, ...]:
     sums = _some("gradients", gradients(program))
     if sums and program.header.asynchronous:
         return sums
-    return (*sums, *(_some("versions", versions(program)) or _some("versions", surplus(program))))
+    read = _some("versions", versions(program))
+    return (*sums, *(read or (_some("versions", surplus(program)) if program.header.asynchronous else ())))
 
 
 def _by_worker(schedule: Schedule) -> Iterator[tuple[Worker, Compute]]:

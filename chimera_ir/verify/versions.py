@@ -5,7 +5,9 @@ version is there from the step that makes it to the step that makes the next one
 until it is dropped. That it keeps no more of them than its operations need is told in `copies`.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
+from operator import itemgetter
 
 from chimera_ir.diagnostics.catalogue.program import (
     AfterStep,
@@ -16,7 +18,7 @@ from chimera_ir.diagnostics.catalogue.program import (
 )
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Micro, Stage, Version, Worker
-from chimera_ir.ir.levels import Header, Program
+from chimera_ir.ir.levels import Header, Parts, Program
 from chimera_ir.ir.ops import Backward, Compute, Drop, Forward, Instruction, Stash, Step
 from chimera_ir.ir.text.printer import line
 from chimera_ir.source import Span
@@ -37,21 +39,26 @@ def versions(program: Program) -> Iterator[Diagnostic]:
     for number, lane in enumerate(program.lanes):
         worker = Worker(number)
         if not program.header.asynchronous:
-            yield from _one_version(worker, lane)
+            yield from _one_version(worker, program.parts[number])
             continue
         yield from _Walk(program.header, worker, lane).mistakes()
         yield from _differing(lane)
 
 
-def _one_version(worker: Worker, lane: Lane) -> Iterator[Diagnostic]:
-    stepped: dict[Stage, Span] = {}
-    for each in lane:
+def _one_version(worker: Worker, parts: Parts) -> Iterator[Diagnostic]:
+    stepped: dict[Stage, tuple[int, Span]] = {}
+    for place, each in parts.updates:
         if isinstance(each, Step):
-            stepped.setdefault(each.stage, each.origin)
+            stepped.setdefault(each.stage, (place, each.origin))
         elif isinstance(each, Stash | Drop):
             yield RedundantLine(each.origin, worker, line(each), "a synchronous program has one version", ())
-        elif stepped and isinstance(each, Forward | Backward) and each.stage in stepped:
-            yield AfterStep(each.origin, worker, line(each), each.stage, stepped[each.stage])
+    if not stepped:
+        return
+    first = min(place for place, _ in stepped.values())
+    for place, operation in parts.computes[bisect_left(parts.computes, first, key=itemgetter(0)) :]:
+        step, origin = stepped.get(operation.stage, (place, operation.origin))
+        if step < place:
+            yield AfterStep(operation.origin, worker, line(operation), operation.stage, origin)
 
 
 def _differing(lane: Lane) -> Iterator[Diagnostic]:
