@@ -17,7 +17,7 @@ from chimera_ir.cli import compile_command
 HERE = Path(__file__).resolve().parent
 MODELS = HERE / "models"
 TORCHRUN = str(Path(sys.executable).parent / "torchrun")
-PATIENCE = 120
+PATIENCE = 400
 
 
 def compiled(folder: Path, scheme: str, **parameters: int) -> Path:

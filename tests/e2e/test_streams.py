@@ -10,6 +10,7 @@ import pytest
 from tests.e2e.ranks import MODELS, Job, Outcome, compiled, interrupted, ranks_left, run_all, torchrun
 
 SCHEMES = Path(__file__).resolve().parent / "schemes" / "streams"
+EXAMPLES = Path(__file__).resolve().parent.parent.parent / "docs" / "examples"
 LIBRARY = ("pipedream", "pipedream_2bw")
 LENGTHS = (1, 4)
 
@@ -34,12 +35,28 @@ def four_ranks(folder: Path) -> Iterator[Job]:
     yield Job("accumulate", compiled(folder, str(SCHEMES / "accumulate.chim")))
     yield Job("folded", compiled(folder, str(SCHEMES / "folded.chim")), ("--check", "--steps", "2"))
     yield Job("alone", compiled(folder, "pipedream_2bw", D=1, N=2))
+    yield Job("directions", compiled(folder, str(EXAMPLES / "streams.chim"), D=4), ("--check-only",))
+
+
+def eight_ranks(folder: Path) -> Iterator[Job]:
+    """D=4 with two copies, D=2 with four in both layouts, and D=8."""
+    for scheme in LIBRARY:
+        yield Job(f"{scheme}-D4-W2", compiled(folder, scheme, D=4), ("--check-only", "--micro-batch-size", "2"))
+        for layout in ("pipeline", "replica"):
+            yield Job(f"{scheme}-D2-W4-{layout}", compiled(folder, scheme, D=2), ("--check-only", "--layout", layout))
+        yield Job(f"{scheme}-D8", compiled(folder, scheme, D=8), ("--check-only",), "plain.py")
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Outcome]]:
     folder = tmp_path_factory.mktemp("four")
     return folder, run_all(folder, 4, list(four_ranks(folder)))
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    folder = tmp_path_factory.mktemp("eight")
+    return run_all(folder, 8, list(eight_ranks(folder)))
 
 
 def metrics(folder: Path, name: str) -> dict[str, list[float | None]]:
@@ -53,7 +70,13 @@ def test_weights_and_losses_are_those_of_one_process(four: tuple[Path, dict[str,
     for outcome in four[1].values():
         outcome.assert_passed()
         checked += "check: passed" in outcome.said[0]
-    assert checked == 3 * len(LIBRARY) + 3
+    assert checked == 3 * len(LIBRARY) + 4
+
+
+def test_weights_and_losses_are_those_of_one_process_on_eight_ranks(eight: dict[str, Outcome]) -> None:
+    for outcome in eight.values():
+        outcome.assert_passed()
+        assert "check: passed" in outcome.said[0]
 
 
 @pytest.mark.parametrize("scheme", LIBRARY)

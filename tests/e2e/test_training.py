@@ -29,6 +29,8 @@ def four_ranks(folder: Path) -> Iterator[Job]:
     for parameters in ({"N": 1}, {"N": 3}, {"N": 6}, {"N": 8}, {"N": 4, "f": 2}, {"N": 5, "f": 2}):
         directory = compiled(folder, "chimera", D=4, **parameters)
         yield Job(f"bidirectional-{parameters}", directory)
+    for scheme, micro_batches in (("gpipe", 16), ("dapple", 16), ("chimera", 24)):
+        yield Job(f"{scheme}-loop", compiled(folder, scheme, D=4, N=micro_batches), ("--check", "--steps", "2"))
     yield Job("alone", compiled(folder, "dapple", D=1, N=2), ("--check-only", "--micro-batch-size", "2"))
     for scheme in ("wave", "shared", "crossed", "again"):
         yield Job(scheme, compiled(folder, str(SCHEMES / f"{scheme}.chim")))
@@ -73,6 +75,10 @@ def eight_ranks(folder: Path) -> Iterator[Job]:
         for layout in ("pipeline", "replica"):
             arguments = ("--check-only", "--layout", layout, "--micro-batch-size", "2")
             yield Job(f"{scheme}-D2-W4-{layout}", directory, arguments)
+    for scheme in SECTION_3_5:
+        directory = compiled(folder, scheme, D=4, N=8)
+        yield Job(f"{scheme}-D4-W2", directory, ("--check-only", "--micro-batch-size", "2"))
+        yield Job(f"{scheme}-D8", compiled(folder, scheme, D=8, N=16), ("--check-only", "--micro-batch-size", "2"))
     yield Job("chimera-D8", compiled(folder, "chimera", D=8, N=8, f=2))
 
 
