@@ -1,31 +1,23 @@
 """``chimera-compile``: the command line, what it prints, and its exit statuses."""
 
-import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
-from chimera_ir import __version__, library, output
-from chimera_ir.command import WRONG_TEXT, Misuse, parse_settings, printed, run, write
-from chimera_ir.cost import table
+from chimera_ir import __version__, cache, library, output, progress
+from chimera_ir.answer import Answer, produce
+from chimera_ir.command import WRONG_TEXT, Misuse, appearance, parse_settings, run, write
 from chimera_ir.cost.model import KINDS, Costs
-from chimera_ir.cost.report import Report
-from chimera_ir.cost.simulate import Timeline
-from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.diagnostics.render import render, render_all
 from chimera_ir.diagnostics.suggest import closest
-from chimera_ir.driver import MAX_OPERATIONS, Level, Request, Result, TooLarge, compile_ir, compile_scheme, files
+from chimera_ir.driver import MAX_OPERATIONS, Level, Request, TooLarge
 from chimera_ir.elaborate.settings import SettingError
-from chimera_ir.ir.levels import Plan, Program, Schedule
-from chimera_ir.ir.text.printer import show
-from chimera_ir.picture import terminal
 from chimera_ir.source import Source
-from chimera_ir.syntax import printer as scheme_printer
-from chimera_ir.syntax.ast import Scheme
-from chimera_ir.verify.verify import Verified
 
 
 def _costs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> Costs:
@@ -74,12 +66,19 @@ def _list(context: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.option(
     "--max-operations", type=click.IntRange(min=1), default=MAX_OPERATIONS, show_default=True, help="Limit on the size."
 )
+@click.option("--no-cache", is_flag=True, help="Compile, whatever earlier calls have compiled, and keep nothing.")
 @click.option(
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="List the library schemes."
 )
 @click.version_option(__version__, prog_name="chimera-compile")
 def compile_command(
-    scheme: str, settings: dict[str, int], costs: Costs, out: Path | None, emit: str | None, max_operations: int
+    scheme: str,
+    settings: dict[str, int],
+    costs: Costs,
+    out: Path | None,
+    emit: str | None,
+    max_operations: int,
+    no_cache: bool,
 ) -> None:
     """Compile SCHEME to one PyTorch script per worker, proven free of deadlock.
 
@@ -89,17 +88,13 @@ def compile_command(
     130 interrupted.
     """
     source = _source(scheme)
-    is_ir = source.name.endswith(".sir")
-    if is_ir and settings:
+    if source.name.endswith(".sir") and settings:
         raise Misuse("--set: an IR text has no parameters to set; set them when you compile its scheme")
-    request = Request(source, settings, costs, max_operations)
+    request, wanted = Request(source, settings, costs, max_operations), Level(emit) if emit else None
     color = sys.stderr.isatty()
+    make = partial(_compiled, request, wanted, color)
     try:
-        levels = (compile_ir if is_ir else compile_scheme)(request, lambda each: _say(each, source, color))
-        if emit is not None:
-            write(_text(_find(levels, Level(emit), source)))
-        else:
-            _compile(dict(levels), out)
+        answer = make() if no_cache else cache.recall(lambda: repr((request, wanted, color, appearance())), make)
     except SettingError as error:
         raise Misuse(f"--set: {error}") from error
     except TooLarge as error:
@@ -107,6 +102,25 @@ def compile_command(
     except Rejected as rejected:
         click.echo(render_all(rejected.diagnostics, source, color), err=True)
         sys.exit(WRONG_TEXT)
+    _say(answer.warnings)
+    _deliver(answer, out)
+
+
+def _compiled(request: Request, wanted: Level | None, color: bool) -> Answer:
+    """The answer, made now; if there is none, its warnings are shown all the same."""
+    warnings: list[str] = []
+    try:
+        with progress.shown() as tell:
+            shown, written = produce(
+                request,
+                wanted,
+                warn=lambda each: warnings.append(render(each, request.source, color)),
+                watch=lambda levels: progress.watched(levels, tell),
+            )
+    except BaseException:
+        _say(warnings)
+        raise
+    return Answer(tuple(warnings), shown, written)
 
 
 def _source(scheme: str) -> Source:
@@ -132,51 +146,24 @@ def _read(path: Path) -> Source:
     return Source(str(path), data.decode("utf-8", errors="replace").removeprefix("\ufeff"))
 
 
-def _say(diagnostic: Diagnostic, source: Source, color: bool) -> None:
-    click.echo(render(diagnostic, source, color), err=True)
+def _say(warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        click.echo(warning, err=True)
 
 
-def _find(levels: Iterator[Result], wanted: Level, source: Source) -> object:
-    for level, value in levels:
-        if level is wanted:
-            return value
-    raise Misuse(f"--emit {wanted.value}: {source.name} enters below that level")
-
-
-def _text(value: object) -> str:
-    match value:
-        case Scheme():
-            return scheme_printer.show(value)
-        case Plan() | Schedule() | Program():
-            return show(value)
-        case Verified():
-            return show(value.program)
-        case Timeline():
-            return printed(lambda console: console.print(terminal.draw(value, console.width)))
-        case Report():
-            return _json(value)
-        case _:
-            raise TypeError(f"no level is a {type(value).__name__}")
-
-
-def _json(report: Report) -> str:
-    return json.dumps(report.as_json(), indent=2) + "\n"
-
-
-def _compile(levels: dict[Level, object], out: Path | None) -> None:
-    verified, timeline, report = levels[Level.PROGRAM], levels[Level.TIMELINE], levels[Level.REPORT]
-    assert isinstance(verified, Verified)
-    assert isinstance(timeline, Timeline)
-    assert isinstance(report, Report)
-    header = verified.program.header
-    directory = out or Path(f"{header.scheme}.out")
+def _deliver(answer: Answer, out: Path | None) -> None:
+    """Writes what there is to write, prints what there is to print, in this order."""
+    if answer.output is None:
+        write(answer.printed)
+        return
+    directory = out or Path(f"{answer.output.scheme}.out")
     try:
-        output.write(directory, files(verified, timeline, _json(report)))
+        output.write(directory, answer.output.files)
     except output.OutputRefused as error:
         raise Misuse(str(error)) from error
-    write(printed(lambda console: console.print(table.show(report), terminal.draw(timeline, console.width))))
+    write(answer.printed)
     write(f"wrote {directory}: run it with\n")
-    write(f"  torchrun --nproc-per-node={header.workers} {directory}/train.py --model MODEL.py --check\n")
+    write(f"  torchrun --nproc-per-node={answer.output.workers} {directory}/train.py --model MODEL.py --check\n")
 
 
 def main() -> NoReturn:

@@ -43,13 +43,20 @@ def parse_settings(_: click.Context, __: click.Parameter, given: tuple[str, ...]
 
 def printed(draw: Callable[[Console], None]) -> str:
     """What a console as wide and as colourful as standard output would show."""
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
     text = io.StringIO()
-    console = Console(
-        file=text, highlight=False, force_terminal=is_terminal or None, width=None if is_terminal else _WIDE
-    )
-    draw(console)
+    draw(_console(text))
     return text.getvalue()
+
+
+def appearance() -> tuple[object, ...]:
+    """What `printed` makes of standard output: its width, and whether and how it shows colours."""
+    console = _console(io.StringIO())
+    return console.width, console.is_terminal, console.color_system, console.no_color, console.legacy_windows
+
+
+def _console(text: io.StringIO) -> Console:
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return Console(file=text, highlight=False, force_terminal=is_terminal or None, width=None if is_terminal else _WIDE)
 
 
 def write(text: str) -> None:

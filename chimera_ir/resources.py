@@ -1,5 +1,6 @@
 """Where grammars, templates and library schemes lie: inside an installed package, or beside it in a checkout."""
 
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
@@ -24,3 +25,9 @@ def templates() -> Path:
 def schemes() -> Path:
     """The folder of the library schemes."""
     return _PACKAGE / "schemes"
+
+
+def everything() -> Iterator[Path]:
+    """Every file that the compiler consists of, Python included, in an order that depends on their names alone."""
+    for folder in (_PACKAGE, _folder("grammar"), templates()):
+        yield from (path for path in sorted(folder.rglob("*")) if "__pycache__" not in path.parts and path.is_file())

@@ -30,7 +30,7 @@ def run(commands: list[str]) -> str:
             done = subprocess.run(
                 ["bash", "-c", f"({command}) 2>&1"],
                 cwd=place,
-                env={**os.environ, "PATH": path},
+                env={**os.environ, "PATH": path, "CHIMERA_CACHE": ""},
                 capture_output=True,
                 text=True,
                 check=False,

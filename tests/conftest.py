@@ -1,4 +1,6 @@
-"""What all tests share: one flag that rewrites the expected outputs."""
+"""What all tests share: one flag that rewrites the expected outputs, and that nothing is kept from call to call."""
+
+import os
 
 import pytest
 from hypothesis import settings
@@ -6,6 +8,9 @@ from hypothesis import settings
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
 """A busy machine is no failure."""
+
+os.environ["CHIMERA_CACHE"] = ""
+"""Nothing that a test compiles comes from the user's cache, or goes there; processes inherit that."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,8 +1,12 @@
 """Calling chimera-compile from a test, in this process or as one of its own."""
 
+import os
+import pty
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +45,28 @@ def shell(*arguments: str, **options: object) -> subprocess.CompletedProcess[byt
     """Calls the program as a process of its own."""
     settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": 60, "check": False} | options
     return subprocess.run([str(Path(sys.executable).parent / "chimera-compile"), *arguments], **settings)  # type: ignore[call-overload, no-any-return]
+
+
+def on_a_terminal(
+    program: str, *arguments: str, cwd: Path, env: Mapping[str, str], interrupt: str | None = None
+) -> Ended:
+    """Runs Python text as a process on a terminal of its own; all that it shows is ``out``.
+
+    With ``interrupt``, it gets a Ctrl-C as soon as it has shown that.
+    """
+    ours, theirs = pty.openpty()
+    command, environment = [sys.executable, "-c", program, *arguments], os.environ | {"COLUMNS": "100"} | env
+    shown = b""
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=cwd, env=environment) as process:
+        os.close(theirs)
+        with suppress(OSError):
+            while part := os.read(ours, 65536):
+                shown += part
+                if interrupt is not None and interrupt.encode() in shown:
+                    process.send_signal(signal.SIGINT)
+                    interrupt = None
+    os.close(ours)
+    return Ended(process.returncode, shown.decode(), "")
 
 
 def contents(folder: Path) -> Mapping[str, bytes]:

@@ -1,0 +1,124 @@
+"""What a call of chimera-compile gives, wherever it then goes: produced from the levels, or read back from its text."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import PurePath
+
+from chimera_ir.command import Misuse, printed
+from chimera_ir.cost import table
+from chimera_ir.cost.report import Report
+from chimera_ir.cost.simulate import Timeline
+from chimera_ir.driver import Level, Request, Result, Warn, compile_ir, compile_scheme, files
+from chimera_ir.ir.levels import Plan, Program, Schedule
+from chimera_ir.ir.text.printer import show
+from chimera_ir.picture import terminal
+from chimera_ir.syntax import printer as scheme_printer
+from chimera_ir.syntax.ast import Scheme
+from chimera_ir.verify.verify import Verified
+
+Watch = Callable[[Iterator[Result]], Iterator[Result]]
+"""Passes the levels on as they come, and sees them pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What goes into the output directory, by relative path, and whom it is for."""
+
+    scheme: str
+    workers: int
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What goes to standard output, and to the output directory unless one level was asked for.
+
+    ``warnings`` are those of the compilation, ready to be shown.
+    """
+
+    warnings: tuple[str, ...]
+    printed: str
+    output: Output | None
+
+    def as_json(self) -> str:
+        """The answer as a text that `read` understands."""
+        return json.dumps(asdict(self))
+
+
+def read(text: str | bytes) -> Answer | None:
+    """The answer that a text stands for; None for a text that `Answer.as_json` cannot have written."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    match found:
+        case {"warnings": list(warnings), "printed": str(shown), "output": None} if _strings(warnings):
+            return Answer(tuple(warnings), shown, None)
+        case {
+            "warnings": list(warnings),
+            "printed": str(shown),
+            "output": {"scheme": str(scheme), "workers": int(workers), "files": dict(written)},
+        } if _strings((*warnings, *written.values())) and all(map(_lies_below, (scheme, *written))):
+            return Answer(tuple(warnings), shown, Output(scheme, workers, written))
+    return None
+
+
+def _strings(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _lies_below(name: str) -> bool:
+    """Whether a relative path stays within the directory that it is relative to."""
+    path = PurePath(name)
+    return not path.anchor and ".." not in path.parts and "\0" not in name
+
+
+def produce(request: Request, wanted: Level | None, warn: Warn, watch: Watch) -> tuple[str, Output | None]:
+    """What is printed, and what is written, of one level or, for None, of the whole compilation.
+
+    Raises
+    ------
+    Rejected, SettingError, TooLarge
+        As `compile_scheme` does.
+    Misuse
+        If the text enters below the level that is wanted.
+    """
+    is_ir = request.source.name.endswith(".sir")
+    levels = watch((compile_ir if is_ir else compile_scheme)(request, warn))
+    if wanted is None:
+        return _whole(dict(levels))
+    for level, value in levels:
+        if level is wanted:
+            return _text(value), None
+    raise Misuse(f"--emit {wanted.value}: {request.source.name} enters below that level")
+
+
+def _whole(levels: Mapping[Level, object]) -> tuple[str, Output]:
+    verified, timeline, report = levels[Level.PROGRAM], levels[Level.TIMELINE], levels[Level.REPORT]
+    assert isinstance(verified, Verified)
+    assert isinstance(timeline, Timeline)
+    assert isinstance(report, Report)
+    header = verified.program.header
+    shown = printed(lambda console: console.print(table.show(report), terminal.draw(timeline, console.width)))
+    return shown, Output(header.scheme, header.workers, files(verified, timeline, _json(report)))
+
+
+def _text(value: object) -> str:
+    match value:
+        case Scheme():
+            return scheme_printer.show(value)
+        case Plan() | Schedule() | Program():
+            return show(value)
+        case Verified():
+            return show(value.program)
+        case Timeline():
+            return printed(lambda console: console.print(terminal.draw(value, console.width)))
+        case Report():
+            return _json(value)
+        case _:
+            raise TypeError(f"no level is a {type(value).__name__}")
+
+
+def _json(report: Report) -> str:
+    return json.dumps(report.as_json(), indent=2) + "\n"

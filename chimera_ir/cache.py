@@ -1,0 +1,126 @@
+"""Answers of earlier calls, kept as text files named after everything that determines them.
+
+What determines an answer is the question (the text and every option), what standard output looks like, and the
+compiler: the contents of all its files, the libraries that it uses, Python. So nothing is ever out of date; what nobody
+asks for any more is dropped once the directory holds more than `LIMIT`. A file is a line with the SHA-256 of what
+follows, then the answer. One that is damaged, or cannot be read or written, is as good as none: a cache is never a
+reason to fail.
+"""
+
+import hashlib
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
+from chimera_ir import resources
+from chimera_ir.answer import Answer, read
+
+VARIABLE = "CHIMERA_CACHE"
+"""The environment variable that names another directory; set to nothing, nothing is kept."""
+
+LIMIT = 256 * 2**20
+"""How many bytes are kept at most; the answers that were used least recently go first."""
+
+WORTHWHILE = 0.3
+"""Seconds: about what it takes to start the program. An answer that is made faster is not kept."""
+
+SETTLED = 10.0
+"""Seconds: a compiler with a younger file than that may not be the one that was loaded when the program started."""
+
+LIBRARIES = ("click", "jinja2", "lark", "networkx", "rich")
+
+_OURS = re.compile(r"[0-9a-f]{64}(\.json|\.\w+\.part)")
+
+
+def recall(question: Callable[[], str], make: Callable[[], Answer]) -> Answer:
+    """The answer to a question: kept from an earlier call, or made now, and kept if that took long.
+
+    The question is asked twice, before and after: if it or the compiler changed in between, the answer is not kept.
+    """
+    directory, key = _directory(), _key(question())
+    if directory is None or key is None:
+        return make()
+    known = _load(directory / f"{key}.json")
+    if known is not None:
+        return known
+    started = time.monotonic()
+    answer = make()
+    if time.monotonic() - started >= WORTHWHILE and _key(question()) == key:
+        with suppress(OSError):
+            _store(directory, key, answer)
+            _drop(directory)
+    return answer
+
+
+def _directory() -> Path | None:
+    """The user's cache directory of this program, or the one that the environment names; None if there is none."""
+    named = os.environ.get(VARIABLE)
+    if named is not None:
+        return Path(named) if named else None
+    base = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME", "")
+    try:
+        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "chimera_ir"
+    except RuntimeError:
+        return None
+
+
+def _key(question: str) -> str | None:
+    """A digest of the question and of the compiler that is asked; None while somebody works on the compiler."""
+    now = time.time()
+    try:
+        libraries = [metadata.version(name) for name in LIBRARIES]
+        digest = hashlib.sha256(repr((question, libraries, sys.version)).encode())
+        for path in resources.everything():
+            state, content = path.stat(), path.read_bytes()
+            if max(state.st_mtime, state.st_ctime) > now - SETTLED:
+                return None
+            digest.update(f"{path.name} {len(content)}\n".encode() + content)
+    except (OSError, metadata.PackageNotFoundError):
+        return None
+    return digest.hexdigest()
+
+
+def _load(path: Path) -> Answer | None:
+    try:
+        digest, _, text = path.read_bytes().partition(b"\n")
+    except OSError:
+        return None
+    if digest != _digest(text):
+        return None
+    with suppress(OSError):
+        os.utime(path)
+    return read(text)
+
+
+def _store(directory: Path, key: str, answer: Answer) -> None:
+    """Writes an answer whole or not at all, whoever else writes the same one."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    text = answer.as_json().encode()
+    handle, part = tempfile.mkstemp(prefix=f"{key}.", suffix=".part", dir=directory)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(_digest(text) + b"\n" + text)
+        os.replace(part, directory / f"{key}.json")
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.sha256(text).hexdigest().encode()
+
+
+def _drop(directory: Path) -> None:
+    """Removes what was used least recently until the rest is within the limit; files of others stay."""
+    ours = [(path.stat(), path) for path in directory.iterdir() if _OURS.fullmatch(path.name)]
+    kept = 0
+    for state, path in sorted(ours, key=lambda each: each[0].st_mtime, reverse=True):
+        kept += state.st_size
+        if kept > LIMIT:
+            path.unlink(missing_ok=True)
