@@ -28,7 +28,7 @@ LIMIT = 256 * 2**20
 """How many bytes are kept at most; the answers that were used least recently go first."""
 
 WORTHWHILE = 0.3
-"""Seconds: about what it takes to start the program. An answer that is made faster is not kept."""
+"""Seconds of a processor: about what it takes to start the program. What is made faster is not kept."""
 
 SETTLED = 10.0
 """Seconds: a compiler with a younger file than that may not be the one that was loaded when the program started."""
@@ -49,9 +49,9 @@ def recall(question: Callable[[], str], make: Callable[[], Answer]) -> Answer:
     known = _load(directory / f"{key}.json")
     if known is not None:
         return known
-    started = time.monotonic()
+    started = time.process_time()
     answer = make()
-    if time.monotonic() - started >= WORTHWHILE and _key(question()) == key:
+    if time.process_time() - started >= WORTHWHILE and _key(question()) == key:
         with suppress(OSError):
             _store(directory, key, answer)
             _drop(directory)

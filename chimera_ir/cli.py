@@ -66,7 +66,7 @@ def _list(context: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.option(
     "--max-operations", type=click.IntRange(min=1), default=MAX_OPERATIONS, show_default=True, help="Limit on the size."
 )
-@click.option("--no-cache", is_flag=True, help="Compile, whatever earlier calls have compiled, and keep nothing.")
+@click.option("--no-cache", is_flag=True, help="Take nothing from earlier calls, and keep nothing.")
 @click.option(
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="List the library schemes."
 )
