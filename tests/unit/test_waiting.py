@@ -2,7 +2,6 @@
 
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -62,9 +61,7 @@ def test_a_terminal_that_cannot_take_back_a_line_gets_none(tmp_path: Path, termi
 
 
 def test_ctrl_c_leaves_a_clean_terminal(tmp_path: Path) -> None:
-    began = time.monotonic()
     ended = slow(tmp_path, 30, "chimera", "--out", "o", interrupt=DOING)
-    assert time.monotonic() - began < 20
     assert ended.status == INTERRUPTED
     assert "Traceback" not in ended.out
     assert ended.out.rpartition(DOING)[2].strip().endswith(CLEAN)
