@@ -1,0 +1,165 @@
+"""The systems that are compared: each makes one update of the same model on the same ranks."""
+
+import argparse
+import importlib.util
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed import pipelining
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.utils.data import default_collate
+
+from support import probe
+from support import stages as build
+from support.batches import Batches
+from support.job import Job
+from support.model import Model
+from support.rehearsal import Rehearsal
+from support.setting import Setting
+from support.world import World
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all contenders of a comparison do: ``micro_batches`` of ``micro_batch_size`` items through a model.
+
+    ``rehearsal`` holds where a generated program is to sleep as ``--rehearse`` does, without the model's modules.
+    """
+
+    model: Model
+    micro_batches: int
+    micro_batch_size: int
+    rehearsal: Rehearsal | None
+
+
+class Contender(Protocol):
+    """A system, ready to run."""
+
+    def step(self) -> None:
+        """Runs this rank's part of one update."""
+
+
+class Generated:
+    """A directory that chimera-compile wrote."""
+
+    def __init__(self, world: World, task: Task, directory: Path) -> None:
+        job = _module(directory / "train.py").JOB
+        script = _module(directory / f"rank_{world.place.worker}.py")
+        world = _world(world, job, directory.name)
+        batches = Batches(task.model.dataset(), task.micro_batch_size, job.micro_batches, job.parts, 1, 0, seed=0)
+        built = build.modules(world, task.model, 0)
+        findings = probe.find(world, task.model, batches, built, 0)
+        options = argparse.Namespace(seed=0, rehearse=task.rehearsal is not None)
+        setting = Setting(world, script, options, task.model, batches, findings)
+        self._stages = build.assemble(setting, built, task.model.steps, task.rehearsal)
+        self._lane = setting.lane(self._stages)
+        self._update = script.update
+        self._number = 0
+
+    def step(self) -> None:
+        """As train.py runs an update."""
+        self._lane.begin(self._number)
+        self._update(self._lane)
+        for stage in self._stages.values():
+            stage.take_loss(self._number)
+        self._number += 1
+
+
+def _module(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.parent.name + path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _world(world: World, job: Job, name: str) -> World:
+    """The same ranks with the communicators of another job."""
+    world = replace(
+        world, job=job, names=replace(world.names, stages=job.stages), store=PrefixStore(name, world.store), sums={}
+    )
+    for stage in range(job.stages):
+        ranks = world.ranks_of(stage)
+        group = dist.new_group(ranks) if len(ranks) > 1 else None
+        if world.place.rank in ranks:
+            world.sums[stage] = group, tuple(ranks)
+    return world
+
+
+class Peer:
+    """A schedule of torch.distributed.pipelining, used as its documentation says."""
+
+    def __init__(self, task: Task, schedule: str) -> None:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        module = task.model.stage(rank, ranks, 0, torch.device("cpu"))
+        self._optimizer = task.model.steps(list(module.parameters()))
+        stage = pipelining.PipelineStage(module, rank, ranks, torch.device("cpu"))
+        self._schedule = getattr(pipelining, schedule)(stage, task.micro_batches, loss_fn=task.model.loss)
+        self._data = _Data(task)
+        self._module = module
+        self._first, self._last = stage.is_first, stage.is_last
+
+    def step(self) -> None:
+        """Forwards and backwards of all micro-batches, then the optimizer's step."""
+        inputs = (self._data.inputs(),) if self._first else ()
+        targets = {"target": self._data.targets(), "losses": []} if self._last else {}
+        self._schedule.step(*inputs, **targets, return_outputs=False)
+        self._data.advance()
+        self._optimizer.step()
+        self._module.zero_grad()
+
+
+class OneProcess:
+    """Rank 0 alone, with as many threads as the machine has cores; the other ranks wait."""
+
+    def __init__(self, task: Task, cores: int) -> None:
+        self._task = task
+        self._cores = cores
+        self._data = _Data(task)
+        self._works = dist.get_rank() == 0
+        stages = dist.get_world_size()
+        parts = [task.model.stage(s, stages, 0, torch.device("cpu")) for s in range(stages)] if self._works else []
+        self._module = torch.nn.Sequential(*parts)
+        self._optimizer = task.model.steps(list(self._module.parameters()))
+
+    def step(self) -> None:
+        """One micro-batch after the other."""
+        if not self._works:
+            return
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self._cores)
+        count = self._task.micro_batches
+        for x, y in zip(self._data.inputs().chunk(count), self._data.targets().chunk(count), strict=True):
+            torch.autograd.backward(self._task.model.loss(self._module(x), y) / count)
+        self._data.advance()
+        self._optimizer.step()
+        self._module.zero_grad()
+        torch.set_num_threads(threads)
+
+
+class _Data:
+    """The items of one update after the other, in the dataset's order."""
+
+    def __init__(self, task: Task) -> None:
+        self._dataset = task.model.dataset()
+        self._size = task.micro_batches * task.micro_batch_size
+        self._next = 0
+
+    def _collated(self, part: int) -> Any:
+        return default_collate([self._dataset[i][part] for i in range(self._next, self._next + self._size)])
+
+    def inputs(self) -> Any:
+        """The whole batch's inputs."""
+        return self._collated(0)
+
+    def targets(self) -> Any:
+        """The whole batch's targets."""
+        return self._collated(1)
+
+    def advance(self) -> None:
+        """Goes on to the next update."""
+        self._next = (self._next + self._size) % (len(self._dataset) - self._size)

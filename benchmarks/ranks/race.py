@@ -1,0 +1,99 @@
+"""What every rank of a benchmark runs: comparisons, each of contenders that take turns.
+
+    torchrun --nproc-per-node=4 race.py PLAN.json
+
+PLAN.json is {"result": FILE, "comparisons": [..]}; what a comparison holds is said by `side_by_side.Comparison`. Rank 0
+writes the result: for each comparison and contender, for each round [seconds, CPU seconds of the busiest rank].
+"""
+
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from contenders import Contender, Generated, OneProcess, Peer, Task
+from sleepers import Sleep, sleepers
+from torch.distributed.distributed_c10d import PrefixStore
+
+from support.job import Job
+from support.model import load
+from support.rehearsal import Rehearsal, overshoot
+from support.world import World, join, meet
+
+TIMEOUT = 120.0
+
+
+def task(comparison: dict[str, Any]) -> Task:
+    """What the contenders do; sleeps are shorter by as much as they last too long on this machine."""
+    count, size = comparison["micro_batches"], comparison["micro_batch_size"]
+    if comparison["model"] is not None:
+        return Task(load(Path(comparison["model"])), count, size, None)
+    forward, late = comparison["forward"], overshoot()
+    sleep = Sleep(forward - late, 2 * forward - late, comparison["floats"])
+    return Task(sleepers(sleep), count, size, Rehearsal(forward, 2 * forward) if comparison["rehearsed"] else None)
+
+
+def contender(kind: str, name: str, world: World, task: Task, cores: int) -> Contender:
+    """A system, ready to run."""
+    match kind:
+        case "generated":
+            return Generated(world, task, Path(name))
+        case "torch":
+            return Peer(task, name)
+        case "alone":
+            return OneProcess(task, cores)
+    raise ValueError(kind)
+
+
+def timed(world: World, one: Contender) -> list[float]:
+    """Start, end and CPU seconds of one step; all ranks begin together."""
+    world.meet("for a step to begin")
+    cpu, start = time.process_time(), time.monotonic()
+    one.step()
+    return [start, time.monotonic(), time.process_time() - cpu]
+
+
+def compared(world: World, comparison: dict[str, Any]) -> dict[str, list[list[float]]]:
+    """For each contender and round the seconds from the first start to the last end, and the busiest rank's CPU."""
+    work = task(comparison)
+    contenders = {
+        label: contender(kind, name, world, work, comparison["cores"]) for label, kind, name in comparison["contenders"]
+    }
+    taken: dict[str, list[list[float]]] = {label: [] for label in contenders}
+    for number in range(comparison["rounds"] + 1):
+        for label in list(contenders)[:: -1 if number % 2 else 1]:
+            taken[label].append(timed(world, contenders[label]))
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, taken)
+    return {label: [_over_ranks([t[label][n] for t in everyone]) for n in range(1, number + 1)] for label in contenders}
+
+
+def _over_ranks(samples: list[list[float]]) -> list[float]:
+    starts, ends, cpu = zip(*samples, strict=True)
+    return [max(ends) - min(starts), max(cpu)]
+
+
+def main() -> None:
+    """Runs the plan."""
+    torch.set_num_threads(1)
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    store, rank, size = meet(TIMEOUT)
+    everyone = Job("benchmark", size, size, 1, 1, (), (), (), (), 0, ())
+    world = join(everyone, store, rank, size, "pipeline", "gloo", TIMEOUT)
+    results = []
+    for number, comparison in enumerate(plan["comparisons"]):
+        apart = replace(world, store=PrefixStore(str(number), world.store))
+        results.append(compared(apart, comparison))
+        if rank == 0:
+            print(f"{number + 1}/{len(plan['comparisons'])}: {comparison['name']}", file=sys.stderr, flush=True)
+            Path(plan["result"]).write_text(json.dumps(results))
+    world.meet("for everybody to finish")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

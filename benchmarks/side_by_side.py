@@ -1,0 +1,108 @@
+"""Runs contenders in turns in the same processes under one torchrun."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+BIN = Path(sys.executable).parent
+COMPILE = (sys.executable, "-c", "from chimera_ir.cli import main; main()")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A system: ``kind`` is "generated" (``name`` a library scheme), "torch" (a schedule's class) or "alone"."""
+
+    label: str
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is measured: contenders on the same task, ``rounds`` times in turns after one round that does not count.
+
+    The task is the file ``model`` or, if that is None, stages that sleep ``forward`` seconds and twice that backward
+    and exchange ``floats`` floats; ``rehearsed``: a generated program sleeps by ``--rehearse`` instead of by modules.
+    """
+
+    name: str
+    stages: int
+    micro_batches: int
+    contenders: tuple[Contender, ...]
+    rounds: int
+    forward: float = 0.0
+    floats: int = 64
+    rehearsed: bool = True
+    model: str | None = None
+    micro_batch_size: int = 1
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Of one contender, for each round: seconds of a step, and CPU seconds of the rank that used most."""
+
+    seconds: tuple[float, ...]
+    cpu: tuple[float, ...]
+
+
+def run(comparisons: Sequence[Comparison]) -> list[dict[str, Samples]]:
+    """Measures all comparisons of as many stages under one torchrun each; the first of each launch twice."""
+    found: dict[Comparison, dict[str, Samples]] = {}
+    for ranks in sorted({each.stages for each in comparisons}):
+        mine = [each for each in comparisons if each.stages == ranks]
+        found |= zip(mine, _launch(ranks, [mine[0], *mine])[1:], strict=True)
+    return [found[each] for each in comparisons]
+
+
+def _launch(ranks: int, comparisons: Sequence[Comparison]) -> list[dict[str, Samples]]:
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        listed = [
+            asdict(each) | {"contenders": _contenders(each, place), "cores": os.cpu_count()} for each in comparisons
+        ]
+        plan, result = place / "plan.json", place / "result.json"
+        plan.write_text(json.dumps({"result": str(result), "comparisons": listed}))
+        library = _compiled(place, "gpipe", ranks, ranks)
+        command = [str(BIN / "torchrun"), f"--nproc-per-node={ranks}", str(HERE / "ranks" / "race.py"), str(plan)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(library)}
+        subprocess.run(command, env=environment, check=True)
+        return [
+            {label: Samples(*map(tuple, zip(*rounds, strict=True))) for label, rounds in each.items()}
+            for each in json.loads(result.read_text())
+        ]
+
+
+def _contenders(comparison: Comparison, place: Path) -> list[tuple[str, str, str]]:
+    """The contenders as the ranks take them: generated programs by their directories."""
+    return [
+        (
+            each.label,
+            each.kind,
+            str(_compiled(place, each.name, comparison.stages, comparison.micro_batches))
+            if each.kind == "generated"
+            else each.name,
+        )
+        for each in comparison.contenders
+    ]
+
+
+def _compiled(place: Path, scheme: str, stages: int, micro_batches: int) -> Path:
+    """The directory of a library scheme."""
+    out = place / f"{scheme}-{stages}-{micro_batches}"
+    if not out.exists():
+        settings = ["--set", f"D={stages}", "--set", f"N={micro_batches}"]
+        subprocess.run([*COMPILE, scheme, *settings, "--out", str(out)], check=True, stdout=subprocess.DEVNULL)
+    return out
+
+
+def makespan(scheme: str, stages: int, micro_batches: int) -> float:
+    """How long an update of a library scheme takes at best, in units of F, where B = 2 F and messages cost nothing."""
+    settings = ["--set", f"D={stages}", "--set", f"N={micro_batches}"]
+    done = subprocess.run([*COMPILE, scheme, *settings, "--emit", "report"], check=True, capture_output=True, text=True)
+    return float(json.loads(done.stdout)["makespan"])
