@@ -121,7 +121,10 @@ class Transfer:
 
 
 class Peer:
-    """Another worker of the same copy, reached by messages."""
+    """Another worker of the same copy, reached by messages.
+
+    Posts to the group itself: what ``dist.isend`` looks up and checks each time is known before the first message.
+    """
 
     def __init__(
         self,
@@ -132,30 +135,39 @@ class Peer:
         settle: Callable[[dist.Work], object],
     ) -> None:
         self._rank = rank
-        self._outgoing = outgoing
-        self._incoming = incoming
+        everyone = dist.group.WORLD
+        assert everyone is not None
+        self._outgoing = everyone if outgoing is None else outgoing
+        self._incoming = everyone if incoming is None else incoming
+        self._target = dist.get_group_rank(self._outgoing, rank)
+        self._source = dist.get_group_rank(self._incoming, rank)
         self._names = names
         self.settle = settle
 
     def isend(self, tensors: Tensors, tag: int) -> Transfer:
         """Posts the sending of all the tensors of a message."""
         try:
-            works = [dist.isend(t, self._rank, self._outgoing, tag % _TAGS) for t in tensors]
+            works = [self._outgoing.send([_real(t)], self._target, tag % _TAGS) for t in tensors]
         except RuntimeError as error:
             raise self.lost("send", tag, error) from error
-        return Transfer(tensors, _posted(works), self, "send", tag)
+        return Transfer(tensors, works, self, "send", tag)
 
     def irecv(self, buffers: Tensors, tag: int) -> Transfer:
         """Posts the receipt of a message into buffers of the right shapes."""
         try:
-            works = [dist.irecv(t, self._rank, self._incoming, tag % _TAGS) for t in buffers]
+            works = [self._incoming.recv([_real(t)], self._source, tag % _TAGS) for t in buffers]
         except RuntimeError as error:
             raise self.lost("recv", tag, error) from error
-        return Transfer(buffers, _posted(works), self, "recv", tag)
+        return Transfer(buffers, works, self, "recv", tag)
 
     def lost(self, verb: str, tag: int, error: Exception) -> PeerLost:
         """What to tell the user when a message to or from this peer has failed."""
         return self._names.lost(self._names.operation(verb, tag), [self._rank], error)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as a backend takes it: NCCL knows no complex numbers."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _posted(works: Sequence[dist.Work | None]) -> list[dist.Work]:
@@ -210,32 +222,33 @@ class GradientSum:
             self._views[parameter] = piece.view_as(parameter)
             self._counts[parameter] = counts[i]
 
-    @torch.no_grad()
     def collect(self) -> None:
         """After a backward: moves gradients that are new in this update into the flat buffer."""
         new = [p for p in self._absent if p.grad is not None]
         if not new:
             return
         views = [self._views[p] for p in new]
-        torch._foreach_copy_(views, [_dense(p) for p in new])
+        with torch.no_grad():
+            torch._foreach_copy_(views, [_dense(p) for p in new])
         for parameter, view in zip(new, views, strict=True):
             parameter.grad = view
         self._absent = [p for p in self._absent if p.grad is None]
 
     @torch.no_grad()
     def launch(self) -> "GradientSum":
-        """Posts the sum of the flat buffer over the members."""
+        """Posts the sum of the flat buffer over the members, where they are several."""
+        if self._group is None:
+            return self
         for counts in self._all_counts:
             counts.fill_(1)
         for parameter in self._absent:
             self._views[parameter].zero_()
             self._counts[parameter].zero_()
-        if self._group is not None:
-            try:
-                works = [dist.all_reduce(flat, group=self._group, async_op=True) for flat in self._flats]
-            except RuntimeError as error:
-                raise self._lost(error) from error
-            self._works = _posted(works)
+        try:
+            works = [dist.all_reduce(flat, group=self._group, async_op=True) for flat in self._flats]
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        self._works = _posted(works)
         return self
 
     def rehearse(self) -> None:
@@ -260,6 +273,8 @@ class GradientSum:
         except RuntimeError as error:
             raise self._lost(error) from error
         self._works = []
+        if self._group is None:
+            return
         for parameter in self._absent:
             parameter.grad = self._views[parameter] if self._counts[parameter].item() != 0 else None
 
