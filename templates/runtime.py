@@ -216,8 +216,8 @@ class GradientSum:
         sizes = [p.numel() for p in parameters]
         flat = torch.zeros(sum(sizes) + len(parameters), dtype=parameters[0].dtype, device=parameters[0].device)
         self._flats.append(flat)
-        self._all_counts.append(flat[sum(sizes) :])
         *pieces, counts = torch.split(flat, [*sizes, len(parameters)])
+        self._all_counts.append(counts.fill_(1))
         for i, (parameter, piece) in enumerate(zip(parameters, pieces, strict=True)):
             self._views[parameter] = piece.view_as(parameter)
             self._counts[parameter] = counts[i]
@@ -234,13 +234,10 @@ class GradientSum:
             parameter.grad = view
         self._absent = [p for p in self._absent if p.grad is None]
 
-    @torch.no_grad()
     def launch(self) -> "GradientSum":
         """Posts the sum of the flat buffer over the members, where they are several."""
         if self._group is None:
             return self
-        for counts in self._all_counts:
-            counts.fill_(1)
         for parameter in self._absent:
             self._views[parameter].zero_()
             self._counts[parameter].zero_()
@@ -252,8 +249,10 @@ class GradientSum:
         return self
 
     def rehearse(self) -> None:
-        """Sums whatever is in the buffer from now on, for its size alone."""
+        """Sums zeros from now on, for their size alone."""
         self._absent = []
+        for flat in self._flats:
+            flat.zero_()
 
     def _lost(self, error: Exception) -> PeerLost:
         others = [r for r in self._members if r != self._names.rank]
@@ -283,6 +282,8 @@ class GradientSum:
         for parameter in self._parameters:
             parameter.grad = None
         self._absent = list(self._parameters)
+        for counts in self._all_counts:
+            counts.fill_(1)
 
 
 class Lane:
