@@ -116,6 +116,7 @@ class Transfer:
                 peer.settle(work)
         except RuntimeError as error:
             raise peer.lost(self._verb, self._tag, error) from error
+        self._works = []
         if self._verb == "send":
             self.tensors = ()
 

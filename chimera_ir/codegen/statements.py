@@ -121,7 +121,7 @@ class Scribe:
         """What a forward hands on."""
         if self._hands_on_apart(micros, stage):
             return self.notation.name("y", micros, stage)
-        return f"{self.notation.name('f', micros, stage)}.outputs"
+        return f"{self.notation.name('f', micros, stage)}.take()"
 
     # ---- forward
 
@@ -138,7 +138,7 @@ class Scribe:
         lines = [self._plain(forward, *one) for one in zip(micros, states, each, strict=True)]
         if stage < self.header.stages - 1:
             outputs = self.notation.name("y", micros, stage)
-            lines.append(f"{outputs} = join({_all([f'{state}.outputs' for state in states])})")
+            lines.append(f"{outputs} = join({_all([f'{state}.take()' for state in states])})")
         return tuple(lines), spent
 
     def _stage(self, operation: Forward | Backward) -> str:

@@ -60,14 +60,34 @@ class Boundary:
 
 
 class Pass:
-    """A micro-batch in a stage, between its forward and its backward."""
+    """A micro-batch in a stage, between its forward and its backward.
 
-    __slots__ = ("inputs", "outputs", "roots")
+    It keeps what was handed on until somebody takes that, and otherwise nothing but the graph.
+    """
+
+    __slots__ = ("_outputs", "inputs", "roots")
 
     def __init__(self, inputs: Tensors, outputs: Tensors, roots: Tensors) -> None:
+        self._outputs = outputs
         self.inputs = inputs
-        self.outputs = outputs
         self.roots = roots
+
+    def take(self) -> Tensors:
+        """What the forward hands on, to be sent or to be read by the next stage: once."""
+        outputs, self._outputs = self._outputs, ()
+        return outputs
+
+
+class _Root(torch.autograd.Function):
+    """Where the backward of a result begins: of the result's shape, without its memory."""
+
+    @staticmethod
+    def forward(_context: Any, result: torch.Tensor) -> torch.Tensor:
+        return result.new_empty(()).expand(result.shape)
+
+    @staticmethod
+    def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
 
 
 class Kept:
@@ -107,6 +127,11 @@ class Seeds:
     seed: int
     copy: int
     passes: int
+
+
+def _root(result: torch.Tensor) -> torch.Tensor:
+    root: torch.Tensor = _Root.apply(result)  # type: ignore[no-untyped-call]
+    return root
 
 
 def _payload(tensors: Tensors) -> Tensors:
@@ -249,13 +274,14 @@ class Stage:
         return tensors
 
     def _roots(self, tensors: Tensors) -> Tensors:
+        """Where the backward begins; the results themselves are free to go."""
         assert self._after is not None
-        return tuple(compress(tensors, self._after.differentiable))
+        return tuple(_root(t) for t in compress(tensors, self._after.differentiable))
 
     def backward(self, state: Pass, gradients: Tensors) -> Tensors:
         """Adds to the gradients of the weights; returns the gradients w.r.t. the differentiable inputs."""
         roots, leaves = state.roots, state.inputs
-        state.roots = state.outputs = state.inputs = ()
+        state.roots = state.inputs = ()
         return self._backward(roots, leaves, gradients)
 
     def backward_recompute(self, state: Kept, gradients: Tensors) -> Tensors:

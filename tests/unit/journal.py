@@ -97,7 +97,7 @@ class FakeStage:
     def _forward(self, micro: int, inputs: Any) -> Any:
         assert inputs == ("y", (micro,), self.number - 1)
         self.journal.lines.append(f"F m{micro} s{self.number}{self.version}")
-        return SimpleNamespace(micro=micro, stage=self.number, kept=False, outputs=("y", (micro,), self.number))
+        return SimpleNamespace(micro=micro, stage=self.number, kept=False, take=lambda: ("y", (micro,), self.number))
 
     def forward_keep_input(self, micro: int, inputs: Any) -> Any:
         (state,), outputs = self.forward_keep_inputs((micro,), (inputs,) if self.number == 0 else inputs)

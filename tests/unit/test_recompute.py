@@ -42,7 +42,7 @@ def main() -> None:
             dx = [stage.backward_recompute(state, (dy,))[0] for state in states]
         else:
             passes = [stage.forward(m, (part,)) for m, part in enumerate(x.split(3))]
-            y = torch.cat([each.outputs[0] for each in passes])
+            y = torch.cat([each.take()[0] for each in passes])
             dx = [stage.backward(each, (dy,))[0] for each in passes]
         seen.append([y, *dx, *(p.grad for p in module.parameters()), *module.buffers()])
         assert module.calls.item() == 2 == module.norm.num_batches_tracked.item()

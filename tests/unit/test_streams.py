@@ -55,7 +55,7 @@ class Stage:
 
     def forward(self, micro: int, *_: object) -> Any:
         self.read[micro] = self.weight.item()
-        return SimpleNamespace(micro=micro, outputs=())
+        return SimpleNamespace(micro=micro, take=tuple)
 
     def backward(self, state: Any, *_: object) -> tuple[()]:
         self.read_back[state.micro] = self.weight.item()
