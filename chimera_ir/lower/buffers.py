@@ -1,7 +1,7 @@
 """Which buffer a message is received into: interval colouring, so that there are as many buffers as are ever in use."""
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -73,19 +73,22 @@ def rings(lane: tuple[Compute, ...], postings: Iterable[Posting], within: Callab
     """The slot of each posted receive of a lane that repeats: the slots of a shelf are used one after the other.
 
     Round and round, so that the slot of a message follows from its number; slot 0 is that of the first one ``within``
-    the instance. There are as many slots as are posted into while one of them is in use, that one included.
+    the instance. There are as many slots as are posted into while one of them is in use, that one included; only what
+    lies within the instance counts, as the margin ends in a drain of its own.
     """
     listed = list(postings)
-    shelves: dict[_Key, list[tuple[int, int]]] = defaultdict(list)
     numbers: list[tuple[_Key, int]] = []
+    count: Counter[_Key] = Counter()
     first: dict[_Key, int] = {}
+    shelves: dict[_Key, list[tuple[int, int]]] = defaultdict(list)
     for (key, before, last_use), posting in zip(_uses(lane, listed), listed, strict=True):
         if within(posting.transfer.message.micros[0]):
-            first.setdefault(key, len(shelves[key]))
-        numbers.append((key, len(shelves[key])))
-        shelves[key].append((before, last_use))
+            first.setdefault(key, count[key])
+            shelves[key].append((before, last_use))
+        numbers.append((key, count[key]))
+        count[key] += 1
     sizes = {key: _ring(uses) for key, uses in shelves.items()}
-    return tuple(Slot((number - first.get(key, 0)) % sizes[key]) for key, number in numbers)
+    return tuple(Slot((number - first.get(key, 0)) % sizes.get(key, 1)) for key, number in numbers)
 
 
 def _ring(uses: list[tuple[int, int]]) -> int:
