@@ -18,7 +18,7 @@ def scripts(verified: Verified) -> dict[str, str]:
     files = {"train.py": environment.get_template("train.py.j2").render(job=job_view(program))}
     rank = environment.get_template("stream.py.j2" if program.header.asynchronous else "rank.py.j2")
     for worker in range(program.header.workers):
-        files[f"rank_{worker}.py"] = rank.render(rank=rank_view(program, Worker(worker)))
+        files[f"rank_{worker}.py"] = rank.render(rank=rank_view(verified, Worker(worker)))
     return files | _verbatim()
 
 

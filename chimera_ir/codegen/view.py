@@ -12,11 +12,14 @@ from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import Backward, Forward, Instruction, Message, Recv, Send
 from chimera_ir.ir.text.printer import line as instruction_line
+from chimera_ir.verify.verify import Verified
 
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """A rank's script: ``slots`` and ``peers`` as Python literals, ``bindings`` the names that the lines use.
+    """A rank's script: ``bindings`` are the names that the lines use.
+
+    ``slots``, ``peers``, ``kept``, ``copies`` and ``sending`` are Python literals; see templates/support/job.py.
 
     ``lines`` are indented as they stand; ``tables`` says whether values are entries of dictionaries, ``counting`` what
     micro-batches are counted in.
@@ -30,6 +33,9 @@ class RankView:
     stages_text: str
     slots: str
     peers: str
+    kept: str
+    copies: str
+    sending: str
     bindings: tuple[str, ...]
     lines: tuple[str, ...]
     tables: bool
@@ -142,9 +148,9 @@ def _versions_read(program: Program) -> dict[tuple[int, int], int]:
     }
 
 
-def rank_view(program: Program, worker: Worker) -> RankView:
+def rank_view(verified: Verified, worker: Worker) -> RankView:
     """What a rank's script says: the worker's lane, one statement per instruction, or its turn as a loop."""
-    header, lane = program.header, program.lanes[worker]
+    header, lane, held = verified.program.header, verified.program.lanes[worker], verified.held[worker]
     stages, peers, rooms = header.stages_of[worker], _peers(lane), _rooms(lane)
     tables: set[str] = set()
     if header.asynchronous:
@@ -162,6 +168,9 @@ def rank_view(program: Program, worker: Worker) -> RankView:
         stages_text=_listed("stage", stages),
         slots=repr({int(stage): (rooms.get((stage, True), ()), rooms.get((stage, False), ())) for stage in stages}),
         peers=repr(peers),
+        kept=_moments(held.fullest),
+        copies=repr(dict(held.copies)),
+        sending=repr({int(each.stage): (each.activations, each.gradients) for each in held.sending}),
         bindings=(
             *_bindings("stage", stages),
             *_bindings("peer", peers),
@@ -170,6 +179,12 @@ def rank_view(program: Program, worker: Worker) -> RankView:
         lines=tuple(f"    {line}" if line else "" for line in lines),
         tables=bool(tables),
     )
+
+
+def _moments(fullest: Iterable[Iterable[tuple[int, int, int]]]) -> str:
+    """What is kept at once, with a line for each moment."""
+    rows = "".join(f"    {tuple(tuple(kept) for kept in moment)!r},\n" for moment in fullest)
+    return f"(\n{rows})" if rows else "()"
 
 
 def _lines(scribe: Scribe, lane: tuple[Instruction, ...], tables: set[str]) -> Iterator[str]:

@@ -19,6 +19,7 @@ from chimera_ir.verify.copies import copies, surplus
 from chimera_ir.verify.erase import schedule_of
 from chimera_ir.verify.gradients import gradients
 from chimera_ir.verify.groups import groups
+from chimera_ir.verify.holdings import Holdings, holdings
 from chimera_ir.verify.index import cells
 from chimera_ir.verify.memory import memory, memory_of_versions, peaks
 from chimera_ir.verify.messages import messages, places
@@ -49,6 +50,8 @@ class Verified:
         Per worker the peak of activations, in M_a.
     weights
         Per worker the weights it holds at most, in M_theta, older versions included.
+    held
+        Per worker the same by stage, and what is alive at once.
     """
 
     program: Program
@@ -56,6 +59,7 @@ class Verified:
     certificates: tuple[Certificate, ...]
     live: tuple[Fraction, ...]
     weights: tuple[int, ...]
+    held: tuple[Holdings, ...]
     seal: InitVar[object]
 
     def __post_init__(self, seal: object) -> None:
@@ -129,6 +133,7 @@ def verify_program(program: Program, checked: Schedule | None = None) -> Verifie
         certificates=tuple(each for each in certificates if isinstance(each, Certificate)),
         live=tuple(peak.activations for peak in peaks(schedule)),
         weights=copies(program),
+        held=tuple(holdings(program)),
         seal=_SEAL,
     )
 

@@ -12,10 +12,17 @@ class RankScript(Protocol):
     """A ``rank_<k>.py``: a worker's lane, and for how many micro-batches each receive slot of its stages has room.
 
     It has ``update`` if every update ends before the next one begins, else ``stream`` for a number of them.
+
+    ``COPIES`` are those of each stage's weights. ``SENDING`` says of how many micro-batches, or parts of them, a
+    stage's activations and its gradients are on their way to others at most. ``KEPT`` are the fullest moments: entries
+    (stage, forwards kept with all their activations, forwards kept with their input alone).
     """
 
     SLOTS: dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
     PEERS: tuple[int, ...]
+    COPIES: dict[int, int]
+    SENDING: dict[int, tuple[int, int]]
+    KEPT: tuple[tuple[tuple[int, int, int], ...], ...]
     update: Callable[[Lane], None]
     stream: Callable[[Lane, int], None]
 

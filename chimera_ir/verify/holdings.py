@@ -1,0 +1,116 @@
+"""What a worker holds, stage by stage, for whoever knows how many bytes each of these has.
+
+The rule "memory" adds up over stages, in M_a and M_theta: enough where stages are equal. Where they are not, it depends
+on which stages' activations are alive at the same time.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from chimera_ir.ir.ids import Stage
+from chimera_ir.ir.levels import Header, Program
+from chimera_ir.ir.ops import Backward, Forward, Instruction, Send, WaitSend
+from chimera_ir.verify.copies import kept
+
+
+class Kept(NamedTuple):
+    """How many forwards of a stage wait for their backward: with all their activations, and with their input alone.
+
+    Counted as the header counts micro-batches, halves being halves. A backward that runs the forward again has both.
+    """
+
+    stage: Stage
+    activations: int
+    inputs: int
+
+
+Moment = tuple[Kept, ...]
+"""What is alive at once: an entry for each stage that a worker holds, ascending."""
+
+
+class Sending(NamedTuple):
+    """How many micro-batches' activations and gradients of a stage are on their way to others at most."""
+
+    stage: Stage
+    activations: int
+    gradients: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What a worker holds.
+
+    Attributes
+    ----------
+    fullest
+        The moments that no other moment exceeds in every number.
+    copies
+        For each stage the copies of its weights, the newest included.
+    sending
+        For each stage what is on its way at most.
+    """
+
+    fullest: tuple[Moment, ...]
+    copies: tuple[tuple[Stage, int], ...]
+    sending: tuple[Sending, ...]
+
+
+def holdings(program: Program) -> Iterator[Holdings]:
+    """What each worker of a program without errors holds."""
+    for stages, lane in zip(program.header.stages_of, program.lanes, strict=True):
+        peaks = kept(lane)
+        yield Holdings(
+            fullest=_fullest(_moments(program.header, stages, lane)),
+            copies=tuple((stage, peaks[stage].copies if stage in peaks else 1) for stage in stages),
+            sending=_sending(stages, lane),
+        )
+
+
+def _moments(header: Header, stages: Iterable[Stage], lane: Iterable[Instruction]) -> Iterator[Moment]:
+    """What is alive whenever it is about to become less, and during every backward that runs a forward again."""
+    activations: Counter[Stage] = Counter()
+    inputs: Counter[Stage] = Counter()
+    grown = False
+    for each in lane:
+        if not isinstance(each, Forward | Backward):
+            continue
+        again = header.recomputes(each.micros[0], each.stage)
+        counted = inputs if again else activations
+        if isinstance(each, Forward):
+            counted[each.stage] += len(each.micros)
+            grown = True
+            continue
+        if grown or again:
+            extra = each.stage if again else None
+            yield tuple(Kept(s, activations[s] + (s == extra), inputs[s]) for s in stages)
+        counted[each.stage] -= len(each.micros)
+        grown = False
+
+
+def _fullest(moments: Iterable[Moment]) -> tuple[Moment, ...]:
+    """The moments that no other exceeds, each once, in the order of their numbers."""
+    front: list[Moment] = []
+    for moment in moments:
+        if any(_covers(other, moment) for other in front):
+            continue
+        front = [other for other in front if not _covers(moment, other)]
+        front.append(moment)
+    return tuple(sorted(front))
+
+
+def _covers(one: Moment, other: Moment) -> bool:
+    return all(a.activations >= b.activations and a.inputs >= b.inputs for a, b in zip(one, other, strict=True))
+
+
+def _sending(stages: Iterable[Stage], lane: Iterable[Instruction]) -> tuple[Sending, ...]:
+    under_way: Counter[tuple[Stage, Stage]] = Counter()
+    most: Counter[tuple[Stage, Stage]] = Counter()
+    for each in lane:
+        if isinstance(each, Send | WaitSend):
+            micros = len(each.message.micros)
+            way = each.message.source, each.message.target
+            under_way[way] += micros if isinstance(each, Send) else -micros
+            most[way] = max(most[way], under_way[way])
+    return tuple(Sending(s, most[s, Stage(s + 1)], most[s, Stage(s - 1)]) for s in stages)
