@@ -3,7 +3,8 @@
     torchrun --nproc-per-node=4 run_jobs.py JOBS.json
 
 JOBS.json is a list of {"train", "arguments", "log", "environment"}; rank r writes what the job's rank r said to
-LOG.r, and its exit status to LOG.r.status.
+LOG.r, and its exit status to LOG.r.status. What every child would import, the first step of an optimizer included, is
+imported before.
 """
 
 import json
@@ -16,6 +17,7 @@ import traceback
 from pathlib import Path
 
 import torch
+import torch._dynamo
 import torch.distributed
 import torch.utils.data
 
