@@ -17,6 +17,7 @@ from support.check import CheckFailed, check
 from support.compute import Stage
 from support.faults import FAILED, MISUSED, Faults, Misuse, where
 from support.job import Job, RankScript
+from support.memory import refuse_beyond
 from support.model import Model, load
 from support.options import parse
 from support.progress import Overlapping, Progress
@@ -83,11 +84,14 @@ def _run(world: World, script: RankScript, options: argparse.Namespace, faults: 
         _writable(options.metrics)
     built = build.modules(world, model, options.seed)
     build.agree_on_weights(world, built)
-    findings = probe.find(world, model, batches, built, options.seed)
-    if world.place.rank == 0:
-        for remark in build.remarks(world, findings):
-            print(remark, flush=True)
+    findings = probe.find(world, model, batches, built, options.seed, options.memory_limit is not None)
     setting = Setting(world, script, options, model, batches, findings)
+    remarks = build.remarks(world, findings)
+    if options.memory_limit is not None:
+        remarks.append(refuse_beyond(options.memory_limit, setting, built))
+    if world.place.rank == 0:
+        for remark in remarks:
+            print(remark, flush=True)
     if options.check or options.check_only:
         check(setting, built)
         if options.check_only:

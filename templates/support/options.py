@@ -2,11 +2,14 @@
 
 import argparse
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from support.faults import Misuse
+
+UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -28,6 +31,14 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(|[KMGT]iB)", text)
+    count = float(found[1]) * 2 ** (10 * ("", *UNITS).index(found[2])) if found else 0
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes, as in 16GiB, 1.5TiB or 4096")
+    return int(count)
 
 
 def _durations(text: str) -> dict[str, float]:
@@ -66,6 +77,9 @@ def parse(arguments: Sequence[str], scheme: str) -> argparse.Namespace:
         "--rehearse", type=_durations, metavar="F=S,B=S", help="sleep instead of computing; S in seconds"
     )
     parser.add_argument("--metrics", type=Path, metavar="FILE", help="write losses and times of all updates as JSON")
+    parser.add_argument(
+        "--memory-limit", type=_bytes, metavar="SIZE", help="stop before training if a rank needs more, as in 16GiB"
+    )
     parser.add_argument("--timeout", type=_seconds, default=60.0, help="seconds that any wait may take (default: 60)")
     parser.add_argument("--backend", choices=["gloo", "nccl"], default="gloo", help="gloo: CPU; nccl: one GPU per rank")
     parser.add_argument(

@@ -4,7 +4,8 @@ Nothing remains of it: random state, buffers such as batch-norm statistics, and 
 """
 
 import json
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import astuple, dataclass, replace
 from itertools import compress
 from typing import Any
 
@@ -16,6 +17,7 @@ from support.compute import Boundary, Traits
 from support.faults import Misuse
 from support.model import Model
 from support.nested import is_rows, leaves, to_device
+from support.saved import Footprint, Saved
 from support.world import World
 
 Tensors = tuple[torch.Tensor, ...]
@@ -23,10 +25,11 @@ Tensors = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True)
 class Findings:
-    """What each stage hands to the next, and what it was seen to do."""
+    """What each stage hands to the next, what it was seen to do and, if that was asked for, what it keeps."""
 
     boundaries: list[Boundary]
     traits: list[Traits]
+    footprints: list[Footprint]
 
 
 @dataclass(frozen=True)
@@ -38,29 +41,39 @@ class _Run:
     buffers: dict[str, torch.Tensor]
 
 
-def find(world: World, model: Model, batches: Batches, built: dict[int, torch.nn.Module], seed: int) -> Findings:
-    """The findings, the same on every rank; every rank calls it.
+def find(
+    world: World, model: Model, batches: Batches, built: dict[int, torch.nn.Module], seed: int, measures: bool
+) -> Findings:
+    """The findings, the same on every rank; every rank calls it. Footprints are among them if it ``measures``.
 
     Raises
     ------
     Misuse
         If a stage returns what it must not.
     """
-    prober = _Prober(world, model, batches, built, seed)
+    prober = _Prober(world, model, batches, built, seed, measures)
     boundaries, traits = prober.forward()
-    return Findings(prober.backward(boundaries), traits)
+    return Findings(prober.backward(boundaries), traits, prober.footprints)
 
 
 class _Prober:
     def __init__(
-        self, world: World, model: Model, batches: Batches, built: dict[int, torch.nn.Module], seed: int
+        self,
+        world: World,
+        model: Model,
+        batches: Batches,
+        built: dict[int, torch.nn.Module],
+        seed: int,
+        measures: bool,
     ) -> None:
         self._world = world
         self._model = model
         self._batches = batches
         self._built = built
         self._seed = seed
+        self._measures = measures
         self._runs: dict[int, _Run] = {}
+        self.footprints: list[Footprint] = []
 
     def _rank(self, stage: int) -> int:
         return self._world.place.rank_of(0, self._world.job.placement[0][stage])
@@ -85,6 +98,8 @@ class _Prober:
                     self._pass_on(stage)
             buffers, alone = self._hear(f"traits/{stage}", stage)
             traits.append(Traits(tuple(buffers), alone))
+            if self._measures:
+                self.footprints.append(Footprint(*self._hear(f"footprint/{stage}", stage)))
             if stage < last:
                 boundaries.append(_boundary(self._hear(f"boundary/{stage}", stage)))
         return boundaries, traits
@@ -125,10 +140,14 @@ class _Prober:
         target = to_device(self._batches.target(0, 0), world.device) if last else None
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         versions, random = _versions(argument), _random_state(world.device)
-        returned = module(argument)
-        single, outputs = model.outputs(stage, returned) if not last else (True, ())
-        if last:
-            outputs = (model.scalar(model.loss(returned, target)),)
+        saved = Saved(module.parameters)
+        with saved.watching() if self._measures else nullcontext():
+            returned = module(argument)
+            single, outputs = model.outputs(stage, returned) if not last else (True, ())
+            if last:
+                outputs = (model.scalar(model.loss(returned, target)),)
+        if self._measures:
+            self._say(f"footprint/{stage}", astuple(saved.footprint(argument, outputs, target)))
         self._runs[stage] = _Run(inputs, outputs, buffers)
         draws = any(not torch.equal(a, b) for a, b in zip(random, _random_state(world.device), strict=True))
         if versions != _versions(argument) and stage in world.job.recomputing:

@@ -1,0 +1,146 @@
+"""A float64 model that writes down what every rank keeps while it trains: MEASURED/<rank>.json, in bytes.
+
+A stage ends in a sum, of which nothing is saved: what it hands on is no part of what its backward needs. All stages are
+equal, or with GROWING each saves more than the one before.
+"""
+
+import json
+import os
+from pathlib import Path
+from weakref import WeakSet
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from support import compute
+from support.saved import Saved, memory_of
+
+WIDTH = 32
+ROWS = 8
+FILE = Path(os.environ["MEASURED"], f"{os.environ['RANK']}.json")
+MODULES = []
+STAGES = []
+STASHED = WeakSet()
+
+
+class Block(nn.Module):
+    def __init__(self, inner: int) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(WIDTH, inner), nn.Linear(inner, WIDTH)
+
+    def forward(self, x):
+        result = x + self.outer(torch.tanh(self.inner(x)))
+        FIGURES.look()
+        return result
+
+
+class Alive(TorchDispatchMode):
+    """All memory that an operation has touched and that is still there, after each operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves((args, kwargs, result)):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
+                storage = tensor.untyped_storage()
+                reference = StorageWeakRef(storage)
+                self.known[reference.cdata] = reference, storage.nbytes()
+        self.known = {key: found for key, found in self.known.items() if not found[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.known.values()))
+        return result
+
+
+class Stash(compute.Kept):
+    """An input that is kept to run the forward again."""
+
+    __slots__ = ("__weakref__",)
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        STASHED.add(self)
+
+
+class Figures:
+    """What this rank has kept at most."""
+
+    def __init__(self) -> None:
+        self.saved = Saved(lambda: (p for module in MODULES for p in module.parameters()))
+        self.alive = Alive()
+        self.m_a = {}
+        self.kept = self.stashed = self.copies = 0
+
+    def look(self) -> None:
+        """To be called when a forward has saved what it saves."""
+        stashed = [each.inputs for each in STASHED if each.inputs is not None]
+        self.stashed = max(self.stashed, len(stashed))
+        self.kept = max(self.kept, sum((memory_of(stashed) | self.saved.sizes).values()))
+        self.copies = max(self.copies, sum(getattr(stage._weights, "copies", 1) for stage in STAGES))
+
+    def write(self) -> None:
+        figures = {
+            "M_a": self.m_a,
+            "saved": self.saved.peak,
+            "kept": self.kept,
+            "stashed": self.stashed,
+            "copies": self.copies,
+            "alive": self.alive.peak,
+            "buffers": {stage.number: [len(stage.inputs), len(stage.gradients)] for stage in STAGES},
+        }
+        FILE.write_text(json.dumps(figures))
+
+
+FIGURES = Figures()
+
+
+def build_stage(stage, num_stages):
+    module = Block(WIDTH * (1 + stage) if "GROWING" in os.environ else WIDTH).double()
+    alone = Saved(module.parameters)
+    with alone.watching():
+        _result = module(torch.zeros(ROWS, WIDTH, dtype=torch.float64))
+    FIGURES.m_a[stage] = sum(alone.sizes.values())
+    MODULES.append(module)
+    return module
+
+
+def loss(output, target):
+    return output.mean()
+
+
+class Items(torch.utils.data.Dataset):
+    def __len__(self):
+        return 256
+
+    def __getitem__(self, i):
+        return torch.full((WIDTH,), i / 256, dtype=torch.float64), 0
+
+
+def dataset():
+    return Items()
+
+
+class Writing(torch.optim.Adam):
+    def step(self, closure=None):
+        super().step(closure)
+        FIGURES.write()
+
+
+def optimizer(parameters):
+    return Writing(parameters)
+
+
+def reserve(stage, *arguments):
+    STAGES.append(stage)
+    RESERVE(stage, *arguments)
+
+
+RESERVE, compute.Stage.reserve, compute.Kept = compute.Stage.reserve, reserve, Stash
+WATCHING = FIGURES.saved.watching()
+WATCHING.__enter__()
+FIGURES.alive.__enter__()

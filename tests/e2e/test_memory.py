@@ -1,0 +1,139 @@
+"""Memory is what the report says: measured while the generated loops train, with torch's hooks for saved tensors."""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.ranks import MODELS, Job, compiled, run_all, torchrun
+
+SCHEMES: dict[str, dict[str, int]] = {
+    "gpipe": {"N": 6},
+    "dapple": {"N": 6},
+    "gems": {"N": 4},
+    "chimera": {"N": 8},
+    "chimera_doubling": {"N": 8},
+    "chimera_halving": {"N": 8},
+    "pipedream": {},
+    "pipedream_2bw": {},
+}
+ROWS, WIDTH, BYTES = 8, 32, 8
+INPUT = ROWS * WIDTH * BYTES
+RANKS = range(4)
+
+pytestmark = pytest.mark.e2e
+
+
+def job(folder: Path, name: str, scheme: str, parameters: dict[str, int], **variables: str) -> Job:
+    (folder / name).mkdir()
+    steps = {"pipedream": "10", "pipedream_2bw": "4"}.get(scheme, "2")
+    arguments = ("--steps", steps, "--micro-batch-size", str(ROWS), "--memory-limit", "1GiB")
+    environment = {"MEASURED": str(folder / name), **variables}
+    return Job(name, compiled(folder / name, scheme, D=4, **parameters), arguments, "measured.py", environment)
+
+
+def jobs(folder: Path) -> Iterator[Job]:
+    for scheme, parameters in SCHEMES.items():
+        yield job(folder, scheme, scheme, parameters)
+    yield job(folder, "growing", "chimera", {"N": 8}, GROWING="1")
+
+
+def scripts(job: Job) -> list[dict[str, Any]]:
+    """The constants of every rank's script."""
+    found = []
+    for rank in RANKS:
+        body = ast.parse((job.directory / f"rank_{rank}.py").read_text()).body
+        constants = [each for each in body if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name)]
+        found.append({each.targets[0].id: ast.literal_eval(each.value) for each in constants})
+    return found
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A scheme's report, the constants of its scripts, what every rank measured of itself, and what rank 0 said."""
+
+    report: dict[str, Any]
+    scripts: list[dict[str, Any]]
+    ranks: list[dict[str, Any]]
+    said: str
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
+    folder = tmp_path_factory.mktemp("memory")
+    listed = list(jobs(folder))
+    outcomes = run_all(folder, 4, listed)
+    found = {}
+    for each in listed:
+        outcomes[each.name].assert_passed()
+        report = json.loads((each.directory / "report.json").read_text())
+        ranks = [json.loads((folder / each.name / f"{rank}.json").read_text()) for rank in RANKS]
+        found[each.name] = Seen(report, scripts(each), ranks, outcomes[each.name].said[0])
+    return found
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_peak_of_what_is_saved_is_what_the_report_says(seen: dict[str, Seen], scheme: str) -> None:
+    """To the byte; where forwards are run again, one at a time adds to the inputs what it saves beside its own."""
+    found = seen[scheme]
+    for rank, activations, inputs in zip(
+        found.ranks, found.report["activations"], found.report["stashed_inputs"], strict=True
+    ):
+        (m_a,) = set(rank["M_a"].values())
+        again = m_a - INPUT if inputs else 0
+        assert rank["kept"] == activations * m_a + inputs * INPUT + again
+        assert rank["stashed"] == inputs
+        if not inputs:
+            assert rank["saved"] == rank["kept"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_there_are_as_many_copies_of_the_weights_as_the_report_says(seen: dict[str, Seen], scheme: str) -> None:
+    assert [rank["copies"] for rank in seen[scheme].ranks] == seen[scheme].report["weights"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_receive_buffers_are_as_many_as_the_scripts_say(seen: dict[str, Seen], scheme: str) -> None:
+    for rank, script in zip(seen[scheme].ranks, seen[scheme].scripts, strict=True):
+        said = {str(stage): [len(each) for each in slots] for stage, slots in script["SLOTS"].items()}
+        assert rank["buffers"] == said
+
+
+def test_where_stages_differ_it_counts_which_are_kept_at_the_same_time(seen: dict[str, Seen]) -> None:
+    found = seen["growing"]
+    m_a = {int(stage): size for rank in found.ranks for stage, size in rank["M_a"].items()}
+    assert len(set(m_a.values())) == 4
+    for rank, script in zip(found.ranks, found.scripts, strict=True):
+        moments = [sum(kept * m_a[stage] for stage, kept, _ in moment) for moment in script["KEPT"]]
+        assert rank["kept"] == max(moments)
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES, "growing"])
+def test_the_need_that_is_told_is_that_of_training(seen: dict[str, Seen], scheme: str) -> None:
+    """It is hardly more than all memory that operations touch, and no less, what they allocate as they run aside."""
+    told = re.search(r"^memory: of 1 GiB, rank (\d) \(worker \1\) needs ([\d.]+) KiB: ", seen[scheme].said, re.M)
+    assert told is not None, seen[scheme].said
+    alive, need = seen[scheme].ranks[int(told[1])]["alive"], float(told[2]) * 1024
+    assert alive <= need * 1.01
+    assert need <= alive * 1.25
+
+
+def test_a_model_beyond_the_limit_is_refused_before_training(tmp_path: Path) -> None:
+    directory = compiled(tmp_path, "dapple", D=2, N=4)
+    arguments = ("--model", str(MODELS / "measured.py"), "--micro-batch-size", str(ROWS), "--memory-limit", "64KiB")
+    done = torchrun(directory, 2, *arguments, MEASURED=str(tmp_path))
+    assert done.returncode != 0
+    assert "step" not in done.stdout
+    (message,) = (line for line in done.stderr.splitlines() if line.startswith("train.py:"))
+    assert re.fullmatch(
+        r"train.py: --memory-limit 64 KiB: rank 0 \(worker 0\) needs \S+ KiB: weights 16.5 KiB, gradients 33 KiB, "
+        r"optimizer 33 KiB, messages \d+ KiB, activations 8 KiB \(stage 0: 1 x M_theta = 16.5 KiB, 2 x M_a = 4 KiB\) "
+        r"\(and 1 more rank more than the limit\); choose a smaller --micro-batch-size, .*",
+        message,
+    ), message
+    assert len(re.findall(r"exitcode +: 2 ", done.stderr)) == 2, "misuse, on both ranks"
