@@ -71,7 +71,7 @@ def refuse_beyond(limit: int, setting: Setting, built: dict[int, torch.nn.Module
     if needs[fullest] <= limit:
         return f"memory: of {shown(limit)}, {heard[fullest][1]}"
     more = sum(total > limit for total in needs) - 1
-    others = f" (and {more} more rank{'s' if more > 1 else ''} more than the limit)" if more else ""
+    others = f"; {more} other rank{'s need' if more > 1 else ' needs'} too much as well" if more else ""
     raise Misuse(
         f"--memory-limit {shown(limit)}: {heard[fullest][1]}{others}; "
         "choose a smaller --micro-batch-size, a scheme that recomputes, or more stages"

@@ -132,8 +132,8 @@ def test_a_model_beyond_the_limit_is_refused_before_training(tmp_path: Path) -> 
     (message,) = (line for line in done.stderr.splitlines() if line.startswith("train.py:"))
     assert re.fullmatch(
         r"train.py: --memory-limit 64 KiB: rank 0 \(worker 0\) needs \S+ KiB: weights 16.5 KiB, gradients 33 KiB, "
-        r"optimizer 33 KiB, messages \d+ KiB, activations 8 KiB \(stage 0: 1 x M_theta = 16.5 KiB, 2 x M_a = 4 KiB\) "
-        r"\(and 1 more rank more than the limit\); choose a smaller --micro-batch-size, .*",
+        r"optimizer 33 KiB, messages \d+ KiB, activations 8 KiB \(stage 0: 1 x M_theta = 16.5 KiB, 2 x M_a = 4 KiB\)"
+        r"; 1 other rank needs too much as well; choose a smaller --micro-batch-size, .*",
         message,
     ), message
     assert len(re.findall(r"exitcode +: 2 ", done.stderr)) == 2, "misuse, on both ranks"
