@@ -4,14 +4,15 @@
                                            [--markdown docs/benchmarks.md]
 
 The model is examples/gpt.py, a byte-level transformer, in four stages; every rank computes with one thread. Data
-loading, gradients and the optimizer's step are part of every contender's update. The single process has as many
-threads as there are cores. Where four ranks share fewer cores than that, a bubble is no loss, for somebody else
-computes meanwhile: what counts is the work that a system adds to the model's own.
+loading, gradients and the optimizer's step are part of every contender's update. Where four ranks share fewer cores
+than that, a bubble is no loss, for somebody else computes meanwhile: what counts is the work that a system adds to the
+model's own.
 
 The contenders take turns in the same processes as in benchmarks/runtime.py, and the ratios mean the same.
 """
 
 import argparse
+import os
 import statistics
 from pathlib import Path
 
@@ -24,8 +25,16 @@ from runtime import milliseconds
 MODEL = Path(__file__).resolve().parent.parent / "examples" / "gpt.py"
 OURS = tuple(Contender(name, "generated", name) for name in ("dapple", "chimera"))
 TORCH = Contender("torch Schedule1F1B", "torch", "Schedule1F1B")
-ALONE = Contender("one process", "alone", "")
-HEADS = ("", "step, ms", "over torch Schedule1F1B", "over one process", "CPU of the busiest rank, ms", "over torch's")
+ALONE = Contender("one process, 1 thread", "alone", "1")
+ALL_CORES = Contender("one process, a thread per core", "alone", str(os.cpu_count()))
+HEADS = (
+    "",
+    "step, ms",
+    "over torch Schedule1F1B",
+    "over one process, 1 thread",
+    "CPU of the busiest rank, ms",
+    "over torch's",
+)
 
 
 def main() -> None:
@@ -40,7 +49,7 @@ def main() -> None:
         name=MODEL.name,
         stages=4,
         micro_batches=options.micro_batches,
-        contenders=(*OURS, TORCH, ALONE),
+        contenders=(*OURS, TORCH, ALONE, ALL_CORES),
         rounds=options.rounds,
         model=str(MODEL),
         micro_batch_size=options.micro_batch_size,

@@ -16,7 +16,11 @@ COMPILE = (sys.executable, "-c", "from chimera_ir.cli import main; main()")
 
 @dataclass(frozen=True)
 class Contender:
-    """A system: ``kind`` is "generated" (``name`` a library scheme), "torch" (a schedule's class) or "alone"."""
+    """A system.
+
+    ``kind`` and ``name`` are "generated" and a library scheme, "torch" and a schedule's class, or "alone" and
+    the number of threads of the one process.
+    """
 
     label: str
     kind: str
@@ -63,9 +67,7 @@ def run(comparisons: Sequence[Comparison]) -> list[dict[str, Samples]]:
 def _launch(ranks: int, comparisons: Sequence[Comparison]) -> list[dict[str, Samples]]:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        listed = [
-            asdict(each) | {"contenders": _contenders(each, place), "cores": os.cpu_count()} for each in comparisons
-        ]
+        listed = [asdict(each) | {"contenders": _contenders(each, place)} for each in comparisons]
         plan, result = place / "plan.json", place / "result.json"
         plan.write_text(json.dumps({"result": str(result), "comparisons": listed}))
         library = _compiled(place, "gpipe", ranks, ranks)

@@ -51,7 +51,7 @@ class Generated:
         world = _world(world, job, directory.name)
         batches = Batches(task.model.dataset(), task.micro_batch_size, job.micro_batches, job.parts, 1, 0, seed=0)
         built = build.modules(world, task.model, 0)
-        findings = probe.find(world, task.model, batches, built, 0)
+        findings = probe.find(world, task.model, batches, built, 0, measures=False)
         options = argparse.Namespace(seed=0, rehearse=task.rehearsal is not None)
         setting = Setting(world, script, options, task.model, batches, findings)
         self._stages = build.assemble(setting, built, task.model.steps, task.rehearsal)
@@ -114,11 +114,11 @@ class Peer:
 
 
 class OneProcess:
-    """Rank 0 alone, with as many threads as the machine has cores; the other ranks wait."""
+    """Rank 0 alone, with so many threads; the other ranks wait."""
 
-    def __init__(self, task: Task, cores: int) -> None:
+    def __init__(self, task: Task, threads: int) -> None:
         self._task = task
-        self._cores = cores
+        self._threads = threads
         self._data = _Data(task)
         self._works = dist.get_rank() == 0
         stages = dist.get_world_size()
@@ -131,7 +131,7 @@ class OneProcess:
         if not self._works:
             return
         threads = torch.get_num_threads()
-        torch.set_num_threads(self._cores)
+        torch.set_num_threads(self._threads)
         count = self._task.micro_batches
         for x, y in zip(self._data.inputs().chunk(count), self._data.targets().chunk(count), strict=True):
             torch.autograd.backward(self._task.model.loss(self._module(x), y) / count)

@@ -37,7 +37,7 @@ def task(comparison: dict[str, Any]) -> Task:
     return Task(sleepers(sleep), count, size, Rehearsal(forward, 2 * forward) if comparison["rehearsed"] else None)
 
 
-def contender(kind: str, name: str, world: World, task: Task, cores: int) -> Contender:
+def contender(kind: str, name: str, world: World, task: Task) -> Contender:
     """A system, ready to run."""
     match kind:
         case "generated":
@@ -45,7 +45,7 @@ def contender(kind: str, name: str, world: World, task: Task, cores: int) -> Con
         case "torch":
             return Peer(task, name)
         case "alone":
-            return OneProcess(task, cores)
+            return OneProcess(task, int(name))
     raise ValueError(kind)
 
 
@@ -60,9 +60,7 @@ def timed(world: World, one: Contender) -> list[float]:
 def compared(world: World, comparison: dict[str, Any]) -> dict[str, list[list[float]]]:
     """For each contender and round the seconds from the first start to the last end, and the busiest rank's CPU."""
     work = task(comparison)
-    contenders = {
-        label: contender(kind, name, world, work, comparison["cores"]) for label, kind, name in comparison["contenders"]
-    }
+    contenders = {label: contender(kind, name, world, work) for label, kind, name in comparison["contenders"]}
     taken: dict[str, list[list[float]]] = {label: [] for label in contenders}
     for number in range(comparison["rounds"] + 1):
         for label in list(contenders)[:: -1 if number % 2 else 1]:
