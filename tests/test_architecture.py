@@ -31,6 +31,8 @@ IMPORTS = {
     "cost": {"ir", "graph"},
     "picture": {"cost", "ir", "resources"},
     "codegen": {"ir", "resources", "verify"},
+    "profile": {"diagnostics", "source"},
+    "predict": {"cost", "ir", "graph", "profile"},
     "library": {"source", "resources", "syntax"},
     "driver": {
         *("source", "diagnostics", "syntax", "elaborate", "ir", "lower", "graph", "verify", "cost", "picture"),

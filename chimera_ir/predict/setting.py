@@ -1,0 +1,35 @@
+"""What a program runs on: its stages' costs, its links, and how often it is replicated."""
+
+from dataclasses import dataclass
+
+from chimera_ir.profile.cluster import FREE, Cluster, Link
+from chimera_ir.profile.costs import StageCosts, Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A program's stages on a cluster, in ``copies`` W, with micro-batches of ``micro_batch_size`` B items.
+
+    ``replica_layout`` places rank = worker * W + copy, else rank = copy * workers + worker (CONTRACT: ``--layout``).
+    """
+
+    stages: tuple[StageCosts, ...]
+    cluster: Cluster
+    copies: int
+    micro_batch_size: int
+    replica_layout: bool = False
+
+    def timing(self, stage: int) -> Timing:
+        """What a micro-batch costs on a stage."""
+        return self.stages[stage].at[self.micro_batch_size]
+
+    def link(self, workers: int, source: int, target: int) -> Link:
+        """What a message between two of so many workers of a copy travels over; the slowest of all copies."""
+        if source == target:
+            return FREE
+        nodes = [(self._node(workers, w, source), self._node(workers, w, target)) for w in range(self.copies)]
+        return self.cluster.within if all(a == b for a, b in nodes) else self.cluster.between
+
+    def _node(self, workers: int, copy: int, worker: int) -> int:
+        rank = worker * self.copies + copy if self.replica_layout else copy * workers + worker
+        return rank // self.cluster.per_node

@@ -1,0 +1,41 @@
+"""A cluster: its workers, their memory, and what it costs to talk."""
+
+from dataclasses import dataclass
+from math import log2
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A message of L bytes takes alpha + beta L: ``alpha`` in seconds, ``beta`` in seconds per byte (section 3.4)."""
+
+    alpha: float
+    beta: float
+
+    def message(self, size: float) -> float:
+        """Comm_p2p of so many bytes, in seconds."""
+        return self.alpha + self.beta * size
+
+    def all_reduce(self, size: float, ranks: int) -> float:
+        """Comm_allreduce of so many bytes over r ranks by Rabenseifner's algorithm, in seconds (section 3.4)."""
+        return 2 * log2(ranks) * self.alpha + 2 * (ranks - 1) * self.beta * size / ranks
+
+
+FREE = Link(0.0, 0.0)
+"""What the paper's analysis of schedules assumes (section 2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """So many workers, ``per_node`` to a node, each with ``memory`` bytes of which ``reserved`` are not the model's.
+
+    Messages travel over ``between`` from node to node and over ``within`` inside one; all-reduces over ``sums``.
+    """
+
+    name: str
+    workers: int
+    per_node: int
+    memory: int
+    reserved: int
+    between: Link
+    within: Link
+    sums: Link

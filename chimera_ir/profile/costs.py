@@ -1,0 +1,46 @@
+"""A model's profile: what each of its stages costs at each micro-batch size."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What one micro-batch of one size costs on one stage.
+
+    ``forward``, ``backward`` and ``recomputing`` (a backward that runs the forward again) are F_t and B_t of section
+    3.4, in seconds. ``activations`` is M_a, ``input`` what is kept instead where the stage recomputes, ``output`` the
+    message to the next stage and ``gradient`` the one that comes back, all in bytes; the last stage sends nothing on.
+    ``noise`` is the spread of the measured times as a share of the median, None where nothing was measured.
+    """
+
+    forward: float
+    backward: float
+    recomputing: float
+    activations: int
+    input: int
+    output: int
+    gradient: int
+    noise: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StageCosts:
+    """One stage: bytes of its parameters (M_theta), of the gradients that are summed, of the optimizer's state.
+
+    ``at[b]`` is what a micro-batch of b items costs.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    at: Mapping[int, Timing]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """A model; ``depths[D]`` are its D stages, in order."""
+
+    name: str
+    depths: Mapping[int, tuple[StageCosts, ...]]
+    note: str = ""
