@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paired import Middle, ratio
+from plots import Panel, Row, ratios
 from side_by_side import Comparison, Contender, Samples, makespan, run
 from tables import circumstances, put, table
 
@@ -34,14 +35,19 @@ PLAIN_1F1B, PLAIN_GPIPE = (Contender(name, "torch", name) for name in ("Schedule
 PAIRS = ((DAPPLE, PLAIN_1F1B), (GPIPE, PLAIN_GPIPE))
 
 
+Results = dict[str, Samples]
+
+
 @dataclass(frozen=True)
 class Part:
-    """A table of the page: what is measured for it, and how a measurement becomes rows."""
+    """A table of the page: what is measured for it, and how a measurement becomes rows of it and of its picture."""
 
     title: str
     comparisons: tuple[Comparison, ...]
     heads: tuple[str, ...]
-    rows: Callable[[Comparison, dict[str, Samples]], list[list[str]]]
+    rows: Callable[[Comparison, Results], list[list[str]]]
+    panels: tuple[Panel, ...]
+    drawn: Callable[[Comparison, Results], list[Row]]
 
 
 def comparison(options: argparse.Namespace, stages: int, micro_batches: int, forward: int, floats: int) -> Comparison:
@@ -58,7 +64,7 @@ def comparison(options: argparse.Namespace, stages: int, micro_batches: int, for
     )
 
 
-def against_torch(point: Comparison, samples: dict[str, Samples]) -> list[list[str]]:
+def against_torch(point: Comparison, samples: Results) -> list[list[str]]:
     """A row per scheme: times, times over the ideal, ratios and CPU times."""
     rows = []
     for ours, theirs in PAIRS:
@@ -78,6 +84,18 @@ def against_torch(point: Comparison, samples: dict[str, Samples]) -> list[list[s
     return rows
 
 
+def drawn_against_torch(point: Comparison, samples: Results) -> list[Row]:
+    """A row per scheme: the ratios of step times and of CPU times."""
+    return [
+        Row(
+            f"{ours.label}, {size(point.floats)}, F = {1000 * point.forward:g} ms, N = {point.micro_batches}",
+            (ratio(mine.seconds, other.seconds), ratio(mine.cpu, other.cpu)),
+        )
+        for ours, theirs in PAIRS
+        for mine, other in [(samples[ours.label], samples[theirs.label])]
+    ]
+
+
 def size(floats: int) -> str:
     """The size of a message."""
     return f"{floats // MIB} MiB" if floats >= MIB else f"{4 * floats} B"
@@ -94,7 +112,7 @@ def reached(point: Comparison, paired: Middle) -> str:
     return "yes" if (paired.value <= 0.97 if point.forward <= 0.005 else paired.low <= 1.0) else "no"
 
 
-def speed_up(point: Comparison, samples: dict[str, Samples]) -> list[list[str]]:
+def speed_up(point: Comparison, samples: Results) -> list[list[str]]:
     """A row: how far both directions are from their ideal, and how much faster they are than one direction."""
     both, one, torch = (samples[each.label] for each in (CHIMERA, DAPPLE, PLAIN_1F1B))
     best, plain = (makespan(each.name, point.stages, point.micro_batches) for each in (CHIMERA, DAPPLE))
@@ -110,12 +128,26 @@ def speed_up(point: Comparison, samples: dict[str, Samples]) -> list[list[str]]:
     ]
 
 
+def drawn_speed_up(point: Comparison, samples: Results) -> list[Row]:
+    """A row: the measured speed-up over what theory promises, and over their 1F1B."""
+    both, one, torch = (samples[each.label].seconds for each in (CHIMERA, DAPPLE, PLAIN_1F1B))
+    best, plain = (makespan(each.name, point.stages, point.micro_batches) for each in (CHIMERA, DAPPLE))
+    promised = [best / plain * a for a in one]
+    return [
+        Row(
+            f"D = N = {point.stages}, F = {1000 * point.forward:g} ms",
+            (ratio(promised, both), ratio(torch, both)),
+        )
+    ]
+
+
 def parts(options: argparse.Namespace) -> dict[str, Part]:
     """All tables, by the names that the command line knows them by."""
     times = ("", "message", "F, ms", "N", "ours, ms", "torch, ms", "ours / ideal", "torch / ideal", "ours / torch")
     heads = (*times, "reached", "CPU, ms", "CPU torch, ms", "CPU ours / torch", "at most half")
     small = [comparison(options, STAGES, n, f, 64) for f in options.forward for n in options.micro_batches]
     large = [comparison(options, STAGES, 8, f, mib * MIB) for mib in (1, 16) for f in options.forward]
+    panels = (Panel("step time, ours / torch", 1.0), Panel("CPU time, ours / torch", 0.5))
     contenders = (CHIMERA, DAPPLE, PLAIN_1F1B)
     directions = [
         Comparison(f"D=N={d} F={f} ms", d, d, contenders, options.rounds, f / 1000, rehearsed=not options.modules)
@@ -123,8 +155,8 @@ def parts(options: argparse.Namespace) -> dict[str, Part]:
         for f in options.forward
     ]
     return {
-        "steps": Part("Step time, small messages", tuple(small), heads, against_torch),
-        "sizes": Part("Step time, large messages", tuple(large), heads, against_torch),
+        "steps": Part("Step time, small messages", tuple(small), heads, against_torch, panels, drawn_against_torch),
+        "sizes": Part("Step time, large messages", tuple(large), heads, against_torch, panels, drawn_against_torch),
         "speedup": Part(
             "Two directions against one",
             tuple(directions),
@@ -133,18 +165,23 @@ def parts(options: argparse.Namespace) -> dict[str, Part]:
                 *("dapple / chimera in theory", "measured", "off by", "torch 1F1B / chimera"),
             ),
             speed_up,
+            (Panel("speed-up over dapple / theory", 1.0), Panel("torch 1F1B / chimera", 1.0)),
+            drawn_speed_up,
         ),
     }
 
 
-def report(chosen: Sequence[Part]) -> str:
-    """Measures everything and sets it out."""
-    results = iter(run([each for part in chosen for each in part.comparisons]))
-    sections = [
-        f"### {part.title}\n\n"
-        + table(part.heads, [row for each in part.comparisons for row in part.rows(each, next(results))])
-        for part in chosen
-    ]
+def report(chosen: dict[str, Part], images: Path | None) -> str:
+    """Measures everything and sets it out; pictures go to a folder, if there is one, and into the text."""
+    results = iter(run([each for part in chosen.values() for each in part.comparisons]))
+    sections = []
+    for name, part in chosen.items():
+        found = [(each, next(results)) for each in part.comparisons]
+        lines = [f"### {part.title}", table(part.heads, [row for pair in found for row in part.rows(*pair)])]
+        if images is not None:
+            ratios(images / f"{name}.svg", part.panels, [row for pair in found for row in part.drawn(*pair)])
+            lines.insert(1, f"![{part.title}: ratios with their intervals](images/{images.name}/{name}.svg)")
+        sections += lines
     return "\n\n".join([circumstances(), *sections])
 
 
@@ -158,10 +195,16 @@ def main() -> None:
     parser.add_argument("--micro-batches", type=int, nargs="+", default=[4, 8, 16], metavar="N")
     parser.add_argument("--parts", nargs="+", choices=["steps", "sizes", "speedup"], help="[default: all]")
     parser.add_argument("--modules", action="store_true", help="ours runs the same modules as theirs")
-    parser.add_argument("--markdown", type=Path, metavar="PAGE", help="write the tables between the page's marks")
+    parser.add_argument(
+        "--markdown",
+        type=Path,
+        metavar="PAGE",
+        help="write the tables between the page's marks, and pictures beside it",
+    )
     options = parser.parse_args()
     all_parts = parts(options)
-    text = report([part for name, part in all_parts.items() if name in (options.parts or all_parts)])
+    images = options.markdown and options.markdown.parent / "images" / "benchmarks"
+    text = report({name: part for name, part in all_parts.items() if name in (options.parts or all_parts)}, images)
     print(text)
     if options.markdown is not None:
         put(options.markdown, "runtime", text)
