@@ -4,16 +4,14 @@ A decoder-only transformer in plain PyTorch: 8 layers of width 192, 3.6 million 
 predicts the next byte of the source files that lie on the machine anyway.
 """
 
-import sysconfig
-from functools import lru_cache
-from pathlib import Path
-
 import torch
 from torch import nn
 from torch.nn import functional
 
+import corpus
+from transformer import Attention
+
 LAYERS, WIDTH, HEADS, CONTEXT, BYTES = 8, 192, 6, 128, 256
-CORPUS = 4_000_000
 
 
 class Embedding(nn.Module):
@@ -37,19 +35,14 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.before_attention = nn.LayerNorm(WIDTH)
-        self.queries_keys_values = nn.Linear(WIDTH, 3 * WIDTH)
-        self.attended = nn.Linear(WIDTH, WIDTH)
+        self.attention = Attention(WIDTH, HEADS, causal=True)
         self.perceptron = nn.Sequential(
             nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH), nn.Dropout(0.05)
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, T, WIDTH) to the same shape."""
-        batch, length, _ = x.shape
-        heads = self.queries_keys_values(self.before_attention(x)).view(batch, length, 3, HEADS, WIDTH // HEADS)
-        q, k, v = heads.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.attended(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
+        x = x + self.attention(self.before_attention(x))
         return x + self.perceptron(x)
 
 
@@ -72,22 +65,17 @@ def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.01)
 
 
-@lru_cache(maxsize=1)
-def corpus() -> torch.Tensor:
-    """The standard library's top-level sources, in the order of their names, as bytes."""
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    text = b"\n".join(file.read_bytes() for file in files)[:CORPUS]
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-
-
 class NextByte(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Item i: CONTEXT bytes of the corpus, and the same shifted by one."""
 
+    def __init__(self) -> None:
+        self.text = corpus.characters()
+
     def __len__(self) -> int:
-        return (len(corpus()) - 1) // CONTEXT
+        return (len(self.text) - 1) // CONTEXT
 
     def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
-        window = corpus()[i * CONTEXT : (i + 1) * CONTEXT + 1]
+        window = self.text[i * CONTEXT : (i + 1) * CONTEXT + 1]
         return window[:-1], window[1:]
 
 

@@ -1,0 +1,72 @@
+"""The paper's networks train under every library scheme, and compute what one process computes."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chimera_ir import library
+from tests.e2e.ranks import Job, Outcome, compiled, run_all, torchrun
+
+EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
+NETWORKS = ("bert48", "gpt2")
+SIZE = {"MODEL_SETTINGS": "tiny,dtype=float64"}
+ONE_BY_ONE = tuple(name for name in library.names() if not name.startswith("pipedream"))
+
+pytestmark = pytest.mark.e2e
+
+
+def four_ranks(folder: Path) -> Iterator[Job]:
+    """D=4 under every scheme; D=2 with two copies; without dropout, so that a forward may run over two at once."""
+    for network in NETWORKS:
+        model = str(EXAMPLES / f"{network}.py")
+        for scheme in library.names():
+            sizes = {"D": 4, "N": 8} if scheme in ONE_BY_ONE else {"D": 4}
+            metrics = ("--metrics", str(folder / f"{network}-{scheme}.json"))
+            arguments = ("--check", "--steps", "5", "--micro-batch-size", "2", *metrics)
+            yield Job(f"{network}-{scheme}", compiled(folder, scheme, **sizes), arguments, model, SIZE)
+        halves = compiled(folder, "chimera", D=2, N=2)
+        yield Job(f"{network}-D2-W2", halves, ("--check-only", "--micro-batch-size", "2"), model, SIZE)
+        dry = {"MODEL_SETTINGS": "tiny,dtype=float64,dropout=0"}
+        doubling = compiled(folder, "chimera_doubling", D=4, N=8)
+        yield Job(f"{network}-dry", doubling, ("--check-only", "--micro-batch-size", "2"), model, dry)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Outcome]]:
+    folder = tmp_path_factory.mktemp("examples")
+    return folder, run_all(folder, 4, list(four_ranks(folder)))
+
+
+def losses(folder: Path, network: str, scheme: str) -> list[float]:
+    found: list[float] = json.loads((folder / f"{network}-{scheme}.json").read_text())["loss"]
+    return found
+
+
+def test_the_networks_compute_what_one_process_computes(four: tuple[Path, dict[str, Outcome]]) -> None:
+    for name, outcome in four[1].items():
+        outcome.assert_passed()
+        assert "check: passed" in outcome.said[0], name
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_they_learn_and_every_synchronous_scheme_takes_the_same_steps(
+    four: tuple[Path, dict[str, Outcome]], network: str
+) -> None:
+    """Halves of a micro-batch draw other numbers for dropout than the whole."""
+    for scheme in library.names():
+        found = losses(four[0], network, scheme)
+        assert found[-1] < 0.97 * found[0], scheme
+        if scheme in ONE_BY_ONE and scheme != "chimera_halving":
+            assert found == pytest.approx(losses(four[0], network, "dapple"), rel=1e-9), scheme
+
+
+def test_stages_that_cannot_share_the_layers_are_refused_in_one_line(tmp_path: Path) -> None:
+    done = torchrun(
+        compiled(tmp_path, "dapple", D=3, N=3), 3, "--model", str(EXAMPLES / "gpt2.py"), MODEL_SETTINGS="tiny"
+    )
+    assert done.returncode != 0
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("train.py:")]
+    assert "gpt2.py:" in line
+    assert "in build_stage: ValueError: 3 stages cannot share 8 layers evenly" in line
