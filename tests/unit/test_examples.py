@@ -1,6 +1,7 @@
-"""The paper's networks: their sizes to the unit, what they compute beside torch's own layers, and what they train on."""
+"""The paper's networks: their sizes to the unit, what they compute beside torch's layers, what they train on."""
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from torch import nn
 from support.faults import Misuse
 from support.model import Model, load
 
-EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
+ROOT = Path(__file__).resolve().parent.parent.parent
+EXAMPLES = ROOT / "examples"
 Loader = Callable[..., Model]
 
 
@@ -62,6 +64,15 @@ def test_the_networks_have_the_parameters_of_table_4_in_equal_stages(
         found = [count(stage) for stage in on_meta(model, stages)]
         assert found == expected, stages
         assert sum(found) == table_4
+
+
+@pytest.mark.parametrize(("name", "column"), [("bert48", -2), ("gpt2", -1)])
+def test_the_page_adds_up(network: Loader, name: str, column: int) -> None:
+    """docs/models.md lists the parts of both networks; its last row is their sum, and what is counted."""
+    table = (ROOT / "docs" / "models.md").read_text(encoding="utf-8").partition("## What the parameters are")[2]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in re.findall(r"^\|.*\|$", table, re.M)[2:]]
+    *parts, together = [int(row[column].replace(",", "")) for row in rows if row[column]]
+    assert sum(parts) == together == sum(map(count, on_meta(network(name), 1)))
 
 
 @pytest.mark.parametrize(
