@@ -40,6 +40,11 @@ class Source:
         line = bisect_right(self._starts, offset)
         return Position(line, offset - self._starts[line - 1] + 1)
 
+    def offset(self, line: int, column: int) -> int:
+        """The character at a line and a column, both counted from 1, or the last one before."""
+        start = self._starts[min(line, len(self._starts)) - 1]
+        return min(start + column - 1, len(self.text))
+
     def line(self, number: int) -> str:
         """The text of a line, counted from 1, without its end."""
         start = self._starts[number - 1]

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from math import log2
 
+from chimera_ir.profile.work import Device
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -29,6 +31,7 @@ class Cluster:
     """So many workers, ``per_node`` to a node, each with ``memory`` bytes of which ``reserved`` are not the model's.
 
     Messages travel over ``between`` from node to node and over ``within`` inside one; all-reduces over ``sums``.
+    ``device`` is what turns work into time, where the cluster is known by it.
     """
 
     name: str
@@ -39,3 +42,4 @@ class Cluster:
     between: Link
     within: Link
     sums: Link
+    device: Device | None = None

@@ -1,0 +1,284 @@
+"""CH7xx: what can be wrong with a profile of a model or a cluster file, and with both together."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from chimera_ir.diagnostics.model import Diagnostic, Note
+from chimera_ir.source import Span
+
+
+@dataclass(frozen=True, slots=True)
+class NotToml(Diagnostic):
+    """The text breaks the rules of TOML."""
+
+    code: ClassVar[str] = "CH701"
+    title: ClassVar[str] = "this is not TOML: {what}"
+    label: ClassVar[str] = "here"
+    help: ClassVar[str] = "the format is that of toml.io; docs/performance.md has a whole file of each kind"
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuotesForgotten(Diagnostic):
+    """A quantity with its unit, but without quotes."""
+
+    code: ClassVar[str] = "CH702"
+    title: ClassVar[str] = "a number with a unit stands in quotes"
+    label: ClassVar[str] = "no quotes"
+    help: ClassVar[str] = 'write `{name} = "{text}"`'
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileTooLarge(Diagnostic):
+    """The text is larger, or deeper nested, than any that was meant."""
+
+    code: ClassVar[str] = "CH703"
+    title: ClassVar[str] = "the file {what}"
+    label: ClassVar[str] = "not read any further"
+    help: ClassVar[str] = "keep the depths and the micro-batch sizes that you want to compare; a file holds one model"
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownEntry(Diagnostic):
+    """A name that nothing here has."""
+
+    code: ClassVar[str] = "CH704"
+    title: ClassVar[str] = "{where} has no entry `{name}`"
+    label: ClassVar[str] = "{guess}"
+    help: ClassVar[str] = "there are {known}"
+
+    where: str
+    name: str
+    guess: str
+    known: str
+
+
+@dataclass(frozen=True, slots=True)
+class EntryMissing(Diagnostic):
+    """Something that has no default is not there."""
+
+    code: ClassVar[str] = "CH705"
+    title: ClassVar[str] = "{where} lacks `{name}`"
+    label: ClassVar[str] = "without `{name}`"
+    help: ClassVar[str] = "add `{example}`"
+
+    where: str
+    name: str
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class WrongKind(Diagnostic):
+    """A value of a kind that does not belong there."""
+
+    code: ClassVar[str] = "CH706"
+    title: ClassVar[str] = "`{name}` is {found}; it should be {wanted}"
+    label: ClassVar[str] = "{found}"
+    help: ClassVar[str] = "write it like `{example}`"
+
+    name: str
+    found: str
+    wanted: str
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnitForgotten(Diagnostic):
+    """A number that could be anything."""
+
+    code: ClassVar[str] = "CH707"
+    title: ClassVar[str] = "`{name}` has no unit"
+    label: ClassVar[str] = "{number} of what?"
+    help: ClassVar[str] = 'the units of a {dimension} are {units}, as in `{name} = "{example}"`'
+
+    name: str
+    number: str
+    dimension: str
+    units: str
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownUnit(Diagnostic):
+    """A unit that does not exist, or measures something else."""
+
+    code: ClassVar[str] = "CH708"
+    title: ClassVar[str] = "`{unit}` is no unit of a {dimension}"
+    label: ClassVar[str] = "{guess}"
+    help: ClassVar[str] = 'the units of a {dimension} are {units}, as in `{name} = "{example}"`'
+
+    name: str
+    unit: str
+    guess: str
+    dimension: str
+    units: str
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotAQuantity(Diagnostic):
+    """No number, or not a finite one, where a number belongs."""
+
+    code: ClassVar[str] = "CH709"
+    title: ClassVar[str] = "`{name}` does not begin with a number"
+    label: ClassVar[str] = "not a number"
+    help: ClassVar[str] = "write a decimal number of at most 64 characters, as in `{example}`"
+
+    name: str
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfRange(Diagnostic):
+    """A number that cannot be meant: negative, nothing, or beyond belief."""
+
+    code: ClassVar[str] = "CH710"
+    title: ClassVar[str] = "`{name}` is out of range"
+    label: ClassVar[str] = "{limit}"
+    help: ClassVar[str] = "{limit}, as in `{example}`"
+
+    name: str
+    limit: str
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class StagesMissing(Diagnostic):
+    """A cut of the model describes another number of stages than it has."""
+
+    code: ClassVar[str] = "CH711"
+    title: ClassVar[str] = "the model is cut into {stages}, and {described} described"
+    label: ClassVar[str] = "needs {stages}"
+    help: ClassVar[str] = "give each stage its own `[[depth.stage]]`, in order, or correct `stages`"
+
+    stages: str
+    described: str
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedTwice(Diagnostic):
+    """Two descriptions of one thing."""
+
+    code: ClassVar[str] = "CH712"
+    title: ClassVar[str] = "`{name} = {value}` is described twice"
+    label: ClassVar[str] = "the second"
+    help: ClassVar[str] = "remove one of the two"
+
+    name: str
+    value: int
+    first: Span
+
+    def notes(self) -> tuple[Note, ...]:
+        """Where the first is."""
+        return (Note("the first is here", self.first),)
+
+
+@dataclass(frozen=True, slots=True)
+class TimesAndWork(Diagnostic):
+    """One cost is a time, another one counts work."""
+
+    code: ClassVar[str] = "CH713"
+    title: ClassVar[str] = "`{name}` counts work, and other costs of the file are times"
+    label: ClassVar[str] = "in FLOP"
+    help: ClassVar[str] = (
+        "give all costs as times, or all of them as work, which the cluster's [device] turns into time"
+    )
+
+    name: str
+    first: Span
+
+    def notes(self) -> tuple[Note, ...]:
+        """Where a time is."""
+        return (Note("this is a time", self.first),)
+
+
+@dataclass(frozen=True, slots=True)
+class LastStageSends(Diagnostic):
+    """The last stage is said to hand something on."""
+
+    code: ClassVar[str] = "CH714"
+    title: ClassVar[str] = "stage {stage} is the last, and hands nothing on"
+    label: ClassVar[str] = "to whom?"
+    help: ClassVar[str] = "remove `{name}`; what the last stage ends in is the loss"
+
+    stage: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class NothingLeft(Diagnostic):
+    """All memory is reserved."""
+
+    code: ClassVar[str] = "CH715"
+    title: ClassVar[str] = "all of the {memory} are reserved, which leaves nothing for the model"
+    label: ClassVar[str] = "{reserved}"
+    help: ClassVar[str] = "`reserved` is what a worker needs beside the model: less than `memory`"
+
+    memory: str
+    reserved: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoDevice(Diagnostic):
+    """A profile that counts work meets a cluster that does not say how fast it works."""
+
+    code: ClassVar[str] = "CH716"
+    title: ClassVar[str] = "the profile counts work, and the cluster has no [device] to tell how long that takes"
+    label: ClassVar[str] = "without [device]"
+    help: ClassVar[str] = (
+        'add `[device]` with `peak = "9.3 TFLOP/s"`, `efficiency = 0.6` and `half_at = 2.0`, or take a profile with times'
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NotThatDeep(Diagnostic):
+    """The profile does not cut the model as the schedule does."""
+
+    code: ClassVar[str] = "CH717"
+    title: ClassVar[str] = "the schedule has {stages}, and the profile has no such depth"
+    label: ClassVar[str] = "depths: {depths}"
+    help: ClassVar[str] = (
+        "choose a schedule with {depths} stages (--set D=..), or add a [[depth]] with `stages = {number}`"
+    )
+
+    stages: str
+    number: int
+    depths: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotThatSize(Diagnostic):
+    """A stage was not measured with micro-batches of that size."""
+
+    code: ClassVar[str] = "CH718"
+    title: ClassVar[str] = "stage {stage} of {stages} has no costs for micro-batches of size {size}"
+    label: ClassVar[str] = "sizes: {sizes}"
+    help: ClassVar[str] = (
+        "choose another --micro-batch-size, or add a [[depth.stage.at]] with `micro_batch_size = {size}`"
+    )
+
+    stage: int
+    stages: int
+    size: int
+    sizes: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTooSmall(Diagnostic):
+    """The schedule, replicated, needs more workers than there are."""
+
+    code: ClassVar[str] = "CH719"
+    title: ClassVar[str] = "{copies} of {each} need {needed} workers, and the cluster has {workers}"
+    label: ClassVar[str] = "too few"
+    help: ClassVar[str] = "choose fewer --copies, or a schedule on fewer workers"
+
+    copies: str
+    each: str
+    needed: int
+    workers: int

@@ -1,0 +1,120 @@
+"""What a schedule takes from a profile and a cluster, and what they lack for it."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from chimera_ir.diagnostics.catalogue.profiles import ClusterTooSmall, NoDevice, NotThatDeep, NotThatSize
+from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.profile.cluster import Cluster
+from chimera_ir.profile.costs import ModelProfile, StageCosts
+from chimera_ir.profile.places import Path, Places
+from chimera_ir.profile.read import counted, read_cluster, read_profile
+from chimera_ir.profile.work import WorkProfile
+from chimera_ir.source import Source, Span
+
+
+class Unfit(Exception):
+    """Files that cannot be used, or not together: each with what is wrong in it."""
+
+    def __init__(self, found: tuple[tuple[Source, tuple[Diagnostic, ...]], ...]) -> None:
+        self.found = found
+        super().__init__(", ".join(each.code for _, diagnostics in found for each in diagnostics))
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a schedule needs: costs of so many stages at a micro-batch size, on so many workers, so many times."""
+
+    stages: int
+    workers: int
+    copies: int
+    micro_batch_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """A profile and a cluster with the texts that they were read from."""
+
+    profile_source: Source
+    cluster_source: Source
+    profile: ModelProfile | WorkProfile
+    cluster: Cluster
+
+    def choose(self, wanted: Wanted) -> tuple[StageCosts, ...]:
+        """The costs of the stages that are wanted, in seconds.
+
+        Raises
+        ------
+        Unfit
+            If the profile has no such costs, or the cluster not as many workers.
+        """
+        timed = self._timed()
+        depths = (timed or self._counts()).depths
+        in_profile = tuple(_lacks(depths, wanted, Places(self.profile_source.text)))
+        in_cluster = tuple(_too_small(self.cluster, wanted, self.cluster_source))
+        if timed is None:
+            span = Places(self.cluster_source.text).key(("cluster",))
+            in_cluster = (*in_cluster, NoDevice(span))
+        if in_profile or in_cluster or timed is None:
+            raise Unfit(_those((self.profile_source, in_profile), (self.cluster_source, in_cluster)))
+        return timed.depths[wanted.stages]
+
+    def _timed(self) -> ModelProfile | None:
+        if isinstance(self.profile, ModelProfile):
+            return self.profile
+        return self.profile.on(self.cluster.device) if self.cluster.device else None
+
+    def _counts(self) -> ModelProfile:
+        return self.profile.counts if isinstance(self.profile, WorkProfile) else self.profile
+
+
+def read_both(profile_source: Source, cluster_source: Source) -> Inputs:
+    """A profile and a cluster, from their texts.
+
+    Raises
+    ------
+    Unfit
+        With everything that is wrong in either.
+    """
+    found: list[tuple[Source, tuple[Diagnostic, ...]]] = []
+    profile: ModelProfile | WorkProfile | None = None
+    cluster: Cluster | None = None
+    try:
+        profile = read_profile(profile_source)
+    except Rejected as rejected:
+        found.append((profile_source, rejected.diagnostics))
+    try:
+        cluster = read_cluster(cluster_source)
+    except Rejected as rejected:
+        found.append((cluster_source, rejected.diagnostics))
+    if profile is None or cluster is None:
+        raise Unfit(tuple(found))
+    return Inputs(profile_source, cluster_source, profile, cluster)
+
+
+def _those(*found: tuple[Source, tuple[Diagnostic, ...]]) -> tuple[tuple[Source, tuple[Diagnostic, ...]], ...]:
+    return tuple((source, diagnostics) for source, diagnostics in found if diagnostics)
+
+
+def _lacks(depths: Mapping[int, tuple[StageCosts, ...]], wanted: Wanted, places: Places) -> Iterator[Diagnostic]:
+    if wanted.stages not in depths:
+        span = places.key(("depth", 0))
+        yield NotThatDeep(span, counted(wanted.stages, "stage"), wanted.stages, _listed(depths))
+        return
+    for number, stage in enumerate(depths[wanted.stages]):
+        if wanted.micro_batch_size not in stage.at:
+            path: Path = ("depth", [*depths].index(wanted.stages), "stage", number)
+            sizes = _listed(stage.at)
+            yield NotThatSize(places.key(path), number, wanted.stages, wanted.micro_batch_size, sizes)
+
+
+def _too_small(cluster: Cluster, wanted: Wanted, source: Source) -> Iterator[Diagnostic]:
+    needed = wanted.copies * wanted.workers
+    if needed > cluster.workers:
+        span: Span = Places(source.text).value(("cluster", "workers"))
+        copies = f"{wanted.copies} {'copy' if wanted.copies == 1 else 'copies'}"
+        yield ClusterTooSmall(span, copies, counted(wanted.workers, "worker"), needed, cluster.workers)
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))

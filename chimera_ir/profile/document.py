@@ -1,0 +1,277 @@
+"""A TOML file as tables that are read entry by entry: what is wrong is kept with its place, and all of it told at the end."""
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from math import isfinite
+from typing import Any, TypeVar
+
+from chimera_ir.diagnostics.catalogue.profiles import (
+    EntryMissing,
+    FileTooLarge,
+    NotAQuantity,
+    NotToml,
+    OutOfRange,
+    QuotesForgotten,
+    UnitForgotten,
+    UnknownEntry,
+    UnknownUnit,
+    WrongKind,
+)
+from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.diagnostics.suggest import closest
+from chimera_ir.profile.places import Path, Places
+from chimera_ir.profile.quantity import Dimension, split
+from chimera_ir.source import Source, Span
+
+MAX_TEXT = 4 * 2**20
+"""Characters of a file that is read."""
+
+MAX_LINE = 10_000
+"""Characters of a line that is read: what parses names and numbers is slower than linear in their length."""
+
+MOST = 10**6
+"""Workers, stages, items: no integer of a file is larger."""
+
+_T = TypeVar("_T")
+
+_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+_UNQUOTED = re.compile(
+    r"""^[ \t]*([\w-]+)[ \t]*=[ \t]*([+-]?[0-9][0-9.]*(?:e-?[0-9]+)?[ \t]*[A-Za-zµ%][A-Za-z/]*)[ \t]*(?:\#.*)?\r?$""",
+    re.M | re.X,
+)
+
+
+def load(source: Source) -> "Table":
+    """The table at the top of a file.
+
+    Raises
+    ------
+    Rejected
+        If the text is not TOML.
+    """
+    text = source.text
+    if len(text) > MAX_TEXT:
+        raise Rejected([FileTooLarge(Span(0, 1), f"has more than {MAX_TEXT:,} characters")])
+    long = re.search(rf"^[^\n]{{{MAX_LINE}}}", text, re.M)
+    if long:
+        raise Rejected(
+            [FileTooLarge(Span(long.start(), long.start() + 1), f"has a line of over {MAX_LINE:,} characters")]
+        )
+    try:
+        return Table(Document(source), (), tomllib.loads(text), "the file")
+    except RecursionError as error:
+        raise Rejected([FileTooLarge(Span(0, 1), "is nested too deeply")]) from error
+    except ValueError as error:
+        raise Rejected(_syntax(source, str(error))) from error
+
+
+def _syntax(source: Source, message: str) -> Iterator[Diagnostic]:
+    unquoted = [
+        QuotesForgotten(Span(*found.span(2)), found[1], found[2].strip()) for found in _UNQUOTED.finditer(source.text)
+    ]
+    if unquoted:
+        yield from unquoted
+        return
+    found = _PLACE.search(message)
+    what = (message[: found.start()] if found else message.partition(":")[0]).rstrip(".")
+    at = (
+        source.offset(int(found[1]), int(found[2])) if found and found[1] else len(source.text.rstrip()) if found else 0
+    )
+    yield NotToml(Span(at, at + 1), what[:1].lower() + what[1:])
+
+
+@dataclass
+class Document:
+    """A file on its way to a value, with what has been found wrong in it."""
+
+    source: Source
+    found: list[Diagnostic] = field(default_factory=list)
+
+    @cached_property
+    def places(self) -> Places:
+        """Where everything stands; looked for when something is wrong."""
+        return Places(self.source.text)
+
+    def settle(self) -> None:
+        """Ends the reading.
+
+        Raises
+        ------
+        Rejected
+            With everything that is wrong, if anything is.
+        """
+        if self.found:
+            raise Rejected(self.found)
+
+
+class Table:
+    """A table; its entries are asked for one by one, and those that nobody asked for are wrong.
+
+    A wrong or missing entry is noted, and a number that does no harm stands for it.
+    """
+
+    def __init__(self, document: Document, path: Path, entries: Mapping[str, Any], where: str) -> None:
+        self.document = document
+        self.path = path
+        self.where = where
+        self._entries = entries
+        self._known: list[str] = []
+
+    def has(self, name: str) -> bool:
+        """Whether there is such an entry."""
+        return name in self._entries
+
+    def place(self, name: str) -> Span:
+        """Where its value stands."""
+        return self.document.places.value((*self.path, name))
+
+    def tell(self, diagnostic: Diagnostic) -> None:
+        """Notes that something is wrong."""
+        self.document.found.append(diagnostic)
+
+    def heading(self) -> Span:
+        """Where the table begins."""
+        return self.document.places.key(self.path)
+
+    def close(self) -> None:
+        """Notes the entries that nobody has asked for."""
+        for name in self._entries:
+            if name not in self._known:
+                guess = closest(name, self._known)
+                known = ", ".join(f"`{each}`" for each in self._known)
+                span = self.document.places.key((*self.path, name))
+                self.tell(
+                    UnknownEntry(span, self.where, name, f"did you mean `{guess}`?" if guess else "unknown", known)
+                )
+
+    def text(self, name: str, default: str | None, example: str) -> str:
+        """A string."""
+        value = self._value(name, default is not None, example)
+        if value is None:
+            return default or ""
+        return value if isinstance(value, str) else self._wrong(name, value, "a text", example, "")
+
+    def integer(self, name: str, default: int | None, example: str) -> int:
+        """An integer from 1 on, without a unit."""
+        value = self._value(name, default is not None, example)
+        if value is None:
+            return default or 1
+        if not isinstance(value, int) or isinstance(value, bool):
+            return self._wrong(name, value, "an integer", example, 1)
+        if not 1 <= value <= MOST:
+            self.tell(OutOfRange(self.place(name), name, f"it is 1 to {MOST:,}", example))
+            return 1
+        return value
+
+    def number(self, name: str, most: float, example: str) -> float:
+        """A positive number without a unit."""
+        value = self._value(name, False, example)
+        if value is None:
+            return 1.0
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return self._wrong(name, value, "a number", example, 1.0)
+        if not isfinite(value) or not 0 < value <= most:
+            self.tell(OutOfRange(self.place(name), name, f"it is greater than 0 and at most {most:g}", example))
+            return 1.0
+        return float(value)
+
+    def quantity(
+        self,
+        name: str,
+        dimensions: Iterable[Dimension],
+        default: Fraction | None = None,
+        least: Fraction | None = None,
+        words: Mapping[str, Fraction] | None = None,
+    ) -> tuple[Fraction, Dimension]:
+        """A number with a unit, in the base unit, and what it measures; more than 0, or ``least`` and more.
+
+        ``words`` may stand for it.
+        """
+        first, *others = dimensions
+        example = f'{name} = "{first.example}"'
+        value = self._value(name, default is not None, example)
+        stand_in = Fraction(1) if default is None else default, first
+        if value is None:
+            return stand_in
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            return self._wrong(name, value, "a number with a unit", example, stand_in)
+        if isinstance(value, str) and words and value in words:
+            return words[value], first
+        span = self.place(name)
+        parts = split(value if isinstance(value, str) else repr(value))
+        if parts is None:
+            self.tell(NotAQuantity(span, name, example))
+            return stand_in
+        number, unit = parts
+        dimension = next((each for each in (first, *others) if unit in each.units), None)
+        if dimension is None:
+            self._unit(name, unit, str(value), (first, *others))
+            return stand_in
+        found = number * dimension.units[unit]
+        if found > dimension.most or (found <= 0 if least is None else found < least):
+            self.tell(OutOfRange(span, name, dimension.limits(least), example))
+            return stand_in[0], dimension
+        return found, dimension
+
+    def table(self, name: str, example: str, where: str) -> "Table | None":
+        """A table within; None if there is none, which is noted if there is an example of what is missing."""
+        value = self._value(name, not example, example)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            return self._wrong(name, value, "a table", example or f"[{name}]", None)
+        return Table(self.document, (*self.path, name), value, where)
+
+    def tables(self, name: str, example: str, where: str) -> "list[Table]":
+        """The tables of an array, of which there is at least one."""
+        value = self._value(name, False, example)
+        if value is None:
+            return []
+        if not (isinstance(value, list) and value and all(isinstance(each, dict) for each in value)):
+            return self._wrong(name, value, "tables, one or more", example, [])
+        return [
+            Table(self.document, (*self.path, name, number), each, where.format(number))
+            for number, each in enumerate(value)
+        ]
+
+    def _value(self, name: str, optional: bool, example: str) -> Any:
+        if name not in self._known:
+            self._known.append(name)
+        if name not in self._entries and not optional:
+            self.tell(EntryMissing(self.heading(), self.where, name, example))
+        return self._entries.get(name)
+
+    def _wrong(self, name: str, value: object, wanted: str, example: str, stand_in: _T) -> _T:
+        self.tell(WrongKind(self.place(name), name, _kind(value), wanted, example))
+        return stand_in
+
+    def _unit(self, name: str, unit: str, value: str, dimensions: tuple[Dimension, ...]) -> None:
+        noun = " or ".join(each.noun for each in dimensions)
+        known = [unit for each in dimensions for unit in each.units]
+        units, example = ", ".join(known), dimensions[0].example
+        span = self.place(name)
+        if not unit:
+            self.tell(UnitForgotten(span, name, value.strip(), noun, units, example))
+            return
+        guess = closest(unit, known)
+        self.tell(UnknownUnit(span, name, unit, f"did you mean {guess}?" if guess else "unknown", noun, units, example))
+
+
+def _kind(value: object) -> str:
+    match value:
+        case bool():
+            return "true or false"
+        case str():
+            return "a text"
+        case int() | float():
+            return "a number"
+        case dict():
+            return "a table"
+        case list():
+            return "a list"
+        case _:
+            return "a date or a time"

@@ -1,0 +1,111 @@
+"""Where everything stands in a TOML text that has been read: `tomllib` gives the values and no places."""
+
+import re
+import tomllib
+from contextlib import suppress
+
+from chimera_ir.source import Span
+
+Path = tuple[str | int, ...]
+"""How one gets to a value from the top: names of tables and numbers of their elements."""
+
+_SPACE = re.compile(r"(?:[\s,]|#[^\n]*)*")
+_NAME = re.compile(r"""[ \t]*("(?:\\.|[^"\\\n])*"|'[^'\n]*'|[A-Za-z0-9_-]+)[ \t]*""")
+_SCALAR = re.compile(
+    r'''"""(?s:\\.|[^\\])*?"{3,5}|\'\'\'(?s:.)*?'{3,5}|"(?:\\.|[^"\\\n])*"|'[^'\n]*'|[^\s,\[\]{}#"'](?:[^,\]}#\n]*[^\s,\]}#])?'''
+)
+
+
+class Places:
+    """The places of a valid text: of every entry its key, or the heading of its table, and its value."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._keys: dict[Path, Span] = {}
+        self._values: dict[Path, Span] = {}
+        self._elements: dict[Path, int] = {}
+        with suppress(RecursionError):
+            self._document()
+
+    def key(self, path: Path) -> Span:
+        """Where an entry is named; where what it belongs to is named, if it has no name itself."""
+        while path and path not in self._keys:
+            path = path[:-1]
+        return self._keys.get(path, Span(0, 0))
+
+    def value(self, path: Path) -> Span:
+        """Where its value is written; where it is named, for a table with a heading."""
+        return self._values.get(path) or self.key(path)
+
+    def _document(self) -> None:
+        table: Path = ()
+        at = self._skip(0)
+        while at < len(self._text):
+            if self._text[at] == "[":
+                table, at = self._heading(at)
+            else:
+                at = self._entry(at, table)
+            at = self._skip(at)
+
+    def _heading(self, start: int) -> tuple[Path, int]:
+        repeated = self._text.startswith("[[", start)
+        names, at = self._names(start + 1 + repeated)
+        path: Path = ()
+        for name in names[:-1]:
+            path = self._newest((*path, name))
+        path = (*path, names[-1])
+        if repeated:
+            self._elements[path] = self._elements.get(path, -1) + 1
+        path = self._newest(path)
+        end = at + 1 + repeated
+        self._keys[path] = Span(start, end)
+        return path, end
+
+    def _newest(self, path: Path) -> Path:
+        """The element that a heading speaks of, if the path is that of an array of tables."""
+        return (*path, self._elements[path]) if path in self._elements else path
+
+    def _entry(self, start: int, table: Path) -> int:
+        names, at = self._names(start)
+        path = (*table, *names)
+        self._keys[path] = Span(start, start + len(self._text[start:at].rstrip()))
+        return self._value(self._skip(at + 1), path)
+
+    def _names(self, at: int) -> tuple[list[str], int]:
+        names = []
+        while found := _NAME.match(self._text, at):
+            names.append(_unquoted(found[1]))
+            at = found.end()
+            if not self._text.startswith(".", at):
+                break
+            at += 1
+        return names, at
+
+    def _value(self, start: int, path: Path) -> int:
+        if self._text[start] in "[{":
+            end = self._members(start, path)
+        else:
+            found = _SCALAR.match(self._text, start)
+            end = found.end() if found else start + 1
+        self._values[path] = Span(start, end)
+        return end
+
+    def _members(self, start: int, path: Path) -> int:
+        """The elements of an array, by number, or the entries of a table in braces."""
+        at, number = self._skip(start + 1), 0
+        while self._text[at] not in "]}":
+            if self._text[start] == "[":
+                self._keys[(*path, number)] = Span(at, at + 1)
+                at = self._value(at, (*path, number))
+            else:
+                at = self._entry(at, path)
+            at, number = self._skip(at), number + 1
+        return at + 1
+
+    def _skip(self, at: int) -> int:
+        found = _SPACE.match(self._text, at)
+        return found.end() if found else at
+
+
+def _unquoted(name: str) -> str:
+    return str(tomllib.loads(f"it = {name}")["it"]) if name[0] in "\"'" else name

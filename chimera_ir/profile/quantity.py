@@ -1,0 +1,174 @@
+"""Quantities with units, as a person writes them: ``"31.2 ms"``, ``"4 MiB"``, ``"9.7 GB/s"``.
+
+Read exactly and rounded once, at the end; written so that reading gives the same number again.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from math import ceil, log10
+
+_NUMBER = re.compile(r"\s*([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?)\s*(.*?)\s*", re.ASCII | re.S)
+_LONGEST = 64
+_DIGITS = 40
+
+_SI = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """What is measured: its units, each in the base unit; the largest value that is believed; how it may look."""
+
+    noun: str
+    units: Mapping[str, Fraction]
+    most: Fraction
+    example: str
+
+    def limits(self, least: Fraction | None) -> str:
+        """What it may be, in words: more than 0, or ``least`` and more."""
+        unit, size = next(iter(self.units.items()))
+        begin = "more than 0" if least is None else f"{float(least / size):g} {unit} or more"
+        return f"a {self.noun} is {begin}, and at most {float(self.most / size):g} {unit}"
+
+
+def _units(base: str, prefixes: Mapping[str, int], over: int = 1) -> dict[str, Fraction]:
+    return {f"{prefix}{base}": Fraction(factor, over) for prefix, factor in prefixes.items()}
+
+
+TIME = Dimension(
+    "time",
+    {"s": Fraction(1), "ms": Fraction(1, 10**3), "us": Fraction(1, 10**6), "µs": Fraction(1, 10**6)}
+    | {"ns": Fraction(1, 10**9)},
+    Fraction(10**9),
+    "31.2 ms",
+)
+SIZE = Dimension("size", _units("B", _SI) | _units("B", _BINARY), Fraction(10**18), "670 MB")
+BANDWIDTH = Dimension(
+    "bandwidth",
+    _units("B/s", _SI) | _units("B/s", _BINARY) | _units("bit/s", _SI, over=8),
+    Fraction(10**18),
+    "9.7 GB/s",
+)
+WORK = Dimension("work", _units("FLOP", _SI), Fraction(10**24), "1.21 TFLOP")
+RATE = Dimension("computing speed", _units("FLOP/s", _SI), Fraction(10**21), "9.3 TFLOP/s")
+SHARE = Dimension("share", {"%": Fraction(1, 100)}, Fraction(1), "2 %")
+
+
+def split(text: str) -> tuple[Fraction, str] | None:
+    """The number that a text begins with, exactly, and the unit behind it; None if there is no number.
+
+    Examples
+    --------
+    >>> split("31.2 ms"), split("8"), split("nan s")
+    ((Fraction(156, 5), 'ms'), (Fraction(8, 1), ''), None)
+    """
+    found = _NUMBER.fullmatch(text) if len(text) <= _LONGEST else None
+    return (Fraction(Decimal(found[1])), found[2]) if found else None
+
+
+def show_time(seconds: float) -> str:
+    """Seconds, in the largest unit of which it is at least one.
+
+    Examples
+    --------
+    >>> show_time(0.0312), show_time(0.0), show_time(90.0)
+    ('31.2 ms', '0 s', '90 s')
+    """
+    return _shown(Decimal(repr(seconds)), ((0, "s"), (-3, "ms"), (-6, "us"), (-9, "ns")))
+
+
+def show_size(count: int) -> str:
+    """Bytes: in a binary unit if that gives an integer, else in a decimal one.
+
+    Examples
+    --------
+    >>> show_size(2**22), show_size(669790012), show_size(512)
+    ('4 MiB', '669.790012 MB', '512 B')
+    """
+    for prefix, factor in reversed(_BINARY.items()):
+        if count and count % factor == 0 and count % 10**6:
+            return f"{count // factor} {prefix}B"
+    return _shown(Decimal(count), _powers("B"))
+
+
+def show_work(flop: float) -> str:
+    """Floating-point operations.
+
+    Examples
+    --------
+    >>> show_work(1.21e12)
+    '1.21 TFLOP'
+    """
+    return _shown(Decimal(repr(flop)), _powers("FLOP"))
+
+
+def show_rate(flop_per_second: float) -> str:
+    """Floating-point operations per second."""
+    return _shown(Decimal(repr(flop_per_second)), _powers("FLOP/s"))
+
+
+def show_share(share: float) -> str:
+    """A share of one.
+
+    Examples
+    --------
+    >>> show_share(0.02)
+    '2 %'
+    """
+    return f"{_plain(Decimal(repr(share)).scaleb(2))} %"
+
+
+def show_bandwidth(beta: float) -> str:
+    """The bandwidth whose inverse is nearest to ``beta`` seconds per byte, in as few digits as will do.
+
+    Examples
+    --------
+    >>> show_bandwidth(1 / 9.7e9), show_bandwidth(0.0)
+    ('9.7 GB/s', 'unlimited')
+    """
+    if beta == 0:
+        return UNLIMITED
+    exact = 1 / Fraction(beta)
+    for digits in range(1, _DIGITS):
+        rounded = _rounded(exact, digits)
+        if inverse(Fraction(rounded)) == beta:
+            return _shown(rounded, _powers("B/s"))
+    raise ValueError(f"{beta} is no time per byte")
+
+
+UNLIMITED = "unlimited"
+"""A bandwidth of which a message takes its latency only."""
+
+
+def inverse(bandwidth: Fraction) -> float:
+    """beta: seconds per byte at so many bytes per second."""
+    return float(1 / bandwidth)
+
+
+def _rounded(value: Fraction, digits: int) -> Decimal:
+    """A positive number with so many significant digits."""
+    power = digits - ceil(log10(value.numerator) - log10(value.denominator))
+    return Decimal(round(value * Fraction(10) ** power)).scaleb(-power)
+
+
+def _powers(unit: str) -> tuple[tuple[int, str], ...]:
+    return tuple((3 * power, f"{prefix}{unit}") for power, prefix in reversed([*enumerate(_SI)]))
+
+
+def _shown(value: Decimal, units: tuple[tuple[int, str], ...]) -> str:
+    """In the first unit of which it is at least one; in the last if there is none, and 0 in the base unit."""
+    if value == 0:
+        return f"0 {next(unit for power, unit in units if power == 0)}"
+    power, unit = next((each for each in units if value.adjusted() >= each[0]), units[-1])
+    return f"{_plain(value.scaleb(-power))} {unit}"
+
+
+def _plain(value: Decimal) -> str:
+    """Without a needless zero; with an exponent only where there would be very many."""
+    if not -_LONGEST // 4 < value.adjusted() < _LONGEST // 4:
+        return str(value).replace("E+", "e").replace("E", "e")
+    text = f"{value:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

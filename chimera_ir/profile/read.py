@@ -1,0 +1,214 @@
+"""Profiles and cluster files, from text."""
+
+from fractions import Fraction
+
+from chimera_ir.diagnostics.catalogue.profiles import (
+    DescribedTwice,
+    LastStageSends,
+    NothingLeft,
+    StagesMissing,
+    TimesAndWork,
+)
+from chimera_ir.profile.cluster import Cluster, Link
+from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
+from chimera_ir.profile.document import Document, Table, load
+from chimera_ir.profile.quantity import (
+    BANDWIDTH,
+    RATE,
+    SHARE,
+    SIZE,
+    TIME,
+    UNLIMITED,
+    WORK,
+    inverse,
+    show_size,
+)
+from chimera_ir.profile.work import Device, WorkProfile
+from chimera_ir.source import Source, Span
+
+BACKWARD = 2
+"""How many forwards a backward takes where a profile does not say (section 3.4); one that recomputes, one more."""
+
+
+def read_profile(source: Source) -> ModelProfile | WorkProfile:
+    """The profile that a text describes, in seconds or, if it counts work, in FLOP.
+
+    Raises
+    ------
+    Rejected
+        With everything that is wrong in the text.
+    """
+    top = load(source)
+    model = top.table("model", "[model]", "[model]")
+    name, note = "", ""
+    if model:
+        name = model.text("name", None, 'name = "bert48"')
+        note = model.text("note", "", 'note = "one P100, float32"')
+        model.close()
+    costs = _Costs()
+    depths: dict[int, tuple[StageCosts, ...]] = {}
+    first: dict[int, Span] = {}
+    for table in top.tables("depth", "[[depth]]", "[[depth]]"):
+        told = len(top.document.found)
+        depth = table.integer("stages", None, "stages = 4")
+        known = told == len(top.document.found)
+        depths[depth] = _stages(table, depth, costs)
+        if known:
+            _once(table, "stages", depth, first)
+        if known and depths[depth] and len(depths[depth]) != depth:
+            described = _are(len(depths[depth]))
+            table.tell(StagesMissing(table.place("stages"), counted(depth, "stage"), described))
+        table.close()
+    top.close()
+    costs.settle(top.document)
+    top.document.settle()
+    profile = ModelProfile(name, depths, note)
+    return WorkProfile(profile) if costs.work else profile
+
+
+class _Costs:
+    """Where the file gives a time, and where it counts work."""
+
+    def __init__(self) -> None:
+        self.times: list[tuple[Table, str]] = []
+        self.work: list[tuple[Table, str]] = []
+
+    def read(self, table: Table, name: str, default: Fraction | None) -> Fraction:
+        """A cost, in seconds or in FLOP."""
+        cost, dimension = table.quantity(name, (TIME, WORK), default)
+        if table.has(name):
+            (self.times if dimension is TIME else self.work).append((table, name))
+        return cost
+
+    def settle(self, document: Document) -> None:
+        """Notes the work in a file that has times as well."""
+        for table, name in self.work if self.times else ():
+            document.found.append(TimesAndWork(table.place(name), name, self.times[0][0].place(self.times[0][1])))
+
+
+def _once(table: Table, name: str, value: int, first: dict[int, Span]) -> None:
+    if value in first:
+        table.tell(DescribedTwice(table.place(name), name, value, first[value]))
+    first.setdefault(value, table.place(name))
+
+
+def _stages(table: Table, depth: int, costs: _Costs) -> tuple[StageCosts, ...]:
+    tables = table.tables("stage", "[[depth.stage]]", "stage {} of " + f"{depth}")
+    stages: list[StageCosts] = []
+    for number, each in enumerate(tables):
+        sent = {size: timing.output for size, timing in stages[-1].at.items()} if stages else {}
+        stages.append(_stage(each, number, number == len(tables) - 1, sent, costs))
+    return tuple(stages)
+
+
+def _stage(table: Table, number: int, last: bool, received: dict[int, int], costs: _Costs) -> StageCosts:
+    weights = _size(table, "weights")
+    gradients = _size(table, "gradients", weights)
+    optimizer = _size(table, "optimizer", 0)
+    at: dict[int, Timing] = {}
+    first: dict[int, Span] = {}
+    for each in table.tables("at", "[[depth.stage.at]]", f"[[depth.stage.at]] of stage {number}"):
+        size = each.integer("micro_batch_size", None, "micro_batch_size = 8")
+        if each.has("micro_batch_size"):
+            _once(each, "micro_batch_size", size, first)
+        at[size] = _timing(each, number, last, received.get(size, 0), costs)
+        each.close()
+    table.close()
+    return StageCosts(weights, gradients, optimizer, at)
+
+
+def _timing(table: Table, stage: int, last: bool, received: int, costs: _Costs) -> Timing:
+    forward = costs.read(table, "forward", None)
+    backward = costs.read(table, "backward", BACKWARD * forward)
+    recomputing = costs.read(table, "recomputing", forward + backward)
+    activations = _size(table, "activations")
+    kept = _size(table, "input", received)
+    output = _size(table, "output", 0 if last else None)
+    gradient = _size(table, "gradient_output", output)
+    for name in ("output", "gradient_output") if last else ():
+        if table.has(name):
+            table.tell(LastStageSends(table.place(name), stage, name))
+    noise, _ = table.quantity("noise", (SHARE,), Fraction(0), Fraction(0))
+    return Timing(
+        forward=float(forward),
+        backward=float(backward),
+        recomputing=float(recomputing),
+        activations=activations,
+        input=kept,
+        output=output,
+        gradient=gradient,
+        noise=float(noise) if table.has("noise") else None,
+    )
+
+
+def _size(table: Table, name: str, default: int | None = None) -> int:
+    size, _ = table.quantity(name, (SIZE,), None if default is None else Fraction(default), Fraction(0))
+    return round(size)
+
+
+def read_cluster(source: Source) -> Cluster:
+    """The cluster that a text describes.
+
+    Raises
+    ------
+    Rejected
+        With everything that is wrong in the text.
+    """
+    top = load(source)
+    name, workers, per_node, memory, reserved = "", 1, 1, 1, 0
+    if table := top.table("cluster", "[cluster]", "[cluster]"):
+        name = table.text("name", None, 'name = "Piz Daint"')
+        workers = table.integer("workers", None, "workers = 16")
+        per_node = table.integer("per_node", 1, "per_node = 1")
+        memory = _memory(table)
+        reserved = _size(table, "reserved", 0)
+        if reserved >= memory and table.has("reserved"):
+            table.tell(NothingLeft(table.place("reserved"), show_size(memory), show_size(reserved)))
+        table.close()
+    between = within = sums = Link(0.0, 0.0)
+    if links := top.table("links", "[links.between]", "[links]"):
+        between = _link(links, "between", "[links.between]", between)
+        within = _link(links, "within", "", between)
+        links.close()
+    sums = _link(top, "sum", "", between)
+    device = _device(top)
+    top.close()
+    top.document.settle()
+    return Cluster(name, workers, per_node, memory, reserved, between, within, sums, device)
+
+
+def _memory(table: Table) -> int:
+    memory, _ = table.quantity("memory", (SIZE,))
+    return max(round(memory), 1)
+
+
+def _link(table: Table, name: str, example: str, default: Link) -> Link:
+    where = f"[links.{name}]" if table.path else f"[{name}]"
+    link = table.table(name, example, where)
+    if link is None:
+        return default
+    alpha, _ = link.quantity("latency", (TIME,), least=Fraction(0))
+    bandwidth, _ = link.quantity("bandwidth", (BANDWIDTH,), least=Fraction(1), words={UNLIMITED: Fraction(0)})
+    link.close()
+    return Link(float(alpha), inverse(bandwidth) if bandwidth else 0.0)
+
+
+def _device(top: Table) -> Device | None:
+    table = top.table("device", "", "[device]")
+    if table is None:
+        return None
+    peak, _ = table.quantity("peak", (RATE,), least=Fraction(1))
+    device = Device(
+        float(peak), table.number("efficiency", 1, "efficiency = 0.6"), table.number("half_at", 1e6, "half_at = 2.0")
+    )
+    table.close()
+    return device
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 stage``, ``2 stages``."""
+    return f"{number} {noun if number == 1 else noun + 's'}"
+
+
+def _are(number: int) -> str:
+    return f"{counted(number, 'stage')} {'is' if number == 1 else 'are'}"

@@ -1,0 +1,92 @@
+"""Profiles and cluster files, as text that reads back as the same."""
+
+import json
+from collections.abc import Callable, Iterator
+
+from chimera_ir.profile.cluster import Cluster, Link
+from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
+from chimera_ir.profile.quantity import show_bandwidth, show_rate, show_share, show_size, show_time, show_work
+from chimera_ir.profile.work import Device, WorkProfile
+
+
+def write_profile(profile: ModelProfile | WorkProfile) -> str:
+    """The text that `read_profile` reads as this profile."""
+    if isinstance(profile, WorkProfile):
+        return "\n".join(_profile(profile.counts, show_work)) + "\n"
+    return "\n".join(_profile(profile, show_time)) + "\n"
+
+
+def write_cluster(cluster: Cluster) -> str:
+    """The text that `read_cluster` reads as this cluster."""
+    return "\n".join(_cluster(cluster)) + "\n"
+
+
+def _profile(profile: ModelProfile, cost: Callable[[float], str]) -> Iterator[str]:
+    yield "[model]"
+    yield f"name = {_quoted(profile.name)}"
+    if profile.note:
+        yield f"note = {_quoted(profile.note)}"
+    for depth, stages in profile.depths.items():
+        yield ""
+        yield "[[depth]]"
+        yield f"stages = {depth}"
+        for stage in stages:
+            yield from _stage(stage, stage is stages[-1], cost)
+
+
+def _stage(stage: StageCosts, last: bool, cost: Callable[[float], str]) -> Iterator[str]:
+    yield ""
+    yield "  [[depth.stage]]"
+    yield f'  weights = "{show_size(stage.weights)}"'
+    yield f'  gradients = "{show_size(stage.gradients)}"'
+    yield f'  optimizer = "{show_size(stage.optimizer)}"'
+    for size, timing in stage.at.items():
+        yield "    [[depth.stage.at]]"
+        yield f"    micro_batch_size = {size}"
+        yield from (f'    {name} = "{text}"' for name, text in _timing(timing, last, cost))
+
+
+def _timing(timing: Timing, last: bool, cost: Callable[[float], str]) -> Iterator[tuple[str, str]]:
+    yield "forward", cost(timing.forward)
+    yield "backward", cost(timing.backward)
+    yield "recomputing", cost(timing.recomputing)
+    yield "activations", show_size(timing.activations)
+    yield "input", show_size(timing.input)
+    if not last:
+        yield "output", show_size(timing.output)
+        yield "gradient_output", show_size(timing.gradient)
+    if timing.noise is not None:
+        yield "noise", show_share(timing.noise)
+
+
+def _cluster(cluster: Cluster) -> Iterator[str]:
+    yield "[cluster]"
+    yield f"name = {_quoted(cluster.name)}"
+    yield f"workers = {cluster.workers}"
+    yield f"per_node = {cluster.per_node}"
+    yield f'memory = "{show_size(cluster.memory)}"'
+    yield f'reserved = "{show_size(cluster.reserved)}"'
+    if cluster.device is not None:
+        yield from _device(cluster.device)
+    for name, link in (("links.between", cluster.between), ("links.within", cluster.within), ("sum", cluster.sums)):
+        yield from _link(name, link)
+
+
+def _device(device: Device) -> Iterator[str]:
+    yield ""
+    yield "[device]"
+    yield f'peak = "{show_rate(device.peak)}"'
+    yield f"efficiency = {device.efficiency!r}"
+    yield f"half_at = {device.half_at!r}"
+
+
+def _link(name: str, link: Link) -> Iterator[str]:
+    yield ""
+    yield f"[{name}]"
+    yield f'latency = "{show_time(link.alpha)}"'
+    yield f'bandwidth = "{show_bandwidth(link.beta)}"'
+
+
+def _quoted(text: str) -> str:
+    """A basic string of TOML; JSON's escapes are TOML's, but for one character."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
