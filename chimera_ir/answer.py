@@ -13,6 +13,8 @@ from chimera_ir.driver import Level, Request, Result, Warn, compile_ir, compile_
 from chimera_ir.ir.levels import Plan, Program, Schedule
 from chimera_ir.ir.text.printer import show
 from chimera_ir.picture import terminal
+from chimera_ir.predict import show as prediction_table
+from chimera_ir.predict.prediction import Forecast, Prediction
 from chimera_ir.syntax import printer as scheme_printer
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.verify.verify import Verified
@@ -74,18 +76,32 @@ def _lies_below(name: str) -> bool:
     return not path.anchor and ".." not in path.parts and "\0" not in name
 
 
-def produce(request: Request, wanted: Level | None, warn: Warn, watch: Watch) -> tuple[str, Output | None]:
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """The report, and the prediction beside it."""
+
+    report: Report
+    prediction: Prediction | None
+
+
+def produce(
+    request: Request, wanted: Level | None, warn: Warn, watch: Watch, forecast: Forecast | None = None
+) -> tuple[str, Output | None]:
     """What is printed, and what is written, of one level or, for None, of the whole compilation.
+
+    With a forecast the report comes with a prediction.
 
     Raises
     ------
     Rejected, SettingError, TooLarge
         As `compile_scheme` does.
+    Unfit
+        If the files behind the forecast do not fit what is compiled.
     Misuse
         If the text enters below the level that is wanted.
     """
     is_ir = request.source.name.endswith(".sir")
-    levels = watch((compile_ir if is_ir else compile_scheme)(request, warn))
+    levels = _told(watch((compile_ir if is_ir else compile_scheme)(request, warn)), forecast)
     if wanted is None:
         return _whole(dict(levels))
     for level, value in levels:
@@ -94,14 +110,30 @@ def produce(request: Request, wanted: Level | None, warn: Warn, watch: Watch) ->
     raise Misuse(f"--emit {wanted.value}: {request.source.name} enters below that level")
 
 
+def _told(levels: Iterator[Result], forecast: Forecast | None) -> Iterator[Result]:
+    """The levels, the report with what is predicted of the program before it."""
+    program: Program | None = None
+    for level, value in levels:
+        if isinstance(value, Verified):
+            program = value.program
+        if isinstance(value, Report):
+            prediction = forecast.of(program) if forecast and program else None
+            yield level, _Told(value, prediction)
+        else:
+            yield level, value
+
+
 def _whole(levels: Mapping[Level, object]) -> tuple[str, Output]:
-    verified, timeline, report = levels[Level.PROGRAM], levels[Level.TIMELINE], levels[Level.REPORT]
+    verified, timeline, told = levels[Level.PROGRAM], levels[Level.TIMELINE], levels[Level.REPORT]
     assert isinstance(verified, Verified)
     assert isinstance(timeline, Timeline)
-    assert isinstance(report, Report)
+    assert isinstance(told, _Told)
     header = verified.program.header
-    shown = printed(lambda console: console.print(table.show(report), terminal.draw(timeline, console.width)))
-    return shown, Output(header.scheme, header.workers, files(verified, timeline, _json(report)))
+    predicted = [prediction_table.show(told.prediction)] if told.prediction else []
+    shown = printed(
+        lambda console: console.print(table.show(told.report), *predicted, terminal.draw(timeline, console.width))
+    )
+    return shown, Output(header.scheme, header.workers, files(verified, timeline, _json(told)))
 
 
 def _text(value: object) -> str:
@@ -114,11 +146,12 @@ def _text(value: object) -> str:
             return show(value.program)
         case Timeline():
             return printed(lambda console: console.print(terminal.draw(value, console.width)))
-        case Report():
+        case _Told():
             return _json(value)
         case _:
             raise TypeError(f"no level is a {type(value).__name__}")
 
 
-def _json(report: Report) -> str:
-    return json.dumps(report.as_json(), indent=2) + "\n"
+def _json(told: _Told) -> str:
+    prediction = {"prediction": told.prediction.as_json()} if told.prediction else {}
+    return json.dumps({**told.report.as_json(), **prediction}, indent=2) + "\n"

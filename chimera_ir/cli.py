@@ -17,6 +17,9 @@ from chimera_ir.diagnostics.render import render, render_all
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.driver import MAX_OPERATIONS, Level, Request, TooLarge
 from chimera_ir.elaborate.settings import SettingError
+from chimera_ir.forecast import forecast_options, read_forecast
+from chimera_ir.predict.prediction import Forecast
+from chimera_ir.profile.choose import Unfit
 from chimera_ir.source import Source
 
 
@@ -66,6 +69,7 @@ def _list(context: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.option(
     "--max-operations", type=click.IntRange(min=1), default=MAX_OPERATIONS, show_default=True, help="Limit on the size."
 )
+@forecast_options
 @click.option("--no-cache", is_flag=True, help="Take nothing from earlier calls, and keep nothing.")
 @click.option(
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="List the library schemes."
@@ -79,6 +83,7 @@ def compile_command(
     emit: str | None,
     max_operations: int,
     no_cache: bool,
+    **given: Path | int | str | None,
 ) -> None:
     """Compile SCHEME to one PyTorch script per worker, proven free of deadlock.
 
@@ -92,13 +97,19 @@ def compile_command(
         raise Misuse("--set: an IR text has no parameters to set; set them when you compile its scheme")
     request, wanted = Request(source, settings, costs, max_operations), Level(emit) if emit else None
     color = sys.stderr.isatty()
-    make = partial(_compiled, request, wanted, color)
     try:
-        answer = make() if no_cache else cache.recall(lambda: repr((request, wanted, color, appearance())), make)
+        forecast = read_forecast(given)
+        make = partial(_compiled, request, wanted, color, forecast)
+        question = request, wanted, color, forecast
+        answer = make() if no_cache else cache.recall(lambda: repr((*question, appearance())), make)
     except SettingError as error:
         raise Misuse(f"--set: {error}") from error
     except TooLarge as error:
         raise Misuse(f"{source.name}: {error}") from error
+    except Unfit as unfit:
+        told = (render_all(diagnostics, file, color) for file, diagnostics in unfit.found)
+        click.echo("\n\n".join(told), err=True)
+        sys.exit(WRONG_TEXT)
     except Rejected as rejected:
         click.echo(render_all(rejected.diagnostics, source, color), err=True)
         sys.exit(WRONG_TEXT)
@@ -106,7 +117,7 @@ def compile_command(
     _deliver(answer, out)
 
 
-def _compiled(request: Request, wanted: Level | None, color: bool) -> Answer:
+def _compiled(request: Request, wanted: Level | None, color: bool, forecast: Forecast | None) -> Answer:
     """The answer, made now; if there is none, its warnings are shown all the same."""
     warnings: list[str] = []
     try:
@@ -116,6 +127,7 @@ def _compiled(request: Request, wanted: Level | None, color: bool) -> Answer:
                 wanted,
                 warn=lambda each: warnings.append(render(each, request.source, color)),
                 watch=lambda levels: progress.watched(levels, tell),
+                forecast=forecast,
             )
     except BaseException:
         _say(warnings)

@@ -1,4 +1,4 @@
-"""A TOML file as tables that are read entry by entry: what is wrong is kept with its place, and all of it told at the end."""
+"""A TOML file as tables that are read entry by entry; what is wrong is noted with its place, and told at the end."""
 
 import re
 import tomllib
@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from math import isfinite
 from typing import Any, TypeVar
 
 from chimera_ir.diagnostics.catalogue.profiles import (
@@ -24,7 +23,7 @@ from chimera_ir.diagnostics.catalogue.profiles import (
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.profile.places import Path, Places
-from chimera_ir.profile.quantity import Dimension, split
+from chimera_ir.profile.quantity import POSITIVE, Dimension, split
 from chimera_ir.source import Source, Span
 
 MAX_TEXT = 4 * 2**20
@@ -167,15 +166,15 @@ class Table:
             return 1
         return value
 
-    def number(self, name: str, most: float, example: str) -> float:
-        """A positive number without a unit."""
+    def number(self, name: str, least: float, most: float, example: str) -> float:
+        """A number without a unit."""
         value = self._value(name, False, example)
         if value is None:
             return 1.0
         if not isinstance(value, int | float) or isinstance(value, bool):
             return self._wrong(name, value, "a number", example, 1.0)
-        if not isfinite(value) or not 0 < value <= most:
-            self.tell(OutOfRange(self.place(name), name, f"it is greater than 0 and at most {most:g}", example))
+        if not least <= value <= most:
+            self.tell(OutOfRange(self.place(name), name, f"it is {least:g} to {most:g}", example))
             return 1.0
         return float(value)
 
@@ -184,10 +183,10 @@ class Table:
         name: str,
         dimensions: Iterable[Dimension],
         default: Fraction | None = None,
-        least: Fraction | None = None,
+        least: Fraction = POSITIVE,
         words: Mapping[str, Fraction] | None = None,
     ) -> tuple[Fraction, Dimension]:
-        """A number with a unit, in the base unit, and what it measures; more than 0, or ``least`` and more.
+        """A number with a unit, in the base unit, and what it measures; at least ``least``.
 
         ``words`` may stand for it.
         """
@@ -212,7 +211,7 @@ class Table:
             self._unit(name, unit, str(value), (first, *others))
             return stand_in
         found = number * dimension.units[unit]
-        if found > dimension.most or (found <= 0 if least is None else found < least):
+        if not least <= found <= dimension.most:
             self.tell(OutOfRange(span, name, dimension.limits(least), example))
             return stand_in[0], dimension
         return found, dimension
@@ -232,7 +231,7 @@ class Table:
         if value is None:
             return []
         if not (isinstance(value, list) and value and all(isinstance(each, dict) for each in value)):
-            return self._wrong(name, value, "tables, one or more", example, [])
+            return self._wrong(name, value, "a list of tables", example, [])
         return [
             Table(self.document, (*self.path, name, number), each, where.format(number))
             for number, each in enumerate(value)

@@ -50,14 +50,15 @@ class Places:
     def _heading(self, start: int) -> tuple[Path, int]:
         repeated = self._text.startswith("[[", start)
         names, at = self._names(start + 1 + repeated)
+        end = at + 1 + repeated
         path: Path = ()
         for name in names[:-1]:
             path = self._newest((*path, name))
+            self._keys.setdefault(path, Span(start, end))
         path = (*path, names[-1])
         if repeated:
             self._elements[path] = self._elements.get(path, -1) + 1
         path = self._newest(path)
-        end = at + 1 + repeated
         self._keys[path] = Span(start, end)
         return path, end
 

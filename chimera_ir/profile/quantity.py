@@ -10,7 +10,7 @@ from decimal import Decimal
 from fractions import Fraction
 from math import ceil, log10
 
-_NUMBER = re.compile(r"\s*([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?)\s*(.*?)\s*", re.ASCII | re.S)
+_NUMBER = re.compile(r"\s*([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(.*?)\s*", re.ASCII | re.S)
 _LONGEST = 64
 _DIGITS = 40
 
@@ -27,11 +27,18 @@ class Dimension:
     most: Fraction
     example: str
 
-    def limits(self, least: Fraction | None) -> str:
-        """What it may be, in words: more than 0, or ``least`` and more."""
+    def limits(self, least: Fraction) -> str:
+        """What it may be, in words, if it is at least so much."""
         unit, size = next(iter(self.units.items()))
-        begin = "more than 0" if least is None else f"{float(least / size):g} {unit} or more"
-        return f"a {self.noun} is {begin}, and at most {float(self.most / size):g} {unit}"
+        return f"a {self.noun} is {_brief(least / size)} to {_brief(self.most / size)} {unit} here"
+
+
+def _brief(value: Fraction) -> str:
+    return f"{float(value):g}".replace("e+", "e").replace("e-0", "e-").replace("e0", "e")
+
+
+POSITIVE = Fraction(1, 10**12)
+"""The least that is more than nothing, in the base unit of whatever is measured."""
 
 
 def _units(base: str, prefixes: Mapping[str, int], over: int = 1) -> dict[str, Fraction]:
@@ -60,13 +67,20 @@ SHARE = Dimension("share", {"%": Fraction(1, 100)}, Fraction(1), "2 %")
 def split(text: str) -> tuple[Fraction, str] | None:
     """The number that a text begins with, exactly, and the unit behind it; None if there is no number.
 
+    One that is beyond all measure, large or small, comes back as another such number.
+
     Examples
     --------
     >>> split("31.2 ms"), split("8"), split("nan s")
     ((Fraction(156, 5), 'ms'), (Fraction(8, 1), ''), None)
     """
     found = _NUMBER.fullmatch(text) if len(text) <= _LONGEST else None
-    return (Fraction(Decimal(found[1])), found[2]) if found else None
+    if not found:
+        return None
+    number = Decimal(found[1])
+    if abs(number.adjusted()) > _LONGEST:
+        number = number.scaleb((_LONGEST if number.adjusted() > 0 else -_LONGEST) - number.adjusted())
+    return Fraction(number), found[2]
 
 
 def show_time(seconds: float) -> str:

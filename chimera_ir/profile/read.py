@@ -199,7 +199,9 @@ def _device(top: Table) -> Device | None:
         return None
     peak, _ = table.quantity("peak", (RATE,), least=Fraction(1))
     device = Device(
-        float(peak), table.number("efficiency", 1, "efficiency = 0.6"), table.number("half_at", 1e6, "half_at = 2.0")
+        float(peak),
+        table.number("efficiency", 0.001, 1, "efficiency = 0.6"),
+        table.number("half_at", 0, 10_000, "half_at = 2.0"),
     )
     table.close()
     return device

@@ -141,7 +141,7 @@ class OutOfRange(Diagnostic):
     code: ClassVar[str] = "CH710"
     title: ClassVar[str] = "`{name}` is out of range"
     label: ClassVar[str] = "{limit}"
-    help: ClassVar[str] = "{limit}, as in `{example}`"
+    help: ClassVar[str] = "keep within that, as in `{example}`"
 
     name: str
     limit: str
@@ -232,7 +232,7 @@ class NoDevice(Diagnostic):
     title: ClassVar[str] = "the profile counts work, and the cluster has no [device] to tell how long that takes"
     label: ClassVar[str] = "without [device]"
     help: ClassVar[str] = (
-        'add `[device]` with `peak = "9.3 TFLOP/s"`, `efficiency = 0.6` and `half_at = 2.0`, or take a profile with times'
+        'add `[device]` with `peak = "9.3 TFLOP/s"`, `efficiency = 0.6`, `half_at = 2.0`, or use a profile with times'
     )
 
 

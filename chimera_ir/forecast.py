@@ -1,0 +1,66 @@
+"""The options of ``chimera-compile`` that ask for a prediction, and the files behind them."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from chimera_ir.command import Misuse
+from chimera_ir.predict.prediction import Forecast
+from chimera_ir.profile.choose import read_both
+from chimera_ir.source import Source
+
+_Command = TypeVar("_Command", bound=Callable[..., object])
+
+MOST = 10**6
+"""Copies, and items of a micro-batch."""
+
+_FILE = click.Path(path_type=Path)
+
+_OPTIONS = (
+    click.option("--profile", type=_FILE, metavar="FILE", help="What the model's stages cost; asks for a prediction."),
+    click.option("--cluster", type=_FILE, metavar="FILE", help="What the model runs on."),
+    click.option("--copies", type=click.IntRange(1, MOST), metavar="W", help="Copies of the pipelines [default: 1]."),
+    click.option("--micro-batch-size", type=click.IntRange(1, MOST), metavar="B", help="Items of a micro-batch."),
+    click.option(
+        "--layout", type=click.Choice(["pipeline", "replica"]), help="Which ranks share a node [default: pipeline]."
+    ),
+)
+
+
+def forecast_options(command: _Command) -> _Command:
+    """Adds the options to a command, which passes their values on to `read_forecast` by name."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def read_forecast(given: Mapping[str, Path | int | str | None]) -> Forecast | None:
+    """What the options ask for; None if they ask for nothing.
+
+    Raises
+    ------
+    Misuse
+        If only some of them are there that belong together, or a file cannot be read.
+    Unfit
+        With everything that is wrong in the files.
+    """
+    match given:
+        case {"profile": Path() as profile, "cluster": Path() as cluster, "micro_batch_size": int(size)}:
+            copies, layout = given["copies"], given["layout"]
+            inputs = read_both(_read("--profile", profile), _read("--cluster", cluster))
+            return Forecast(inputs, copies if isinstance(copies, int) else 1, size, layout == "replica")
+        case _ if any(value is not None for value in given.values()):
+            named = ", ".join(f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None)
+            raise Misuse(f"{named}: a prediction needs --profile, --cluster and --micro-batch-size together")
+        case _:
+            return None
+
+
+def _read(option: str, path: Path) -> Source:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise Misuse(f"{option} {path}: {error.strerror}") from error
+    return Source(str(path), data.decode("utf-8", errors="replace").removeprefix("\ufeff"))

@@ -1,0 +1,208 @@
+"""Equation 1 of the paper (section 3.4), term by term.
+
+T = (F_t + Comm_p2p) C_f + (B_t + Comm_p2p) C_b + max over workers i of Comm_unoverlapped(i)
+
+What the paper leaves open is decided here: stages of unequal cost count as the slowest does, messages as the one that
+takes longest; the free regions are those of the timeline in which every forward takes F_t + Comm_p2p and every backward
+B_t + Comm_p2p; and any number of stages per worker share them in the manner of `_overlap`.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+from chimera_ir.cost.launches import launches
+from chimera_ir.cost.model import Costs
+from chimera_ir.cost.simulate import Timed, Timeline, simulate
+from chimera_ir.ir.ids import Stage
+from chimera_ir.ir.levels import Header, Program, Schedule
+from chimera_ir.predict.setting import Setting
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """How long a worker idles, in seconds, from when the sum of a stage's gradients can begin to the iteration's end.
+
+    Without a flush, in an update of the steady state.
+    """
+
+    stage: Stage
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """The terms of equation 1, in seconds; of an asynchronous schedule, for one update of the steady state.
+
+    Attributes
+    ----------
+    forward, backward
+        F_t and B_t of the slowest stage; ``backward`` of stages that recompute if all do.
+    recomputing
+        B_t of the stages that recompute where only some do, else None.
+    forwards, backwards
+        C_f and C_b, counted in micro-batches.
+    p2p
+        Comm_p2p of the message that takes longest.
+    compute
+        (F_t + Comm_p2p) C_f + (B_t + Comm_p2p) C_b: the length of the critical path.
+    all_reduce
+        Comm_allreduce of each stage.
+    regions
+        For each worker, in the order in which the sums can begin, the time that is free for them.
+    unoverlapped
+        Comm_unoverlapped of each worker.
+    """
+
+    forward: float
+    backward: float
+    recomputing: float | None
+    forwards: Fraction
+    backwards: Fraction
+    p2p: float
+    compute: float
+    all_reduce: tuple[float, ...]
+    regions: tuple[tuple[Region, ...], ...]
+    unoverlapped: tuple[float, ...]
+
+    @property
+    def seconds(self) -> float:
+        """T."""
+        return self.compute + max(self.unoverlapped)
+
+
+def equation(program: Program, setting: Setting) -> Equation:
+    """Equation 1 for a verified program."""
+    header = program.header
+    costs, p2p = _costs(header, setting), _p2p(header, setting)
+    added = Fraction(p2p)
+    shown = Costs(F=costs.F + added, B=costs.B + added, recomputing=costs.recomputing + added)
+    timeline = simulate(_schedule(program), shown)
+    sums = tuple(
+        setting.cluster.sums.all_reduce(costs_of.gradients, setting.copies * len(holders))
+        for costs_of, holders in zip(setting.stages, header.holders, strict=True)
+    )
+    found = _streams(timeline, sums) if header.asynchronous else _flushed(program, timeline, sums)
+    every = all(len(pipe.recompute) == header.stages for pipe in header.pipes)
+    some = any(pipe.recompute for pipe in header.pipes) and not every
+    return Equation(
+        forward=float(costs.F),
+        backward=float(costs.recomputing if every else costs.B),
+        recomputing=float(costs.recomputing) if some else None,
+        forwards=timeline.critical_path.forwards,
+        backwards=timeline.critical_path.backwards,
+        p2p=p2p,
+        compute=float(timeline.makespan),
+        all_reduce=sums,
+        regions=tuple(regions for regions, _ in found),
+        unoverlapped=tuple(rest for _, rest in found),
+    )
+
+
+def _costs(header: Header, setting: Setting) -> Costs:
+    """F_t and B_t of the slowest stage, exactly."""
+    timings = [setting.timing(stage) for stage in range(header.stages)]
+    again = {stage for pipe in header.pipes for stage in pipe.recompute}
+    kept = {stage for pipe in header.pipes for stage in range(header.stages) if stage not in pipe.recompute}
+    backward = max((timings[stage].backward for stage in kept), default=timings[0].backward)
+    recomputing = max((timings[stage].recomputing for stage in again), default=timings[0].recomputing)
+    return Costs(
+        F=Fraction(max(each.forward for each in timings)), B=Fraction(backward), recomputing=Fraction(recomputing)
+    )
+
+
+def _p2p(header: Header, setting: Setting) -> float:
+    """Comm_p2p: alpha + beta L, of a micro-batch's activations or gradients over any link that they take."""
+    return max(
+        (
+            setting.link(header.workers, source, target).message(max(timing.output, timing.gradient))
+            for pipe in header.pipes
+            for stage, (source, target) in enumerate(zip(pipe.workers, pipe.workers[1:], strict=False))
+            for timing in (setting.timing(stage),)
+        ),
+        default=0.0,
+    )
+
+
+def _schedule(program: Program) -> Schedule:
+    lanes = tuple(tuple(operation for _, operation in parts.computes) for parts in program.parts)
+    return Schedule(program.header, lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """A sum of gradients on a worker: from when it can run, and for how long it does, in ticks."""
+
+    stage: Stage
+    begin: Fraction
+    length: Fraction
+
+
+_Found = tuple[tuple[Region, ...], float]
+"""The regions of a worker, and its Comm_unoverlapped."""
+
+
+def _flushed(program: Program, timeline: Timeline, sums: Sequence[float]) -> list[_Found]:
+    """The workers of a schedule with a flush. A sum can begin once all workers that hold the stage have launched it."""
+    begin: dict[Stage, Fraction] = defaultdict(Fraction)
+    held: list[list[Stage]] = [[] for _ in timeline.lanes]
+    for launched in launches(program, timeline):
+        begin[launched.stage] = max(begin[launched.stage], launched.at / timeline.tick)
+        held[launched.worker].append(launched.stage)
+    return [
+        _overlap([_Sum(stage, begin[stage], Fraction(sums[stage]) / timeline.tick) for stage in stages], lane, timeline)
+        for stages, lane in zip(held, timeline.lanes, strict=True)
+    ]
+
+
+class _Gap(NamedTuple):
+    """A time in which a worker computes nothing."""
+
+    start: Fraction
+    end: Fraction
+
+    def room(self, begin: Fraction) -> Fraction:
+        """What of it is left from a time on."""
+        return max(Fraction(0), self.end - max(self.start, begin))
+
+
+def _overlap(sums: Iterable[_Sum], lane: Sequence[Timed], timeline: Timeline) -> _Found:
+    """The sums of a worker one after another, in the order in which they can begin, while it does not compute.
+
+    With two stages on each worker these are the regions of Figure 6. What is left when the last operation of the
+    iteration ends is not overlapped.
+    """
+    bounds = [0, *(bound for each in lane for bound in (each.start, each.end)), timeline.span]
+    idle = ((start, end) for start, end in zip(bounds[::2], bounds[1::2], strict=True) if start < end)
+    gaps = [_Gap(Fraction(start), Fraction(end)) for start, end in idle]
+    done, regions = Fraction(0), []
+    for each in sorted(sums, key=lambda each: each.begin):
+        room = sum((gap.room(each.begin) for gap in gaps), Fraction(0))
+        regions.append(Region(each.stage, float(room * timeline.tick)))
+        done = _end(max(each.begin, done), each.length, gaps, Fraction(timeline.span))
+    return tuple(regions), float(max(Fraction(0), done - timeline.span) * timeline.tick)
+
+
+def _end(begin: Fraction, length: Fraction, gaps: Iterable[_Gap], span: Fraction) -> Fraction:
+    """When so much time has been found in the gaps, or behind the span, where all time is free."""
+    for gap in gaps:
+        room = gap.room(begin)
+        if room >= length > 0:
+            return max(begin, gap.start) + length
+        length -= room
+    return max(begin, span) + length if length > 0 else begin
+
+
+def _streams(timeline: Timeline, sums: Sequence[float]) -> list[_Found]:
+    """The workers of a schedule without a flush: an update's sums take what a worker idles in an update, then more."""
+    header = timeline.header
+    counted = header.micro_batches - header.micro_batches % header.period
+    found = []
+    for stages, lane in zip(header.stages_of, timeline.lanes, strict=True):
+        busy = sum(end - start for operation, start, end in lane if operation.micros[0] < counted)
+        idle = float(timeline.makespan - Fraction(busy * header.per_update, counted) * timeline.tick)
+        regions = tuple(Region(stage, idle) for stage in stages)
+        found.append((regions, max(0.0, sum(sums[stage] for stage in stages) - idle)))
+    return found

@@ -1,0 +1,83 @@
+"""What is predicted of a program on a cluster: its time and its memory."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from chimera_ir.ir.levels import Program
+from chimera_ir.predict.equation import Equation, equation
+from chimera_ir.predict.memory import Memory, memory
+from chimera_ir.predict.setting import Setting
+from chimera_ir.profile.choose import Inputs, Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """An iteration, or an update of the steady state, in seconds and bytes; ``items`` is how many it trains on."""
+
+    setting: Setting
+    equation: Equation
+    memory: tuple[Memory, ...]
+    items: int
+
+    @property
+    def throughput(self) -> float:
+        """Items per second."""
+        return self.items / self.equation.seconds
+
+    @property
+    def available(self) -> int:
+        """Bytes that a worker has for the model."""
+        return self.setting.cluster.memory - self.setting.cluster.reserved
+
+    def as_json(self) -> dict[str, object]:
+        """The prediction in the shape of ``prediction`` in report.json."""
+        terms = self.equation
+        recomputing = {} if terms.recomputing is None else {"B_t_recomputing": terms.recomputing}
+        return {
+            "F_t": terms.forward,
+            "B_t": terms.backward,
+            **recomputing,
+            "C_f": _number(terms.forwards),
+            "C_b": _number(terms.backwards),
+            "Comm_p2p": terms.p2p,
+            "Comm_allreduce": list(terms.all_reduce),
+            "free_regions": [
+                [{"stage": each.stage, "region": each.seconds} for each in regions] for regions in terms.regions
+            ],
+            "Comm_unoverlapped": list(terms.unoverlapped),
+            "T": terms.seconds,
+            "throughput": self.throughput,
+            "memory": [each.total for each in self.memory],
+            "memory_available": self.available,
+            "copies": self.setting.copies,
+            "micro_batch_size": self.setting.micro_batch_size,
+        }
+
+
+def _number(value: Fraction) -> int | float:
+    return value.numerator if value.denominator == 1 else float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The question: a program on these inputs, in so many copies, with micro-batches of that size."""
+
+    inputs: Inputs
+    copies: int
+    micro_batch_size: int
+    replica_layout: bool
+
+    def of(self, program: Program) -> Prediction:
+        """What is predicted of a verified program.
+
+        Raises
+        ------
+        Unfit
+            If the profile has no costs for it, or the cluster too few workers.
+        """
+        header = program.header
+        wanted = Wanted(header.stages, header.workers, self.copies, self.micro_batch_size)
+        stages = self.inputs.choose(wanted)
+        setting = Setting(stages, self.inputs.cluster, self.copies, self.micro_batch_size, self.replica_layout)
+        items = header.whole_micro_batches * self.micro_batch_size * self.copies
+        return Prediction(setting, equation(program, setting), memory(program, setting), items)
