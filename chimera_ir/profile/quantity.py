@@ -10,9 +10,12 @@ from decimal import Decimal
 from fractions import Fraction
 from math import ceil, log10
 
-_NUMBER = re.compile(r"\s*([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(.*?)\s*", re.ASCII | re.S)
+_NUMBER = re.compile(r"\s*([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,12})?)\s*(.*?)\s*", re.ASCII | re.S)
 _LONGEST = 64
 _DIGITS = 40
+
+_EXTREME = 400
+"""A power of ten that nothing reaches."""
 
 _SI = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -78,8 +81,8 @@ def split(text: str) -> tuple[Fraction, str] | None:
     if not found:
         return None
     number = Decimal(found[1])
-    if abs(number.adjusted()) > _LONGEST:
-        number = number.scaleb((_LONGEST if number.adjusted() > 0 else -_LONGEST) - number.adjusted())
+    if abs(number.adjusted()) > _EXTREME:
+        number = Decimal(number.as_tuple()._replace(exponent=_EXTREME if number.adjusted() > 0 else -_EXTREME))
     return Fraction(number), found[2]
 
 

@@ -1,0 +1,138 @@
+"""``chimera-compile --profile --cluster``: a prediction in the table and in report.json, or a message that helps."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from chimera_ir import cache
+from chimera_ir.command import WRONG_COMMAND, WRONG_TEXT
+from tests.unit.command import Ended, Run
+
+PROFILE = """
+[model]
+name = "m"
+[[depth]]
+stages = 2
+stage = [
+  { weights = "10 MB", optimizer = "5 MB", at = [
+    { micro_batch_size = 4, forward = "10 ms", activations = "3 MB", input = "1 MB", output = "2 MB" },
+  ] },
+  { weights = "20 MB", at = [{ micro_batch_size = 4, forward = "10 ms", activations = "3 MB" }] },
+]
+"""
+CLUSTER = """
+[cluster]
+name = "c"
+workers = 4
+per_node = 2
+memory = "60 MB"
+[links]
+between = { latency = "1 ms", bandwidth = "1 GB/s" }
+within = { latency = "0 s", bandwidth = "2 GB/s" }
+"""
+DAPPLE = ("dapple", "--set", "D=2", "--set", "N=2")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, ...]:
+    """The options that name a profile and a cluster in the directory of the call."""
+    (tmp_path / "m.toml").write_text(PROFILE, encoding="utf-8")
+    (tmp_path / "c.toml").write_text(CLUSTER, encoding="utf-8")
+    return "--profile", "m.toml", "--cluster", "c.toml", "--micro-batch-size", "4"
+
+
+def predicted(ended: Ended) -> dict[str, object]:
+    assert (ended.status, ended.err) == (0, "")
+    found = json.loads(ended.out)["prediction"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_report_has_every_term_of_equation_1(run: Run, files: tuple[str, ...]) -> None:
+    """By hand: 2 MB within a node take 1 ms, C_f = C_b = 3; r = 2, an all-reduce of L takes 2 ms + L / (1 GB/s).
+
+    P0 0-1-....0===1===, so nothing is free for its 12 ms; P1 is done a backward, 21 ms, earlier, and its 22 ms need 1
+    more.
+    """
+    found = predicted(run(*DAPPLE, *files, "--copies", "2", "--emit", "report"))
+    assert (found["F_t"], found["B_t"], found["C_f"], found["C_b"]) == (0.01, 0.02, 3, 3)
+    assert found["Comm_p2p"] == pytest.approx(0.001)
+    assert found["Comm_allreduce"] == pytest.approx([0.012, 0.022])
+    assert found["free_regions"] == [
+        [{"stage": 0, "region": 0.0}],
+        [{"stage": 1, "region": pytest.approx(0.021)}],
+    ]
+    assert found["Comm_unoverlapped"] == pytest.approx([0.012, 0.001])
+    assert found["T"] == pytest.approx(3 * 0.011 + 3 * 0.021 + 0.012)
+    assert found["throughput"] == pytest.approx(2 * 4 * 2 / (3 * 0.032 + 0.012))
+    assert (found["memory_available"], found["copies"], found["micro_batch_size"]) == (60_000_000, 2, 4)
+
+
+def test_the_layout_says_which_link_a_message_takes(run: Run, files: tuple[str, ...]) -> None:
+    """Two nodes of two: by copy, the two workers of a pipeline share a node; by worker, they do not."""
+    common = *DAPPLE, *files, "--copies", "2", "--emit", "report"
+    assert predicted(run(*common, "--layout", "pipeline"))["Comm_p2p"] == pytest.approx(0.001)
+    assert predicted(run(*common, "--layout", "replica"))["Comm_p2p"] == pytest.approx(0.003)
+
+
+def test_the_table_shows_the_prediction_and_whether_it_fits(run: Run, files: tuple[str, ...], tmp_path: Path) -> None:
+    ended = run(*DAPPLE, *files, "--out", "o")
+    assert ended.status == 0
+    for words in ("c: 1 copy, micro-batches of 4", "C_f, C_b", "3, 3", "fits the memory"):
+        assert words in ended.out
+    assert json.loads((tmp_path / "o" / "report.json").read_text())["prediction"]["T"] == pytest.approx(0.096)
+    (tmp_path / "c.toml").write_text(CLUSTER.replace("60 MB", "30 MB"), encoding="utf-8")
+    assert "does not fit: 2 workers need up to" in run(*DAPPLE, *files, "--out", "o").out
+
+
+def test_memory_is_told_in_bytes(run: Run, files: tuple[str, ...]) -> None:
+    """Worker 0: 10 + 10 + 5 MB, two forwards of 3, two gradients to receive of 2, two activations to send of 2.
+
+    Worker 1: 20 + 20, one forward of 3 of which 2 are a receive buffer, two of these, two gradients to send of 2.
+    """
+    found = predicted(run(*DAPPLE, *files, "--emit", "report"))
+    assert found["memory"] == [(25 + 6 + 4 + 4) * 10**6, (40 + 1 + 4 + 4) * 10**6]
+
+
+def test_without_the_files_there_is_no_prediction(run: Run) -> None:
+    assert "prediction" not in json.loads(run(*DAPPLE, "--emit", "report").out)
+
+
+@pytest.mark.parametrize(
+    "given", [["--copies", "2"], ["--profile", "m.toml", "--cluster", "c.toml"], ["--layout", "replica"]]
+)
+def test_options_that_belong_together_are_given_together(run: Run, files: tuple[str, ...], given: list[str]) -> None:
+    run(*DAPPLE, *given).assert_refused(WRONG_COMMAND, given[0], "--profile, --cluster and --micro-batch-size together")
+
+
+@pytest.mark.parametrize("given", [["--copies", "0"], ["--micro-batch-size", "x"], ["--profile", "none.toml"]])
+def test_a_wrong_value_is_the_command_lines_mistake(run: Run, files: tuple[str, ...], given: list[str]) -> None:
+    run(*DAPPLE, *files, *given).assert_refused(WRONG_COMMAND, given[0])
+
+
+def test_what_the_files_lack_for_the_schedule_is_said_where_they_lack_it(run: Run, files: tuple[str, ...]) -> None:
+    run(*DAPPLE, *files, "--copies", "3").assert_refused(WRONG_TEXT, "CH719", "c.toml:4:11")
+    run(*DAPPLE, *files, "--micro-batch-size", "8").assert_refused(WRONG_TEXT, "CH718", "stage 1 of 2", "m.toml:7:3")
+    run("dapple", *files).assert_refused(WRONG_TEXT, "CH717", "m.toml", "depths: 2")
+
+
+def test_a_mistake_of_the_files_is_said_whatever_is_wanted(run: Run, files: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "m.toml").write_text(PROFILE.replace('"10 ms"', "10"), encoding="utf-8")
+    (tmp_path / "c.toml").write_text(CLUSTER.replace("= 4", "= 0"), encoding="utf-8")
+    run(*DAPPLE, *files, "--emit", "plan").assert_refused(WRONG_TEXT, "CH707", "m.toml:8", "CH710", "c.toml:4")
+
+
+def test_an_answer_that_was_kept_is_not_given_for_another_profile(
+    run: Run, files: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("WORTHWHILE", 0.0), ("SETTLED", 0.0)):
+        monkeypatch.setattr(cache, name, value)
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "kept"))
+    asked = *DAPPLE, *files, "--emit", "report"
+    first = predicted(run(*asked))
+    (tmp_path / "m.toml").write_text(PROFILE.replace("10 ms", "20 ms"), encoding="utf-8")
+    second = predicted(run(*asked))
+    assert (first["F_t"], second["F_t"]) == (0.01, 0.02)
+    assert predicted(run(*asked, "--copies", "2"))["copies"] == 2
+    assert len([*(tmp_path / "kept").iterdir()]) == 3
