@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from chimera_ir import library
+from chimera_ir.diagnostics.catalogue import profiles
 from chimera_ir.driver import Level, Request, compile_scheme
 from chimera_ir.source import Source
 
@@ -62,3 +63,16 @@ def test_every_example_scheme_compiles(path: Path) -> None:
     request = Request(Source(path.name, path.read_text()))
     levels = dict(compile_scheme(request, lambda warning: pytest.fail(warning.code)))
     assert Level.REPORT in levels
+
+
+def test_the_page_on_performance_quotes_its_examples_whole() -> None:
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^```toml\n(.*?)^```$", page, re.M | re.S)
+    files = [ROOT / "docs" / "examples" / f"small.{kind}.toml" for kind in ("profile", "cluster")]
+    assert quoted == [path.read_text(encoding="utf-8") for path in files]
+
+
+def test_the_page_on_performance_lists_every_mistake_of_a_profile() -> None:
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    codes = {member.code for member in vars(profiles).values() if hasattr(member, "code")}
+    assert set(re.findall(r"^\| (CH7\d\d) \|", page, re.M)) == codes

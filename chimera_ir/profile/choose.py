@@ -7,7 +7,7 @@ from chimera_ir.diagnostics.catalogue.profiles import ClusterTooSmall, NoDevice,
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.profile.cluster import Cluster
 from chimera_ir.profile.costs import ModelProfile, StageCosts
-from chimera_ir.profile.places import Path, Places
+from chimera_ir.profile.places import Places
 from chimera_ir.profile.read import counted, read_cluster, read_profile
 from chimera_ir.profile.work import WorkProfile
 from chimera_ir.source import Source, Span
@@ -50,7 +50,7 @@ class Inputs:
         """
         timed = self._timed()
         depths = (timed or self._counts()).depths
-        in_profile = tuple(_lacks(depths, wanted, Places(self.profile_source.text)))
+        in_profile = tuple(_lacks(depths, wanted, self.profile_source))
         in_cluster = tuple(_too_small(self.cluster, wanted, self.cluster_source))
         if timed is None:
             span = Places(self.cluster_source.text).key(("cluster",))
@@ -96,16 +96,18 @@ def _those(*found: tuple[Source, tuple[Diagnostic, ...]]) -> tuple[tuple[Source,
     return tuple((source, diagnostics) for source, diagnostics in found if diagnostics)
 
 
-def _lacks(depths: Mapping[int, tuple[StageCosts, ...]], wanted: Wanted, places: Places) -> Iterator[Diagnostic]:
+def _lacks(depths: Mapping[int, tuple[StageCosts, ...]], wanted: Wanted, source: Source) -> Iterator[Diagnostic]:
     if wanted.stages not in depths:
-        span = places.key(("depth", 0))
+        span = Places(source.text).key(("depth", 0))
         yield NotThatDeep(span, counted(wanted.stages, "stage"), wanted.stages, _listed(depths))
         return
-    for number, stage in enumerate(depths[wanted.stages]):
-        if wanted.micro_batch_size not in stage.at:
-            path: Path = ("depth", [*depths].index(wanted.stages), "stage", number)
-            sizes = _listed(stage.at)
-            yield NotThatSize(places.key(path), number, wanted.stages, wanted.micro_batch_size, sizes)
+    stages, depth = depths[wanted.stages], [*depths].index(wanted.stages)
+    lacking = [number for number, stage in enumerate(stages) if wanted.micro_batch_size not in stage.at]
+    if lacking:
+        places = Places(source.text)
+        for number in lacking:
+            span, sizes = places.key(("depth", depth, "stage", number)), _listed(stages[number].at)
+            yield NotThatSize(span, number, wanted.stages, wanted.micro_batch_size, sizes)
 
 
 def _too_small(cluster: Cluster, wanted: Wanted, source: Source) -> Iterator[Diagnostic]:

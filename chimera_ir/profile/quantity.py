@@ -82,7 +82,8 @@ def split(text: str) -> tuple[Fraction, str] | None:
         return None
     number = Decimal(found[1])
     if abs(number.adjusted()) > _EXTREME:
-        number = Decimal(number.as_tuple()._replace(exponent=_EXTREME if number.adjusted() > 0 else -_EXTREME))
+        sign, digits, _ = number.as_tuple()
+        number = Decimal((sign, digits, _EXTREME if number.adjusted() > 0 else -_EXTREME))
     return Fraction(number), found[2]
 
 
