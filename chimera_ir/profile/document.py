@@ -200,10 +200,9 @@ class Table:
             return self._wrong(name, value, "a number with a unit", example, stand_in)
         if isinstance(value, str) and words and value in words:
             return words[value], first
-        span = self.place(name)
         parts = split(value if isinstance(value, str) else repr(value))
         if parts is None:
-            self.tell(NotAQuantity(span, name, example))
+            self.tell(NotAQuantity(self.place(name), name, example))
             return stand_in
         number, unit = parts
         dimension = next((each for each in (first, *others) if unit in each.units), None)
@@ -212,7 +211,7 @@ class Table:
             return stand_in
         found = number * dimension.units[unit]
         if not least <= found <= dimension.most:
-            self.tell(OutOfRange(span, name, dimension.limits(least), example))
+            self.tell(OutOfRange(self.place(name), name, dimension.limits(least), example))
             return stand_in[0], dimension
         return found, dimension
 

@@ -24,7 +24,7 @@ from chimera_ir.profile.quantity import (
     show_size,
 )
 from chimera_ir.profile.work import Device, WorkProfile
-from chimera_ir.source import Source, Span
+from chimera_ir.source import Source
 
 BACKWARD = 2
 """How many forwards a backward takes where a profile does not say (section 3.4); one that recomputes, one more."""
@@ -47,7 +47,7 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
         model.close()
     costs = _Costs()
     depths: dict[int, tuple[StageCosts, ...]] = {}
-    first: dict[int, Span] = {}
+    first: dict[int, Table] = {}
     for table in top.tables("depth", "[[depth]]", "[[depth]]"):
         told = len(top.document.found)
         depth = table.integer("stages", None, "stages = 4")
@@ -86,10 +86,10 @@ class _Costs:
             document.found.append(TimesAndWork(table.place(name), name, self.times[0][0].place(self.times[0][1])))
 
 
-def _once(table: Table, name: str, value: int, first: dict[int, Span]) -> None:
+def _once(table: Table, name: str, value: int, first: dict[int, Table]) -> None:
     if value in first:
-        table.tell(DescribedTwice(table.place(name), name, value, first[value]))
-    first.setdefault(value, table.place(name))
+        table.tell(DescribedTwice(table.place(name), name, value, first[value].place(name)))
+    first.setdefault(value, table)
 
 
 def _stages(table: Table, depth: int, costs: _Costs) -> tuple[StageCosts, ...]:
@@ -106,7 +106,7 @@ def _stage(table: Table, number: int, last: bool, received: dict[int, int], cost
     gradients = _size(table, "gradients", weights)
     optimizer = _size(table, "optimizer", 0)
     at: dict[int, Timing] = {}
-    first: dict[int, Span] = {}
+    first: dict[int, Table] = {}
     for each in table.tables("at", "[[depth.stage.at]]", f"[[depth.stage.at]] of stage {number}"):
         size = each.integer("micro_batch_size", None, "micro_batch_size = 8")
         if each.has("micro_batch_size"):

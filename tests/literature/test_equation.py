@@ -6,10 +6,13 @@ second: digits are forwards, then backwards (marked =), by micro-batch; dots are
 """
 
 from fractions import Fraction
+from random import Random
 
 import pytest
 
 from chimera_ir import library
+from chimera_ir.cost.model import Costs
+from chimera_ir.cost.simulate import simulate
 from chimera_ir.driver import Level, Request, compile_scheme
 from chimera_ir.ir.levels import Program
 from chimera_ir.predict.equation import Equation, equation
@@ -18,6 +21,7 @@ from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.source import Source
+from chimera_ir.verify.erase import schedule_of
 from chimera_ir.verify.verify import Verified
 
 GB = 10**9
@@ -152,6 +156,30 @@ def test_a_queue_of_four_stages_a_worker() -> None:
     assert found.all_reduce[7] == found.all_reduce[0] == pytest.approx(2.0)
     assert found.unoverlapped == pytest.approx((2.75, 1.5, 1.5, 2.75, 2.75, 1.5, 1.5, 2.75))
     assert found.seconds == pytest.approx(30.75)
+
+
+@pytest.mark.parametrize(("D", "N"), [(2, 2), (4, 4), (4, 8), (6, 6), (8, 8), (8, 12), (10, 30)])
+def test_two_stages_a_worker_share_the_regions_of_figure_6(D: int, N: int) -> None:
+    """A1 of the larger stage has a + b, idle before the last backward, and c behind it; A2 of the other has c.
+
+    Comm_unoverlapped = max(0, max(0, A1 - a - b) + A2 - c), with idle times counted second by second on the lanes.
+    """
+    compiled = scheme("chimera", D=D, N=N)
+    timeline = simulate(schedule_of(compiled), Costs())
+    assert timeline.tick == 1
+    for seed in range(5):
+        sizes = [Random(seed * D + stage).uniform(0, 8) for stage in range(D)]
+        found = solve(compiled, sizes, copies=1)
+        expected = []
+        for lane in timeline.lanes:
+            first = max(each.operation.stage for each in lane)
+            (second,) = {each.operation.stage for each in lane} - {first}
+            done = max(each.end for each in lane if each.operation.stage == first)
+            busy = {second for each in lane for second in range(each.start, each.end)}
+            a_and_b, c = len(set(range(done, lane[-1].end)) - busy), timeline.span - lane[-1].end
+            left = max(0.0, sizes[first] - a_and_b)
+            expected.append(max(0.0, left + sizes[second] - c))
+        assert found.unoverlapped == pytest.approx(expected, abs=1e-6)
 
 
 def test_sums_of_the_whole_model_after_the_end_if_they_are_lazy() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.diagnostics.render import render_all
+from chimera_ir.profile import document
 from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
 from chimera_ir.profile.places import Places
@@ -216,3 +217,9 @@ def test_every_error_of_a_file_is_told() -> None:
     with pytest.raises(Rejected) as rejected:
         read_profile(Source("wrong", wrong))
     assert [each.code for each in rejected.value.diagnostics] == ["CH707", "CH710"] * 3
+
+
+def test_places_are_looked_for_only_where_something_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document, "Places", lambda text: pytest.fail("looked for"))
+    for name, read in (("profile", read_profile), ("cluster", read_cluster)):
+        read(Source(name, (EXAMPLES / f"small.{name}.toml").read_text(encoding="utf-8")))
