@@ -103,7 +103,7 @@ def size(floats: int) -> str:
 
 def milliseconds(seconds: Sequence[float]) -> str:
     """The median, and from where to where the middle half of the values goes."""
-    low, mid, high = statistics.quantiles(seconds, n=4)
+    low, mid, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [*seconds] * 3
     return f"{1000 * mid:.1f} ({1000 * low:.1f}..{1000 * high:.1f})"
 
 

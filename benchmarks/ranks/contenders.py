@@ -41,6 +41,9 @@ class Contender(Protocol):
     def step(self) -> None:
         """Runs this rank's part of one update."""
 
+    def close(self) -> None:
+        """Gives back the communicators of its own, whose threads would be charged to what is measured next."""
+
 
 class Generated:
     """A directory that chimera-compile wrote."""
@@ -54,6 +57,7 @@ class Generated:
         findings = probe.find(world, task.model, batches, built, 0, measures=False)
         options = argparse.Namespace(seed=0, rehearse=task.rehearsal is not None)
         setting = Setting(world, script, options, task.model, batches, findings)
+        self._world = world
         self._stages = build.assemble(setting, built, task.model.steps, task.rehearsal)
         self._lane = setting.lane(self._stages)
         self._update = script.update
@@ -67,6 +71,12 @@ class Generated:
             stage.take_loss(self._number)
         self._number += 1
 
+    def close(self) -> None:
+        """Destroys the groups of its gradient sums."""
+        for group, _ in self._world.sums.values():
+            if group is not None:
+                dist.destroy_process_group(group)
+
 
 def _module(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.parent.name + path.stem, path)
@@ -79,9 +89,8 @@ def _module(path: Path) -> Any:
 
 def _world(world: World, job: Job, name: str) -> World:
     """The same ranks with the communicators of another job."""
-    world = replace(
-        world, job=job, names=replace(world.names, stages=job.stages), store=PrefixStore(name, world.store), sums={}
-    )
+    names, store = replace(world.names, stages=job.stages), PrefixStore(name, world.store)
+    world = replace(world, job=job, names=names, store=store, sums={})
     for stage in range(job.stages):
         ranks = world.ranks_of(stage)
         group = dist.new_group(ranks) if len(ranks) > 1 else None
@@ -112,6 +121,9 @@ class Peer:
         self._optimizer.step()
         self._module.zero_grad()
 
+    def close(self) -> None:
+        """Has used the group of all ranks alone."""
+
 
 class OneProcess:
     """Rank 0 alone, with so many threads; the other ranks wait."""
@@ -139,6 +151,9 @@ class OneProcess:
         self._optimizer.step()
         self._module.zero_grad()
         torch.set_num_threads(threads)
+
+    def close(self) -> None:
+        """Has used no group."""
 
 
 class _Data:

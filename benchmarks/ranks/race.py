@@ -6,6 +6,7 @@ PLAN.json is {"result": FILE, "comparisons": [..]}; what a comparison holds is s
 writes the result: for each comparison and contender, for each round [seconds, CPU seconds of the busiest rank].
 """
 
+import gc
 import json
 import sys
 import time
@@ -65,6 +66,8 @@ def compared(world: World, comparison: dict[str, Any]) -> dict[str, list[list[fl
     for number in range(comparison["rounds"] + 1):
         for label in list(contenders)[:: -1 if number % 2 else 1]:
             taken[label].append(timed(world, contenders[label]))
+    for one in contenders.values():
+        one.close()
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, taken)
     return {label: [_over_ranks([t[label][n] for t in everyone]) for n in range(1, number + 1)] for label in contenders}
@@ -86,6 +89,7 @@ def main() -> None:
     for number, comparison in enumerate(plan["comparisons"]):
         apart = replace(world, store=PrefixStore(str(number), world.store))
         results.append(compared(apart, comparison))
+        gc.collect()
         if rank == 0:
             print(f"{number + 1}/{len(plan['comparisons'])}: {comparison['name']}", file=sys.stderr, flush=True)
             Path(plan["result"]).write_text(json.dumps(results))

@@ -151,7 +151,9 @@ def join(job: Job, store: Store, rank: int, size: int, layout: str, backend: str
         _learn(
             store, f"here/{other}", other, f"rank {rank} (worker {place.worker}): wait for all ranks to start", timeout
         )
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=size, timeout=_A_DAY if backend == "gloo" else limit
+    )
     world = World(
         job=job,
         place=place,
@@ -160,7 +162,7 @@ def join(job: Job, store: Store, rank: int, size: int, layout: str, backend: str
         store=store,
         timeout=timeout,
         backend=backend,
-        chat=_group(range(size), "gloo"),
+        chat=_chat(size, backend),
         sums=_sums(job, place, backend),
         channels=_channels(job, place, backend),
     )
@@ -200,6 +202,13 @@ def _device(backend: str) -> torch.device:
         )
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
+
+
+def _chat(size: int, backend: str) -> dist.ProcessGroup:
+    """All ranks, on the CPU: the group that there is anyway if it is gloo's, for every group of gloo costs a thread."""
+    everyone = dist.group.WORLD
+    assert everyone is not None
+    return everyone if backend == "gloo" else _group(range(size), "gloo")
 
 
 def _group(ranks: Sequence[int], backend: str) -> dist.ProcessGroup:

@@ -1,0 +1,41 @@
+"""The benchmarks run and fill their tables. How fast anything is cannot be tested beside other work."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
+RATIO = re.compile(r"\d+\.\d+ \(\d+\.\d+\.\.\d+\.\d+\)")
+"""A median and its interval, as in ``0.913 (0.850..0.960)``."""
+
+pytestmark = pytest.mark.e2e
+
+
+def table(name: str, *arguments: str) -> list[dict[str, str]]:
+    """The rows of the table that a benchmark prints, by the heads of their columns."""
+    command = [sys.executable, str(BENCHMARKS / name), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    heads, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [dict(zip(heads, row, strict=True)) for row in rows]
+
+
+def test_step_times_stand_beside_those_of_torch() -> None:
+    rows = table("runtime.py", "--rounds", "1", "--forward", "5", "--micro-batches", "4", "--parts", "steps")
+    assert [(row[""], row["message"], row["N"]) for row in rows] == [("dapple", "256 B", "4"), ("gpipe", "256 B", "4")]
+    for row in rows:
+        assert RATIO.fullmatch(row["ours / torch"])
+        assert RATIO.fullmatch(row["CPU ours / torch"])
+        assert float(row["ours / ideal"]) > 0
+
+
+def test_a_real_model_runs_in_every_contender() -> None:
+    rows = table("compute.py", "--rounds", "1", "--micro-batches", "4")
+    assert len(rows) == len({row[""] for row in rows}) == 5
+    for row in rows:
+        assert RATIO.fullmatch(row["over torch Schedule1F1B"])
+        assert RATIO.fullmatch(row["over torch's"])
