@@ -1,0 +1,52 @@
+"""What the instructions of a program cost in a setting, in seconds."""
+
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from chimera_ir.ir.ids import Stage, Worker
+from chimera_ir.ir.levels import Header
+from chimera_ir.ir.ops import Backward, Compute, Forward, Message
+from chimera_ir.predict.setting import Setting
+from chimera_ir.profile.cluster import Link
+
+
+@dataclass(frozen=True, slots=True)
+class Charges:
+    """The costs of a program's instructions; what an operation takes over k micro-batches is k times that over one."""
+
+    header: Header
+    setting: Setting
+    _links: dict[tuple[Worker, Worker], Link] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def compute(self, operation: Compute) -> float:
+        """F_t or B_t of the operation's stage, for all of its micro-batches."""
+        timing = self.setting.timing(operation.stage)
+        match operation:
+            case Forward():
+                one = timing.forward
+            case Backward(micros=micros, stage=stage):
+                one = timing.recomputing if self.header.recomputes(micros[0], stage) else timing.backward
+            case _:
+                assert_never(operation)
+        return one * len(operation.micros) / self.header.parts
+
+    def size(self, message: Message) -> float:
+        """Bytes of a message: a stage's output on its way on, or the gradient with respect to it on its way back."""
+        forwards = message.source < message.target
+        timing = self.setting.timing(message.source if forwards else message.target)
+        one = timing.output if forwards else timing.gradient
+        return one * len(message.micros) / self.header.parts
+
+    def link(self, source: Worker, target: Worker) -> Link:
+        """What a message from one worker to another travels over."""
+        if (source, target) not in self._links:
+            self._links[source, target] = self.setting.link(self.header.workers, source, target)
+        return self._links[source, target]
+
+    def ranks(self, stage: Stage) -> int:
+        """r: how many ranks sum the gradients of a stage, those of all copies."""
+        return self.setting.copies * len(self.header.holders[stage])
+
+    def all_reduce(self, stage: Stage) -> float:
+        """Comm_allreduce of a stage's gradients over its r ranks."""
+        return self.setting.cluster.sums.all_reduce(self.setting.stages[stage].gradients, self.ranks(stage))

@@ -1,0 +1,157 @@
+"""The events of a program, and what each waits for: all that a replay knows about how programs run.
+
+A lane runs its instructions one after another. `send`, `recv` and `all_reduce` only post; computes and waits take time.
+
+    compute     once the lane is there; takes its stage's time
+    notice      a posted receive tells the sender, which takes the link's latency; gloo sends no payload before that
+    wire        a message leaves once it is sent, its notice is there, and what was sent before it on the same link
+                (from one worker to one other) has left; takes bytes times beta
+    flight      until it has arrived: the link's latency
+    sum         an all-reduce runs once its last member has launched it, and what each of them launched before is over
+    wait        of a send until the message has left, of a receive until it has arrived, of a sum until that is over
+
+Every event waits for a fixed set of others and begins when the last of them is over. So an event that takes longer never
+makes another one earlier.
+"""
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import NamedTuple, assert_never
+
+from chimera_ir.ir.ids import Worker
+from chimera_ir.ir.levels import Program
+from chimera_ir.ir.ops import (
+    AllReduce,
+    Backward,
+    Drop,
+    Forward,
+    Instruction,
+    Message,
+    Recv,
+    Send,
+    Stash,
+    Step,
+    WaitAllReduce,
+    WaitRecv,
+    WaitSend,
+)
+from chimera_ir.predict.charges import Charges
+
+
+class Role(Enum):
+    """What an event is; the head of this file says how each behaves."""
+
+    COMPUTE = auto()
+    NOTICE = auto()
+    WIRE = auto()
+    FLIGHT = auto()
+    SUM = auto()
+    WAIT = auto()
+
+
+class Node(NamedTuple):
+    """An event: the instruction that asks for it, the workers that take part, and how long it takes.
+
+    Of a wire and of a flight the workers are the sender and the receiver, of a notice the receiver and the sender.
+    """
+
+    role: Role
+    what: Instruction
+    workers: tuple[Worker, ...]
+    seconds: float
+
+
+class Events(NamedTuple):
+    """All events by number: event n waits for those in ``before[n]``; ``lanes[w]`` are computes and waits in order.
+
+    ``posted[n]`` are the events after which a wire or a sum was posted: by the sender, by every member.
+    """
+
+    nodes: Sequence[Node]
+    before: Sequence[Sequence[int]]
+    posted: dict[int, list[int]]
+    lanes: Sequence[Sequence[int]]
+
+
+def events(program: Program, charges: Charges) -> Events:
+    """The events of a verified program, in time linear in its instructions."""
+    gathered = _Gathered(charges)
+    for number, lane in enumerate(program.lanes):
+        gathered.lane(Worker(number), lane)
+    return Events(gathered.nodes, gathered.before, gathered.posted, gathered.lanes)
+
+
+class _Gathered:
+    """The events of the lanes so far."""
+
+    def __init__(self, charges: Charges) -> None:
+        self.nodes: list[Node] = []
+        self.before: list[list[int]] = []
+        self.posted: dict[int, list[int]] = {}
+        self.lanes: list[list[int]] = []
+        self._charges = charges
+        self._wires: dict[Message, int] = {}
+        self._sums: dict[tuple[int, int | None], int] = {}
+
+    def lane(self, worker: Worker, instructions: Sequence[Instruction]) -> None:
+        """Adds what a worker does; what it waits for may be added only later."""
+        own: list[int] = []
+        on_link: dict[Worker, int] = {}
+        last_sum: list[int] = []
+        for each in instructions:
+            now = own[-1:]
+            match each:
+                case Forward() | Backward():
+                    own.append(self._add(Role.COMPUTE, each, (worker,), self._charges.compute(each), now))
+                case Send(message, to):
+                    wire = self._wire(each, worker, to)
+                    self._post(wire, now, [on_link[to]] if to in on_link else [])
+                    on_link[to] = wire
+                case Recv(message, source):
+                    alpha = self._charges.link(source, worker).alpha
+                    notice = self._add(Role.NOTICE, each, (worker, source), alpha, now)
+                    self.before[self._wire(Send(message, worker), source, worker)].append(notice)
+                case WaitSend(message):
+                    own.append(self._add(Role.WAIT, each, (worker,), 0.0, [*now, self._wires[message]]))
+                case WaitRecv(message):
+                    own.append(self._add(Role.WAIT, each, (worker,), 0.0, [*now, self._wires[message] + 1]))
+                case AllReduce(stage):
+                    if self._charges.ranks(stage) > 1:
+                        total = self._sum(each)
+                        self._post(total, now, last_sum)
+                        last_sum = [total]
+                case WaitAllReduce(stage, version=version):
+                    awaited = [self._sums[stage, version]] if self._charges.ranks(stage) > 1 else []
+                    own.append(self._add(Role.WAIT, each, (worker,), 0.0, now + awaited))
+                case Step() | Stash() | Drop():
+                    pass
+                case _:
+                    assert_never(each)
+        self.lanes.append(own)
+
+    def _add(self, role: Role, what: Instruction, workers: tuple[Worker, ...], seconds: float, before: list[int]) -> int:
+        self.nodes.append(Node(role, what, workers, seconds))
+        self.before.append(before)
+        return len(self.nodes) - 1
+
+    def _post(self, event: int, now: list[int], queue: list[int]) -> None:
+        self.before[event] += now + queue
+        self.posted[event] += now
+
+    def _wire(self, send: Send, source: Worker, target: Worker) -> int:
+        """The wire of a message, which its flight follows by number; whichever end comes first adds both."""
+        message = send.message
+        if message not in self._wires:
+            link, ends = self._charges.link(source, target), (source, target)
+            wire = self._add(Role.WIRE, send, ends, link.beta * self._charges.size(message), [])
+            self._add(Role.FLIGHT, send, ends, link.alpha, [wire])
+            self._wires[message], self.posted[wire] = wire, []
+        return self._wires[message]
+
+    def _sum(self, launch: AllReduce) -> int:
+        key = launch.stage, launch.version
+        if key not in self._sums:
+            members = self._charges.header.holders[launch.stage]
+            self._sums[key] = self._add(Role.SUM, launch, members, self._charges.all_reduce(launch.stage), [])
+            self.posted[self._sums[key]] = []
+        return self._sums[key]

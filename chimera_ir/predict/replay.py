@@ -1,0 +1,157 @@
+"""A program, replayed event by event: when everything happens in one copy of the workers, on links that cost something.
+
+`events` says what waits for what. Copies are all alike, so one is replayed: the others only make sums larger.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from chimera_ir.ir.ids import Worker
+from chimera_ir.ir.levels import Header, Program
+from chimera_ir.ir.ops import Instruction
+from chimera_ir.predict.charges import Charges
+from chimera_ir.predict.events import Events, Role, events
+from chimera_ir.predict.setting import Setting
+from chimera_ir.predict.steady import period
+
+
+class Event(NamedTuple):
+    """Something that takes time, in seconds: an operation or a wait, a message (named by its send), a sum, a notice.
+
+    ``posted`` is when a message was sent, or the last member launched a sum; of anything else it is the start.
+    """
+
+    role: Role
+    what: Instruction
+    workers: tuple[Worker, ...]
+    posted: float
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """When everything happened, in seconds from the start.
+
+    ``seconds`` is the time of an update: of a synchronous program the time until everything is over, of an asynchronous
+    one that of its steady state. ``lanes[w]`` are the computes and waits of worker w, without a gap until its end.
+    ``messages`` last from the first byte sent to the last received; ``sums`` are those of more than one rank.
+    ``critical`` are events that follow one another without a gap from 0 to the end, each one needing the one before; of
+    a message or a notice the part that the next one waits for.
+    """
+
+    header: Header
+    setting: Setting
+    seconds: float
+    span: float
+    lanes: tuple[tuple[Event, ...], ...]
+    messages: tuple[Event, ...]
+    sums: tuple[Event, ...]
+    critical: tuple[Event, ...]
+
+
+def replay(program: Program, setting: Setting) -> Replay:
+    """Replays one copy of a verified program, in time linear in its instructions.
+
+    Raises
+    ------
+    ValueError
+        If the setting has other stages than the program, or the program does not finish: it was not verified.
+    """
+    if len(setting.stages) != program.header.stages:
+        raise ValueError(f"{len(setting.stages)} stages are given and the program has {program.header.stages}")
+    found = events(program, Charges(program.header, setting))
+    times = _times(found)
+    span = max(times.ends, default=0.0)
+    told = {number: _event(found, times, number) for number in range(len(found.nodes))}
+    return Replay(
+        header=program.header,
+        setting=setting,
+        seconds=period(program.header, found, times.order) if program.header.asynchronous else span,
+        span=span,
+        lanes=tuple(tuple(told[number] for number in lane) for lane in found.lanes),
+        messages=tuple(_whole(told[n], told[n + 1]) for n in told if found.nodes[n].role is Role.WIRE),
+        sums=tuple(told[n] for n in told if found.nodes[n].role is Role.SUM),
+        critical=tuple(_critical(told, times)),
+    )
+
+
+class _Times(NamedTuple):
+    """When the events begin and end; ``decided[n]`` is the one that event n began right after, itself if it is none.
+
+    ``order`` has every event after all that it waits for.
+    """
+
+    starts: Sequence[float]
+    ends: Sequence[float]
+    decided: Sequence[int]
+    order: Sequence[int]
+
+
+def _times(found: Events) -> _Times:
+    after: list[list[int]] = [[] for _ in found.nodes]
+    missing = [len(before) for before in found.before]
+    for number, before in enumerate(found.before):
+        for other in before:
+            after[other].append(number)
+    starts, ends, decided = [0.0] * len(missing), [0.0] * len(missing), list(range(len(missing)))
+    order = [number for number, count in enumerate(missing) if not count]
+    for number in order:
+        before = found.before[number]
+        if before:
+            last = max(before, key=ends.__getitem__)
+            starts[number], decided[number] = ends[last], last
+        ends[number] = starts[number] + found.nodes[number].seconds
+        for other in after[number]:
+            missing[other] -= 1
+            if not missing[other]:
+                order.append(other)
+    if len(order) < len(missing):
+        raise ValueError("the program does not finish; only a verified one can be replayed")
+    return _Times(starts, ends, decided, order)
+
+
+def _event(found: Events, times: _Times, number: int) -> Event:
+    """An event with its times; a wait lasts from when its lane is there."""
+    role, what, workers, _ = found.nodes[number]
+    start, end = times.starts[number], times.ends[number]
+    posted = max((times.ends[other] for other in found.posted.get(number, ())), default=0.0)
+    if role is Role.WAIT:
+        start = max((times.ends[other] for other in found.before[number] if found.nodes[other].role in _IN_LANE), default=0.0)
+    return Event(role, what, workers, posted if role in _POSTED else start, start, end)
+
+
+_IN_LANE = (Role.COMPUTE, Role.WAIT)
+_POSTED = (Role.WIRE, Role.SUM)
+
+
+def _whole(wire: Event, flight: Event) -> Event:
+    return wire._replace(end=flight.end)
+
+
+def _critical(told: dict[int, Event], times: _Times) -> Iterator[Event]:
+    """From the start to the event that ends last; waits take part by what they wait for."""
+    if not told:
+        return
+    number = max(told, key=lambda each: times.ends[each])
+    path = [number]
+    while times.decided[number] != number:
+        number = times.decided[number]
+        path.append(number)
+    timed = (told[each]._replace(start=times.starts[each]) for each in reversed(path))
+    yield from _joined(each for each in timed if each.end > each.start)
+
+
+def _joined(path: Iterable[Event]) -> Iterator[Event]:
+    """A message's flight together with its wire, where a path has both."""
+    last: Event | None = None
+    for each in path:
+        if last and last.role is Role.WIRE and each.role is Role.FLIGHT and last.what == each.what:
+            last = _whole(last, each)
+            continue
+        if last:
+            yield last
+        last = each
+    if last:
+        yield last

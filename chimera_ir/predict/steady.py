@@ -1,0 +1,81 @@
+"""How long an update of an asynchronous program takes in its steady state: the critical cycle of its events."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from fractions import Fraction
+from math import lcm
+from typing import assert_never
+
+from chimera_ir.cost.cycles import critical
+from chimera_ir.ir.ids import Micro, Stage
+from chimera_ir.ir.levels import Header
+from chimera_ir.ir.ops import (
+    AllReduce,
+    Backward,
+    Drop,
+    Forward,
+    Recv,
+    Send,
+    Stash,
+    Step,
+    WaitAllReduce,
+    WaitRecv,
+    WaitSend,
+)
+from chimera_ir.ir.turns import updates_a_turn
+from chimera_ir.predict.events import Events, Node
+
+
+def period(header: Header, found: Events, order: Sequence[int]) -> float:
+    """Seconds per update in the long run, of a program that shows a turn of its steady state.
+
+    The events of every turn are those of one turn, moved in time, and what waits for what is the same in every turn:
+    the largest ratio of seconds to turns of all cycles of waits, found exactly, without waiting for the start to fade.
+    What warm-up and drain lack does no harm (`cost.turn`).
+
+    Parameters
+    ----------
+    order
+        The numbers of the events, each after all that it waits for.
+    """
+    kinds: dict[tuple[object, ...], int] = {}
+    seconds: list[Fraction] = []
+    placed: dict[int, tuple[int, int]] = {}
+    nearest: dict[int, dict[int, int]] = defaultdict(dict)
+    for number in order:
+        alike, turn = _reduced(header, found.nodes[number])
+        node = kinds.setdefault(alike, len(kinds))
+        if node == len(seconds):
+            seconds.append(Fraction(found.nodes[number].seconds))
+        placed[number] = node, turn
+        for before, its_turn in map(placed.__getitem__, found.before[number]):
+            ago = turn - its_turn
+            nearest[node][before] = min(ago, nearest[node].get(before, ago))
+    unit = lcm(*(each.denominator for each in seconds))
+    waits = [tuple(nearest[node].items()) for node in range(len(seconds))]
+    ratio = critical(waits, [int(each * unit) for each in seconds]).cycle.ratio
+    return float(ratio / unit / updates_a_turn(header))
+
+
+def _reduced(header: Header, node: Node) -> tuple[tuple[object, ...], int]:
+    """What an event is within its turn, and the turn."""
+    match node.what:
+        case Forward(micros, stage) | Backward(micros, stage):
+            return _of_micros(header, node, micros, stage)
+        case Send(message) | Recv(message) | WaitSend(message) | WaitRecv(message):
+            return _of_micros(header, node, message.micros, message.source, message.target)
+        case AllReduce(stage, version=version) | WaitAllReduce(stage, version=version):
+            turn, update = divmod((version or 0) - 1, updates_a_turn(header))
+            return (node.role, type(node.what), update, stage), turn
+        case Step() | Stash() | Drop():
+            raise ValueError("steps take no time: they are no events")
+        case _:
+            assert_never(node.what)
+
+
+def _of_micros(
+    header: Header, node: Node, micros: Sequence[Micro], *stages: Stage
+) -> tuple[tuple[object, ...], int]:
+    turn = min(micros) // header.period
+    within = tuple([micro - turn * header.period for micro in micros])
+    return (node.role, type(node.what), within, *stages), turn
