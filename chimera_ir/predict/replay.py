@@ -3,7 +3,9 @@
 `events` says what waits for what. Copies are all alike, so one is replayed: the others only make sums larger.
 """
 
+import gc
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,6 +63,11 @@ def replay(program: Program, setting: Setting) -> Replay:
     """
     if len(setting.stages) != program.header.stages:
         raise ValueError(f"{len(setting.stages)} stages are given and the program has {program.header.stages}")
+    with _undisturbed():
+        return _replay(program, setting)
+
+
+def _replay(program: Program, setting: Setting) -> Replay:
     found = events(program, Charges(program.header, setting))
     times = _times(found)
     span = max(times.ends, default=0.0)
@@ -75,6 +82,18 @@ def replay(program: Program, setting: Setting) -> Replay:
         sums=tuple(told[n] for n in told if found.nodes[n].role is Role.SUM),
         critical=tuple(_critical(told, times)),
     )
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Without the garbage collector: what a replay makes is kept to its end, so it would look for nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Times(NamedTuple):

@@ -1,0 +1,198 @@
+"""The replay against a discrete-event simulator, on random programs, stages, clusters and layouts."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chimera_ir.cost.model import Costs
+from chimera_ir.cost.simulate import simulate
+from chimera_ir.ir.levels import Header, Program
+from chimera_ir.ir.ops import Backward, Forward
+from chimera_ir.ir.turns import body, unroll
+from chimera_ir.lower.lower import lower
+from chimera_ir.predict.events import Role
+from chimera_ir.predict.replay import Event, Replay, replay
+from chimera_ir.predict.setting import Setting
+from chimera_ir.profile.cluster import FREE, Cluster, Link
+from chimera_ir.profile.costs import StageCosts, Timing
+from chimera_ir.verify.erase import schedule_of
+from tests.property.programs import random_plan
+from tests.property.streams import one_forward_one_backward, random_stream
+from tests.property.test_random_schemes import compiled
+from tests.simulator import Simulator
+
+_FEW = settings(max_examples=150, deadline=None)
+SEEDS = st.integers(0, 2**32)
+STREAMS = {
+    **{f"1f1b D={D} K={K}": one_forward_one_backward(D, K) for D in (1, 2, 4) for K in (1, 3)},
+    **{f"random {seed}": random_stream(Random(seed)) for seed in range(25)},
+}
+
+
+def random_program(seed: int) -> Program:
+    program = compiled(random_plan(seed, 0.0), ahead=seed % 3)
+    assert program is not None
+    return program
+
+
+def random_link(random: Random) -> Link:
+    return Link(float(random.choice([0, 0, 1, 2, 5])), float(random.choice([0, 1, 1, 3])))
+
+
+def random_setting(header: Header, random: Random) -> Setting:
+    """Whole seconds, so that only the logarithm in the sums is ever rounded, on both sides alike."""
+    stages = tuple(
+        StageCosts(
+            weights=1,
+            gradients=random.choice([0, 4, 12]),
+            optimizer=0,
+            at={2: Timing(*(float(random.randint(1, 6)) for _ in range(3)), 1, 1, *random.choices([0, 2, 4, 8], k=2))},
+        )
+        for _ in range(header.stages)
+    )
+    links = [random_link(random) for _ in range(3)]
+    cluster = Cluster("any", 4096, random.choice([1, 2, 3, 4]), 1, 0, *links)
+    return Setting(stages, cluster, random.choice([1, 2, 4, 8]), 2, random.random() < 0.5)
+
+
+def operations(found: Replay) -> set[tuple[object, ...]]:
+    return {
+        (*each.workers, each.what, each.start, each.end)
+        for lane in found.lanes
+        for each in lane
+        if each.role is Role.COMPUTE
+    }
+
+
+def agrees(program: Program, setting: Setting) -> Replay:
+    """Every operation, the end of every lane and every sum, to the last bit."""
+    found, simulated = replay(program, setting), Simulator(program, setting)
+    assert operations(found) == set(simulated.computes)
+    assert [lane[-1].end if lane else 0 for lane in found.lanes] == [*map(simulated.ended.get, range(len(found.lanes)))]
+    sums = {(each.what.stage, each.what.version, each.start, each.end) for each in found.sums}
+    assert sums == set(simulated.sums)
+    return found
+
+
+def consistent(found: Replay) -> None:
+    """Lanes and the critical path have no gaps, and each event of the path has a part of the time shown."""
+    for lane in found.lanes:
+        ends = [0.0, *(each.end for each in lane)]
+        assert [each.start for each in lane] == ends[:-1]
+    ends = [0.0, *(each.end for each in found.critical)]
+    assert [each.start for each in found.critical] == ends[:-1]
+    assert ends[-1] == found.span
+    for each in found.critical:
+        assert any(whole.start <= each.start and each.end <= whole.end for whole in shown(found, each))
+
+
+def shown(found: Replay, each: Event) -> list[Event]:
+    """The events of which one in the critical path may be a part; a notice is not shown."""
+    everything = [*found.messages, *found.sums, *(other for lane in found.lanes for other in lane), each]
+    return [other for other in everything if each.role in (Role.NOTICE, other.role) and each.what == other.what]
+
+
+@_FEW
+@given(SEEDS)
+def test_every_event_is_when_a_simulation_of_processes_and_queues_has_it(seed: int) -> None:
+    program = random_program(seed)
+    consistent(agrees(program, random_setting(program.header, Random(seed))))
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_so_it_is_without_a_flush(name: str) -> None:
+    schedule = STREAMS[name].schedule(2 * STREAMS[name].turns + 3)
+    consistent(agrees(lower(schedule), random_setting(schedule.header, Random(name))))
+
+
+@_FEW
+@given(SEEDS)
+def test_free_communication_and_equal_stages_give_the_makespan_exactly(seed: int) -> None:
+    program = random_program(seed)
+    found = replay(program, free(program.header))
+    assert found.seconds == simulate(schedule_of(program), Costs()).makespan
+    assert [operations(found)] == [
+        {
+            (worker, operation, start / program.header.parts, end / program.header.parts)
+            for worker, lane in enumerate(simulate(schedule_of(program), Costs()).lanes)
+            for operation, start, end in lane
+        }
+    ]
+
+
+def free(header: Header) -> Setting:
+    """Communication costs nothing, F = 1, B = 2, recomputing 3."""
+    stage = StageCosts(1, 1, 0, {1: Timing(1.0, 2.0, 3.0, 1, 1, 1, 1)})
+    return Setting((stage,) * header.stages, Cluster("free", 1024, 1, 1, 0, FREE, FREE, FREE), 4, 1)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_the_steady_period_is_what_many_updates_take_on_average(name: str) -> None:
+    """Also with links that cost something: of 240 updates the second half takes 120 periods, whatever the beginning."""
+    stream = STREAMS[name]
+    few = lower(stream.schedule(2 * stream.turns + 3))
+    assert replay(few, free(few.header)).seconds == simulate(schedule_of(few), Costs()).makespan
+    setting = replace(random_setting(few.header, Random(name)), copies=2)
+    spans = [replay(unrolled(few, updates), setting).span for updates in (120, 240)]
+    assert replay(few, setting).seconds == pytest.approx((spans[1] - spans[0]) / 120, rel=1e-12)
+
+
+def unrolled(program: Program, updates: int) -> Program:
+    old = program.header
+    micros = tuple(range(updates * old.per_update))
+    header = replace(
+        old,
+        micro_batches=len(micros),
+        updates=updates,
+        pipes=tuple(replace(pipe, micros=micros) for pipe in old.pipes),
+    )
+    bodies = [body(old, lane) for lane in program.lanes]
+    return Program(header, tuple(tuple(unroll(old, each, updates)) if each else () for each in bodies))
+
+
+@_FEW
+@given(SEEDS)
+def test_what_costs_more_makes_nothing_earlier(seed: int) -> None:
+    """No anomaly of contention: who is served next is decided by the program, not by who comes first."""
+    random = Random(seed)
+    program = random_program(seed)
+    setting = random_setting(program.header, random)
+    slower = costlier(setting, random)
+    before, after = replay(program, setting), replay(program, slower)
+    for one, two in zip(before.lanes, after.lanes, strict=True):
+        assert all(a.end <= b.end for a, b in zip(one, two, strict=True))
+    assert before.seconds <= after.seconds
+
+
+def costlier(setting: Setting, random: Random) -> Setting:
+    which = random.choice(["between", "within", "sums", "stage"])
+    if which == "stage":
+        number = random.randrange(len(setting.stages))
+        old = setting.stages[number].at[2]
+        new = replace(old, forward=old.forward + 1, gradient=old.gradient + 1)
+        changed = replace(setting.stages[number], at={2: new})
+        return replace(setting, stages=(*setting.stages[:number], changed, *setting.stages[number + 1 :]))
+    old_link: Link = getattr(setting.cluster, which)
+    new_link = Link(old_link.alpha + random.randint(0, 3), old_link.beta + random.randint(0, 2))
+    return replace(setting, cluster=replace(setting.cluster, **{which: new_link}))
+
+
+@_FEW
+@given(SEEDS)
+def test_no_update_is_shorter_than_its_parts(seed: int) -> None:
+    """Than the work of any worker, than free communication, than a micro-batch's way through all stages and back."""
+    random = Random(seed)
+    program = random_program(seed)
+    setting = random_setting(program.header, random)
+    found = replay(program, setting)
+    nothing = replace(setting, copies=1, cluster=replace(setting.cluster, between=FREE, within=FREE, sums=FREE))
+    assert found.seconds >= replay(program, nothing).seconds
+    for lane in found.lanes:
+        assert found.seconds >= sum(each.end - each.start for each in lane if each.role is Role.COMPUTE)
+    parts = program.header.parts
+    times = [setting.timing(stage) for stage in range(program.header.stages)]
+    assert found.seconds >= sum(each.forward + min(each.backward, each.recomputing) for each in times) / parts
+    assert {type(each.what) for lane in found.lanes for each in lane if each.role is Role.COMPUTE} == {Forward, Backward}

@@ -1,0 +1,167 @@
+"""A discrete-event simulator of a program on a cluster: the oracle of the replay, which shares no code with it.
+
+Lanes are processes, links and members of sums have queues, and one clock moves from happening to happening. It computes
+the costs anew, from section 3.4, and does not know in which order a link or a sum will be asked for.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+from math import log2
+
+from chimera_ir.ir.ids import Worker
+from chimera_ir.ir.levels import Program
+from chimera_ir.ir.ops import AllReduce, Backward, Forward, Instruction, Recv, Send, WaitAllReduce, WaitRecv, WaitSend
+from chimera_ir.predict.setting import Setting
+from chimera_ir.profile.cluster import Link
+
+
+class Signal:
+    """Something that happens once; whoever asks is called then, or at once if it has."""
+
+    def __init__(self) -> None:
+        self.given = False
+        self.asking: list[Callable[[], None]] = []
+
+    def ask(self, call: Callable[[], None]) -> None:
+        if self.given:
+            call()
+        else:
+            self.asking.append(call)
+
+    def give(self) -> None:
+        self.given = True
+        for call in self.asking:
+            call()
+
+
+class Simulator:
+    """Runs a program; afterwards ``computes`` are (worker, operation, start, end), ``ended`` says when each lane was
+    through, and ``sums`` are (stage, version, start, end)."""
+
+    def __init__(self, program: Program, setting: Setting) -> None:
+        self.program, self.header, self.setting = program, program.header, setting
+        self.now = 0.0
+        self.agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self.counted = 0
+        self.computes: list[tuple[int, Instruction, float, float]] = []
+        self.sums: list[tuple[int, int | None, float, float]] = []
+        self.ended: dict[int, float] = {}
+        self.left: dict[object, Signal] = defaultdict(Signal)
+        self.arrived: dict[object, Signal] = defaultdict(Signal)
+        self.summed: dict[object, Signal] = defaultdict(Signal)
+        self.halves_met: dict[object, int] = defaultdict(int)
+        self.on_link: dict[tuple[int, int], deque[tuple[Send, Link]]] = defaultdict(deque)
+        self.launched: dict[int, deque[AllReduce]] = defaultdict(deque)
+        self.running: set[AllReduce] = set()
+        for worker in range(len(program.lanes)):
+            self.go_on(worker, self.lane(worker))
+        while self.agenda:
+            self.now, _, call = heappop(self.agenda)
+            call()
+        assert len(self.ended) == len(program.lanes), "stuck"
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        self.counted += 1
+        heappush(self.agenda, (self.now + seconds, self.counted, call))
+
+    def go_on(self, worker: int, lane: Iterator[Signal]) -> None:
+        awaited = next(lane, None)
+        if awaited is None:
+            self.ended[worker] = self.now
+        else:
+            awaited.ask(lambda: self.go_on(worker, lane))
+
+    def lane(self, worker: int) -> Iterator[Signal]:
+        for each in self.program.lanes[worker]:
+            match each:
+                case Forward() | Backward():
+                    start, done = self.now, Signal()
+                    self.after(self.compute(each), done.give)
+                    yield done
+                    self.computes.append((worker, each, start, self.now))
+                case Send(message, to):
+                    self.meet(each, self.link(worker, to), worker)
+                case Recv(message, source):
+                    link, send = self.link(source, worker), Send(message, Worker(worker))
+                    self.after(link.alpha, lambda s=send, k=link, w=source: self.meet(s, k, w))
+                case WaitSend(message):
+                    yield self.left[message]
+                case WaitRecv(message):
+                    yield self.arrived[message]
+                case AllReduce(stage) if self.ranks(stage) > 1:
+                    self.launched[worker].append(each)
+                    self.serve()
+                case WaitAllReduce(stage, version=version) if self.ranks(stage) > 1:
+                    yield self.summed[stage, version]
+
+    def meet(self, send: Send, link: Link, source: int) -> None:
+        """One end of a message is there; with the second it asks for the link."""
+        self.halves_met[send.message] += 1
+        if self.halves_met[send.message] == 2:
+            queue = self.on_link[source, send.to]
+            queue.append((send, link))
+            if len(queue) == 1:
+                self.transmit(queue)
+
+    def transmit(self, queue: deque[tuple[Send, Link]]) -> None:
+        send, link = queue[0]
+
+        def through() -> None:
+            self.after(link.alpha, self.arrived[send.message].give)
+            queue.popleft()
+            if queue:
+                self.transmit(queue)
+            self.left[send.message].give()
+
+        self.after(link.beta * self.size(send), through)
+
+    def serve(self) -> None:
+        """Starts every sum that is first in the queue of all its members."""
+        for queue in list(self.launched.values()):
+            if queue and queue[0] not in self.running:
+                launch = queue[0]
+                members = {pipe.workers[launch.stage] for pipe in self.header.pipes}
+                if all(self.launched[w] and self.launched[w][0] == launch for w in members):
+                    self.running.add(launch)
+                    self.after(self.all_reduce(launch.stage), self.over(launch, members, self.now))
+
+    def over(self, launch: AllReduce, members: set[int], start: float) -> Callable[[], None]:
+        def call() -> None:
+            for worker in members:
+                self.launched[worker].popleft()
+            self.sums.append((launch.stage, launch.version, start, self.now))
+            self.summed[launch.stage, launch.version].give()
+            self.serve()
+
+        return call
+
+    def compute(self, each: Forward | Backward) -> float:
+        costs = self.setting.stages[each.stage].at[self.setting.micro_batch_size]
+        pipe = next(pipe for pipe in self.header.pipes if each.micros[0] in pipe.micros)
+        backward = costs.recomputing if each.stage in pipe.recompute else costs.backward
+        one = costs.forward if isinstance(each, Forward) else backward
+        return sum(one for _ in each.micros) / (2 if self.header.halves else 1)
+
+    def size(self, send: Send) -> float:
+        message = send.message
+        of = min(message.source, message.target)
+        costs = self.setting.stages[of].at[self.setting.micro_batch_size]
+        one = costs.output if message.source < message.target else costs.gradient
+        return sum(one for _ in message.micros) / (2 if self.header.halves else 1)
+
+    def link(self, source: int, target: int) -> Link:
+        """Between nodes if any copy of the two workers is on two nodes."""
+        workers, W, cluster = self.header.workers, self.setting.copies, self.setting.cluster
+        for w in range(W):
+            ranks = [k * W + w if self.setting.replica_layout else w * workers + k for k in (source, target)]
+            if ranks[0] // cluster.per_node != ranks[1] // cluster.per_node:
+                return cluster.between
+        return cluster.within
+
+    def ranks(self, stage: int) -> int:
+        return self.setting.copies * len({pipe.workers[stage] for pipe in self.header.pipes})
+
+    def all_reduce(self, stage: int) -> float:
+        link, r, size = self.setting.cluster.sums, self.ranks(stage), self.setting.stages[stage].gradients
+        return 2 * log2(r) * link.alpha + 2 * (r - 1) * link.beta * size / r
