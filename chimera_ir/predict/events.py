@@ -10,8 +10,8 @@ A lane runs its instructions one after another. `send`, `recv` and `all_reduce` 
     sum         an all-reduce runs once its last member has launched it, and what each of them launched before is over
     wait        of a send until the message has left, of a receive until it has arrived, of a sum until that is over
 
-Every event waits for a fixed set of others and begins when the last of them is over. So an event that takes longer never
-makes another one earlier.
+Every event waits for a fixed set of others and begins when the last of them is over. So an event that takes longer
+never makes another one earlier.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ class Node(NamedTuple):
 class Events(NamedTuple):
     """All events by number: event n waits for those in ``before[n]``; ``lanes[w]`` are computes and waits in order.
 
-    ``posted[n]`` are the events after which a wire or a sum was posted: by the sender, by every member.
+    ``posted[n]`` are the events after which a wire or a sum was posted: by both ends, by every member.
     """
 
     nodes: Sequence[Node]
@@ -110,7 +110,9 @@ class _Gathered:
                 case Recv(message, source):
                     alpha = self._charges.link(source, worker).alpha
                     notice = self._add(Role.NOTICE, each, (worker, source), alpha, now)
-                    self.before[self._wire(Send(message, worker), source, worker)].append(notice)
+                    wire = self._wire(Send(message, worker), source, worker)
+                    self.before[wire].append(notice)
+                    self.posted[wire] += now
                 case WaitSend(message):
                     own.append(self._add(Role.WAIT, each, (worker,), 0.0, [*now, self._wires[message]]))
                 case WaitRecv(message):
@@ -129,7 +131,9 @@ class _Gathered:
                     assert_never(each)
         self.lanes.append(own)
 
-    def _add(self, role: Role, what: Instruction, workers: tuple[Worker, ...], seconds: float, before: list[int]) -> int:
+    def _add(
+        self, role: Role, what: Instruction, workers: tuple[Worker, ...], seconds: float, before: list[int]
+    ) -> int:
         self.nodes.append(Node(role, what, workers, seconds))
         self.before.append(before)
         return len(self.nodes) - 1

@@ -21,7 +21,7 @@ from chimera_ir.predict.steady import period
 class Event(NamedTuple):
     """Something that takes time, in seconds: an operation or a wait, a message (named by its send), a sum, a notice.
 
-    ``posted`` is when a message was sent, or the last member launched a sum; of anything else it is the start.
+    ``posted`` is when both ends had posted a message, or all members a sum; of anything else it is the start.
     """
 
     role: Role
@@ -38,7 +38,8 @@ class Replay:
 
     ``seconds`` is the time of an update: of a synchronous program the time until everything is over, of an asynchronous
     one that of its steady state. ``lanes[w]`` are the computes and waits of worker w, without a gap until its end.
-    ``messages`` last from the first byte sent to the last received; ``sums`` are those of more than one rank.
+    ``messages`` last from the first byte sent to the last received; ``sums`` are those of more than one rank; both are
+    in the order of their starts.
     ``critical`` are events that follow one another without a gap from 0 to the end, each one needing the one before; of
     a message or a notice the part that the next one waits for.
     """
@@ -78,8 +79,8 @@ def _replay(program: Program, setting: Setting) -> Replay:
         seconds=period(program.header, found, times.order) if program.header.asynchronous else span,
         span=span,
         lanes=tuple(tuple(told[number] for number in lane) for lane in found.lanes),
-        messages=tuple(_whole(told[n], told[n + 1]) for n in told if found.nodes[n].role is Role.WIRE),
-        sums=tuple(told[n] for n in told if found.nodes[n].role is Role.SUM),
+        messages=_by_start(_whole(told[n], told[n + 1]) for n in told if found.nodes[n].role is Role.WIRE),
+        sums=_by_start(told[n] for n in told if found.nodes[n].role is Role.SUM),
         critical=tuple(_critical(told, times)),
     )
 
@@ -137,12 +138,18 @@ def _event(found: Events, times: _Times, number: int) -> Event:
     start, end = times.starts[number], times.ends[number]
     posted = max((times.ends[other] for other in found.posted.get(number, ())), default=0.0)
     if role is Role.WAIT:
-        start = max((times.ends[other] for other in found.before[number] if found.nodes[other].role in _IN_LANE), default=0.0)
+        start = max(
+            (times.ends[other] for other in found.before[number] if found.nodes[other].role in _IN_LANE), default=0.0
+        )
     return Event(role, what, workers, posted if role in _POSTED else start, start, end)
 
 
 _IN_LANE = (Role.COMPUTE, Role.WAIT)
 _POSTED = (Role.WIRE, Role.SUM)
+
+
+def _by_start(several: Iterable[Event]) -> tuple[Event, ...]:
+    return tuple(sorted(several, key=lambda each: (each.start, each.workers)))
 
 
 def _whole(wire: Event, flight: Event) -> Event:

@@ -73,9 +73,7 @@ def _reduced(header: Header, node: Node) -> tuple[tuple[object, ...], int]:
             assert_never(node.what)
 
 
-def _of_micros(
-    header: Header, node: Node, micros: Sequence[Micro], *stages: Stage
-) -> tuple[tuple[object, ...], int]:
+def _of_micros(header: Header, node: Node, micros: Sequence[Micro], *stages: Stage) -> tuple[tuple[object, ...], int]:
     turn = min(micros) // header.period
     within = tuple([micro - turn * header.period for micro in micros])
     return (node.role, type(node.what), within, *stages), turn

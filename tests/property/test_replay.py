@@ -14,6 +14,7 @@ from chimera_ir.ir.ops import Backward, Forward
 from chimera_ir.ir.turns import body, unroll
 from chimera_ir.lower.lower import lower
 from chimera_ir.predict.events import Role
+from chimera_ir.predict.idle import Cause, idle
 from chimera_ir.predict.replay import Event, Replay, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
@@ -195,4 +196,21 @@ def test_no_update_is_shorter_than_its_parts(seed: int) -> None:
     parts = program.header.parts
     times = [setting.timing(stage) for stage in range(program.header.stages)]
     assert found.seconds >= sum(each.forward + min(each.backward, each.recomputing) for each in times) / parts
-    assert {type(each.what) for lane in found.lanes for each in lane if each.role is Role.COMPUTE} == {Forward, Backward}
+    assert {type(each.what) for lane in found.lanes for each in lane if each.role is Role.COMPUTE} == {
+        Forward,
+        Backward,
+    }
+
+
+@_FEW
+@given(SEEDS)
+def test_a_worker_computes_or_is_idle_for_one_reason(seed: int) -> None:
+    program = random_program(seed)
+    setting = random_setting(program.header, Random(seed))
+    found = replay(program, setting)
+    for lane, stretches in zip(found.lanes, idle(found), strict=True):
+        times = sorted((each.start, each.end) for each in (*(e for e in lane if e.role is Role.COMPUTE), *stretches))
+        assert [start for start, _ in times] == [0.0, *(end for _, end in times[:-1])]
+        assert [end for _, end in times[-1:]] == [found.span]
+    unpaid = replace(setting, copies=1, cluster=replace(setting.cluster, between=FREE, within=FREE, sums=FREE))
+    assert {each.cause for lane in idle(replay(program, unpaid)) for each in lane} <= {Cause.BUBBLE}

@@ -1,0 +1,250 @@
+"""The replay on cases that can be worked out by hand, and on the library."""
+
+from dataclasses import replace
+from fractions import Fraction
+from math import log2
+
+import pytest
+
+from chimera_ir.cost.model import Costs
+from chimera_ir.cost.simulate import simulate, ticks
+from chimera_ir.driver import Level, Request, compile_ir
+from chimera_ir.ir.ids import Stage
+from chimera_ir.ir.levels import Program, Schedule
+from chimera_ir.ir.ops import AllReduce, Backward, Forward, Recv, Send, WaitAllReduce
+from chimera_ir.lower.lower import lower
+from chimera_ir.predict.events import Role
+from chimera_ir.predict.replay import Replay, replay
+from chimera_ir.predict.setting import Setting
+from chimera_ir.profile.cluster import FREE, Cluster, Link
+from chimera_ir.profile.costs import StageCosts, Timing
+from chimera_ir.source import Source
+from chimera_ir.verify.verify import Verified
+from tests.literature.test_facts import schedule
+from tests.unit.clocked import all_then_all, one_direction, one_version_each, two_directions, two_versions
+
+F, B = 3.0, 5.0
+
+
+def setting(
+    stages: int,
+    *,
+    link: Link = FREE,
+    sums: Link = FREE,
+    copies: int = 1,
+    costs: tuple[float, float, float] = (F, B, F + B),
+    message: int = 1,
+    gradients: int = 1,
+) -> Setting:
+    """Equal stages; every worker on a node of its own."""
+    stage = StageCosts(1, gradients, 0, {1: Timing(*costs, 1, 1, message, message)})
+    return Setting((stage,) * stages, Cluster("any", 4096, 1, 1, 0, link, link, sums), copies, 1)
+
+
+def replayed(plan: Schedule, **how: object) -> Replay:
+    return replay(lower(plan), setting(plan.header.stages, **how))  # type: ignore[arg-type]
+
+
+LIBRARY = [
+    *((name, {"D": D, "N": N}) for name in ("gpipe", "dapple") for D in (1, 2, 3, 4, 8) for N in (1, 2, D, 2 * D + 1)),
+    *(("gems", {"D": D, "N": N}) for D in (2, 4, 6) for N in (2, 4, 8)),
+    *(("chimera", {"D": D, "N": N}) for D in (2, 4, 6, 8) for N in (2, D - 2, D, 2 * D, 3 * D) if N > 0),
+    *(("chimera", {"D": 8, "N": N, "f": f}) for N in (8, 16) for f in (2, 4)),
+    *((f"chimera_{kind}", {"D": D, "N": N * D}) for kind in ("doubling", "halving") for D in (2, 4, 8) for N in (2, 4)),
+    *(("pipedream", {"D": D}) for D in (1, 2, 3, 4, 8)),
+    *(("pipedream_2bw", {"D": D, "N": N}) for D in (1, 2, 3, 4, 8) for N in (D, D + 1, 2 * D)),
+]
+
+
+@pytest.mark.parametrize("costs", [Costs(), Costs(F=Fraction(2, 3), B=Fraction(7, 5), recomputing=Fraction(9, 4))])
+@pytest.mark.parametrize(("name", "sizes"), LIBRARY)
+def test_with_free_communication_every_scheme_of_the_library_takes_its_makespan(
+    name: str, sizes: dict[str, int], costs: Costs
+) -> None:
+    """Counted in ticks, which are whole numbers, so that no float is rounded."""
+    plan = schedule(name, **sizes)
+    timeline = simulate(plan, costs)
+    tick, duration = ticks(plan.header, costs)
+    whole = [float(cost / tick) for cost in (costs.F, costs.B, costs.recomputing)]
+    program = lower(plan, duration=duration)
+    found = replay(program, setting(plan.header.stages, costs=(whole[0], whole[1], whole[2]), copies=2))
+    assert Fraction(found.seconds) * tick == timeline.makespan
+    assert found.span == timeline.span
+    assert [[(e.what, e.start, e.end) for e in lane if e.role is Role.COMPUTE] for lane in found.lanes] == [
+        [tuple(timed) for timed in lane] for lane in timeline.lanes
+    ]
+
+
+@pytest.mark.parametrize("D", [2, 3, 4, 8])
+@pytest.mark.parametrize("N", [1, 2, 4, 16])
+def test_quick_messages_delay_only_the_way_down_and_the_way_back(D: int, N: int) -> None:
+    """All forwards, then all backwards: (N + D - 1)(F + B) + 2 (D - 1)(alpha + beta L): receives are posted ahead."""
+    found = replayed(all_then_all(D, N), link=Link(0.5, 0.25), message=4)
+    assert found.seconds == (N + D - 1) * (F + B) + 2 * (D - 1) * (0.5 + 0.25 * 4)
+
+
+@pytest.mark.parametrize("D", [2, 3, 4, 8])
+@pytest.mark.parametrize("N", [1, 2, 4, 16])
+def test_slow_links_take_the_place_of_the_stages(D: int, N: int) -> None:
+    """A link that needs b > B for a message sets the pace of both phases: D (F + B) + 2 (N + D - 2) b."""
+    b = 7.0
+    found = replayed(all_then_all(D, N), link=Link(0.0, b))
+    assert found.seconds == D * (F + B) + 2 * (N + D - 2) * b
+
+
+@pytest.mark.parametrize("D", [1, 2, 4])
+@pytest.mark.parametrize("copies", [1, 2, 8, 64])
+def test_the_sum_of_a_stage_that_nothing_follows_is_waited_for_in_full(D: int, copies: int) -> None:
+    """1F1B with a flush: the first stage ends last. Alone it has no sum; copies make it larger, not more."""
+    found = replayed(one_direction(D, 4), sums=Link(1.0, 0.5), copies=copies, gradients=16)
+    cost = 2 * log2(copies) * 1.0 + 2 * (copies - 1) / copies * 0.5 * 16
+    assert found.seconds == (4 + D - 1) * (F + B) + cost
+    assert [each.end - each.start for each in found.sums] == [pytest.approx(cost)] * (D if copies > 1 else 0)
+
+
+def test_two_directions_hide_the_sums_that_were_launched_in_time() -> None:
+    """D = N = 4, Figure 2: a sum of 2 workers ends before the flush does, one that is launched last does not."""
+    none = replayed(two_directions(4)).seconds
+    found = replayed(two_directions(4), sums=Link(0.0, 1.0))
+    assert found.seconds == none + 1.0
+    early = [each for each in found.sums if each.end < found.seconds - 1.0]
+    assert {each.what.stage for each in early if isinstance(each.what, AllReduce)} >= {Stage(3)}
+
+
+def test_sums_of_one_worker_follow_one_another() -> None:
+    """D = N = 2 in both directions: both stages on both workers, so both sums have the same members."""
+    found = replayed(two_directions(2), sums=Link(0.0, 4.0))
+    one, two = sorted(found.sums, key=lambda each: each.start)
+    assert two.start == max(one.end, two.posted)
+    assert one.end - one.start == 4.0
+    assert found.critical[-1].role is Role.SUM
+
+
+def test_stages_differ_and_weights_too() -> None:
+    """One micro-batch goes down and back: F1 + c + F2 + B2 + c' + B1, then the sum of the first stage's weights."""
+    stages = (
+        StageCosts(1, 100, 0, {1: Timing(2.0, 3.0, 5.0, 1, 1, 10, 20)}),
+        StageCosts(1, 900, 0, {1: Timing(7.0, 11.0, 18.0, 1, 1, 0, 0)}),
+    )
+    link, sums = Link(2.0, 0.5), Link(0.0, 1.0)
+    how = Setting(stages, Cluster("any", 4, 1, 1, 0, link, link, sums), 2, 1)
+    found = replay(lower(one_direction(2, 1)), how)
+    first_ends = 2 + (2 + 5) + 7 + 11 + (2 + 10) + 3
+    second_sums = 2 + (2 + 5) + 7 + 11 + 900
+    assert found.seconds == max(first_ends + 100, second_sums) == second_sums
+    assert [type(each.what) for each in found.critical] == [Forward, Send, Forward, Backward, AllReduce]
+
+
+def test_messages_within_a_node_take_the_other_link() -> None:
+    slow, quick = Link(0.0, 9.0), Link(0.0, 1.0)
+    how = setting(4)
+    how = replace(how, cluster=replace(how.cluster, per_node=2, between=slow, within=quick))
+    found = replay(lower(one_direction(4, 1)), how)
+    assert found.seconds == 4 * (F + B) + 2 * (1 + 9 + 1)
+    copies = replace(how, copies=2, replica_layout=True)
+    assert replay(lower(one_direction(4, 1)), copies).seconds == 4 * (F + B) + 2 * (9 + 9 + 9)
+
+
+LATE = """program late
+parameters D=2
+workers 2
+stages 2
+micro_batches 1
+pipe down on 0 1 micros 0..1
+
+worker 0:
+  F m0 s0
+  send m0 s0->s1 to w1
+  recv m0 s1->s0 from w1 into 0
+  wait recv m0 s1->s0
+  wait send m0 s0->s1
+  B m0 s0
+  all_reduce s0
+  wait all_reduce s0
+  step s0
+
+worker 1:
+  recv m0 s0->s1 from w0 into 0
+  wait recv m0 s0->s1
+  F m0 s1
+  B m0 s1
+  send m0 s1->s0 to w0
+  all_reduce s1
+  wait all_reduce s1
+  step s1
+  wait send m0 s1->s0
+"""
+
+
+def by_hand(text: str) -> Program:
+    levels = dict(compile_ir(Request(Source("late.sir", text)), lambda _: None))
+    verified = levels[Level.PROGRAM]
+    assert isinstance(verified, Verified)
+    return verified.program
+
+
+def test_a_receive_that_is_posted_late_is_announced_before_anything_is_sent() -> None:
+    """Gloo's rendezvous: the sender hears of the receive one latency after it was posted."""
+    early = by_hand(LATE)
+    lane = early.lanes[0]
+    sent = lane.index(next(each for each in lane if isinstance(each, Send)))
+    assert isinstance(lane[sent + 1], Recv)
+    how = setting(2, link=Link(10.0, 1.0))
+    assert replay(early, how).seconds == 2 * (F + B) + 2 * 11 + (10 - F)
+    slow = replay(early, how).critical
+    assert [each.role for each in slow] == [
+        *(Role.NOTICE, Role.WIRE, Role.COMPUTE, Role.COMPUTE, Role.WIRE, Role.COMPUTE)
+    ]
+    assert (slow[0].workers, slow[0].start, slow[0].end) == ((1, 0), 0.0, 10.0)
+
+
+def test_a_wait_tells_since_when() -> None:
+    found = replayed(one_direction(2, 1), link=Link(0.0, 2.0), copies=2, sums=Link(0.0, 4.0))
+    assert [(each.role, each.start, each.end) for each in found.lanes[1]] == [
+        (Role.WAIT, 0.0, F + 2),
+        (Role.COMPUTE, F + 2, 2 * F + 2),
+        (Role.COMPUTE, 2 * F + 2, 2 * F + B + 2),
+        (Role.WAIT, 2 * F + B + 2, 2 * F + B + 4),
+        (Role.WAIT, 2 * F + B + 4, 2 * F + B + 6),
+    ]
+    down, up = found.messages
+    assert (down.workers, down.posted, down.start, down.end) == ((0, 1), F, F, F + 2)
+    assert up.workers == (1, 0)
+
+
+@pytest.mark.parametrize("D", [2, 3, 4, 8])
+@pytest.mark.parametrize("c", [0.0, 0.25, 1.0])
+def test_without_a_flush_a_micro_batchs_way_is_shared_by_as_many_as_are_on_it(D: int, c: float) -> None:
+    """The first worker has D micro-batches on their way: each takes D (F + B) + 2 (D - 1) c there and back."""
+    found = replayed(one_version_each(D), link=Link(0.0, c))
+    assert found.seconds == pytest.approx(F + B + 2 * (D - 1) * c / D, rel=1e-15)
+
+
+def test_without_a_flush_sums_are_hidden_while_older_weights_are_read() -> None:
+    """Two versions: the sum of an update may take all of the next one, and then sets the pace itself."""
+    K, D = 4, 2
+    hidden = replayed(two_versions(D, K), sums=Link(0.0, 1.0), copies=2, gradients=1)
+    assert hidden.seconds == K * (F + B)
+    paced = replayed(two_versions(D, K), sums=Link(0.0, 1.0), copies=2, gradients=1000)
+    assert paced.seconds >= 1000
+
+
+def test_no_lane_no_time() -> None:
+    plan = one_direction(1, 1)
+    idle = Schedule(replace(plan.header, workers=2), (*plan.lanes, ()))
+    found = replayed(idle)
+    assert (found.seconds, found.lanes[1], len(found.critical)) == (F + B, (), 2)
+
+
+def test_other_stages_than_the_programs_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 stages are given and the program has 2"):
+        replay(lower(one_direction(2, 1)), setting(3))
+
+
+def test_a_program_that_waits_in_a_circle_is_refused() -> None:
+    program = lower(one_direction(2, 1))
+    lane = program.lanes[1]
+    wait = next(each for each in lane if isinstance(each, WaitAllReduce))
+    stuck = Program(program.header, (program.lanes[0], (wait, *(each for each in lane if each != wait))))
+    with pytest.raises((ValueError, KeyError)):
+        replay(stuck, setting(2, copies=2))
