@@ -29,7 +29,7 @@ IMPORTS = {
     "graph": {"ir"},
     "verify": {"ir", "graph", "diagnostics", "source"},
     "cost": {"ir", "graph"},
-    "picture": {"cost", "ir", "resources"},
+    "picture": {"cost", "ir", "predict", "resources"},
     "codegen": {"ir", "resources", "verify"},
     "profile": {"diagnostics", "source"},
     "predict": {"cost", "ir", "graph", "profile", "verify"},

@@ -107,7 +107,7 @@ def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubb
     scale = _scale(timeline, unit)
     right = scale.x(timeline.span)
     bottom = scale.y(len(timeline.lanes)) - scale.gap
-    title, note = _text(heading(timeline)), summary(timeline)
+    title, note = plain(heading(timeline)), summary(timeline)
     margin = 14 + 4 * len(decimal(timeline.shown))
     ends = (scale.x(lane[-1].end) for lane in timeline.lanes if lane)
     width = max(int(max(ends, default=right)), _LEFT + 10 * len(title), _LEFT + 7 * len(note)) + margin
@@ -117,10 +117,10 @@ def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubb
         width=width,
         height=(marked if timeline.events else bubble).y + 28,
         left=_LEFT,
-        right=_pixels(right),
+        right=pixels(right),
         top=_TOP,
         bottom=bottom,
-        chart=_pixels(right - _LEFT),
+        chart=pixels(right - _LEFT),
         row_height=scale.row,
         font=scale.font,
         stroke="1" if scale.row > 16 else "0.5",
@@ -150,7 +150,7 @@ def fair_unit(timeline: Timeline) -> Fraction:
     span = max(timeline.span, 1)
     least, most = FAIR
     longest = _longest_labels(timed).items()
-    labelled = max((_room(text, FONT) / length for length, text in longest), default=Fraction(0)) * shortest
+    labelled = max((room(text, FONT) / length for length, text in longest), default=Fraction(0)) * shortest
     box = Fraction(min(max(WIDTH * shortest // span, least), max(most, ceil(labelled))))
     return min(box / shortest, Fraction(WIDEST, span)) / timeline.tick
 
@@ -162,18 +162,18 @@ def _scale(timeline: Timeline, unit: Fraction) -> _Scale:
     row, gap = (14, 2) if many else (26, 4)
     sizes = range(10 if many else FONT, 8, -1)
     longest = _longest_labels(chain.from_iterable(timeline.lanes)).items()
-    fitting = (size for size in sizes if all(_room(text, size) <= length * pixel for length, text in longest))
+    fitting = (size for size in sizes if all(room(text, size) <= length * pixel for length, text in longest))
     return _Scale(pixel, row, gap, next(fitting, 9))
 
 
 def _legible(timeline: Timeline, window: Window | None) -> Timeline:
     """All of a timeline; or, if labels have no room then and there is a steady state, the beginning that shows it."""
     scale, longest = _scale(timeline, fair_unit(timeline)), _longest_labels(chain.from_iterable(timeline.lanes))
-    fits = all(_room(text, scale.font) <= length * scale.pixel for length, text in longest.items())
+    fits = all(room(text, scale.font) <= length * scale.pixel for length, text in longest.items())
     return timeline if fits or window is None else beginning(timeline, window)
 
 
-def _room(text: str, font: int) -> Fraction:
+def room(text: str, font: int) -> Fraction:
     """The pixels that a label takes up in its box."""
     return len(text) * font * _GLYPH + 3
 
@@ -183,7 +183,7 @@ def _row(worker: int, scale: _Scale) -> Row:
 
 
 def _baseline(y: int, scale: _Scale) -> str:
-    return _pixels(y + Fraction(scale.row, 2) + scale.font * Fraction(36, 100))
+    return pixels(y + Fraction(scale.row, 2) + scale.font * Fraction(36, 100))
 
 
 def _families(timeline: Timeline, scale: _Scale) -> Iterator[Family]:
@@ -199,7 +199,7 @@ def _families(timeline: Timeline, scale: _Scale) -> Iterator[Family]:
 
     def fits(timed: Timed) -> bool:
         length = timed.end - timed.start
-        return _room(longest[length], scale.font) <= length * scale.pixel
+        return room(longest[length], scale.font) <= length * scale.pixel
 
     for (strand, _), placed in sorted(members.items(), key=lambda member: member[0]):
         sample = placed[0][1].operation
@@ -224,20 +224,20 @@ def _longest_labels(timed: Iterable[Timed]) -> dict[int, str]:
 def _box(placed: _Placed, timeline: Timeline, scale: _Scale) -> Box:
     worker, timed = placed
     left, right = scale.x(timed.start), scale.x(timed.end)
-    return Box(_pixels(left), scale.y(worker), _pixels(right - left), _title(timed, timeline))
+    return Box(pixels(left), scale.y(worker), pixels(right - left), _title(timed, timeline))
 
 
 def _outline(placed: _Placed, scale: _Scale) -> str:
     """The rectangle of an operation as a part of a path."""
     worker, timed = placed
-    left, right = _pixels(scale.x(timed.start)), _pixels(scale.x(timed.end))
+    left, right = pixels(scale.x(timed.start)), pixels(scale.x(timed.end))
     return f"M{left} {scale.y(worker)}H{right}v{scale.row}H{left}z"
 
 
 def _label(placed: _Placed, scale: _Scale) -> Label:
     worker, timed = placed
     middle = (scale.x(timed.start) + scale.x(timed.end)) / 2
-    return Label(_pixels(middle), _baseline(scale.y(worker), scale), label(timed.operation))
+    return Label(pixels(middle), _baseline(scale.y(worker), scale), label(timed.operation))
 
 
 def _title(timed: Timed, timeline: Timeline) -> str:
@@ -247,7 +247,7 @@ def _title(timed: Timed, timeline: Timeline) -> str:
     micros = ("micro-batch " if len(operation.micros) == 1 else "micro-batches ") + label(operation)
     when = f"{decimal(timed.start * tick)} to {decimal(timed.end * tick)}"
     read = "" if operation.version is None else f", reads version {operation.version}"
-    return _text(f"{kind} of {micros} on stage {operation.stage}, pipe {pipe}: {when}{read}")
+    return plain(f"{kind} of {micros} on stage {operation.stage}, pipe {pipe}: {when}{read}")
 
 
 def _ticks(timeline: Timeline, scale: _Scale) -> Iterator[Tick]:
@@ -259,15 +259,15 @@ def _ticks(timeline: Timeline, scale: _Scale) -> Iterator[Tick]:
     distance = step(length / per_unit)
     time = Fraction(0)
     while time == 0 or (span - time) * per_unit >= length:
-        yield Tick(_pixels(_LEFT + time * per_unit), decimal(time))
+        yield Tick(pixels(_LEFT + time * per_unit), decimal(time))
         time += distance
         if time > span:
             break
-    yield Tick(_pixels(_LEFT + span * per_unit), decimal(span))
+    yield Tick(pixels(_LEFT + span * per_unit), decimal(span))
 
 
 def _mark(event: Event, timeline: Timeline, scale: _Scale) -> Mark:
-    x = _pixels(_LEFT + event.at / timeline.tick * scale.pixel)
+    x = pixels(_LEFT + event.at / timeline.tick * scale.pixel)
     side = max(2, min(_MARK, scale.row // 4))
     return Mark(f"M{x} {scale.y(event.worker) + side}l{-side} {-2 * side}h{2 * side}z", _told(event))
 
@@ -290,12 +290,12 @@ def _brackets(window: Window | None, scale: _Scale, width: int, bottom: int) -> 
     if window is None:
         return
     start, end, text = scale.x(window.start), scale.x(window.end), bracket(window)
-    left, right, y = _pixels(start), _pixels(end), bottom + 30
+    left, right, y = pixels(start), pixels(end), bottom + 30
     behind = end + 8 + 7 * len(text) <= width
     yield Bracket(
         path=f"M{left} {y}v6H{right}v-6",
         lines=f"M{left} {_TOP - 6}V{bottom + 6}M{right} {_TOP - 6}V{bottom + 6}",
-        x=_pixels(end + 8 if behind else start - 8),
+        x=pixels(end + 8 if behind else start - 8),
         y=y + 8,
         anchor="start" if behind else "end",
         text=text,
@@ -311,7 +311,7 @@ def _legend(timeline: Timeline, width: int, y: int) -> Iterator[Entry]:
         if strand.micros
     ]
     for light, dark, name in [*told, (PAPER, PAPER, "bubble"), (PAPER, PAPER, happening(timeline))]:
-        text = _text(name)
+        text = plain(name)
         length = 68 + 8 * len(text)
         if x > _LEFT and x + length > width:
             x, y = _LEFT, y + 24
@@ -319,11 +319,11 @@ def _legend(timeline: Timeline, width: int, y: int) -> Iterator[Entry]:
         x += length
 
 
-def _pixels(value: Fraction) -> str:
+def pixels(value: Fraction) -> str:
     """A length to a hundredth of a pixel, without superfluous zeros."""
     return f"{float(round(value, 2)):.2f}".rstrip("0").rstrip(".")
 
 
-def _text(words: str) -> str:
+def plain(words: str) -> str:
     """Words without the characters that XML has no way to write."""
     return "".join(each if each >= " " and not "\ud800" <= each <= "\udfff" else "\ufffd" for each in words)

@@ -87,7 +87,11 @@ def ink(operation: Compute) -> str:
 
 def heading(timeline: Timeline) -> str:
     """The scheme and its parameters."""
-    header = timeline.header
+    return named(timeline.header)
+
+
+def named(header: Header) -> str:
+    """The scheme and its parameters, of any level."""
     return "  ".join([header.scheme, *(f"{name}={value}" for name, value in header.parameters)])
 
 

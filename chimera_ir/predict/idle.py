@@ -18,8 +18,8 @@ class Cause(Enum):
     """
 
     BUBBLE = "bubble"
-    MESSAGE = "message on its way"
-    SUM = "sum of gradients"
+    MESSAGE = "waiting for a message"
+    SUM = "waiting for a sum"
 
 
 class Stretch(NamedTuple):

@@ -1,0 +1,334 @@
+"""A replay as SVG: operations in real proportions, idle time by its cause, sums below each lane, the critical path.
+
+Everything is computed here; ``templates/replay.svg.j2`` only writes it down. Same replay, same bytes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import chain
+
+from chimera_ir.cost.numbers import percent
+from chimera_ir.ir.ids import Worker
+from chimera_ir.ir.ops import AllReduce, Backward, Forward, Send
+from chimera_ir.picture.shapes import Entry, Label, Row, Tick
+from chimera_ir.picture.svg import FAIR, FONT, TOLD, WIDEST, WIDTH, pixels, plain, room, written
+from chimera_ir.picture.words import INK, PAPER, colour, hue, ink, label, named, step, strand_numbers, strands
+from chimera_ir.predict.events import Role
+from chimera_ir.predict.idle import Cause, idle, shares
+from chimera_ir.predict.replay import Event, Replay
+
+_LEFT, _TOP = 46, 62
+_MOST = 90
+"""The largest width of the shortest operation's box."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A rectangle, and a text for whoever points at it."""
+
+    x: str
+    y: int
+    width: str
+    height: int
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """Operations of one strand in one direction: their colours, one by one or as a single path, and their labels."""
+
+    fill: str
+    ink: str
+    boxes: tuple[Shape, ...]
+    outline: str
+    labels: tuple[Label, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Idle time of one cause, as one path, and its line in the legend; ``pattern`` is its ground in the template."""
+
+    pattern: str
+    path: str
+    x: int
+    y: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Everything that the template writes, in pixels."""
+
+    width: int
+    height: int
+    left: int
+    right: str
+    bottom: int
+    font: int
+    stroke: str
+    ink: str
+    paper: str
+    heading: str
+    summary: str
+    rows: tuple[Row, ...]
+    ticks: tuple[Tick, ...]
+    idle: tuple[Idle, ...]
+    families: tuple[Boxes, ...]
+    messages: str
+    sums: tuple[Shape, ...]
+    sums_path: str
+    critical: str
+    notices: str
+    legend: tuple[Entry, ...]
+    sum_entry: Entry
+    message_entry: Entry
+    critical_entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """Pixels per second, and the vertical measures: a lane, the strip of sums below it, and the gap to the next."""
+
+    pixel: Fraction
+    row: int
+    strip: int
+    gap: int
+    font: int
+
+    def x(self, seconds: float) -> Fraction:
+        return _LEFT + self.pixel * Fraction(seconds)
+
+    def y(self, worker: int) -> int:
+        return _TOP + worker * (self.row + self.strip + self.gap)
+
+
+def draw_replay(replay: Replay) -> str:
+    """The replay as a self-contained SVG document; names from the scheme and the cluster are escaped."""
+    return written("replay.svg.j2", drawing=drawing(replay))
+
+
+def drawing(replay: Replay) -> Drawing:
+    """The places and sizes of everything in the drawing."""
+    scale = _scale(replay)
+    right, workers = scale.x(replay.span), len(replay.lanes)
+    bottom = scale.y(workers) - scale.gap
+    heading, summary = plain(_heading(replay)), plain(_summary(replay))
+    width = int(max(float(right), _LEFT + 10 * len(heading), _LEFT + 7 * len(summary))) + 60
+    names = [*(each.value for each in Cause), "sum under way", "message", "critical path"]
+    *entries, sums, messages, critical = _legend(replay, names, width, bottom + 44)
+    told = sum(map(len, replay.lanes)) <= TOLD
+    return Drawing(
+        width=width,
+        height=critical.y + 28,
+        left=_LEFT,
+        right=pixels(right),
+        bottom=bottom,
+        font=scale.font,
+        stroke="1" if scale.row > 16 else "0.5",
+        ink=INK,
+        paper=PAPER,
+        heading=heading,
+        summary=summary,
+        rows=tuple(Row(f"P{worker}", scale.y(worker), _baseline(worker, scale)) for worker in range(workers)),
+        ticks=tuple(_ticks(replay, scale)),
+        idle=tuple(_idle(replay, scale, entries[-len(Cause) :])),
+        families=tuple(_families(replay, scale, told)),
+        messages="".join(_arrow(each, scale) for each in replay.messages if each.end > each.start),
+        sums=tuple(_strip(each, worker, scale) for each, worker in _summing(replay)) if told else (),
+        sums_path="" if told else "".join(_rectangle(each, worker, scale) for each, worker in _summing(replay)),
+        critical="".join(_marked(each, scale) for each in replay.critical if each.role is not Role.NOTICE),
+        notices="".join(_arrow(each, scale) for each in replay.critical if each.role is Role.NOTICE),
+        legend=tuple(entries[: -len(Cause)]),
+        sum_entry=sums,
+        message_entry=messages,
+        critical_entry=critical,
+    )
+
+
+def _scale(replay: Replay) -> _Scale:
+    """As wide as a timeline is drawn, or wider if all labels then fit; fair to the shortest operation in any case."""
+    lengths = [Fraction(each.end) - Fraction(each.start) for each in _computes(replay)]
+    shortest = min((length for length in lengths if length > 0), default=Fraction(1))
+    span = Fraction(replay.span) or Fraction(1)
+    row, strip, gap, font = (14, 4, 3, 10) if len(replay.lanes) > 16 else (26, 7, 5, FONT)
+    labelled = max((room(_label(each), font) for each in _computes(replay)), default=Fraction(0)) / shortest
+    least = labelled if labelled * span <= WIDEST else FAIR[0] / shortest
+    return _Scale(min(max(WIDTH / span, least), _MOST / shortest, WIDEST / span), row, strip, gap, font)
+
+
+def _label(each: Event) -> str:
+    assert isinstance(each.what, Forward | Backward)
+    return label(each.what)
+
+
+def _computes(replay: Replay) -> Iterator[Event]:
+    return (each for each in chain.from_iterable(replay.lanes) if each.role is Role.COMPUTE)
+
+
+def _heading(replay: Replay) -> str:
+    setting = replay.setting
+    return f"{named(replay.header)}  W={setting.copies} B={setting.micro_batch_size} on {setting.cluster.name}"
+
+
+def _summary(replay: Replay) -> str:
+    """How long an update takes, and what the workers' time goes into."""
+    found = shares(replay) if replay.span else dict.fromkeys(Cause, 0.0)
+    busy = 1 - sum(found.values())
+    parts = [
+        ("computing", busy),
+        ("bubbles", found[Cause.BUBBLE]),
+        ("waiting for messages", found[Cause.MESSAGE]),
+        ("waiting for sums", found[Cause.SUM]),
+    ]
+    said = ", ".join(f"{name} {percent(Fraction(share))}" for name, share in parts)
+    if replay.header.asynchronous:
+        shown = f"the first {replay.header.updates} updates, in {told(replay.span)}"
+        return f"one update in the steady state: {told(replay.seconds)}; {shown}: {said}"
+    return f"one update: {told(replay.seconds)}; {said}"
+
+
+_UNITS = (("s", 1), ("ms", 1000), ("us", 1_000_000))
+
+
+def _unit(seconds: float) -> tuple[str, int]:
+    """The largest unit of which there is at least one."""
+    return next((unit for unit in _UNITS if seconds * unit[1] >= 1), _UNITS[-1])
+
+
+def told(seconds: float) -> str:
+    """A duration for people, in four significant digits.
+
+    Examples
+    --------
+    >>> told(12.5), told(0.03), told(4e-6)
+    ('12.5 s', '30 ms', '4 us')
+    """
+    name, factor = _unit(seconds)
+    return f"{seconds * factor:.4g} {name}"
+
+
+def _baseline(worker: int, scale: _Scale) -> str:
+    return pixels(scale.y(worker) + Fraction(scale.row, 2) + scale.font * Fraction(36, 100))
+
+
+def _ticks(replay: Replay, scale: _Scale) -> Iterator[Tick]:
+    """Marks at round times, in the unit that suits the whole."""
+    name, factor = _unit(replay.span)
+    distance = step(80 * factor / scale.pixel)
+    for number in range(int(Fraction(replay.span) * factor / distance) + 1):
+        time = number * distance
+        text = f"{float(time):.10g}" + ("" if number else f" {name}")
+        yield Tick(pixels(_LEFT + scale.pixel * time / factor), text)
+
+
+def _idle(replay: Replay, scale: _Scale, entries: list[Entry]) -> Iterator[Idle]:
+    paths: dict[Cause, list[str]] = {cause: [] for cause in Cause}
+    for worker, lane in enumerate(idle(replay)):
+        for cause, start, end in lane:
+            paths[cause].append(_span(start, end, scale.y(worker), scale.row, scale))
+    for cause, entry in zip(Cause, entries, strict=True):
+        yield Idle(cause.name.lower(), "".join(paths[cause]), entry.x, entry.y, entry.name)
+
+
+def _span(start: float, end: float, y: int, height: int, scale: _Scale) -> str:
+    """The rectangle of a time, as a part of a path."""
+    left, right = pixels(scale.x(start)), pixels(scale.x(end))
+    return f"M{left} {y}H{right}v{height}H{left}z"
+
+
+def _families(replay: Replay, scale: _Scale, one_by_one: bool) -> Iterator[Boxes]:
+    """The operations, strand by strand, forwards before backwards."""
+    numbers = strand_numbers(replay.header)
+    members: dict[tuple[int, bool], list[Event]] = {}
+    for each in _computes(replay):
+        assert isinstance(each.what, Forward | Backward)
+        key = numbers[each.what.micros[0]], isinstance(each.what, Backward)
+        members.setdefault(key, []).append(each)
+    for (strand, _), several in sorted(members.items(), key=lambda member: member[0]):
+        sample = several[0].what
+        assert isinstance(sample, Forward | Backward)
+        yield Boxes(
+            fill=colour(sample, strand),
+            ink=ink(sample),
+            boxes=tuple(_box(each, scale) for each in several) if one_by_one else (),
+            outline="" if one_by_one else "".join(_outline(each, scale) for each in several),
+            labels=tuple(_labels(several, scale)),
+        )
+
+
+def _box(each: Event, scale: _Scale) -> Shape:
+    assert isinstance(each.what, Forward | Backward)
+    kind = "forward" if isinstance(each.what, Forward) else "backward"
+    title = f"{kind} of {label(each.what)} on stage {each.what.stage}, {told(each.start)} to {told(each.end)}"
+    return _shape(each, scale.y(each.workers[0]), scale.row, title, scale)
+
+
+def _shape(each: Event, y: int, height: int, title: str, scale: _Scale) -> Shape:
+    left, right = scale.x(each.start), scale.x(each.end)
+    return Shape(pixels(left), y, pixels(right - left), height, title)
+
+
+def _outline(each: Event, scale: _Scale) -> str:
+    return _span(each.start, each.end, scale.y(each.workers[0]), scale.row, scale)
+
+
+def _labels(several: list[Event], scale: _Scale) -> Iterator[Label]:
+    """The labels of operations, if all of them have room for theirs."""
+    if all(room(_label(each), scale.font) <= scale.x(each.end) - scale.x(each.start) for each in several):
+        for each in several:
+            middle = (scale.x(each.start) + scale.x(each.end)) / 2
+            yield Label(pixels(middle), _baseline(each.workers[0], scale), _label(each))
+
+
+def _summing(replay: Replay) -> Iterator[tuple[Event, Worker]]:
+    """Every sum with each of its members."""
+    return ((each, worker) for each in replay.sums if each.end > each.start for worker in each.workers)
+
+
+def _strip(each: Event, worker: Worker, scale: _Scale) -> Shape:
+    assert isinstance(each.what, AllReduce)
+    title = (
+        f"sum of the gradients of stage {each.what.stage}, launched by all at {told(each.posted)}, "
+        f"{told(each.start)} to {told(each.end)}"
+    )
+    return _shape(each, scale.y(worker) + scale.row + 1, scale.strip - 1, title, scale)
+
+
+def _rectangle(each: Event, worker: Worker, scale: _Scale) -> str:
+    return _span(each.start, each.end, scale.y(worker) + scale.row + 1, scale.strip - 1, scale)
+
+
+def _arrow(each: Event, scale: _Scale) -> str:
+    """The way of a message, or of a notice, from the near edge of one lane to that of another."""
+    source, target = (scale.y(worker) for worker in each.workers[:2])
+    down = target > source
+    start, end = (source + scale.row, target) if down else (source, target + scale.row)
+    return f"M{pixels(scale.x(each.start))} {start}L{pixels(scale.x(each.end))} {end}"
+
+
+def _marked(each: Event, scale: _Scale) -> str:
+    """What the critical path adds to an event: an outline, or a line along a message."""
+    match each.what:
+        case Send():
+            return _arrow(each, scale)
+        case AllReduce():
+            return "".join(_rectangle(each, worker, scale) for worker in each.workers)
+        case _:
+            return _outline(each, scale)
+
+
+def _legend(replay: Replay, names: list[str], width: int, y: int) -> Iterator[Entry]:
+    """A line for each strand in use and for each name, in as many rows as the width asks for."""
+    x = _LEFT
+    told_strands = [
+        (hue(number).light, hue(number).dark, strand.name)
+        for number, strand in enumerate(strands(replay.header))
+        if strand.micros
+    ]
+    for light, dark, name in [*told_strands, *((PAPER, PAPER, name) for name in names)]:
+        length = 68 + 8 * len(plain(name))
+        if x > _LEFT and x + length > width:
+            x, y = _LEFT, y + 24
+        yield Entry(x, y, light, dark, plain(name))
+        x += length
