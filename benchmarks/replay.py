@@ -81,7 +81,9 @@ def main() -> None:
             f"{seconds:>8.3f} s{found.seconds:>10.3f} s",
             flush=True,
         )
-    print(f"\nexponent, without {'pipedream_2bw'}: {statistics.linear_regression(*zip(*points, strict=True)).slope:.2f}")
+    print(
+        f"\nexponent, without {'pipedream_2bw'}: {statistics.linear_regression(*zip(*points, strict=True)).slope:.2f}"
+    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,13 @@ from chimera_ir.cost.simulate import Timeline
 from chimera_ir.cost.window import beginning, steady_window
 from chimera_ir.driver import Level, Request, compile_scheme
 from chimera_ir.picture import sheet, svg
+from chimera_ir.picture.replayed import draw_replay
+from chimera_ir.predict.replay import replay
+from chimera_ir.predict.setting import Setting
+from chimera_ir.profile.cluster import Cluster, Link
+from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.source import Source
+from chimera_ir.verify.verify import Verified
 
 DOCS = Path(__file__).resolve().parent
 IMAGES = DOCS / "images"
@@ -98,13 +104,33 @@ SHEETS: Mapping[str, tuple[str, Sequence[Sequence[Shown]]]] = {
 }
 """The paper's figures: a title, and rows of schedules."""
 
+_SLOW = Link(alpha=2e-4, beta=1e-9)
+_LATER = StageCosts(16_000_000, 16_000_000, 0, {4: Timing(0.010, 0.020, 0.030, 0, 0, 4_000_000, 4_000_000)})
+_FIRST = StageCosts(28_000_000, 28_000_000, 0, {4: Timing(0.013, 0.026, 0.039, 0, 0, 4_000_000, 4_000_000)})
+REPLAYS = {
+    "replay.svg": (
+        Shown("", "chimera", FOUR),
+        Setting(
+            stages=(_FIRST, _LATER, _LATER, _LATER),
+            cluster=Cluster("a slow network", 8, 1, 0, 0, between=_SLOW, within=_SLOW, sums=_SLOW),
+            copies=2,
+            micro_batch_size=4,
+        ),
+    ),
+}
+"""Programs on a cluster, replayed."""
 
-def compiled(shown: Shown) -> Timeline:
-    """The timeline of a scheme that passes every rule."""
+
+def levels_of(shown: Shown) -> dict[Level, object]:
+    """Every level of a scheme that passes every rule."""
     file = DOCS / shown.scheme
     source = Source(file.name, file.read_text(encoding="utf-8")) if file.suffix else library.source(shown.scheme)
-    levels = dict(compile_scheme(Request(source, shown.settings, shown.costs), lambda _: None))
-    timeline = levels[Level.TIMELINE]
+    return dict(compile_scheme(Request(source, shown.settings, shown.costs), lambda _: None))
+
+
+def compiled(shown: Shown) -> Timeline:
+    """The timeline of a scheme."""
+    timeline = levels_of(shown)[Level.TIMELINE]
     assert isinstance(timeline, Timeline)
     return timeline
 
@@ -123,6 +149,10 @@ def drawings() -> Iterator[tuple[str, str]]:
     for name, (title, rows) in SHEETS.items():
         there = [[panel(shown) for shown in row if shown.exists] for row in rows]
         yield name, sheet.draw(title, [row for row in there if row])
+    for name, (shown, setting) in REPLAYS.items():
+        verified = levels_of(shown)[Level.PROGRAM]
+        assert isinstance(verified, Verified)
+        yield name, draw_replay(replay(verified.program, setting))
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 A lane runs its instructions one after another. `send`, `recv` and `all_reduce` only post; computes and waits take time.
 
+    begin       of a lane: nothing; an update that follows another begins once the lane has ended that
     compute     once the lane is there; takes its stage's time
     notice      a posted receive tells the sender, which takes the link's latency; gloo sends no payload before that
     wire        a message leaves once it is sent, its notice is there, and what was sent before it on the same link
@@ -41,6 +42,7 @@ from chimera_ir.predict.charges import Charges
 class Role(Enum):
     """What an event is; the head of this file says how each behaves."""
 
+    BEGIN = auto()
     COMPUTE = auto()
     NOTICE = auto()
     WIRE = auto()
@@ -50,7 +52,7 @@ class Role(Enum):
 
 
 class Node(NamedTuple):
-    """An event: the instruction that asks for it, the workers that take part, and how long it takes.
+    """An event: the instruction that asks for it (a lane's first for its begin), the workers that take part, how long.
 
     Of a wire and of a flight the workers are the sender and the receiver, of a notice the receiver and the sender.
     """
@@ -62,7 +64,9 @@ class Node(NamedTuple):
 
 
 class Events(NamedTuple):
-    """All events by number: event n waits for those in ``before[n]``; ``lanes[w]`` are computes and waits in order.
+    """All events by number: event n waits for those in ``before[n]``.
+
+    ``lanes[w]`` are in order: the begin of worker w, if it has anything to do, then its computes and waits.
 
     ``posted[n]`` are the events after which a wire or a sum was posted: by both ends, by every member.
     """
@@ -95,7 +99,7 @@ class _Gathered:
 
     def lane(self, worker: Worker, instructions: Sequence[Instruction]) -> None:
         """Adds what a worker does; what it waits for may be added only later."""
-        own: list[int] = []
+        own = [self._add(Role.BEGIN, each, (worker,), 0.0, []) for each in instructions[:1]]
         on_link: dict[Worker, int] = {}
         last_sum: list[int] = []
         for each in instructions:

@@ -15,7 +15,7 @@ from chimera_ir.ir.ops import Instruction
 from chimera_ir.predict.charges import Charges
 from chimera_ir.predict.events import Events, Role, events
 from chimera_ir.predict.setting import Setting
-from chimera_ir.predict.steady import period
+from chimera_ir.predict.steady import between_updates, period
 
 
 class Event(NamedTuple):
@@ -62,14 +62,31 @@ def replay(program: Program, setting: Setting) -> Replay:
     ValueError
         If the setting has other stages than the program, or the program does not finish: it was not verified.
     """
-    if len(setting.stages) != program.header.stages:
-        raise ValueError(f"{len(setting.stages)} stages are given and the program has {program.header.stages}")
     with _undisturbed():
         return _replay(program, setting)
 
 
+def pace(program: Program, setting: Setting) -> float:
+    """Seconds from an update to the next, in the long run, where updates follow one another without a barrier.
+
+    A worker goes on as soon as it is through, and so hides a part of what others still do. Never more than the seconds
+    of a replay, and as much where one lane begins first and ends last; arguments and errors as in `replay`.
+    """
+    if program.header.asynchronous:
+        return replay(program, setting).seconds
+    with _undisturbed():
+        found = _events(program, setting)
+        return between_updates(found, _times(found).order)
+
+
+def _events(program: Program, setting: Setting) -> Events:
+    if len(setting.stages) != program.header.stages:
+        raise ValueError(f"{len(setting.stages)} stages are given and the program has {program.header.stages}")
+    return events(program, Charges(program.header, setting))
+
+
 def _replay(program: Program, setting: Setting) -> Replay:
-    found = events(program, Charges(program.header, setting))
+    found = _events(program, setting)
     times = _times(found)
     span = max(times.ends, default=0.0)
     told = {number: _event(found, times, number) for number in range(len(found.nodes))}
@@ -78,7 +95,7 @@ def _replay(program: Program, setting: Setting) -> Replay:
         setting=setting,
         seconds=period(program.header, found, times.order) if program.header.asynchronous else span,
         span=span,
-        lanes=tuple(tuple(told[number] for number in lane) for lane in found.lanes),
+        lanes=tuple(tuple(told[number] for number in lane[1:]) for lane in found.lanes),
         messages=_by_start(_whole(told[n], told[n + 1]) for n in told if found.nodes[n].role is Role.WIRE),
         sums=_by_start(told[n] for n in told if found.nodes[n].role is Role.SUM),
         critical=tuple(_critical(told, times)),
@@ -133,18 +150,15 @@ def _times(found: Events) -> _Times:
 
 
 def _event(found: Events, times: _Times, number: int) -> Event:
-    """An event with its times; a wait lasts from when its lane is there."""
+    """An event with its times; a wait lasts from when its lane is there, which it waits for first."""
     role, what, workers, _ = found.nodes[number]
     start, end = times.starts[number], times.ends[number]
     posted = max((times.ends[other] for other in found.posted.get(number, ())), default=0.0)
     if role is Role.WAIT:
-        start = max(
-            (times.ends[other] for other in found.before[number] if found.nodes[other].role in _IN_LANE), default=0.0
-        )
+        start = times.ends[found.before[number][0]]
     return Event(role, what, workers, posted if role in _POSTED else start, start, end)
 
 
-_IN_LANE = (Role.COMPUTE, Role.WAIT)
 _POSTED = (Role.WIRE, Role.SUM)
 
 

@@ -1,4 +1,8 @@
-"""How long an update of an asynchronous program takes in its steady state: the critical cycle of its events."""
+"""How long an update takes where one follows the other: the critical cycle of a program's events.
+
+Events of one turn are those of any other, moved in time, and what waits for what is the same in every turn. The largest
+ratio of seconds to turns of all cycles of waits is found exactly, without waiting for the start to fade.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -6,7 +10,7 @@ from fractions import Fraction
 from math import lcm
 from typing import assert_never
 
-from chimera_ir.cost.cycles import critical
+from chimera_ir.cost.cycles import Waits, critical
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import (
@@ -23,14 +27,12 @@ from chimera_ir.ir.ops import (
     WaitSend,
 )
 from chimera_ir.ir.turns import updates_a_turn
-from chimera_ir.predict.events import Events, Node
+from chimera_ir.predict.events import Events, Node, Role
 
 
 def period(header: Header, found: Events, order: Sequence[int]) -> float:
     """Seconds per update in the long run, of a program that shows a turn of its steady state.
 
-    The events of every turn are those of one turn, moved in time, and what waits for what is the same in every turn:
-    the largest ratio of seconds to turns of all cycles of waits, found exactly, without waiting for the start to fade.
     What warm-up and drain lack does no harm (`cost.turn`).
 
     Parameters
@@ -43,18 +45,38 @@ def period(header: Header, found: Events, order: Sequence[int]) -> float:
     placed: dict[int, tuple[int, int]] = {}
     nearest: dict[int, dict[int, int]] = defaultdict(dict)
     for number in order:
+        if found.nodes[number].role is Role.BEGIN:
+            continue
         alike, turn = _reduced(header, found.nodes[number])
         node = kinds.setdefault(alike, len(kinds))
         if node == len(seconds):
             seconds.append(Fraction(found.nodes[number].seconds))
         placed[number] = node, turn
-        for before, its_turn in map(placed.__getitem__, found.before[number]):
+        for before, its_turn in (placed[other] for other in found.before[number] if other in placed):
             ago = turn - its_turn
             nearest[node][before] = min(ago, nearest[node].get(before, ago))
-    unit = lcm(*(each.denominator for each in seconds))
     waits = [tuple(nearest[node].items()) for node in range(len(seconds))]
-    ratio = critical(waits, [int(each * unit) for each in seconds]).cycle.ratio
-    return float(ratio / unit / updates_a_turn(header))
+    return _ratio(waits, seconds) / updates_a_turn(header)
+
+
+def between_updates(found: Events, order: Sequence[int]) -> float:
+    """Seconds from an update of a synchronous program to the next: each lane begins once it has ended the one before.
+
+    Whatever else could wait for the update before is over by then: a lane ends after all its messages and sums.
+    """
+    last = {lane[0]: lane[-1] for lane in found.lanes if lane}
+    node = {number: place for place, number in enumerate(order)}
+    waits = [
+        ((node[last[number]], 1),) if number in last else tuple((node[other], 0) for other in found.before[number])
+        for number in order
+    ]
+    return _ratio(waits, [Fraction(found.nodes[number].seconds) for number in order])
+
+
+def _ratio(waits: Waits, seconds: Sequence[Fraction]) -> float:
+    """Seconds a turn, on the critical cycle."""
+    unit = lcm(*(each.denominator for each in seconds))
+    return float(critical(waits, [int(each * unit) for each in seconds]).cycle.ratio / unit)
 
 
 def _reduced(header: Header, node: Node) -> tuple[tuple[object, ...], int]:

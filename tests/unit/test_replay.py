@@ -14,7 +14,7 @@ from chimera_ir.ir.levels import Program, Schedule
 from chimera_ir.ir.ops import AllReduce, Backward, Forward, Recv, Send, WaitAllReduce
 from chimera_ir.lower.lower import lower
 from chimera_ir.predict.events import Role
-from chimera_ir.predict.replay import Replay, replay
+from chimera_ir.predict.replay import Replay, pace, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing
@@ -227,6 +227,21 @@ def test_without_a_flush_sums_are_hidden_while_older_weights_are_read() -> None:
     assert hidden.seconds == K * (F + B)
     paced = replayed(two_versions(D, K), sums=Link(0.0, 1.0), copies=2, gradients=1000)
     assert paced.seconds >= 1000
+
+
+@pytest.mark.parametrize("D", [2, 4, 8])
+def test_updates_in_a_row_hide_sums_where_a_lane_begins_late(D: int) -> None:
+    """1F1B: the last stage begins D - 1 forwards late and ends D - 1 backwards early; a sum of that length is free."""
+    program = lower(one_direction(D, D))
+    free = (2 * D - 1) * (F + B)
+    assert pace(program, setting(D)) == replay(program, setting(D)).seconds == free
+    stages = setting(D).stages
+    heavy = (*stages[:-1], replace(stages[-1], gradients=int((D - 1) * (F + B))))
+    how = replace(setting(D, sums=Link(0.0, 1.0), copies=2), stages=heavy)
+    light = tuple(replace(each, gradients=0) for each in heavy[:-1])
+    how = replace(how, stages=(*light, heavy[-1]))
+    assert replay(program, how).seconds == free + (D - 1) * F
+    assert pace(program, how) == free
 
 
 def test_no_lane_no_time() -> None:
