@@ -10,7 +10,7 @@ from fractions import Fraction
 from math import lcm
 from typing import assert_never
 
-from chimera_ir.cost.cycles import Waits, critical
+from chimera_ir.cost.cycles import NO_CYCLE, Waits, critical
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import (
@@ -39,6 +39,11 @@ def period(header: Header, found: Events, order: Sequence[int]) -> float:
     ----------
     order
         The numbers of the events, each after all that it waits for.
+
+    Raises
+    ------
+    ValueError
+        If nothing in the program comes again: it was not verified.
     """
     kinds: dict[tuple[object, ...], int] = {}
     seconds: list[Fraction] = []
@@ -76,7 +81,10 @@ def between_updates(found: Events, order: Sequence[int]) -> float:
 def _ratio(waits: Waits, seconds: Sequence[Fraction]) -> float:
     """Seconds a turn, on the critical cycle."""
     unit = lcm(*(each.denominator for each in seconds))
-    return float(critical(waits, [int(each * unit) for each in seconds]).cycle.ratio / unit)
+    cycle = critical(waits, [int(each * unit) for each in seconds]).cycle
+    if cycle == NO_CYCLE and any(seconds):
+        raise ValueError("the program is too short to show a steady state; only a verified one has its time")
+    return float(cycle.ratio / unit)
 
 
 def _reduced(header: Header, node: Node) -> tuple[tuple[object, ...], int]:

@@ -11,7 +11,7 @@ from chimera_ir.cost.simulate import simulate, ticks
 from chimera_ir.driver import Level, Request, compile_ir
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Program, Schedule
-from chimera_ir.ir.ops import AllReduce, Backward, Forward, Recv, Send, WaitAllReduce
+from chimera_ir.ir.ops import AllReduce, Backward, Forward, Recv, Send, WaitRecv
 from chimera_ir.lower.lower import lower
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.replay import Replay, pace, replay
@@ -257,9 +257,17 @@ def test_other_stages_than_the_programs_are_refused() -> None:
 
 
 def test_a_program_that_waits_in_a_circle_is_refused() -> None:
+    """Worker 0 waits for the gradient before the forward that leads to it."""
     program = lower(one_direction(2, 1))
-    lane = program.lanes[1]
-    wait = next(each for each in lane if isinstance(each, WaitAllReduce))
-    stuck = Program(program.header, (program.lanes[0], (wait, *(each for each in lane if each != wait))))
-    with pytest.raises((ValueError, KeyError)):
-        replay(stuck, setting(2, copies=2))
+    lane = program.lanes[0]
+    first = [each for each in lane if isinstance(each, Recv | WaitRecv)]
+    stuck = Program(program.header, ((*first, *(each for each in lane if each not in first)), program.lanes[1]))
+    with pytest.raises(ValueError, match="the program does not finish"):
+        replay(stuck, setting(2))
+
+
+def test_a_program_that_shows_no_turn_of_its_steady_state_is_refused() -> None:
+    plan = two_versions(2, 2, updates=1)
+    alone = Program(plan.header, (plan.lanes[0][:1], ()))
+    with pytest.raises(ValueError, match="too short to show a steady state"):
+        replay(alone, setting(2))
