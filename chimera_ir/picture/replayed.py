@@ -17,6 +17,7 @@ from chimera_ir.picture.words import INK, PAPER, colour, hue, ink, label, named,
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.idle import Cause, idle, shares
 from chimera_ir.predict.replay import Event, Replay
+from chimera_ir.predict.show import seconds
 
 _LEFT, _TOP = 46, 62
 _MOST = 90
@@ -96,8 +97,8 @@ class _Scale:
     gap: int
     font: int
 
-    def x(self, seconds: float) -> Fraction:
-        return _LEFT + self.pixel * Fraction(seconds)
+    def x(self, time: float) -> Fraction:
+        return _LEFT + self.pixel * Fraction(time)
 
     def y(self, worker: int) -> int:
         return _TOP + worker * (self.row + self.strip + self.gap)
@@ -183,29 +184,17 @@ def _summary(replay: Replay) -> str:
     ]
     said = ", ".join(f"{name} {percent(Fraction(share))}" for name, share in parts)
     if replay.header.asynchronous:
-        shown = f"the first {replay.header.updates} updates, in {told(replay.span)}"
-        return f"one update in the steady state: {told(replay.seconds)}; {shown}: {said}"
-    return f"one update: {told(replay.seconds)}; {said}"
+        shown = f"the first {replay.header.updates} updates, in {seconds(replay.span)}"
+        return f"one update in the steady state: {seconds(replay.seconds)}; {shown}: {said}"
+    return f"one update: {seconds(replay.seconds)}; {said}"
 
 
 _UNITS = (("s", 1), ("ms", 1000), ("us", 1_000_000))
 
 
-def _unit(seconds: float) -> tuple[str, int]:
+def _unit(time: float) -> tuple[str, int]:
     """The largest unit of which there is at least one."""
-    return next((unit for unit in _UNITS if seconds * unit[1] >= 1), _UNITS[-1])
-
-
-def told(seconds: float) -> str:
-    """A duration for people, in four significant digits.
-
-    Examples
-    --------
-    >>> told(12.5), told(0.03), told(4e-6)
-    ('12.5 s', '30 ms', '4 us')
-    """
-    name, factor = _unit(seconds)
-    return f"{seconds * factor:.4g} {name}"
+    return next((unit for unit in _UNITS if time * unit[1] >= 1), _UNITS[-1])
 
 
 def _baseline(worker: int, scale: _Scale) -> str:
@@ -260,7 +249,7 @@ def _families(replay: Replay, scale: _Scale, one_by_one: bool) -> Iterator[Boxes
 def _box(each: Event, scale: _Scale) -> Shape:
     assert isinstance(each.what, Forward | Backward)
     kind = "forward" if isinstance(each.what, Forward) else "backward"
-    title = f"{kind} of {label(each.what)} on stage {each.what.stage}, {told(each.start)} to {told(each.end)}"
+    title = f"{kind} of {label(each.what)} on stage {each.what.stage}, {seconds(each.start)} to {seconds(each.end)}"
     return _shape(each, scale.y(each.workers[0]), scale.row, title, scale)
 
 
@@ -289,8 +278,8 @@ def _summing(replay: Replay) -> Iterator[tuple[Event, Worker]]:
 def _strip(each: Event, worker: Worker, scale: _Scale) -> Shape:
     assert isinstance(each.what, AllReduce)
     title = (
-        f"sum of the gradients of stage {each.what.stage}, launched by all at {told(each.posted)}, "
-        f"{told(each.start)} to {told(each.end)}"
+        f"sum of the gradients of stage {each.what.stage}, launched by all at {seconds(each.posted)}, "
+        f"{seconds(each.start)} to {seconds(each.end)}"
     )
     return _shape(each, scale.y(worker) + scale.row + 1, scale.strip - 1, title, scale)
 

@@ -8,7 +8,7 @@ import pytest
 
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.lower.lower import lower
-from chimera_ir.picture.replayed import draw_replay, told
+from chimera_ir.picture.replayed import draw_replay
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.idle import Cause, idle
 from chimera_ir.predict.replay import Replay, replay
@@ -136,10 +136,3 @@ def test_the_summary_says_what_an_update_takes() -> None:
     assert "one update: 120 ms; computing 100.0%, bubbles 0.0%" in flushed
     streamed = draw_replay(replayed(two_versions(1, 4), FREE))
     assert "one update in the steady state: 120 ms; the first 8 updates, in 960 ms: computing 100.0%" in streamed
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.0, "0 us"), (2.5e-5, "25 us"), (0.0123456, "12.35 ms"), (61.0, "61 s")]
-)
-def test_a_duration_is_told_in_four_digits(seconds: float, text: str) -> None:
-    assert told(seconds) == text
