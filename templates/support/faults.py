@@ -35,11 +35,12 @@ class Misuse(Exception):
 
 
 class Faults:
-    """Ends this rank with one message for the whole job."""
+    """Ends this rank of a program with one message for the whole job."""
 
-    def __init__(self, store: Store, rank: int) -> None:
+    def __init__(self, store: Store, rank: int, program: str = "train.py") -> None:
         self._store = store
         self._rank = rank
+        self._program = program
         self._lock = threading.Lock()
         self.on_interrupt: Callable[[], None] = lambda: None
 
@@ -102,11 +103,11 @@ class Faults:
             if number == signal.SIGINT:
                 with suppress(OSError):
                     self.on_interrupt()
-                self.end("train.py: interrupted", INTERRUPTED)
+                self.end(f"{self._program}: interrupted", INTERRUPTED)
             if number == signal.SIGTERM:
                 self._let_others_speak()
                 self.end(
-                    f"train.py: rank {self._rank}: ended by torchrun: another rank has died (its summary follows)",
+                    f"{self._program}: rank {self._rank}: ended by torchrun: another rank has died (its summary follows)",
                     TERMINATED,
                 )
 

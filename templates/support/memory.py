@@ -92,7 +92,7 @@ class _Rank:
         return Need(
             weights=self._weights(),
             gradients=self._gradients(),
-            optimizer=sum(_state(self._setting.model.steps, trained) for trained in self._trained.values()),
+            optimizer=sum(state_bytes(self._setting.model.steps, trained) for trained in self._trained.values()),
             messages=sum(self._slots(stage) + self._sending(stage) for stage in self._built),
             activations=max((self._moment(kept) for kept in self._script.KEPT), default=0),
         )
@@ -106,7 +106,7 @@ class _Rank:
         return f"rank {place.rank} (worker {place.worker}) needs {shown(need.total)}: {parts} ({stages})"
 
     def _stage_in_words(self, stage: int, activations: int, inputs: int) -> str:
-        found, weights = self._setting.findings.footprints[stage], _bytes(self._trained[stage])
+        found, weights = self._setting.findings.footprints[stage], bytes_of(self._trained[stage])
         kept = [f"{activations} x M_a = {shown(found.activations)}"] if activations else []
         kept += [f"{inputs} inputs of {shown(found.inputs)}"] if inputs else []
         copies = self._script.COPIES[stage]
@@ -114,11 +114,11 @@ class _Rank:
 
     def _weights(self) -> int:
         """Buffers and frozen parameters have no versions."""
-        total = sum(_bytes([*module.parameters(), *module.buffers()]) for module in self._built.values())
-        return total + sum((self._script.COPIES[s] - 1) * _bytes(trained) for s, trained in self._trained.items())
+        total = sum(bytes_of([*module.parameters(), *module.buffers()]) for module in self._built.values())
+        return total + sum((self._script.COPIES[s] - 1) * bytes_of(trained) for s, trained in self._trained.items())
 
     def _gradients(self) -> int:
-        sizes = [_bytes(trained) for trained in self._trained.values()]
+        sizes = [bytes_of(trained) for trained in self._trained.values()]
         counts = sum(p.element_size() for trained in self._trained.values() for p in trained)
         return sum(sizes) + counts + max(sizes, default=0)
 
@@ -160,7 +160,7 @@ class _Rank:
         """What a forward keeps that is to be run again."""
         found = self._setting.findings.footprints[stage]
         module, changed = self._built[stage], self._setting.findings.traits[stage].buffers
-        buffers = _bytes(module.get_buffer(name) for name in changed)
+        buffers = bytes_of(module.get_buffer(name) for name in changed)
         return found.targets + buffers + (0 if self._is_received(stage) else found.inputs)
 
     def _is_received(self, stage: int) -> bool:
@@ -175,20 +175,21 @@ def _tensor(shape: Sequence[int], dtype: torch.dtype) -> int:
     return math.prod(shape) * dtype.itemsize
 
 
-def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """The bytes of tensors, each counted."""
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def _state(make: Callable[[list[torch.nn.Parameter]], Any], parameters: list[torch.nn.Parameter]) -> int:
+def state_bytes(make: Callable[[list[torch.nn.Parameter]], Any], parameters: list[torch.nn.Parameter]) -> int:
     """The bytes of an optimizer's state, from a step on parameters without memory; two per weight if that fails."""
     try:
         with torch.random.fork_rng():
             steps = make([_stand_in(parameter) for parameter in parameters])
             steps.step()
         states = getattr(steps, "state", {}).values()
-        return _bytes(t for state in states for t in state.values() if isinstance(t, torch.Tensor))
+        return bytes_of(t for state in states for t in state.values() if isinstance(t, torch.Tensor))
     except Exception:
-        return 2 * _bytes(parameters)
+        return 2 * bytes_of(parameters)
 
 
 def _stand_in(parameter: torch.nn.Parameter) -> torch.nn.Parameter:

@@ -33,12 +33,20 @@ class Findings:
 
 
 @dataclass(frozen=True)
-class _Run:
-    """A stage's forward on the first micro-batch: its inputs, what it returned or the loss, and how it was before."""
+class Sight:
+    """A stage's forward on the first micro-batch: its inputs, what it returned or the loss, and how it was before.
+
+    ``single`` and ``traits`` are as in `Boundary` and `Findings`, the ``footprint`` is empty unless it was measured;
+    ``in_place`` says that the stage changed its input, ``buffers`` are copies from before.
+    """
 
     inputs: Tensors
     outputs: Tensors
     buffers: dict[str, torch.Tensor]
+    single: bool
+    traits: Traits
+    footprint: Footprint
+    in_place: bool
 
 
 def find(
@@ -72,7 +80,7 @@ class _Prober:
         self._built = built
         self._seed = seed
         self._measures = measures
-        self._runs: dict[int, _Run] = {}
+        self._runs: dict[int, Sight] = {}
         self.footprints: list[Footprint] = []
 
     def _rank(self, stage: int) -> int:
@@ -114,51 +122,30 @@ class _Prober:
                     self._say(f"gradients/{stage - 1}", self._run_back(stage, roots_follow))
             roots_follow = tuple(self._hear(f"gradients/{stage - 1}", stage))
             found.append(replace(boundaries[stage - 1], differentiable=roots_follow))
-        for stage, run in self._runs.items():
-            _restore(self._built[stage], run.buffers)
+        for stage, seen in self._runs.items():
+            _restore(self._built[stage], seen.buffers)
         return found[::-1]
 
     def _run_back(self, stage: int, follow: tuple[bool, ...]) -> list[bool]:
         """Which inputs of a stage receive a gradient, if those outputs do that ``follow`` marks."""
-        run = self._runs[stage]
         last = stage == self._world.job.stages - 1
-        roots = [t for t in (run.outputs if last else compress(run.outputs, follow)) if t.requires_grad]
-        if roots:
-            torch.autograd.backward(roots, [torch.zeros_like(root) for root in roots])
-        for parameter in self._built[stage].parameters():
-            parameter.grad = None
-        return [leaf.grad is not None for leaf in run.inputs]
+        return look_back(self._built[stage], self._runs[stage], None if last else follow)
 
     def _run(self, stage: int, before: Boundary | None, handed: Any) -> tuple[bool, Traits]:
-        world, model, module = self._world, self._model, self._built[stage]
-        inputs: Tensors = ()
-        argument = handed
-        if before is not None:
-            inputs = tuple(t.detach().requires_grad_(d) for t, d in zip(handed, before.recorded, strict=True))
-            argument = inputs[0] if before.single else inputs
-        last = stage == world.job.stages - 1
+        world, last = self._world, stage == self._world.job.stages - 1
         target = to_device(self._batches.target(0, 0), world.device) if last else None
-        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        versions, random = _versions(argument), _random_state(world.device)
-        saved = Saved(module.parameters)
-        with saved.watching() if self._measures else nullcontext():
-            returned = module(argument)
-            single, outputs = model.outputs(stage, returned) if not last else (True, ())
-            if last:
-                outputs = (model.scalar(model.loss(returned, target)),)
+        seen = look(self._model, stage, self._built[stage], before, handed, target, last, self._measures)
         if self._measures:
-            self._say(f"footprint/{stage}", astuple(saved.footprint(argument, outputs, target)))
-        self._runs[stage] = _Run(inputs, outputs, buffers)
-        draws = any(not torch.equal(a, b) for a, b in zip(random, _random_state(world.device), strict=True))
-        if versions != _versions(argument) and stage in world.job.recomputing:
+            self._say(f"footprint/{stage}", astuple(seen.footprint))
+        self._runs[stage] = seen
+        if seen.in_place and stage in world.job.recomputing:
             raise Misuse(f"stage {stage} changes its input in place, but is to run on it again; let it work on a copy")
-        if stage in world.job.grouped and not last and not is_rows(outputs):
+        if stage in world.job.grouped and not last and not is_rows(seen.outputs):
             raise Misuse(
                 f"stage {stage} returns a tensor without dimensions, but handles several micro-batches in one "
                 "operation; return tensors with the micro-batch in dimension 0"
             )
-        changed = tuple(n for n, b in module.named_buffers() if n in buffers and not _same(b, buffers[n]))
-        return single, Traits(changed, _alone(draws, changed, is_rows(argument), is_rows(returned)))
+        return seen.single, seen.traits
 
     def _say(self, key: str, fact: object) -> None:
         self._world.store.set(key, json.dumps(fact))
@@ -187,6 +174,53 @@ class _Prober:
         return tuple(t.to(device) for t in buffers)
 
 
+def look(
+    model: Model,
+    stage: int,
+    module: torch.nn.Module,
+    before: Boundary | None,
+    handed: Any,
+    target: Any,
+    last: bool,
+    measures: bool,
+) -> Sight:
+    """Runs a stage on a micro-batch, the last one with the loss; footprints are counted if it ``measures``."""
+    inputs: Tensors = ()
+    argument = handed
+    if before is not None:
+        inputs = tuple(t.detach().requires_grad_(d) for t, d in zip(handed, before.recorded, strict=True))
+        argument = inputs[0] if before.single else inputs
+    buffers = {name: (buffer.clone(), buffer._version) for name, buffer in module.named_buffers()}
+    versions, random = _versions(argument), _random_state()
+    saved = Saved(module.parameters)
+    with saved.watching() if measures else nullcontext():
+        returned = module(argument)
+        single, outputs = model.outputs(stage, returned) if not last else (True, ())
+        if last:
+            outputs = (model.scalar(model.loss(returned, target)),)
+    draws = any(not torch.equal(a, b) for a, b in zip(random, _random_state(), strict=True))
+    changed = tuple(n for n, b in module.named_buffers() if n in buffers and not _same(b, *buffers[n]))
+    return Sight(
+        inputs=inputs,
+        outputs=outputs,
+        buffers={name: copy for name, (copy, _) in buffers.items()},
+        single=single,
+        traits=Traits(changed, _alone(draws, changed, is_rows(argument), is_rows(returned))),
+        footprint=saved.footprint(argument, outputs, target),
+        in_place=versions != _versions(argument),
+    )
+
+
+def look_back(module: torch.nn.Module, seen: Sight, follow: tuple[bool, ...] | None) -> list[bool]:
+    """Which inputs of a stage receive a gradient, if those outputs do that ``follow`` marks; None is for the loss."""
+    roots = [t for t in (seen.outputs if follow is None else compress(seen.outputs, follow)) if t.requires_grad]
+    if roots:
+        torch.autograd.backward(roots, [torch.zeros_like(root) for root in roots])
+    for parameter in module.parameters():
+        parameter.grad = None
+    return [leaf.grad is not None for leaf in seen.inputs]
+
+
 def _described(single: bool, tensors: Tensors) -> list[object]:
     dtypes = [str(t.dtype).removeprefix("torch.") for t in tensors]
     return [single, [list(t.shape) for t in tensors], dtypes, [t.requires_grad for t in tensors]]
@@ -202,12 +236,16 @@ def _versions(argument: Any) -> list[int]:
     return [leaf._version for leaf in leaves(argument) if isinstance(leaf, torch.Tensor)]
 
 
-def _random_state(device: torch.device) -> list[torch.Tensor]:
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+def _random_state() -> list[torch.Tensor]:
+    cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if cuda else [])]
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one, other)
+def _same(buffer: torch.Tensor, copy: torch.Tensor, version: int) -> bool:
+    """Whether a buffer is as it was; one without values (on the meta device) tells it by its version."""
+    if buffer.is_meta:
+        return buffer._version == version
+    return buffer.shape == copy.shape and torch.equal(buffer, copy)
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ import torch
 from support.nested import leaves
 
 Memory = tuple[torch.device, int]
-"""A piece of memory: its device and address."""
+"""A piece of memory: its device and address; on the meta device, where there is none, what would hold it."""
 
 
 @dataclass(frozen=True)
@@ -101,4 +101,4 @@ def _unpack(held: _Held) -> torch.Tensor:
 def memory_of(value: Any) -> dict[Memory, int]:
     """The pieces of memory that the tensors of a value lie in; sparse ones are passed over."""
     storages = [t.untyped_storage() for t in leaves(value) if isinstance(t, torch.Tensor) and t.layout == torch.strided]
-    return {(s.device, s.data_ptr()): s.nbytes() for s in storages}
+    return {(s.device, s._cdata if s.device.type == "meta" else s.data_ptr()): s.nbytes() for s in storages}
