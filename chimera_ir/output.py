@@ -1,4 +1,4 @@
-"""The output directory: written whole or not at all, and never over something that is not ours."""
+"""What the commands write: whole or not at all, and never over something that is not ours."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ MANIFEST = ".chimera-compile"
 
 
 class OutputRefused(Exception):
-    """The output directory cannot be written, or holds something that chimera-compile did not write."""
+    """The output cannot be written, or there is something that the command did not write."""
 
 
 def write(directory: Path, files: Mapping[str, str]) -> None:
@@ -45,6 +45,53 @@ def write(directory: Path, files: Mapping[str, str]) -> None:
         raise OutputRefused(f"--out {directory}: {error.strerror}") from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def refuse_file(file: Path, mark: str, force: bool) -> None:
+    """Makes sure that a file can be written, before the work that fills it begins.
+
+    Raises
+    ------
+    OutputRefused
+        If it cannot, or if there is a file that does not begin with ``mark`` and nobody uses ``force``.
+    """
+    try:
+        if file.is_dir():
+            raise OutputRefused(f"--out {file}: is a directory")
+        if file.exists() and not force and not file.read_bytes().startswith(mark.encode()):
+            raise OutputRefused(
+                f"--out {file}: exists and was not written by this command, or is to be kept; "
+                "choose another file, or write over it with --force"
+            )
+        descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=Path(os.path.realpath(file)).parent)
+        os.close(descriptor)
+        Path(name).unlink()
+    except OSError as error:
+        raise OutputRefused(f"--out {file}: {error.strerror}") from error
+
+
+def write_file(file: Path, text: str, mark: str, force: bool) -> None:
+    """Writes a file whose text begins with ``mark``; whoever removes that line from it keeps it.
+
+    Raises
+    ------
+    OutputRefused
+        As `refuse_file`; the file is as it was then.
+    """
+    refuse_file(file, mark, force)
+    target = Path(os.path.realpath(file))
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        fresh = Path(name)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as stream:
+                stream.write(mark + text)
+            fresh.chmod(0o666 & ~_umask())
+            fresh.replace(target)
+        finally:
+            fresh.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputRefused(f"--out {file}: {error.strerror}") from error
 
 
 def _must_be_ours(shown: Path, target: Path, files: Mapping[str, str]) -> None:

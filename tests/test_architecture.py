@@ -34,6 +34,7 @@ IMPORTS = {
     "profile": {"diagnostics", "source"},
     "predict": {"cost", "ir", "graph", "profile", "verify"},
     "forecast": {"command", "predict", "profile", "source"},
+    "measure": {"profile", "output"},
     "library": {"source", "resources", "syntax"},
     "driver": {
         *("source", "diagnostics", "syntax", "elaborate", "ir", "lower", "graph", "verify", "cost", "picture"),
@@ -42,6 +43,7 @@ IMPORTS = {
     "survey": {"driver", "library", "resources", "source", "diagnostics", "syntax", "elaborate", "cost"},
     "command": set(),
     "tables": {"survey", "command", "__version__"},
+    "profiler": {"measure", "profile", "command", "output", "resources", "__version__"},
     "answer": {"driver", "command", "syntax", "ir", "verify", "cost", "picture", "predict"},
     "cache": {"answer", "resources"},
     "progress": {"driver"},
@@ -123,7 +125,10 @@ def test_the_code_generator_sees_of_verification_only_its_type() -> None:
     ("name", "homes"),
     [
         ("networkx", {"graph"}),
-        ("click", {"cli", "command", "forecast", "tables"}),
+        ("click", {"cli", "command", "forecast", "tables", "profiler"}),
+        ("torch", {"measure"}),
+        ("runtime", {"measure"}),
+        ("support", {"measure"}),
         ("lark", {"syntax", "ir"}),
         ("jinja2", {"codegen", "picture"}),
     ],
@@ -136,7 +141,8 @@ def test_a_library_of_others_is_met_where_it_belongs(name: str, homes: set[str])
 def test_the_compiler_imports_nothing_but_the_standard_library_and_what_it_declares() -> None:
     declared = {"click", "jinja2", "lark", "networkx", "rich"}
     allowed = sys.stdlib_module_names | declared | {"chimera_ir"}
-    tops = {module.split(".")[0] for path in python(PACKAGE) for module, _ in imported(path)}
+    compiler = [path for path in python(PACKAGE) if part(path) != "measure"]
+    tops = {module.split(".")[0] for path in compiler for module, _ in imported(path)}
     assert tops - allowed == set()
     assert declared <= tops
     assert declared == {*kept.LIBRARIES}, "what is kept depends on the versions of all of them"

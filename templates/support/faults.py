@@ -106,10 +106,8 @@ class Faults:
                 self.end(f"{self._program}: interrupted", INTERRUPTED)
             if number == signal.SIGTERM:
                 self._let_others_speak()
-                self.end(
-                    f"{self._program}: rank {self._rank}: ended by torchrun: another rank has died (its summary follows)",
-                    TERMINATED,
-                )
+                ended = f"rank {self._rank}: ended by torchrun: another rank has died (its summary follows)"
+                self.end(f"{self._program}: {ended}", TERMINATED)
 
     def _let_others_speak(self) -> None:
         """Gives whoever waits for the rank that died, this one included, the time to notice and to name it."""

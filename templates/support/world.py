@@ -42,7 +42,7 @@ class World:
         PeerLost
             If it takes longer than ``seconds``.
         """
-        return _learn(
+        return learn(
             self.store, key, source, f"rank {self.place.rank} (worker {self.place.worker}): wait {what}", seconds
         )
 
@@ -118,8 +118,14 @@ def meet(timeout: float) -> tuple[Store, int, int]:
     return store, rank, size
 
 
-def _learn(store: Store, key: str, source: int, what: str, seconds: float) -> bytes:
-    """Asks the store again and again: a thread that blocks in it would be deaf to signals."""
+def learn(store: Store, key: str, source: int, what: str, seconds: float) -> bytes:
+    """What a rank leaves in the store; asks again and again: a thread that blocks in it would be deaf to signals.
+
+    Raises
+    ------
+    PeerLost
+        If it takes longer than ``seconds``.
+    """
     deadline = time.monotonic() + seconds
     while not store.check([key]):
         if time.monotonic() > deadline:
@@ -148,7 +154,7 @@ def join(job: Job, store: Store, rank: int, size: int, layout: str, backend: str
     limit = timedelta(seconds=timeout)
     store.set(f"here/{rank}", "1")
     for other in range(size):
-        _learn(
+        learn(
             store, f"here/{other}", other, f"rank {rank} (worker {place.worker}): wait for all ranks to start", timeout
         )
     dist.init_process_group(

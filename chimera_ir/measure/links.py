@@ -1,0 +1,249 @@
+"""What messages and sums cost between the ranks that torchrun started: alpha and beta of both."""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from chimera_ir.measure import machine
+from chimera_ir.measure.network import Measured, Node
+from chimera_ir.measure.samples import FEWEST, Samples, Told
+from runtime import Names, Peer, Transfer
+from support.job import Job
+from support.world import World, join, learn
+
+WARM_UP = 3
+"""Rounds that do not count, of every size."""
+
+_SECOND = 1.0
+_TICK = 1e-9
+_PAIRS = 4
+_FLOAT = 4
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for: sizes in bytes, multiples of four; ``rounds`` of each are measured at most."""
+
+    sizes: tuple[int, ...]
+    rounds: int
+    backend: str
+    timeout: float
+
+
+class _Said(Names):
+    """Says of a message how large it was; no line of a schedule stands behind it."""
+
+    def operation(self, verb: str, tag: int) -> str:
+        """The direction and the number of a message."""
+        return f"{verb} of message {tag}"
+
+
+def measure(store: Store, rank: int, size: int, request: Request, told: Told) -> Measured | None:
+    """What the links cost, on rank 0; every rank calls it. Pairs take turns, everybody else waits meanwhile.
+
+    Raises
+    ------
+    Misuse
+        If a GPU is missing.
+    PeerLost
+        If another rank has died, or does not answer within the time-out.
+    """
+    nodes = _nodes(store, rank, size, request)
+    pairs = chosen_pairs([node.place for node in nodes])
+    groups = [tuple(range(size)), *(pair for pair in pairs if size > 2)]
+    world = join(_job(size, pairs, groups), store, rank, size, "pipeline", request.backend, request.timeout)
+    world = replace(world, names=_Said(rank, rank, len(groups), request.timeout))
+    bench = _Bench(world, request, told, steps=(len(pairs) + len(groups)) * len(request.sizes))
+    messages: dict[tuple[bool, int], list[float]] = {}
+    streams: dict[tuple[bool, int], list[float]] = {}
+    for pair in pairs:
+        within = nodes[pair[0]].place == nodes[pair[1]].place
+        for count in request.sizes:
+            halves, gaps = bench.pair(pair, count)
+            messages.setdefault((within, count), []).extend(halves)
+            streams.setdefault((within, count), []).extend(gaps)
+    sums: dict[tuple[int, int], list[float]] = {}
+    for number, group in enumerate(groups):
+        for count in request.sizes:
+            sums.setdefault((len(group), count), []).extend(bench.group(number, group, count))
+    world.meet("for everybody to finish")
+    dist.destroy_process_group()
+    return Measured(nodes, _samples(messages), _samples(streams), _samples(sums)) if rank == 0 else None
+
+
+def chosen_pairs(names: Sequence[str]) -> list[tuple[int, int]]:
+    """The pairs of ranks to measure, from the name of every rank's node: a few neighbours within nodes and between.
+
+    Examples
+    --------
+    >>> chosen_pairs(["a", "a", "b", "b"])
+    [(0, 1), (2, 3), (0, 2)]
+    """
+    within = [(a, b) for a, b in pairwise(range(len(names))) if names[a] == names[b]]
+    first = {name: rank for rank, name in reversed([*enumerate(names)])}
+    between = [*pairwise(sorted(first.values()))]
+    return within[:_PAIRS] + between[:_PAIRS]
+
+
+def _samples(taken: dict[K, list[float]]) -> dict[K, Samples]:
+    return {key: Samples(tuple(values)) for key, values in taken.items() if values}
+
+
+def _nodes(store: Store, rank: int, size: int, request: Request) -> tuple[Node, ...]:
+    cuda = request.backend == "nccl" and torch.cuda.is_available()
+    local, agent = (int(os.environ.get(name, "0")) for name in ("LOCAL_RANK", "GROUP_RANK"))
+    memory = torch.cuda.get_device_properties(local).total_memory if cuda else machine.memory()
+    store.set(f"node/{rank}", json.dumps([platform.node(), agent, memory, not cuda]))
+    what = f"rank {rank}: wait for all ranks to start"
+    return tuple(Node(*json.loads(learn(store, f"node/{r}", r, what, request.timeout))) for r in range(size))
+
+
+def _job(size: int, pairs: Sequence[tuple[int, int]], groups: Sequence[tuple[int, ...]]) -> Job:
+    """Every rank a worker, every pair a link in both directions, every group a "stage" that its members hold."""
+    placement = tuple(tuple(group[min(p, len(group) - 1)] for group in groups) for p in range(size))
+    links = tuple(sorted({*pairs, *((b, a) for a, b in pairs)}))
+    return Job("chimera-profile", size, len(groups), 1, 1, (), (), placement, links, 0, ())
+
+
+class _Bench:
+    """The measurements, each made by the ranks concerned while the others wait for it to end."""
+
+    def __init__(self, world: World, request: Request, told: Told, steps: int) -> None:
+        self._world = world
+        self._request = request
+        self._told = told
+        self._steps = steps
+        self._done = 0
+        self._tag = 0
+
+    def pair(self, pair: tuple[int, int], size: int) -> tuple[list[float], list[float]]:
+        """Halves of ping-pongs, and the gaps between messages of a stream, in seconds."""
+        me, (a, b) = self._world.place.rank, pair
+        self._tag = 0
+        if me in pair:
+            peer = self._world.peer(b if me == a else a)
+            buffers = tuple(self._zeros(size) for _ in range(3))
+            exchange = self._ping if me == a else self._pong
+            exchange(peer, buffers, WARM_UP)
+            rounds = self._agreed(a, 2 * median(exchange(peer, buffers, WARM_UP)))
+            taken = exchange(peer, buffers, 1 + rounds)[1:]
+            gaps = self._send(peer, buffers, rounds) if me == a else self._receive(peer, buffers, rounds)
+            self._say([t / 2 for t in taken] if me == a else gaps)
+        found = self._hear(a), self._hear(b)
+        self._end(f"messages of {size} B between ranks {a} and {b}")
+        return found
+
+    def group(self, number: int, members: Sequence[int], size: int) -> list[float]:
+        """Seconds between the ends of sums that follow each other, at the first member."""
+        if self._world.place.rank in members:
+            self._sum(number, size, WARM_UP)
+            rounds = self._agreed(members[0], median(self._sum(number, size, WARM_UP)))
+            self._say(self._sum(number, size, rounds))
+        found = self._hear(members[0])
+        self._end(f"sums of {size} B over {len(members)} ranks")
+        return found
+
+    def _agreed(self, first: int, seconds: float) -> int:
+        """How many rounds take about a second, if one takes so many ``seconds`` at the first of the ranks concerned."""
+        key = f"rounds/{self._done}"
+        if self._world.place.rank == first:
+            self._world.store.set(key, str(max(FEWEST, min(self._request.rounds, int(_SECOND / max(seconds, _TICK))))))
+        return int(self._world.learn(key, first, "for the number of rounds", self._world.timeout))
+
+    def _ping(self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int) -> list[float]:
+        taken = []
+        for tag in self._tags(rounds):
+            answer = peer.irecv(buffers[:1], tag)
+            start = time.perf_counter()
+            sent = peer.isend(buffers[1:2], tag)
+            answer.wait()
+            self._finish()
+            taken.append(time.perf_counter() - start)
+            sent.wait()
+        return taken
+
+    def _pong(self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int) -> list[float]:
+        for tag, arriving in self._arriving(peer, buffers, rounds):
+            arriving.wait()
+            self._finish()
+            peer.isend(buffers[2:], tag).wait()
+        return [1.0]
+
+    def _send(self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int) -> list[float]:
+        for tag in self._tags(rounds + 1):
+            peer.isend(buffers[1:2], tag).wait()
+        self._finish()
+        return []
+
+    def _receive(self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int) -> list[float]:
+        ends = []
+        for _, arriving in self._arriving(peer, buffers, rounds + 1):
+            arriving.wait()
+            self._finish()
+            ends.append(time.perf_counter())
+        return [later - earlier for earlier, later in pairwise(ends)]
+
+    def _arriving(self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int) -> Iterator[tuple[int, Transfer]]:
+        """Receipts, each posted before the one before it is waited for."""
+        ahead = None
+        for tag in self._tags(rounds):
+            posted = peer.irecv((buffers[tag % 2],), tag)
+            if ahead is not None:
+                yield ahead
+            ahead = tag, posted
+        if ahead is not None:
+            yield ahead
+
+    def _sum(self, number: int, size: int, rounds: int) -> list[float]:
+        group, members = self._world.sums[number]
+        flat, ends = self._zeros(size), []
+        others = [rank for rank in members if rank != self._world.place.rank]
+        operation = f"all_reduce of {size} B"
+        for _ in range(rounds + 1):
+            with self._world.waiting(operation, others):
+                work = dist.all_reduce(flat, group=group, async_op=True)
+            self._world.settle(work, operation, others)
+            self._finish()
+            ends.append(time.perf_counter())
+        return [later - earlier for earlier, later in pairwise(ends)]
+
+    def _finish(self) -> None:
+        """A wait on NCCL returns before the message is there."""
+        if self._world.backend == "nccl":
+            torch.cuda.current_stream().synchronize()
+
+    def _zeros(self, size: int) -> torch.Tensor:
+        return torch.zeros(size // _FLOAT, device=self._world.device)
+
+    def _tags(self, rounds: int) -> range:
+        """Fresh tags, the same on both sides."""
+        first, self._tag = self._tag, self._tag + rounds
+        return range(first, first + rounds)
+
+    def _say(self, taken: list[float]) -> None:
+        self._world.store.set(f"taken/{self._done}/{self._world.place.rank}", json.dumps(taken))
+
+    def _hear(self, rank: int) -> list[float]:
+        """What a rank has measured; only rank 0 needs to know."""
+        if self._world.place.rank != 0:
+            return []
+        key = f"taken/{self._done}/{rank}"
+        found: list[float] = json.loads(self._world.learn(key, rank, "for its times", self._world.timeout))
+        return found
+
+    def _end(self, what: str) -> None:
+        self._world.meet(f"for the {what} to be measured")
+        self._done += 1
+        self._told(what, self._done, self._steps)

@@ -1,0 +1,50 @@
+"""One process of ``chimera-profile stages``: from a model file to its profile."""
+
+from pathlib import Path
+
+import torch
+
+from chimera_ir.measure import stages
+from chimera_ir.measure.samples import Told
+from chimera_ir.measure.stages import Request
+from chimera_ir.profile.costs import ModelProfile
+from chimera_ir.profile.work import WorkProfile
+from runtime import BadModel
+from support.faults import Misuse
+from support.model import load
+
+
+class BadFile(Exception):
+    """The model cannot be measured; the message says why and what to do."""
+
+
+def counted(file: Path, request: Request, told: Told) -> WorkProfile:
+    """The work of a model file's stages.
+
+    Raises
+    ------
+    BadFile
+        If the model is not as its interface wants it, or needs values where there are shapes alone.
+    """
+    try:
+        return stages.counted(load(file), request, told)
+    except (Misuse, BadModel) as error:
+        raise BadFile(f"{error}") from error
+
+
+def timed(file: Path, request: Request, device: str, threads: int, told: Told) -> tuple[ModelProfile, tuple[str, ...]]:
+    """The times of a model file's stages, and which of them are too noisy to use.
+
+    Raises
+    ------
+    BadFile
+        If the model is not as its interface wants it, or the device is not there.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise BadFile("--device cuda: torch finds no GPU here; use --device cpu, or --count")
+    torch.set_num_threads(threads)
+    try:
+        found = stages.timed(load(file), request, torch.device(device), told)
+    except (Misuse, BadModel) as error:
+        raise BadFile(f"{error}") from error
+    return found.profile, found.remarks

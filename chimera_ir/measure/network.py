@@ -1,0 +1,139 @@
+"""Measured times of messages and sums as a cluster: alpha and beta, and how far to trust them."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from chimera_ir.measure import fit
+from chimera_ir.measure.fit import OFF, Point
+from chimera_ir.measure.samples import Samples, percent, rounded, too_noisy
+from chimera_ir.profile.cluster import Cluster, Link
+from chimera_ir.profile.quantity import show_size, show_time
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Where a rank runs: the machine's name, which of torchrun's agents started it, and the memory that it may have.
+
+    ``shared`` memory is for all ranks of the machine together.
+    """
+
+    name: str
+    agent: int
+    memory: int
+    shared: bool
+
+    @property
+    def place(self) -> str:
+        """The same for ranks of one node: of one machine, and of one agent, where a machine plays several nodes."""
+        return f"{self.name}/{self.agent}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was found: ``nodes`` by rank; times of messages by (within a node, size), of sums by (ranks, size).
+
+    A message's time is half that of a ping-pong; ``streams`` are the times between messages that follow each other.
+    """
+
+    nodes: tuple[Node, ...]
+    messages: Mapping[tuple[bool, int], Samples]
+    streams: Mapping[tuple[bool, int], Samples]
+    sums: Mapping[tuple[int, int], Samples]
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A cluster, the measurements behind it as lines of a table, and what is to be said of their quality."""
+
+    cluster: Cluster
+    table: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """Times of one kind by size, and what the fitted line says of a size; messages have been sent in streams, too."""
+
+    what: str
+    taken: Mapping[int, Samples]
+    streams: Mapping[int, Samples]
+    line: Callable[[int], float]
+
+    def off(self, size: int) -> float:
+        """By which share of the measured time the line is off."""
+        return self.line(size) / self.taken[size].median - 1
+
+
+def described(name: str, measured: Measured) -> Described:
+    """The cluster that the ranks ran on."""
+    links = {within: _message_link(measured, within) for within in sorted({within for within, _ in measured.messages})}
+    sums = _rounded(fit.sums([Point(size, ranks, one.median) for (ranks, size), one in measured.sums.items()]))
+    series = [_messages(measured, within, link) for within, link in links.items()]
+    series += [_sums(measured, ranks, sums) for ranks in sorted({ranks for ranks, _ in measured.sums})]
+    between, *_ = (*(links[within] for within in links if not within), *links.values())
+    inside, *_ = (*(links[within] for within in links if within), *links.values())
+    per_node = sorted(Counter(node.place for node in measured.nodes).values())
+    cluster = Cluster(name, len(measured.nodes), per_node[-1], _memory(measured.nodes), 0, between, inside, sums)
+    remarks = [remark for one in series for remark in _remarks(one)]
+    if per_node[0] != per_node[-1]:
+        remarks.append(
+            f"nodes have {per_node[0]} to {per_node[-1]} ranks; the file says {per_node[-1]} for all of them"
+        )
+    table = [] if len(links) > 1 else [_alike(within=True in links)]
+    table += [line for one in series for line in _table(one)]
+    return Described(cluster, tuple(table), tuple(remarks))
+
+
+def _alike(within: bool) -> str:
+    if within:
+        return "All ranks were on one node: [links.between] is what was measured within it."
+    return "Every rank had a node of its own: [links.within] is what was measured between them."
+
+
+def _message_link(measured: Measured, within: bool) -> Link:
+    taken = {size: one for (where, size), one in measured.messages.items() if where == within}
+    return _rounded(fit.messages([Point(size, 2, one.median) for size, one in taken.items()]))
+
+
+def _messages(measured: Measured, within: bool, link: Link) -> _Series:
+    taken = {size: one for (where, size), one in measured.messages.items() if where == within}
+    streams = {size: one for (where, size), one in measured.streams.items() if where == within}
+    return _Series(f"messages {'within a node' if within else 'between nodes'}", taken, streams, link.message)
+
+
+def _sums(measured: Measured, ranks: int, link: Link) -> _Series:
+    taken = {size: one for (count, size), one in measured.sums.items() if count == ranks}
+    return _Series(f"sums over {ranks} ranks", taken, {}, lambda size: link.all_reduce(size, ranks))
+
+
+def _rounded(link: Link) -> Link:
+    """As it will be read: latency and bandwidth with four digits."""
+    return Link(rounded(link.alpha), 1 / rounded(1 / link.beta) if link.beta else 0.0)
+
+
+def _memory(nodes: Sequence[Node]) -> int:
+    """Per worker, where it has least, in whole MiB."""
+    together = Counter(node.name for node in nodes)
+    least = min(node.memory // together[node.name] if node.shared else node.memory for node in nodes)
+    return least >> 20 << 20
+
+
+def _table(series: _Series) -> Iterator[str]:
+    streams = f" {'in a stream':>12}" if series.streams else ""
+    yield f"{series.what + ',':<25} {'median':>9} {'spread':>7} {'line off by':>12}{streams}"
+    for size, one in sorted(series.taken.items()):
+        stream = f" {_time(series.streams[size]):>12}" if series.streams else ""
+        yield f"{show_size(size):>25} {_time(one):>9} {percent(one.spread):>7} {series.off(size):>+12.0%}{stream}"
+
+
+def _time(samples: Samples) -> str:
+    return show_time(rounded(samples.median, 3))
+
+
+def _remarks(series: _Series) -> Iterator[str]:
+    yield from too_noisy(series.what, [(show_size(size), one) for size, one in sorted(series.taken.items())])
+    off = [(size, share) for size in sorted(series.taken) if abs(share := series.off(size)) > OFF]
+    if off:
+        sizes = ", ".join(f"{percent(share)} at {show_size(size)}" for size, share in off)
+        yield f"{series.what}: the straight line is off by more than {percent(OFF)}: {sizes}"

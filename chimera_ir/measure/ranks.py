@@ -1,0 +1,44 @@
+"""One rank of ``chimera-profile links``: from torchrun to the figures, or to one message and a non-zero end."""
+
+import traceback
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from chimera_ir.measure.links import Request, measure
+from chimera_ir.measure.network import Measured
+from chimera_ir.measure.samples import Told
+from chimera_ir.output import OutputRefused
+from runtime import PeerLost
+from support.faults import FAILED, MISUSED, Faults, Misuse
+from support.world import meet
+
+_NAME = "chimera-profile"
+
+
+def run(request: Request, ready: Callable[[], None], told: Told) -> Measured | None:
+    """What was measured, on rank 0; there ``ready`` is called before, and ``told`` after every step.
+
+    Does not return if anything fails on any rank: all end, with one message.
+    """
+    store, rank, size = meet(request.timeout)
+    faults = Faults(store, rank, _NAME)
+    faults.watch_signals()
+    try:
+        if size < 2:
+            raise Misuse("links lie between ranks: start at least two, as in --nproc-per-node=2")
+        if rank == 0:
+            ready()
+        return measure(store, rank, size, request, told if rank == 0 else _nobody)
+    except (Misuse, OutputRefused) as error:
+        faults.end(f"{_NAME}: {error}", MISUSED)
+    except PeerLost as error:
+        faults.end(f"{_NAME}: {faults.root_of(str(error), error.peers)}", FAILED)
+    except (RuntimeError, dist.DistError) as error:
+        faults.end(f"{_NAME}: rank {rank}: {type(error).__name__}: {str(error).splitlines()[0]}", FAILED)
+    except Exception as error:
+        faults.end(f"{_NAME}: rank {rank}: our own fault\n{''.join(traceback.format_exception(error))}", FAILED)
+
+
+def _nobody(_doing: str, _done: int, _steps: int) -> None:
+    """Nobody is told."""

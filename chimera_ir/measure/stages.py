@@ -1,0 +1,194 @@
+"""What the stages of a model cost: timed on this machine, or counted on shapes alone."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol, TypeVar
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from chimera_ir.measure.samples import Told, in_rounds, rounded, too_noisy
+from chimera_ir.measure.stations import Cut, Station, message_bytes, running, stations
+from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
+from chimera_ir.profile.work import WorkProfile
+from support.compute import LastStage
+from support.memory import bytes_of, state_bytes
+from support.model import Model
+
+T = TypeVar("T")
+
+WARM_UP = 3
+"""Rounds that do not count: memory is allocated, caches and frequencies settle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for: depths D and micro-batch sizes B; ``rounds`` are measured at most."""
+
+    depths: tuple[int, ...]
+    sizes: tuple[int, ...]
+    rounds: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A profile, and a line for every figure that is too noisy to use."""
+
+    profile: ModelProfile
+    remarks: tuple[str, ...]
+
+
+class _Measure(Protocol):
+    def __call__(self, cut: Cut, number: int, station: Station) -> tuple[tuple[float, float, float], float | None]:
+        """Forward, backward and recomputing backward of a station, and their noise."""
+
+
+def timed(model: Model, request: Request, device: torch.device, told: Told) -> Found:
+    """The profile in seconds: each figure the median of rounds, ``noise`` the largest spread of the three, at most 1.
+
+    A round is a forward and its backward, and a forward that keeps its input with the backward that recomputes, by the
+    stages of the generated programs. The first stage's forward loads its items, as it does there; gradients add up
+    over the rounds as over the micro-batches of an update.
+
+    Raises
+    ------
+    Misuse
+        If the model file is not as its interface wants it, or a micro-batch does not fit into memory.
+    """
+    remarks: list[str] = []
+    clock = _cuda_clock if device.type == "cuda" else _clock
+
+    def measure(cut: Cut, number: int, station: Station) -> tuple[tuple[float, float, float], float | None]:
+        micros = count()
+        taken = in_rounds(lambda: _round(station, next(micros), clock), WARM_UP, request.rounds)
+        where = f"stage {number} of {cut.stages}, micro-batch size {station.size}"
+        names = ("forward", "backward", "recomputing")
+        remarks.extend(too_noisy(where, [*zip(names, taken, strict=True)]))
+        forward, backward, recomputing = (rounded(one.median) for one in taken)
+        return (forward, backward, recomputing), min(1.0, rounded(max(one.spread for one in taken), 2))
+
+    note = f"times on {_described(device)}"
+    profile = _profile(model, request, device, measure, note, told)
+    return Found(profile, tuple(remarks))
+
+
+def counted(model: Model, request: Request, told: Told) -> WorkProfile:
+    """The profile in floating-point operations instead of seconds, from shapes alone, without memory for the model.
+
+    What counts is what torch.utils.flop_counter counts: matrix products, convolutions and attention, a multiplication
+    and an addition for each pair of numbers. A recomputing backward is a forward and a backward. Bytes are those that
+    the same operators would save.
+
+    Raises
+    ------
+    Misuse
+        If the model file is not as its interface wants it, or asks for values where there are shapes alone.
+    """
+
+    def measure(cut: Cut, number: int, station: Station) -> tuple[tuple[float, float, float], float | None]:
+        with cut.here(), FlopCounterMode(display=False) as flops:
+            state = station.forward(0)
+            forward = flops.get_total_flops()
+            station.backward(state)
+            once = flops.get_total_flops()
+        return (float(forward), float(once - forward), float(once)), None
+
+    note = f"work counted on shapes, torch {torch.__version__}"
+    return WorkProfile(_profile(model, request, torch.device("meta"), measure, note, told))
+
+
+def _profile(
+    model: Model, request: Request, device: torch.device, measure: _Measure, note: str, told: Told
+) -> ModelProfile:
+    done, steps = count(1), sum(request.depths) * (1 + len(request.sizes))
+
+    def tell(doing: str) -> None:
+        told(doing, next(done), steps)
+
+    with model.blamed():
+        dataset = model.dataset()
+    depths: dict[int, tuple[StageCosts, ...]] = {}
+    kinds: set[str] = set()
+    for depth in request.depths:
+        cut = Cut(model, dataset, depth, request.sizes, device, request.seed)
+        found: list[StageCosts] = []
+        for number, ready in stations(cut, tell):
+            at: dict[int, Timing] = {}
+            for station in ready:
+                with running(cut, number, station.size):
+                    at[station.size] = _timing(station, *measure(cut, number, station))
+                tell(f"{depth} stages: stage {number}, micro-batch size {station.size}")
+            kinds |= {str(p.dtype).removeprefix("torch.") for p in ready[0].module.parameters()}
+            found.append(_costs(cut, ready[0], at))
+        depths[depth] = tuple(found[::-1])
+    return ModelProfile(model.file.stem, depths, ", ".join([note, *sorted(kinds)]))
+
+
+def _costs(cut: Cut, station: Station, at: dict[int, Timing]) -> StageCosts:
+    """Gradients are summed in one flat buffer, with a number for each parameter behind them (runtime.py)."""
+    trained = station.trained
+    with running(cut, station.stage.number, station.size):
+        optimizer = state_bytes(cut.model.steps, trained)
+    return StageCosts(
+        weights=bytes_of(station.module.parameters()),
+        gradients=bytes_of(trained) + sum(p.element_size() for p in trained),
+        optimizer=optimizer,
+        at=at,
+    )
+
+
+def _timing(station: Station, costs: tuple[float, float, float], noise: float | None) -> Timing:
+    after = station.after
+    return Timing(
+        *costs,
+        activations=station.activation_bytes,
+        input=station.input_bytes,
+        output=message_bytes(after),
+        gradient=message_bytes(after, after.differentiable if after is not None else None),
+        noise=noise,
+    )
+
+
+def _round(station: Station, micro: int, clock: "_Clock") -> tuple[float, float, float]:
+    station.refill()
+    forward, state = clock(lambda: station.forward(micro))
+    state.take()
+    backward, _ = clock(lambda: station.backward(state))
+    station.refill()
+    kept = station.forward_keep_input(micro)
+    recomputing, _ = clock(lambda: station.backward_recompute(kept))
+    if isinstance(station.stage, LastStage):
+        station.stage.take_loss(micro)
+    return forward, backward, recomputing
+
+
+class _Clock(Protocol):
+    def __call__(self, run: Callable[[], T]) -> tuple[float, T]:
+        """The seconds that something takes, and what it returned."""
+
+
+def _clock(run: Callable[[], T]) -> tuple[float, T]:
+    start = time.perf_counter()
+    returned = run()
+    return time.perf_counter() - start, returned
+
+
+def _cuda_clock(run: Callable[[], T]) -> tuple[float, T]:
+    """On the device's own clock, from an idle device to the end of the last kernel."""
+    torch.cuda.synchronize()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    returned = run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1000, returned
+
+
+def _described(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"one {torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    threads = torch.get_num_threads()
+    return f"a CPU, {threads} thread{'s' if threads > 1 else ''}, torch {torch.__version__}"

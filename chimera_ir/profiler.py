@@ -1,0 +1,204 @@
+"""``chimera-profile``: what a model's stages and a cluster's links cost, measured or counted."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NoReturn
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from chimera_ir import __version__
+from chimera_ir.command import Misuse, run
+from chimera_ir.output import OutputRefused, refuse_file, write_file
+from chimera_ir.profile.write import write_cluster, write_profile
+from chimera_ir.resources import templates
+
+MARK = "# Written by chimera-profile, which writes over it again; without this line it does not.\n"
+
+LAUNCH = "torchrun --nproc-per-node=4 --no-python chimera-profile links --out cluster.toml"
+
+SIZES = tuple(4**power for power in range(3, 13))
+"""Bytes of messages and sums: 64 B to 16 MiB."""
+
+
+def _numbers(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[int, ...]:
+    """The values of an option that takes several numbers, each time it is given: ascending, each once."""
+    words = [word for text in given for word in text.replace(",", " ").split()]
+    wrong = [word for word in words if not (word.isascii() and word.isdecimal() and 0 < int(word) < 10**6)]
+    if wrong:
+        example = f"{parameter.opts[0]} 4, or several as in {parameter.opts[0]} 4,8"
+        raise Misuse(f"{parameter.opts[0]} {wrong[0]}: not a positive whole number; write {example}")
+    return tuple(sorted({int(word) for word in words}))
+
+
+_out = click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE.toml", help="What to write."
+)
+_force = click.option("--force", is_flag=True, help="Write over a file that chimera-profile did not write.")
+_rounds = click.option(
+    "--rounds",
+    type=click.IntRange(min=5),
+    default=30,
+    show_default=True,
+    help="Measure each figure at most so often.",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="chimera-profile")
+def profile_command() -> None:
+    """Measure what a model's stages and a cluster's links cost, and write it as files that people can read.
+
+    Exit status: 0, 1 the ranks lost each other, 2 something is wrong on the command line or in the model file,
+    70 in the profiler; 130 interrupted.
+    """
+
+
+@profile_command.command()
+@click.argument("model", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="MODEL.py")
+@click.option(
+    "--stages",
+    "depths",
+    multiple=True,
+    required=True,
+    callback=_numbers,
+    metavar="D",
+    help="Cut the model into so many stages; several as in 4,8.",
+)
+@click.option(
+    "--micro-batch-size",
+    "sizes",
+    multiple=True,
+    required=True,
+    callback=_numbers,
+    metavar="B",
+    help="Items per micro-batch; several as in 1,2,4,8.",
+)
+@_out
+@click.option("--count", is_flag=True, help="Count work on shapes instead of measuring time.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option(
+    "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of the CPU, as a rank has."
+)
+@_rounds
+@click.option("--seed", type=int, default=0, show_default=True, help="Of weights and data, as train.py's.")
+@_force
+def stages(
+    model: Path,
+    depths: tuple[int, ...],
+    sizes: tuple[int, ...],
+    out: Path,
+    count: bool,
+    device: str,
+    threads: int,
+    rounds: int,
+    seed: int,
+    force: bool,
+) -> None:
+    """Measure every stage of MODEL.py in this process: times, bytes of weights, activations and messages."""
+    _make_ready()
+    from chimera_ir.measure import model as measure
+    from chimera_ir.measure.stages import Request
+
+    with _refusals(OutputRefused, measure.BadFile):
+        refuse_file(out, MARK, force)
+        request = Request(depths, sizes, rounds, seed)
+        remarks: tuple[str, ...] = ()
+        with _bar() as told:
+            if count:
+                text = write_profile(measure.counted(model, request, told))
+            else:
+                profile, remarks = measure.timed(model, request, device, threads, told)
+                text = write_profile(profile)
+        _warn(remarks)
+        write_file(out, text, MARK, force)
+
+
+@profile_command.command()
+@_out
+@click.option("--name", help="The cluster's name; else that of the file.")
+@click.option("--backend", type=click.Choice(["gloo", "nccl"]), default="gloo", show_default=True)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Seconds that any wait may take.",
+)
+@_rounds
+@_force
+def links(out: Path, name: str | None, backend: str, timeout: float, rounds: int, force: bool) -> None:
+    """Measure messages between the ranks that torchrun started, and sums over them: latency and bandwidth.
+
+    Start it as in: torchrun --nproc-per-node=4 --no-python chimera-profile links --out cluster.toml
+    """
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        raise Misuse(f"links are measured between ranks: start it with torchrun, as in\n  {LAUNCH}")
+    _make_ready()
+    from chimera_ir.measure.links import Request
+    from chimera_ir.measure.network import described
+    from chimera_ir.measure.ranks import run as run_rank
+
+    with _bar() if os.environ["RANK"] == "0" else _no_bar() as told:
+        measured = run_rank(Request(SIZES, rounds, backend, timeout), lambda: refuse_file(out, MARK, force), told)
+    if measured is None:
+        return
+    made = described(name or out.stem, measured)
+    _warn(made.remarks)
+    table = "".join(f"# {line}\n" for line in made.table)
+    with _refusals(OutputRefused):
+        write_file(out, f"{write_cluster(made.cluster)}\n{table}", MARK, force)
+
+
+def _make_ready() -> None:
+    """Makes what measures importable: torch, and the runtime that is generated beside every train.py."""
+    if find_spec("torch") is None:
+        raise Misuse("measuring needs torch, which is not installed: pip install 'chimera_ir[train]'")
+    sys.path.insert(0, str(templates()))
+
+
+@contextmanager
+def _refusals(*bad: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except bad as error:
+        raise Misuse(str(error)) from error
+
+
+def _warn(remarks: tuple[str, ...]) -> None:
+    for remark in remarks:
+        click.echo(f"warning: {remark}", err=True)
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar on standard error; none where that is no terminal."""
+    console = Console(stderr=True)
+    if not (sys.stderr.isatty() and console.is_interactive):
+        with _no_bar() as told:
+            yield told
+        return
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda doing, done, steps: progress.update(task, description=doing, completed=done, total=steps)
+
+
+@contextmanager
+def _no_bar() -> Iterator[Callable[[str, int, int], None]]:
+    yield lambda _doing, _done, _steps: None
+
+
+def main() -> NoReturn:
+    """The entry point."""
+    run(profile_command, "chimera-profile")
