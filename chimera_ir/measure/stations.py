@@ -243,9 +243,17 @@ def _station(cut: Cut, stage: int, size: int, module: torch.nn.Module, seen: _Se
         footprint=seen.sight.footprint,
         buffers=seen.sight.traits.buffers,
         handed=seen.handed if stage else None,
-        load_input=lambda micro: to_device(batches.input(micro, 0), device),
-        load_target=lambda micro: to_device(batches.target(micro, 0), device),
+        load_input=_loader(batches.input, device, wanted=stage == 0),
+        load_target=_loader(batches.target, device, wanted=seen.after is None),
     )
+
+
+def _loader(load: Callable[[int, int], Any], device: torch.device, wanted: bool) -> Callable[[int], Any]:
+    """Loads a micro-batch; on the meta device all are alike, and items are made where there is memory: beforehand."""
+    if device.type != "meta":
+        return lambda micro: to_device(load(micro, 0), device)
+    first = to_device(load(0, 0), device) if wanted else None
+    return lambda _: first
 
 
 def _trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:

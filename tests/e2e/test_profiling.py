@@ -1,0 +1,77 @@
+"""Links measured between real ranks under torchrun: the file reads back, and a rank that dies is named."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chimera_ir.profile.read import read_cluster
+from chimera_ir.source import Source
+from tests.e2e.ranks import PATIENCE, TORCHRUN, environment
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).resolve().parents[2]
+MAIN = "from chimera_ir.profiler import main; main()"
+DYING = f"""
+import os, sys
+from chimera_ir.resources import templates
+sys.path.insert(0, str(templates()))
+from chimera_ir.measure import links
+if os.environ["RANK"] == "1":
+    links._Bench.group = lambda *_: os._exit(1)
+{MAIN}
+"""
+
+
+def launched(program: str, ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [TORCHRUN, f"--nproc-per-node={ranks}", "--no-python", sys.executable, "-c", program, "links", *arguments]
+    return subprocess.run(
+        command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_links_between_ranks_are_a_cluster_file(tmp_path: Path, ranks: int) -> None:
+    out = tmp_path / "desk.toml"
+    done = launched(MAIN, ranks, "--out", str(out), "--rounds", "5")
+    assert done.returncode == 0, done.stderr
+    text = out.read_text()
+    cluster = read_cluster(Source(out.name, text))
+    assert (cluster.name, cluster.workers, cluster.per_node, cluster.reserved) == ("desk", ranks, ranks, 0)
+    assert 0 < cluster.memory < 2**50
+    assert cluster.between == cluster.within
+    for link in (cluster.within, cluster.sums):
+        assert link.alpha >= 0
+        assert link.beta > 0
+        assert link.message(16 << 20) > link.message(64)
+    assert text.count("# messages within a node") == 1
+    assert text.count("# sums over") == (1 if ranks == 2 else 2)
+    warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert all("too noisy" in line or "straight line" in line for line in warnings)
+
+
+def test_a_rank_that_dies_is_named_in_one_message_and_nothing_is_written(tmp_path: Path) -> None:
+    done = launched(DYING, 2, "--out", str(tmp_path / "c.toml"), "--rounds", "5", "--timeout", "20")
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if line.startswith("chimera-profile: ")]
+    assert len(said) == 1, done.stderr
+    assert "rank 0 (worker 0): wait" in said[0]
+    assert "rank 1" in said[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_others_stops_every_rank_with_one_message(tmp_path: Path) -> None:
+    out = tmp_path / "c.toml"
+    out.write_text("# by hand\n")
+    done = launched(MAIN, 2, "--out", str(out), "--rounds", "5")
+    assert done.returncode != 0
+    assert done.stderr.count("exists and was not written by this command") == 1, done.stderr
+    assert out.read_text() == "# by hand\n"
+
+
+def test_one_rank_has_no_links(tmp_path: Path) -> None:
+    done = launched(MAIN, 1, "--out", str(tmp_path / "c.toml"))
+    assert done.returncode != 0
+    assert done.stderr.count("chimera-profile: links lie between ranks: start at least two") == 1

@@ -1,0 +1,289 @@
+"""Work and bytes against closed formulas, fits against lines that are known, noise against samples that are."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from statistics import NormalDist
+
+import pytest
+import torch
+
+from chimera_ir.measure import fit, machine, stages
+from chimera_ir.measure.fit import Point
+from chimera_ir.measure.links import chosen_pairs
+from chimera_ir.measure.model import BadFile, counted
+from chimera_ir.measure.network import Described, Measured, Node, described
+from chimera_ir.measure.samples import Samples, in_rounds, too_noisy
+from chimera_ir.measure.stages import Request
+from chimera_ir.profile.cluster import Link
+from chimera_ir.profile.costs import StageCosts
+from support.model import load
+
+WIDTH, LAYERS, FLOAT = 24, 3, 4
+
+LINEAR = f"""
+import torch
+from torch import nn
+
+def build_stage(stage, num_stages):
+    return nn.Sequential(*(nn.Linear({WIDTH}, {WIDTH}, bias=False) for _ in range({LAYERS})))
+
+def loss(output, target):
+    return nn.functional.mse_loss(output, target)
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        return torch.full(({WIDTH},), float(i)), torch.zeros({WIDTH})
+
+def dataset():
+    return Numbers()
+
+def optimizer(parameters):
+    return torch.optim.Adam(parameters)
+"""
+
+SIZES = [4**power for power in range(3, 13)]
+
+
+def quiet(_doing: str, _done: int, _steps: int) -> None:
+    """Nobody listens."""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "linear.py").write_text(LINEAR)
+    return tmp_path / "linear.py"
+
+
+def assert_linear(stage: StageCosts, last: bool) -> None:
+    """A linear layer keeps its input; the loss keeps result and target; the flat buffer has a number per parameter."""
+    weights = LAYERS * WIDTH * WIDTH * FLOAT
+    assert (stage.weights, stage.gradients) == (weights, weights + LAYERS * FLOAT)
+    assert stage.optimizer == 2 * weights + LAYERS * FLOAT
+    for size, at in stage.at.items():
+        message = size * WIDTH * FLOAT
+        assert at.activations == (LAYERS + (2 if last else 0)) * message
+        assert at.input == (2 if last else 1) * message
+        assert (at.output, at.gradient) == ((0, 0) if last else (message, message))
+
+
+def test_a_stack_of_linear_layers_has_the_work_and_the_bytes_of_the_formulas(model: Path) -> None:
+    found = counted(model, Request((2, 3), (4, 8), 5, 0), quiet).counts
+    assert sorted(found.depths) == [2, 3]
+    for depth, profile in found.depths.items():
+        for number, stage in enumerate(profile):
+            assert_linear(stage, number == depth - 1)
+            for size, at in stage.at.items():
+                product = 2 * size * WIDTH * WIDTH
+                backward = 2 * LAYERS - (1 if number == 0 else 0)
+                assert at.forward == LAYERS * product
+                assert at.backward == backward * product
+                assert at.recomputing == (LAYERS + backward) * product
+                assert at.noise is None
+
+
+def test_what_is_timed_has_the_same_bytes_and_a_time_and_a_spread_for_everything(model: Path) -> None:
+    told: list[tuple[int, int]] = []
+    request = Request((2,), (4, 8), 5, 0)
+    found = stages.timed(load(model), request, torch.device("cpu"), lambda _, done, steps: told.append((done, steps)))
+    assert told == [(n, 6) for n in range(1, 7)]
+    for number, stage in enumerate(found.profile.depths[2]):
+        assert_linear(stage, number == 1)
+        for at in stage.at.values():
+            assert min(at.forward, at.backward, at.recomputing) > 0
+            assert at.noise is not None
+            assert 0 <= at.noise <= 1
+
+
+ATTENTION = """
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x):
+        q, k, v = (each(x).view(len(x), 16, 4, 8).transpose(1, 2) for each in (self.q, self.k, self.v))
+        return nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(len(x), 16, 32)
+"""
+
+
+def test_attention_counts_its_two_products_and_keeps_the_matrix_of_scores(tmp_path: Path) -> None:
+    """Three projections; 16 x 16 scores in each of 4 heads of 8, and two products to make and to use them."""
+    text = LINEAR.replace("def build_stage", f"{ATTENTION}\ndef build_stage", 1)
+    text = text.replace(
+        f"nn.Sequential(*(nn.Linear({WIDTH}, {WIDTH}, bias=False) for _ in range({LAYERS})))", "Attention()"
+    )
+    text = text.replace(f"({WIDTH},)", "(16, 32)").replace(f"torch.zeros({WIDTH})", "torch.zeros(16, 32)")
+    (tmp_path / "attention.py").write_text(text)
+    stage, *_ = counted(tmp_path / "attention.py", Request((2,), (2,), 5, 0), quiet).counts.depths[2]
+    projections, products = 3 * 2 * (2 * 16) * 32 * 32, 2 * 2 * (2 * 4) * 16 * 16 * 8
+    assert stage.at[2].forward == projections + products
+    assert stage.at[2].backward == projections + 2 * products
+    item, scores = 16 * 32 * FLOAT, 4 * 16 * 16 * FLOAT
+    assert stage.at[2].activations == 2 * (4 * item + scores)
+
+
+def test_a_model_that_asks_for_values_where_there_are_none_is_told_so_by_its_line(tmp_path: Path) -> None:
+    text = LINEAR.replace(
+        "return nn.functional.mse_loss(output, target)", "return output.mean() if output.sum() > 0 else 0"
+    )
+    (tmp_path / "curious.py").write_text(text)
+    with pytest.raises(BadFile, match=r"curious\.py:9 in loss: .*meta tensors"):
+        counted(tmp_path / "curious.py", Request((1,), (1,), 5, 0), quiet)
+
+
+def test_a_micro_batch_larger_than_the_dataset_is_refused(model: Path) -> None:
+    with pytest.raises(BadFile, match="the dataset has 64 items"):
+        counted(model, Request((1,), (65,), 5, 0), quiet)
+
+
+@pytest.mark.parametrize(("alpha", "bandwidth"), [(2e-6, 9.7e9), (5e-5, 1e9), (1e-3, 1e7)])
+def test_a_line_without_noise_is_found(alpha: float, bandwidth: float) -> None:
+    messages = fit.messages([Point(size, 2, alpha + size / bandwidth) for size in SIZES])
+    assert (messages.alpha, 1 / messages.beta) == pytest.approx((alpha, bandwidth), rel=1e-6)
+    link = Link(alpha, 1 / bandwidth)
+    sums = fit.sums([Point(size, ranks, link.all_reduce(size, ranks)) for size in SIZES for ranks in (2, 4, 7)])
+    assert (sums.alpha, 1 / sums.beta) == pytest.approx((alpha, bandwidth), rel=1e-6)
+
+
+def noisy_points(seed: int) -> list[Point]:
+    """10 % of noise on 20 us and 1 GB/s."""
+    draw = random.Random(seed)
+    return [Point(size, 2, (2e-5 + size / 1e9) * draw.lognormvariate(0, 0.1)) for size in SIZES]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_line_with_noise_is_found_about_as_well_as_the_noise_allows(seed: int) -> None:
+    link = fit.messages(noisy_points(seed))
+    assert link.alpha == pytest.approx(2e-5, rel=0.15)
+    assert 1 / link.beta == pytest.approx(1e9, rel=0.25)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_other_line_has_a_smaller_sum_of_ratios(seed: int) -> None:
+    points = noisy_points(seed)
+
+    def loss(alpha: float, beta: float) -> float:
+        lines = [(alpha + beta * p.size) / p.seconds for p in points]
+        return sum(ratio + 1 / ratio for ratio in lines)
+
+    link = fit.messages(points)
+    factors = [1 + step / 50 for step in range(-20, 21) if step]
+    best = loss(link.alpha, link.beta)
+    assert all(loss(link.alpha * a, link.beta * b) > best for a in factors for b in factors)
+
+
+def test_one_size_that_is_slow_bends_the_line_no_further_than_a_fraction_of_that() -> None:
+    points = [Point(size, 2, (2e-5 + size / 1e9) * (10 if size == 4**6 else 1)) for size in SIZES]
+    link = fit.messages(points)
+    assert 2e-5 < link.alpha < 2 * 2e-5
+    assert 1 / link.beta == pytest.approx(1e9, rel=0.1)
+
+
+def spread_samples(rounds: int, share: float) -> Samples:
+    """Evenly spaced quantiles of a normal distribution whose quartiles are ``share`` of the mean apart."""
+    normal = NormalDist(1.0, share / 1.349)
+    return Samples(tuple(normal.inv_cdf((i + 0.5) / rounds) for i in range(rounds)))
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.3])
+def test_median_and_spread_are_those_of_the_distribution(share: float) -> None:
+    samples = spread_samples(101, share)
+    assert samples.median == pytest.approx(1)
+    assert samples.spread == pytest.approx(share, rel=0.05)
+
+
+@pytest.mark.parametrize(("rounds", "share", "noisy"), [(25, 0.1, False), (25, 0.2, True), (400, 0.2, False)])
+def test_more_rounds_make_a_spread_bearable(rounds: int, share: float, noisy: bool) -> None:
+    """1.57 * 0.2 / sqrt(25) = 6.3 %, more than 5 %; with 0.1 it is half of that, after 400 rounds a quarter."""
+    samples = spread_samples(rounds, share)
+    assert samples.is_noisy == noisy
+    assert bool(too_noisy("here", [("backward", samples)])) == noisy
+
+
+def test_what_is_too_noisy_is_named_with_its_uncertainty() -> None:
+    good, bad = spread_samples(16, 0.02), spread_samples(16, 0.4)
+    (said,) = too_noisy("stage 2", [("forward", good), ("backward", bad)])
+    assert said.startswith("stage 2: too noisy to use: after 16 rounds")
+    assert said.endswith(f": backward {100 * bad.uncertainty:.2g} %")
+
+
+def times(values: list[float]) -> Callable[[], tuple[float, ...]]:
+    left = iter(values)
+    return lambda: (next(left),)
+
+
+def test_rounds_end_when_the_median_is_known_or_the_limit_is_reached_and_the_first_do_not_count() -> None:
+    (steady,) = in_rounds(times([9.0, 9.0, 9.0] + [1.0] * 50), warm_up=3, most=30)
+    assert steady.values == (1.0,) * 5
+    (restless,) = in_rounds(times([1.0, 2.0] * 20), warm_up=2, most=12)
+    assert len(restless.values) == 12
+
+
+def test_the_memory_is_the_machine_s_or_what_a_control_group_above_allows(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemFree:  1 kB\nMemTotal:       8000 kB\n")
+    assert machine.memory(tmp_path) == 8000 * 1024
+    (tmp_path / "proc/self/cgroup").write_text("0::/jobs/mine\n")
+    folder = tmp_path / "sys/fs/cgroup/jobs/mine"
+    folder.mkdir(parents=True)
+    (folder / "memory.max").write_text("max\n")
+    (folder.parent / "memory.max").write_text("4096000\n")
+    assert machine.memory(tmp_path) == 4096000
+    (tmp_path / "proc/self/cgroup").write_text("7:cpu:/other\n4:cpuset,memory:/old\n")
+    old = tmp_path / "sys/fs/cgroup/memory/old"
+    old.mkdir(parents=True)
+    (old / "memory.limit_in_bytes").write_text("2048000\n")
+    assert machine.memory(tmp_path) == 2048000
+
+
+def test_pairs_are_neighbours_within_nodes_and_first_ranks_between_them() -> None:
+    assert chosen_pairs(["a", "b"]) == [(0, 1)]
+    assert chosen_pairs(["a"] * 8) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert chosen_pairs(["a", "a", "b", "b"]) == [(0, 1), (2, 3), (0, 2)]
+
+
+def network(places: str, slow: float = 1.0) -> Described:
+    """Exact times on a network of two levels: 20 us and 1 GB/s between nodes, 2 us and 10 GB/s within them."""
+    links = {False: Link(2e-5, 1e-9), True: Link(2e-6, 1e-10)}
+    sums = Link(3e-5, 2e-9)
+    kinds = {False} if len(set(places)) == len(places) else {True} if len(set(places)) == 1 else {False, True}
+
+    def exactly(seconds: float) -> Samples:
+        return Samples((seconds,) * 5)
+
+    messages = {(kind, size): exactly(links[kind].message(size)) for kind in kinds for size in SIZES}
+    messages[min(kinds), SIZES[-1]] = exactly(slow * links[min(kinds)].message(SIZES[-1]))
+    taken = {(r, size): exactly(sums.all_reduce(size, r)) for r in (2, len(places)) for size in SIZES}
+    nodes = tuple(Node(place, 0, 6 << 20, shared=True) for place in places)
+    return described("here", Measured(nodes, messages, messages, taken))
+
+
+def test_a_network_of_two_levels_is_described_as_it_is() -> None:
+    found = network("aabb")
+    cluster = found.cluster
+    assert (cluster.workers, cluster.per_node, cluster.memory) == (4, 2, 3 << 20)
+    assert (cluster.between.alpha, cluster.within.alpha) == pytest.approx((2e-5, 2e-6), rel=1e-3)
+    assert (cluster.between.beta, cluster.within.beta) == pytest.approx((1e-9, 1e-10), rel=1e-3)
+    assert (cluster.sums.alpha, cluster.sums.beta) == pytest.approx((3e-5, 2e-9), rel=1e-3)
+    assert found.remarks == ()
+    assert len(found.table) == 4 * (1 + len(SIZES))
+
+
+@pytest.mark.parametrize(("places", "alpha"), [("aaaa", 2e-6), ("abcd", 2e-5)])
+def test_where_there_is_one_kind_of_link_it_stands_for_both_and_the_table_says_so(places: str, alpha: float) -> None:
+    found = network(places)
+    assert found.cluster.between == found.cluster.within
+    assert found.cluster.between.alpha == pytest.approx(alpha, rel=1e-3)
+    assert "is what was measured" in found.table[0]
+
+
+def test_nodes_of_different_sizes_and_sizes_off_the_line_are_remarked_on() -> None:
+    (uneven,) = network("aab").remarks
+    assert uneven == "nodes have 1 to 2 ranks; the file says 2 for all of them"
+    (off,) = network("aabb", slow=2).remarks
+    assert off.startswith("messages between nodes: the straight line is off by more than 20 %: ")
+    assert "at 16 MiB" in off

@@ -1,0 +1,129 @@
+"""chimera-profile as a user calls it, in one process."""
+
+import importlib.util
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chimera_ir import profiler
+from chimera_ir.command import WRONG_COMMAND
+from chimera_ir.profile.costs import ModelProfile
+from chimera_ir.profile.read import read_profile
+from chimera_ir.profile.work import WorkProfile
+from chimera_ir.source import Source
+from tests.unit.command import Ended, on_a_terminal
+from tests.unit.test_measure import LINEAR, assert_linear
+
+Profile = Callable[..., Ended]
+COUNTED = ("stages", "linear.py", "--stages", "2", "--micro-batch-size", "4", "--count", "--out", "p.toml")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def profile(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Profile:
+    (tmp_path / "linear.py").write_text(LINEAR)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def call(*arguments: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["chimera-profile", *arguments])
+        with pytest.raises(SystemExit) as end:
+            profiler.main()
+        said = capsys.readouterr()
+        return Ended(int(end.value.code or 0), said.out, said.err)
+
+    return call
+
+
+def read(file: Path) -> ModelProfile | WorkProfile:
+    return read_profile(Source(file.name, file.read_text()))
+
+
+def test_a_counted_profile_reads_back(profile: Profile, tmp_path: Path) -> None:
+    ended = profile(*COUNTED, "--stages", "1,3", "--micro-batch-size", "1, 2")
+    assert ended == Ended(0, "", "")
+    found = read(tmp_path / "p.toml")
+    assert isinstance(found, WorkProfile)
+    assert found.counts.name == "linear"
+    assert sorted(found.counts.depths) == [1, 2, 3]
+    for depth, stages in found.counts.depths.items():
+        for number, stage in enumerate(stages):
+            assert sorted(stage.at) == [1, 2, 4]
+            assert_linear(stage, number == depth - 1)
+
+
+def test_a_timed_profile_reads_back_and_only_warns_of_noise(profile: Profile, tmp_path: Path) -> None:
+    arguments = [each for each in COUNTED if each != "--count"]
+    ended = profile(*arguments, "--rounds", "5", "--threads", "1")
+    assert (ended.status, ended.out) == (0, "")
+    assert all(line.startswith("warning: stage ") and "too noisy" in line for line in ended.err.splitlines())
+    found = read(tmp_path / "p.toml")
+    assert isinstance(found, ModelProfile)
+    assert "1 thread," in found.note
+    for number, stage in enumerate(found.depths[2]):
+        assert_linear(stage, number == 1)
+        assert stage.at[4].noise is not None
+
+
+def test_its_own_file_is_written_over_and_no_other_without_force(profile: Profile, tmp_path: Path) -> None:
+    out = tmp_path / "p.toml"
+    out.write_text("# by hand\n")
+    profile(*COUNTED).assert_refused(WRONG_COMMAND, "--out p.toml: exists", "--force")
+    assert out.read_text() == "# by hand\n"
+    assert profile(*COUNTED, "--force").status == 0
+    first = out.read_text()
+    assert first.startswith("# Written by chimera-profile")
+    assert profile(*COUNTED).status == 0
+    assert out.read_text() == first
+    out.write_text(first.split("\n", 1)[1])
+    assert profile(*COUNTED).status == WRONG_COMMAND, "whoever takes the first line away keeps the file"
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["linear.py", "p.toml"]
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(profile: Profile, tmp_path: Path) -> None:
+    (tmp_path / "linear.py").write_text("raise SystemExit('was run')")
+    profile(*COUNTED[:-1], "no/such/folder.toml").assert_refused(WRONG_COMMAND, "folder.toml", "No such file")
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_written_file_has_the_usual_rights(profile: Profile, tmp_path: Path) -> None:
+    (tmp_path / "usual").touch()
+    assert profile(*COUNTED).status == 0
+    assert stat.S_IMODE((tmp_path / "p.toml").stat().st_mode) == stat.S_IMODE((tmp_path / "usual").stat().st_mode)
+
+
+def test_a_model_file_with_a_mistake_is_told_by_its_line(profile: Profile, tmp_path: Path) -> None:
+    (tmp_path / "linear.py").write_text("import torch\nx = torch.nothing\n")
+    profile(*COUNTED).assert_refused(WRONG_COMMAND, "linear.py:2", "nothing")
+    (tmp_path / "linear.py").write_text(LINEAR.replace("def loss", "def lost"))
+    profile(*COUNTED).assert_refused(WRONG_COMMAND, "lacks the function loss(output, target)")
+
+
+@pytest.mark.parametrize("value", ["0", "x", "1.5", "-2", "4;8"])
+def test_sizes_are_positive_whole_numbers(profile: Profile, value: str) -> None:
+    profile(*COUNTED, "--micro-batch-size", value).assert_refused(WRONG_COMMAND, "--micro-batch-size", "4,8")
+
+
+def test_links_without_torchrun_say_how_to_start_them(profile: Profile) -> None:
+    profile("links", "--out", "c.toml").assert_refused(
+        WRONG_COMMAND, "torchrun --nproc-per-node=4 --no-python chimera-profile links --out cluster.toml"
+    )
+
+
+def test_without_torch_the_extra_is_named(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(profiler, "find_spec", lambda name: None if name == "torch" else found(name))
+    profile(*COUNTED).assert_refused(WRONG_COMMAND, "pip install 'chimera_ir[train]'")
+
+
+def test_who_measures_on_a_terminal_sees_how_far_it_is_and_a_pipe_sees_nothing(tmp_path: Path) -> None:
+    (tmp_path / "linear.py").write_text(LINEAR)
+    program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from chimera_ir.profiler import main; main()"
+    ended = on_a_terminal(program, *COUNTED, cwd=tmp_path, env={"TERM": "xterm-256color"})
+    assert ended.status == 0
+    assert "4/4" in ended.out
+    assert "2 stages: stage 0, micro-batch size 4" in ended.out
