@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log2, sqrt
+from math import log, log2, sinh, sqrt
 
 from chimera_ir.profile.cluster import Link
 
@@ -10,7 +10,12 @@ OFF = 0.2
 """A line that is off by a larger share of a time at some size says so."""
 
 
-_ROUNDS = 2000
+SCATTER = 0.1
+"""Deviations up to this share are taken as chance."""
+
+_ROUNDS = 3000
+_FREE_ROUNDS = 300
+_NOTHING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +38,30 @@ def sums(points: Sequence[Point]) -> Link:
 
 
 def _nearest(terms: Sequence[tuple[float, float, float]]) -> Link:
-    """alpha and beta >= 0 for which the sum over all (x, y, t) of m/t + t/m is smallest, where m = alpha x + beta y.
+    """alpha and beta >= 0 for which the sum over all (x, y, t) of h(log(m/t)) is smallest, where m = alpha x + beta y.
 
-    Times span many powers of ten, so what counts is the ratio of line and time, twice too much like half of it. The sum
-    is convex, so there is one minimum. Each round multiplies alpha and beta by the square root of what pulls them up
-    over what pulls them down, which never makes the sum larger (majorization, as in multiplicative updates of
-    non-negative factorizations).
+    Times span many powers of ten, so what counts is the ratio of line and time, twice too much like half of it. h is
+    Huber's: squares up to SCATTER, absolute values beyond, so that one size that behaves otherwise bends nothing.
+
+    A round reduces a weighted sum of m/t + t/m, which is convex and close to squares of logarithms: alpha and beta are
+    multiplied by the square root of what pulls them up over what pulls them down, as in non-negative factorizations.
+    The weights make its slope that of h; the first rounds, which find where to start from, have none.
     """
     alpha = min(t / x for x, _, t in terms) / 2
     beta = min(t / y for _, y, t in terms) / 2
-    down = sum(x / t for x, _, t in terms), sum(y / t for _, y, t in terms)
-    for _ in range(_ROUNDS):
-        pulls = [t / (alpha * x + beta * y) ** 2 for x, y, t in terms]
-        up = sum(p * x for p, (x, _, _) in zip(pulls, terms, strict=True))
-        over = sum(p * y for p, (_, y, _) in zip(pulls, terms, strict=True))
-        alpha, beta = alpha * sqrt(up / down[0]), beta * sqrt(over / down[1])
+    for number in range(_ROUNDS):
+        up, over, down, under = 0.0, 0.0, 0.0, 0.0
+        for x, y, t in terms:
+            ratio = (alpha * x + beta * y) / t
+            weight = 1.0 if number < _FREE_ROUNDS else _weight(log(ratio))
+            pull, push = weight / (ratio * ratio * t), weight / t
+            up, over = up + pull * x, over + pull * y
+            down, under = down + push * x, under + push * y
+        alpha, beta = alpha * sqrt(up / down), beta * sqrt(over / under)
     return Link(alpha, beta)
+
+
+def _weight(off: float) -> float:
+    """h'(off) / (2 sinh(off)): the slope of Huber's function over that of e^off + e^-off."""
+    size = abs(off)
+    return 1 / (2 * SCATTER) if size < _NOTHING else min(size / SCATTER, 1.0) / (2 * sinh(size))
