@@ -3,8 +3,8 @@
     python docs/check.py             # says which blocks are out of date
     python docs/check.py --update    # writes what is printed now
 
-A block is a fence of the kind ``console`` that begins with ``$ chimera-compile`` or ``$ chimera-tables``; a line
-``...`` in it stands for any number of lines. The commands see docs/ and examples/; what they write goes into a
+A block is a fence of the kind ``console`` that begins with ``$ chimera-compile``, ``$ chimera-tables`` or ``$
+chimera-profile``; a line ``...`` in it stands for any number of lines. The commands see docs/ and examples/; what they write goes into a
 directory that is removed.
 """
 
@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"(?<=^```console\n)\$ chimera-(?:compile|tables).*?(?=^```$)", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"(?<=^```console\n)\$ chimera-(?:compile|tables|profile).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 
 
 def run(commands: list[str]) -> str:

@@ -92,5 +92,11 @@ def rounded(value: float, digits: int = 4) -> float:
 
 
 def percent(share: float) -> str:
-    """A share as a person reads it."""
-    return f"{100 * share:.2g} %" if abs(share) < 1 else f"{100 * share:.0f} %"
+    """A share as a person reads it.
+
+    Examples
+    --------
+    >>> percent(0.0712), percent(0.996), percent(-12.3)
+    ('7.1 %', '100 %', '-1230 %')
+    """
+    return f"{100 * share:.2g} %" if abs(share) < 0.995 else f"{100 * share:.0f} %"
