@@ -124,7 +124,8 @@ def _table(series: _Series) -> Iterator[str]:
     yield f"{series.what + ',':<25} {'median':>9} {'spread':>7} {'line off by':>12}{streams}"
     for size, one in sorted(series.taken.items()):
         stream = f" {_time(series.streams[size]):>12}" if series.streams else ""
-        yield f"{show_size(size):>25} {_time(one):>9} {percent(one.spread):>7} {round(series.off(size), 2) + 0.0:>+12.0%}{stream}"
+        off = round(series.off(size), 2) + 0.0
+        yield f"{show_size(size):>25} {_time(one):>9} {percent(one.spread):>7} {off:>+12.0%}{stream}"
 
 
 def _time(samples: Samples) -> str:
