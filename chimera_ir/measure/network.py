@@ -68,7 +68,9 @@ class _Series:
 def described(name: str, measured: Measured) -> Described:
     """The cluster that the ranks ran on."""
     links = {within: _message_link(measured, within) for within in sorted({within for within, _ in measured.messages})}
-    sums = _rounded(fit.sums([Point(size, ranks, one.median) for (ranks, size), one in measured.sums.items()]))
+    sums = _rounded(
+        fit.sums([Point(size, ranks, one.median, one.uncertainty) for (ranks, size), one in measured.sums.items()])
+    )
     series = [_messages(measured, within, link) for within, link in links.items()]
     series += [_sums(measured, ranks, sums) for ranks in sorted({ranks for ranks, _ in measured.sums})]
     between, *_ = (*(links[within] for within in links if not within), *links.values())
@@ -93,7 +95,7 @@ def _alike(within: bool) -> str:
 
 def _message_link(measured: Measured, within: bool) -> Link:
     taken = {size: one for (where, size), one in measured.messages.items() if where == within}
-    return _rounded(fit.messages([Point(size, 2, one.median) for size, one in taken.items()]))
+    return _rounded(fit.messages([Point(size, 2, one.median, one.uncertainty) for size, one in taken.items()]))
 
 
 def _messages(measured: Measured, within: bool, link: Link) -> _Series:

@@ -187,6 +187,18 @@ def test_one_size_that_behaves_otherwise_hardly_bends_the_line(wrong: int, facto
     assert (link.alpha, 1 / link.beta) == pytest.approx((2e-5, 1e9), rel=0.1)
 
 
+def test_what_is_uncertain_counts_for_less() -> None:
+    """Half of the sizes say twice the time, and are known half as well as the others or better than those."""
+    line = {size: 2e-5 + size / 1e9 for size in SIZES}
+
+    def fitted(even: float, odd: float) -> Link:
+        points = [Point(size, 2, line[size] * (1 + i % 2), odd if i % 2 else even) for i, size in enumerate(SIZES)]
+        return fit.messages(points)
+
+    assert fitted(even=0.0, odd=1.0).message(2**24) == pytest.approx(line[2**24], rel=0.1)
+    assert fitted(even=1.0, odd=0.0).message(2**24) == pytest.approx(2 * line[2**24], rel=0.1)
+
+
 def spread_samples(rounds: int, share: float) -> Samples:
     """Evenly spaced quantiles of a normal distribution whose quartiles are ``share`` of the mean apart."""
     normal = NormalDist(1.0, share / 1.349)
@@ -291,3 +303,43 @@ def test_nodes_of_different_sizes_and_sizes_off_the_line_are_remarked_on() -> No
     (off,) = network("aabb", slow=2).remarks
     assert off.startswith("messages between nodes: the straight line is off by more than 20 %: ")
     assert "at 16 MiB" in off
+
+
+MASKED = f"""
+class Masked(nn.Module):
+    def __init__(self, first, last):
+        super().__init__()
+        self.first, self.last = first, last
+        self.layer, self.norm = nn.Linear({WIDTH}, {WIDTH}), nn.BatchNorm1d({WIDTH})
+
+    def forward(self, received):
+        x, mask = (received, torch.ones(len(received), dtype=torch.int64)) if self.first else received
+        x = self.norm(self.layer(x) * mask[:, None])
+        return x if self.last else (x, mask)
+"""
+
+
+def test_what_has_no_gradient_does_not_come_back_and_updated_buffers_are_kept_to_run_again(tmp_path: Path) -> None:
+    text = LINEAR.replace("def build_stage", f"{MASKED}\ndef build_stage", 1)
+    made = f"nn.Sequential(*(nn.Linear({WIDTH}, {WIDTH}, bias=False) for _ in range({LAYERS})))"
+    text = text.replace(made, "Masked(stage == 0, stage == num_stages - 1)")
+    (tmp_path / "masked.py").write_text(text)
+    found = stages.timed(load(tmp_path / "masked.py"), Request((3,), (4,), 5, 0), torch.device("cpu"), quiet)
+    values, mask, statistics = 4 * WIDTH * FLOAT, 4 * 8, 2 * WIDTH * FLOAT + 8
+    first, middle, last = (stage.at[4] for stage in found.profile.depths[3])
+    assert (middle.output, middle.gradient) == (first.output, first.gradient) == (values + mask, values)
+    assert (last.output, last.gradient) == (0, 0)
+    inputs = [values, values + mask, values + mask + values]
+    assert [at.input for at in (first, middle, last)] == [each + statistics for each in inputs]
+
+
+def test_counting_again_counts_the_same(model: Path) -> None:
+    request = Request((2,), (4,), 5, 0)
+    assert counted(model, request, quiet) == counted(model, request, quiet)
+
+
+def test_a_stage_that_changes_its_input_in_place_is_refused_since_it_could_not_run_again(tmp_path: Path) -> None:
+    text = LINEAR.replace("nn.Sequential(", "nn.Sequential(nn.ReLU(inplace=True), ")
+    (tmp_path / "hasty.py").write_text(text)
+    with pytest.raises(BadFile, match="stage 0 changes its input in place"):
+        counted(tmp_path / "hasty.py", Request((1,), (1,), 5, 0), quiet)
