@@ -39,8 +39,9 @@ class StageCosts:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """A model; ``depths[D]`` are its D stages, in order."""
+    """A model; ``depths[D]`` are its D stages, in order; ``length`` the positions (words, pixels) of an item."""
 
     name: str
     depths: Mapping[int, tuple[StageCosts, ...]]
     note: str = ""
+    length: int = 1

@@ -174,7 +174,7 @@ class Table:
         if not isinstance(value, int | float) or isinstance(value, bool):
             return self._wrong(name, value, "a number", example, 1.0)
         if not least <= value <= most:
-            self.tell(OutOfRange(self.place(name), name, f"it is {least:g} to {most:g}", example))
+            self.tell(OutOfRange(self.place(name), name, f"it is {least:,.10g} to {most:,.10g}", example))
             return 1.0
         return float(value)
 

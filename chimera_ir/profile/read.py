@@ -40,10 +40,11 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
     """
     top = load(source)
     model = top.table("model", "[model]", "[model]")
-    name, note = "", ""
+    name, note, length = "", "", 1
     if model:
         name = model.text("name", None, 'name = "bert48"')
         note = model.text("note", "", 'note = "one P100, float32"')
+        length = model.integer("length", 1, "length = 128")
         model.close()
     costs = _Costs()
     depths: dict[int, tuple[StageCosts, ...]] = {}
@@ -62,7 +63,7 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
     top.close()
     costs.settle(top.document)
     top.document.settle()
-    profile = ModelProfile(name, depths, note)
+    profile = ModelProfile(name, depths, note, length)
     return WorkProfile(profile) if costs.work else profile
 
 
@@ -201,7 +202,7 @@ def _device(top: Table) -> Device | None:
     device = Device(
         float(peak),
         table.number("efficiency", 0.001, 1, "efficiency = 0.6"),
-        table.number("half_at", 0, 10_000, "half_at = 2.0"),
+        table.number("half_at", 0, 1_000_000, "half_at = 2.0"),
     )
     table.close()
     return device

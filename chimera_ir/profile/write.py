@@ -26,6 +26,8 @@ def _profile(profile: ModelProfile, cost: Callable[[float], str]) -> Iterator[st
     yield f"name = {_quoted(profile.name)}"
     if profile.note:
         yield f"note = {_quoted(profile.note)}"
+    if profile.length != 1:
+        yield f"length = {profile.length}"
     for depth, stages in profile.depths.items():
         yield ""
         yield "[[depth]]"

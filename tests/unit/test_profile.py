@@ -50,7 +50,9 @@ def stages(draw: st.DrawFn, depth: int) -> tuple[StageCosts, ...]:
 @st.composite
 def profiles(draw: st.DrawFn) -> ModelProfile:
     depths = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3, unique=True))
-    return ModelProfile(draw(words), {depth: draw(stages(depth)) for depth in depths}, draw(words))
+    return ModelProfile(
+        draw(words), {depth: draw(stages(depth)) for depth in depths}, draw(words), draw(st.integers(1, 4096))
+    )
 
 
 links = st.builds(Link, st.just(0.0) | st.floats(1e-11, 10), st.just(0.0) | st.floats(1e-17, 0.5))
@@ -131,6 +133,13 @@ def test_work_becomes_time_at_the_rate_of_its_micro_batch_size() -> None:
     at = work.on(Device(10e12, 0.5, 2.0)).depths[1][0].at
     assert (at[2].forward, at[2].backward, at[2].recomputing) == pytest.approx((0.4, 0.8, 1.2))
     assert at[8].forward == pytest.approx(0.25)
+
+
+def test_positions_and_not_items_fill_a_device() -> None:
+    """Half of 5 TFLOP/s at 2 positions: an item of 8 reaches 0.8 of them, as 8 items of one do above."""
+    timing = Timing(1e12, 2e12, 3e12, 1, 1, 0, 0)
+    work = WorkProfile(ModelProfile("m", {1: (StageCosts(1, 1, 1, {1: timing}),)}, length=8))
+    assert work.on(Device(10e12, 0.5, 2.0)).depths[1][0].at[1].forward == pytest.approx(0.25)
 
 
 VALUES = (
