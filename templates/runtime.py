@@ -4,7 +4,7 @@ Everything that can be decided before the first update is decided in the constru
 A call in the steady state posts, waits or computes, and nothing else.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import blake2b
@@ -292,8 +292,8 @@ class Lane:
 
     def __init__(
         self,
-        stages: dict[int, Any],
-        peers: dict[int, Peer],
+        stages: Mapping[int, Any],
+        peers: Mapping[int, Any],
         load_input: Callable[[int, int], Any],
         load_target: Callable[[int, int], Any],
     ) -> None:
@@ -313,7 +313,7 @@ class Lane:
         """A stage that this worker holds."""
         return self._stages[number]
 
-    def peer(self, worker: int) -> Peer:
+    def peer(self, worker: int) -> Any:
         """Another worker of this copy."""
         return self._peers[worker]
 

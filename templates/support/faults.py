@@ -43,10 +43,12 @@ class Faults:
         self._program = program
         self._lock = threading.Lock()
         self.on_interrupt: Callable[[], None] = lambda: None
+        self.on_end: Callable[[str], None] = lambda _message: None
 
     def end(self, message: str, status: int) -> NoReturn:
-        """Says the message, unless another rank has spoken, and ends the process."""
+        """Says the message, unless another rank has spoken, and ends the process; `on_end` comes before."""
         self._lock.acquire()
+        self.on_end(message)
         speaker = threading.Thread(target=self._speak, args=(message,), daemon=True, name="speaker")
         speaker.start()
         speaker.join(_PATIENCE)

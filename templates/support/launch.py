@@ -4,12 +4,14 @@ import argparse
 import importlib
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from runtime import BadModel, PeerLost
+from runtime import BadModel, Lane, PeerLost
 from support import probe
 from support import stages as build
 from support.batches import Batches
@@ -21,6 +23,8 @@ from support.memory import refuse_beyond
 from support.model import Model, load
 from support.options import parse
 from support.progress import Overlapping, Progress
+from support.recorded import recorded
+from support.recorder import Recorder, prepare
 from support.rehearsal import Rehearsal
 from support.setting import Setting
 from support.world import World, join, meet
@@ -40,7 +44,7 @@ def main(job: Job, scripts: Path) -> None:
     faults.watch_signals()
     try:
         world = join(job, store, rank, size, options.layout, options.backend, options.timeout)
-        _run(world, _script(scripts, world.place.worker), options, faults)
+        _run(world, scripts, options, faults)
     except (Misuse, BadModel) as error:
         faults.end(f"train.py: {error}", MISUSED)
     except PeerLost as error:
@@ -75,13 +79,16 @@ def _script(scripts: Path, worker: int) -> RankScript:
     return script  # type: ignore[no-any-return]
 
 
-def _run(world: World, script: RankScript, options: argparse.Namespace, faults: Faults) -> None:
+def _run(world: World, scripts: Path, options: argparse.Namespace, faults: Faults) -> None:
+    script = _script(scripts, world.place.worker)
     model = load(options.model)
     batches = _batches(world, model, options)
     if options.rehearse and options.backend == "nccl":
         raise Misuse("--rehearse: sleeps on the CPU say nothing about a GPU; use --backend gloo")
     if options.metrics is not None and world.place.rank == 0:
         _writable(options.metrics)
+    if options.trace is not None:
+        prepare(world, options.trace, scripts)
     built = build.modules(world, model, options.seed)
     build.agree_on_weights(world, built)
     findings = probe.find(world, model, batches, built, options.seed, options.memory_limit is not None)
@@ -132,15 +139,27 @@ def _train(setting: Setting, built: dict[int, Any], faults: Faults) -> None:
     if writes:
         faults.on_interrupt = lambda: progress.write(options.metrics)
     run = _stream if setting.world.job.period else _updates
-    run(setting, stages, progress)
-    progress.finish()
+    with _traced(setting, stages, faults) as lane:
+        run(setting, lane, stages, progress)
+        progress.finish()
     if writes:
         progress.write(options.metrics)
 
 
-def _updates(setting: Setting, stages: dict[int, Stage], progress: Progress) -> None:
+@contextmanager
+def _traced(setting: Setting, stages: dict[int, Stage], faults: Faults) -> Iterator[Lane]:
+    """The lane, with ``--trace`` one that records; what was recorded is kept whatever happens inside."""
+    if setting.options.trace is None:
+        yield setting.lane(stages)
+        return
+    recorder = Recorder(setting, setting.options.trace)
+    faults.on_end = recorder.abandon
+    yield Lane(*recorded(setting.parts(stages), recorder, setting.world.job.period > 0))
+    recorder.close()
+
+
+def _updates(setting: Setting, lane: Lane, stages: dict[int, Stage], progress: Progress) -> None:
     """One update after the other."""
-    lane = setting.lane(stages)
     for number in range(setting.options.steps):
         lane.begin(number)
         progress.begin()
@@ -148,13 +167,13 @@ def _updates(setting: Setting, stages: dict[int, Stage], progress: Progress) -> 
         progress.end(sum(stage.take_loss(number) for stage in stages.values()))
 
 
-def _stream(setting: Setting, stages: dict[int, Stage], progress: Progress) -> None:
+def _stream(setting: Setting, lane: Lane, stages: dict[int, Stage], progress: Progress) -> None:
     """All updates in one go: they overlap."""
     updates, overlapping = setting.options.steps, Overlapping(progress, len(stages))
     for stage in stages.values():
         stage.on_step = overlapping.stepped
     progress.begin()
-    setting.script.stream(setting.lane(stages), updates)
+    setting.script.stream(lane, updates)
     for _ in range(0 if stages else updates):
         progress.end(0.0)
 

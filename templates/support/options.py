@@ -77,6 +77,7 @@ def parse(arguments: Sequence[str], scheme: str) -> argparse.Namespace:
         "--rehearse", type=_durations, metavar="F=S,B=S", help="sleep instead of computing; S in seconds"
     )
     parser.add_argument("--metrics", type=Path, metavar="FILE", help="write losses and times of all updates as JSON")
+    parser.add_argument("--trace", type=Path, metavar="DIR", help="record every operation of the training, by rank")
     parser.add_argument(
         "--memory-limit", type=_bytes, metavar="SIZE", help="stop before training if a rank needs more, as in 16GiB"
     )
@@ -85,4 +86,7 @@ def parse(arguments: Sequence[str], scheme: str) -> argparse.Namespace:
     parser.add_argument(
         "--layout", choices=["pipeline", "replica"], default="pipeline", help="which ranks are neighbours"
     )
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.trace is not None and options.check_only:
+        parser.error("--trace records the training, of which --check-only does none: give --check instead")
+    return options
