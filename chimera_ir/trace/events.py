@@ -1,0 +1,102 @@
+"""A trace in the Trace Event Format, as chrome://tracing and Perfetto read it: the JSON object format.
+
+Every rank is a process with two threads: what it did, and what the schedule promised, laid on the update that is shown.
+Times are in microseconds from the first operation of the run.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from chimera_ir.ir.ops import AllReduce, Recv, Send, WaitAllReduce, WaitRecv
+from chimera_ir.trace.compare import Comparison
+from chimera_ir.trace.read import Trace
+from chimera_ir.trace.spans import Kind, Span, kind, words
+
+Event = dict[str, Any]
+
+MEASURED, PREDICTED = 0, 1
+"""The threads of a rank."""
+
+
+def events(trace: Trace, comparison: Comparison) -> str:
+    """The text of the file."""
+    about = trace.about
+    content = {
+        "traceEvents": [*_names(trace), *_recorded(trace, comparison), *_promised(trace, comparison)],
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "scheme": about.scheme,
+            "program": about.program,
+            "backend": about.backend,
+            "layout": about.layout,
+            "clock_offset_ns": {str(rank.rank): [[*each] for each in rank.clock] for rank in trace.ranks},
+        },
+    }
+    return json.dumps(content, separators=(",", ":")) + "\n"
+
+
+def _names(trace: Trace) -> Iterator[Event]:
+    for rank in trace.ranks:
+        copy = f" of copy {rank.copy}" if trace.about.copies > 1 else ""
+        yield _meta("process_name", rank.rank, 0, name=f"rank {rank.rank} (worker {rank.worker}{copy})")
+        yield _meta("process_sort_index", rank.rank, 0, sort_index=rank.rank)
+        yield _meta("thread_name", rank.rank, MEASURED, name="measured")
+        yield _meta("thread_name", rank.rank, PREDICTED, name="predicted")
+
+
+def _meta(what: str, rank: int, thread: int, **arguments: object) -> Event:
+    return {"name": what, "ph": "M", "pid": rank, "tid": thread, "args": arguments}
+
+
+def _recorded(trace: Trace, comparison: Comparison) -> Iterator[Event]:
+    """What the ranks did; an arrow from each message's send to the end of the wait for it; sums under way."""
+    arrived = {
+        (rank.copy, span.update, span.operation.message)
+        for rank, lane in zip(trace.ranks, comparison.recorded, strict=True)
+        for span in lane
+        if isinstance(span.operation, WaitRecv)
+    }
+    for rank, lane in zip(trace.ranks, comparison.recorded, strict=True):
+        summed = {(s.update, s.operation.stage) for s in lane if isinstance(s.operation, WaitAllReduce)}
+        for span in lane:
+            yield _complete(span, rank.rank, MEASURED, {"update": span.update})
+            match span.operation:
+                case Send(message=message) if (rank.copy, span.update, message) in arrived:
+                    yield _event("s", "message", rank.rank, span.start, cat="message", id=_id(rank.copy, span))
+                case WaitRecv():
+                    last = max(span.start, span.end - 1)
+                    yield _event("f", "message", rank.rank, last, cat="message", id=_id(rank.copy, span), bp="e")
+                case AllReduce(stage=stage) if (span.update, stage) in summed:
+                    yield _sum("b", rank.rank, span.update, stage, span.start)
+                case WaitAllReduce(stage=stage):
+                    yield _sum("e", rank.rank, span.update, stage, span.end)
+
+
+def _sum(phase: str, rank: int, update: int, stage: int, time: int) -> Event:
+    return _event(phase, f"sum s{stage}", rank, time, cat="sum", id=f"{rank}/{update}/{stage}")
+
+
+def _event(phase: str, name: str, rank: int, time: int, **more: object) -> Event:
+    return {"name": name, "ph": phase, "pid": rank, "tid": MEASURED, "ts": time / 1000} | more
+
+
+def _id(copy: int, span: Span) -> str:
+    """What a send and the wait for its receipt share, and nothing else."""
+    operation = span.operation
+    assert isinstance(operation, Send | Recv | WaitRecv)
+    return f"{copy}/{span.update}/{words(WaitRecv(operation.message)).removeprefix('wait recv ')}"
+
+
+def _complete(span: Span, rank: int, thread: int, arguments: Mapping[str, object]) -> Event:
+    event = {"name": words(span.operation), "ph": "X", "pid": rank, "tid": thread, "ts": span.start / 1000}
+    return event | {"cat": kind(span.operation).value, "dur": (span.end - span.start) / 1000, "args": arguments}
+
+
+def _promised(trace: Trace, comparison: Comparison) -> Iterator[Event]:
+    """The predicted update, beginning with the one that is shown."""
+    for rank in trace.ranks:
+        for span in comparison.predicted.lanes[rank.worker]:
+            if kind(span.operation) is not Kind.POST and span.start < span.end:
+                moved = span._replace(start=span.start + comparison.origin, end=span.end + comparison.origin)
+                yield _complete(moved, rank.rank, PREDICTED, {})

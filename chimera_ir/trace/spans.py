@@ -1,0 +1,159 @@
+"""What a rank did from when to when: recorded or predicted, in the same words."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, assert_never
+
+from chimera_ir.ir.ids import Micro, Stage
+from chimera_ir.ir.levels import Header
+from chimera_ir.ir.ops import (
+    AllReduce,
+    Backward,
+    Drop,
+    Forward,
+    Instruction,
+    Message,
+    Recv,
+    Send,
+    Stash,
+    Step,
+    WaitAllReduce,
+    WaitRecv,
+    WaitSend,
+)
+from chimera_ir.ir.text.printer import line
+
+
+class Kind(Enum):
+    """What a rank's time goes into."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    RECV = "wait for a message"
+    SEND = "wait for a send"
+    SUM = "wait for a sum"
+    STEP = "step"
+    POST = "posting"
+    LOAD = "loading data"
+    BETWEEN = "between operations"
+    FLUSH = "flush"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The inputs or targets of a micro-batch are loaded: no line of the program, but it takes time."""
+
+    text: str
+
+
+class Span(NamedTuple):
+    """An operation of a rank, from ``start`` to ``end`` in nanoseconds, in the update that it serves."""
+
+    operation: Instruction | Load
+    update: int
+    start: int
+    end: int
+
+
+Lane = tuple[Span, ...]
+"""What a rank did, in order; no two spans overlap."""
+
+
+class Window(NamedTuple):
+    """The part of a lane that one update takes, in nanoseconds."""
+
+    start: int
+    end: int
+
+
+def kind(operation: Instruction | Load) -> Kind:
+    """What the time of an operation goes into."""
+    match operation:
+        case Forward():
+            return Kind.FORWARD
+        case Backward():
+            return Kind.BACKWARD
+        case WaitRecv():
+            return Kind.RECV
+        case WaitSend():
+            return Kind.SEND
+        case WaitAllReduce():
+            return Kind.SUM
+        case Step() | Stash() | Drop():
+            return Kind.STEP
+        case Send() | Recv() | AllReduce():
+            return Kind.POST
+        case Load():
+            return Kind.LOAD
+        case _:
+            assert_never(operation)
+
+
+def cause(header: Header, operation: Instruction | Load) -> str:
+    """For whom a wait waits; nothing for what is no wait."""
+    match operation:
+        case WaitRecv(message=message):
+            return f"message from worker {_worker(header, message.micros[0], message.source)}"
+        case WaitSend(message=message):
+            return f"send to worker {_worker(header, message.micros[0], message.target)}"
+        case WaitAllReduce(stage=stage):
+            return f"sum of stage {stage}"
+        case _:
+            return ""
+
+
+def shown_micro(header: Header, micro: int) -> Micro:
+    """A micro-batch of the program's instance that is like one of a longer run: of the same pipe and parity of turn."""
+    return Micro(micro % (2 * header.period) if header.asynchronous else micro)
+
+
+def _worker(header: Header, micro: int, stage: Stage) -> int:
+    return int(header.worker(shown_micro(header, micro), stage))
+
+
+def words(operation: Instruction | Load) -> str:
+    """An operation in the words of schedule.sir."""
+    return operation.text if isinstance(operation, Load) else line(operation)
+
+
+def recorded(instruction: Instruction) -> Iterator[str]:
+    """How a rank may record an instruction: by one text or, of a compute, by several in this order."""
+    match instruction:
+        case Forward(micros=micros, stage=stage):
+            yield from (f"F m{micro} s{stage}" for micro in micros)
+        case Backward(micros=micros, stage=stage):
+            yield from (f"B m{micro} s{stage}" for micro in micros)
+        case Send(message=message):
+            yield f"send {_first(message)}"
+        case Recv(message=message):
+            yield f"recv {_first(message)}"
+        case WaitSend(message=message):
+            yield f"wait send {_first(message)}"
+        case WaitRecv(message=message):
+            yield f"wait recv {_first(message)}"
+        case AllReduce(stage=stage):
+            yield f"all_reduce s{stage}"
+        case WaitAllReduce(stage=stage):
+            yield f"wait all_reduce s{stage}"
+        case Step(stage=stage):
+            yield f"step s{stage}"
+        case Stash(stage=stage, version=version):
+            yield f"stash s{stage} v{version}"
+        case Drop(stage=stage, version=version):
+            yield f"drop s{stage} v{version}"
+        case _:
+            assert_never(instruction)
+
+
+def _first(message: Message) -> str:
+    return f"m{message.micros[0]} s{message.source}->s{message.target}"
+
+
+def ends(lane: Iterable[Span], asynchronous: bool) -> dict[int, int]:
+    """When each update ends on a rank: with its last operation or, where updates overlap, with its last step."""
+    found: dict[int, int] = {}
+    for span in lane:
+        if not asynchronous or isinstance(span.operation, Step):
+            found[span.update] = max(span.end, found.get(span.update, span.end))
+    return found
