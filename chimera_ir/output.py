@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 MANIFEST = ".chimera-compile"
-"""The file that lists what chimera-compile wrote into a directory, one relative path a line."""
+"""The file that lists what chimera-compile wrote into a directory, one relative path a line; other commands' too."""
 
 
 class OutputRefused(Exception):
     """The output cannot be written, or there is something that the command did not write."""
 
 
-def write(directory: Path, files: Mapping[str, str]) -> None:
-    """Writes the files, by path relative to the directory.
+def write(directory: Path, files: Mapping[str, str], manifest: str = MANIFEST) -> None:
+    """Writes the files, by path relative to the directory, and ``manifest``, which is a dot and the command's name.
 
-    An existing directory is replaced if it was written by chimera-compile; files that others put there (metrics,
+    An existing directory is replaced if the same command wrote it; files that others put there (metrics,
     checkpoints) are carried over. If anything fails, the directory is as it was before.
 
     Raises
@@ -28,7 +28,7 @@ def write(directory: Path, files: Mapping[str, str]) -> None:
     target = Path(os.path.realpath(directory))
     try:
         if target.exists():
-            _must_be_ours(directory, target, files)
+            _must_be_ours(directory, target, files, manifest)
         target.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     except OSError as error:
@@ -39,8 +39,8 @@ def write(directory: Path, files: Mapping[str, str]) -> None:
             path = fresh / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8", newline="\n")
-        (fresh / MANIFEST).write_text("".join(f"{name}\n" for name in sorted(files)), encoding="utf-8")
-        _replace(target, fresh)
+        (fresh / manifest).write_text("".join(f"{name}\n" for name in sorted(files)), encoding="utf-8")
+        _replace(target, fresh, manifest)
     except OSError as error:
         raise OutputRefused(f"--out {directory}: {error.strerror}") from error
     finally:
@@ -94,18 +94,18 @@ def write_file(file: Path, text: str, mark: str, force: bool) -> None:
         raise OutputRefused(f"--out {file}: {error.strerror}") from error
 
 
-def _must_be_ours(shown: Path, target: Path, files: Mapping[str, str]) -> None:
+def _must_be_ours(shown: Path, target: Path, files: Mapping[str, str], manifest: str) -> None:
     if not target.is_dir():
         raise OutputRefused(f"--out {shown}: exists and is not a directory")
     empty = not any(target.iterdir())
-    if not empty and not (target / MANIFEST).is_file():
+    if not empty and not (target / manifest).is_file():
         raise OutputRefused(
-            f"--out {shown}: exists and was not written by chimera-compile; choose another directory or remove it"
+            f"--out {shown}: exists and was not written by {manifest[1:]}; choose another directory or remove it"
         )
-    for path in _foreign(target):
+    for path in _foreign(target, manifest):
         name = path.relative_to(target).as_posix()
         if name in files:
-            raise OutputRefused(f"--out {shown}: {name} was not written by chimera-compile and is in the way")
+            raise OutputRefused(f"--out {shown}: {name} was not written by {manifest[1:]} and is in the way")
 
 
 def _umask() -> int:
@@ -114,7 +114,7 @@ def _umask() -> int:
     return mask
 
 
-def _replace(target: Path, fresh: Path) -> None:
+def _replace(target: Path, fresh: Path, manifest: str) -> None:
     """Puts the fresh directory in the target's place; the old one's foreign files move over."""
     if not target.exists():
         fresh.rename(target)
@@ -122,7 +122,7 @@ def _replace(target: Path, fresh: Path) -> None:
     old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
     target.rename(old)
     try:
-        for path in _foreign(old):
+        for path in _foreign(old, manifest):
             destination = fresh / path.relative_to(old)
             destination.parent.mkdir(parents=True, exist_ok=True)
             _carry_over(path, destination)
@@ -141,15 +141,15 @@ def _carry_over(path: Path, destination: Path) -> None:
         shutil.copy2(path, destination, follow_symlinks=False)
 
 
-def _foreign(directory: Path) -> list[Path]:
-    """The files of a directory of ours that chimera-compile did not write."""
-    manifest = directory / MANIFEST
-    ours = set(manifest.read_text(encoding="utf-8").splitlines()) if manifest.is_file() else set()
+def _foreign(directory: Path, manifest: str) -> list[Path]:
+    """The files of a directory of ours that its command did not write."""
+    listing = directory / manifest
+    ours = set(listing.read_text(encoding="utf-8").splitlines()) if listing.is_file() else set()
     found = (path for path in sorted(directory.rglob("*")) if path.is_symlink() or path.is_file())
     return [
         path
         for path in found
-        if path != manifest
+        if path != listing
         and path.relative_to(directory).as_posix() not in ours
         and "__pycache__" not in path.relative_to(directory).parts
     ]

@@ -35,6 +35,7 @@ IMPORTS = {
     "predict": {"cost", "ir", "graph", "profile", "verify"},
     "forecast": {"command", "predict", "profile", "source"},
     "measure": {"profile", "output"},
+    "trace": {"predict", "profile", "cost", "ir", "picture", "diagnostics", "source"},
     "library": {"source", "resources", "syntax"},
     "driver": {
         *("source", "diagnostics", "syntax", "elaborate", "ir", "lower", "graph", "verify", "cost", "picture"),
@@ -44,6 +45,7 @@ IMPORTS = {
     "command": set(),
     "tables": {"survey", "command", "__version__"},
     "profiler": {"measure", "profile", "command", "output", "resources", "__version__"},
+    "tracer": {"trace", "command", "output", "__version__"},
     "answer": {"driver", "command", "syntax", "ir", "verify", "cost", "picture", "predict"},
     "cache": {"answer", "resources"},
     "progress": {"driver"},
@@ -125,7 +127,7 @@ def test_the_code_generator_sees_of_verification_only_its_type() -> None:
     ("name", "homes"),
     [
         ("networkx", {"graph"}),
-        ("click", {"cli", "command", "forecast", "tables", "profiler"}),
+        ("click", {"cli", "command", "forecast", "tables", "profiler", "tracer"}),
         ("torch", {"measure"}),
         ("runtime", {"measure"}),
         ("support", {"measure"}),

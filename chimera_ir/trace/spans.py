@@ -94,11 +94,11 @@ def cause(header: Header, operation: Instruction | Load) -> str:
     """For whom a wait waits; nothing for what is no wait."""
     match operation:
         case WaitRecv(message=message):
-            return f"message from worker {_worker(header, message.micros[0], message.source)}"
+            return f"messages from worker {_worker(header, message.micros[0], message.source)}"
         case WaitSend(message=message):
-            return f"send to worker {_worker(header, message.micros[0], message.target)}"
+            return f"sends to worker {_worker(header, message.micros[0], message.target)}"
         case WaitAllReduce(stage=stage):
-            return f"sum of stage {stage}"
+            return f"the sum of stage {stage}"
         case _:
             return ""
 

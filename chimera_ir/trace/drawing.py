@@ -1,0 +1,227 @@
+"""One update twice: what was predicted above what was measured, worker by worker, on one scale of time."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import chain
+
+from chimera_ir.ir.ids import Micro
+from chimera_ir.ir.levels import Header
+from chimera_ir.ir.ops import Backward, Forward
+from chimera_ir.picture.svg import written
+from chimera_ir.picture.words import INK, PAPER, colour, hue, ink, label, step, strand_numbers, strands
+from chimera_ir.trace.compare import Comparison, Side
+from chimera_ir.trace.spans import Kind, Span, Window, cause, kind, shown_micro, words
+
+WIDTH = 1500
+"""The width of the chart in pixels."""
+
+THIN = 0.15
+"""What is narrower than so many pixels is not drawn."""
+
+FILLS = {
+    Kind.RECV: ("#f3cfca", "waits for a message"),
+    Kind.SUM: ("#f0e2a8", "waits for a sum"),
+    Kind.SEND: ("#dcd0ea", "waits for a send"),
+    Kind.STEP: ("#4d4d4d", "step"),
+    Kind.POST: ("#9c9c9c", "posts or loads"),
+    Kind.LOAD: ("#9c9c9c", ""),
+}
+"""The colour of what computes nothing, and its name in the legend."""
+
+_LEFT, _TOP = 112, 58
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The rectangle of an operation."""
+
+    x: str
+    width: str
+    fill: str
+    ink: str
+    middle: str
+    label: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """A lane: its name, the stretch of its update, and what the worker did in it."""
+
+    name: str
+    y: int
+    baseline: int
+    x: str
+    width: str
+    shapes: tuple[Shape, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A worker's two lanes."""
+
+    name: str
+    baseline: int
+    strips: tuple[Strip, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A tick of the axis, or an entry of the legend."""
+
+    x: str
+    y: int
+    fill: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """The values that ``templates/compare.svg.j2`` writes down, in pixels."""
+
+    width: int
+    height: int
+    left: int
+    right: int
+    row: int
+    font: int
+    bottom: int
+    ink: str
+    paper: str
+    heading: str
+    summary: str
+    groups: tuple[Group, ...]
+    ticks: tuple[Mark, ...]
+    legend: tuple[Mark, ...]
+    bubble: Mark
+
+
+def draw(comparison: Comparison) -> str:
+    """The picture as a self-contained SVG document."""
+    return written("compare.svg.j2", sheet=sheet(comparison))
+
+
+def sheet(comparison: Comparison) -> Sheet:
+    """The places and sizes of everything in the picture."""
+    header, workers = comparison.header, comparison.header.workers
+    row = 20 if workers <= 16 else 12
+    span = max(window.end for side in (comparison.predicted, comparison.measured) for window in side.windows) or 1
+    pixel = WIDTH / span
+    pitch = 2 * row + 14
+    bottom = _TOP + workers * pitch - 11
+    *entries, bubble = _legend(header, bottom + 44)
+    numbers = strand_numbers(header)
+    sides = (("predicted", comparison.predicted), ("measured", comparison.measured))
+    return Sheet(
+        width=_LEFT + WIDTH + 40,
+        height=bubble.y + 30,
+        left=_LEFT,
+        right=_LEFT + WIDTH,
+        row=row,
+        font=12 if row > 16 else 9,
+        bottom=bottom,
+        ink=INK,
+        paper=PAPER,
+        heading=comparison.about.scheme,
+        summary=summary(comparison),
+        groups=tuple(
+            Group(
+                f"P{worker}",
+                _TOP + worker * pitch + row + 5,
+                tuple(
+                    _strip(header, numbers, name, side, worker, _TOP + worker * pitch + i * (row + 2), row, pixel)
+                    for i, (name, side) in enumerate(sides)
+                ),
+            )
+            for worker in range(workers)
+        ),
+        ticks=tuple(_ticks(span, pixel, bottom)),
+        legend=tuple(entries),
+        bubble=bubble,
+    )
+
+
+def summary(comparison: Comparison) -> str:
+    """What was predicted and measured, in one line."""
+    predicted, measured = comparison.steps
+    promised, found = comparison.bubbles
+    return (
+        f"an update takes {milliseconds(predicted)} ms predicted, {milliseconds(measured)} ms measured; "
+        f"bubble ratio {100 * promised:.1f}% predicted, {100 * found:.1f}% measured"
+    )
+
+
+def milliseconds(seconds: float) -> str:
+    """A time in milliseconds, to a microsecond."""
+    return f"{seconds * 1e3:.3f}"
+
+
+def _strip(
+    header: Header, numbers: Mapping[Micro, int], name: str, side: Side, worker: int, y: int, row: int, pixel: float
+) -> Strip:
+    window = side.windows[worker]
+    shapes = [_shape(header, numbers, each, window, row, pixel) for each in side.lanes[worker]]
+    return Strip(
+        name=name,
+        y=y,
+        baseline=y + row // 2 + 4,
+        x=_pixels(_LEFT + window.start * pixel),
+        width=_pixels((window.end - window.start) * pixel),
+        shapes=tuple(shape for shape in shapes if float(shape.width) >= THIN),
+    )
+
+
+def _shape(header: Header, numbers: Mapping[Micro, int], span: Span, window: Window, row: int, pixel: float) -> Shape:
+    operation = span.operation
+    start, end = max(span.start, window.start), min(span.end, window.end)
+    width = max(end - start, 0) * pixel
+    text = ""
+    if isinstance(operation, Forward | Backward):
+        fill = colour(operation, numbers[shown_micro(header, operation.micros[0])])
+        text = label(operation)
+    else:
+        fill = FILLS[kind(operation)][0]
+    waited = cause(header, operation)
+    times = f"{span.start / 1e6:.3f} to {span.end / 1e6:.3f} ms ({(span.end - span.start) / 1e6:.3f} ms)"
+    fits = len(text) * (12 if row > 16 else 9) * 0.62 + 3 <= width
+    return Shape(
+        x=_pixels(_LEFT + start * pixel),
+        width=_pixels(width),
+        fill=fill,
+        ink=ink(operation) if isinstance(operation, Forward | Backward) else INK,
+        middle=_pixels(_LEFT + (start + end) / 2 * pixel),
+        label=text if fits else "",
+        title=f"{words(operation)}: {times}{f', {waited}' if waited else ''}",
+    )
+
+
+def _ticks(span: int, pixel: float, bottom: int) -> Iterator[Mark]:
+    """Round times at a readable distance, in milliseconds."""
+    distance = step(Fraction(round(span / WIDTH * 90)) / 1_000_000 or Fraction(1, 1000))
+    time = Fraction(0)
+    while time * 1_000_000 <= span:
+        text = f"{float(time):g}" + (" ms" if time == 0 else "")
+        yield Mark(_pixels(_LEFT + float(time) * 1e6 * pixel), bottom + 22, "", text)
+        time += distance
+
+
+def _legend(header: Header, y: int) -> Iterator[Mark]:
+    """Forwards and backwards of each strand, what computes nothing, and what nothing is said of."""
+    told = [
+        (fill, f"{what}, {strand.name}")
+        for number, strand in enumerate(strands(header))
+        if strand.micros
+        for fill, what in ((hue(number).light, "forward"), (hue(number).dark, "backward"))
+    ]
+    x = _LEFT
+    for fill, text in chain(told, (each for each in FILLS.values() if each[1]), [("", "idle, or between operations")]):
+        length = 34 + 7 * len(text)
+        if x > _LEFT and x + length > _LEFT + WIDTH:
+            x, y = _LEFT, y + 24
+        yield Mark(str(x), y, fill, text)
+        x += length
+
+
+def _pixels(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".")

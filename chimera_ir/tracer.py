@@ -1,0 +1,64 @@
+"""``chimera-trace``: what ``train.py --trace`` recorded, beside what the schedule promised."""
+
+import json
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from chimera_ir import __version__
+from chimera_ir import output as output_directory
+from chimera_ir.command import WRONG_TEXT, Misuse, printed, run, write
+from chimera_ir.trace import show
+from chimera_ir.trace.compare import compare
+from chimera_ir.trace.drawing import draw
+from chimera_ir.trace.events import events
+from chimera_ir.trace.page import page
+from chimera_ir.trace.read import BadTrace, read
+
+NAME = "chimera-trace"
+
+
+class Unreadable(click.ClickException):
+    """Something is wrong in the trace."""
+
+    exit_code = WRONG_TEXT
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--out", metavar="DIR", type=click.Path(path_type=Path), help="Where to write; by default the folder view in DIR."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the residuals as JSON.")
+@click.version_option(__version__, prog_name=NAME)
+def trace_command(directory: Path, out: Path | None, as_json: bool) -> None:
+    """Compare what the ranks recorded in DIR with what their schedule promises.
+
+    DIR is what train.py --trace DIR wrote, with the files of all ranks. Prints the residuals by kind and worker, and
+    writes trace.html (the page), compare.svg (its picture) and trace.json (for Perfetto or chrome://tracing).
+
+    Exit status: 0, 1 something is wrong in the trace, 2 on the command line, 70 our own fault; 130 interrupted.
+    """
+    try:
+        trace = read(directory)
+        comparison = compare(trace)
+    except BadTrace as error:
+        raise Unreadable(str(error)) from error
+    drawing = draw(comparison)
+    files = {"trace.html": page(comparison, drawing), "compare.svg": drawing, "trace.json": events(trace, comparison)}
+    target = directory / "view" if out is None else out
+    try:
+        output_directory.write(target, files, f".{NAME}")
+    except output_directory.OutputRefused as error:
+        raise Misuse(str(error)) from error
+    if as_json:
+        write(json.dumps(show.as_json(comparison), indent=2) + "\n")
+        return
+    write(printed(lambda console: console.print(show.text(comparison))))
+    write(f"wrote {target}: {', '.join(files)}\n")
+
+
+def main() -> NoReturn:
+    """The entry point."""
+    run(trace_command, NAME)
