@@ -1,0 +1,328 @@
+"""From recorded operations to residuals: against numbers added up by hand, the compiler's timelines and the formats."""
+
+import json
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chimera_ir import library
+from chimera_ir.command import WRONG_COMMAND, WRONG_TEXT
+from chimera_ir.cost.model import Costs
+from chimera_ir.cost.simulate import simulate
+from chimera_ir.driver import Level, Request, compile_scheme
+from chimera_ir.ir.levels import Program, Schedule
+from chimera_ir.ir.ops import Backward, Forward, Instruction
+from chimera_ir.trace.account import windows
+from chimera_ir.trace.compare import choose, compare
+from chimera_ir.trace.forecast import play
+from chimera_ir.trace.read import Offset, aligned, read
+from chimera_ir.trace.spans import Kind
+from chimera_ir.tracer import main
+from chimera_ir.verify.verify import Verified
+from support import clocks
+from tests.unit import traced
+from tests.unit.command import Ended, contents
+from tests.unit.trace_events import assert_valid
+
+PREDICTED = (
+    {Kind.FORWARD: 1000, Kind.RECV: 3000, Kind.BACKWARD: 2000},
+    {Kind.RECV: 1000, Kind.FORWARD: 1000, Kind.BACKWARD: 2000, Kind.FLUSH: 2000},
+)
+MEASURED = (
+    {
+        Kind.FORWARD: 1000,
+        Kind.BACKWARD: 2040,
+        Kind.RECV: 4060,
+        Kind.SEND: 10,
+        Kind.SUM: 10,
+        Kind.STEP: 40,
+        Kind.POST: 30,
+        Kind.LOAD: 5,
+        Kind.BETWEEN: 5,
+    },
+    {
+        Kind.FORWARD: 1010,
+        Kind.BACKWARD: 2080,
+        Kind.RECV: 1090,
+        Kind.SEND: 40,
+        Kind.STEP: 10,
+        Kind.POST: 70,
+        Kind.LOAD: 10,
+        Kind.FLUSH: 2890,
+    },
+)
+"""Microseconds of an update of `traced` on each worker, added up by hand; 6 ms are promised and 7.2 ms were taken."""
+
+
+@pytest.fixture
+def tracer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    def call(*arguments: object) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["chimera-trace", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        return Ended(int(end.value.code or 0), said.out, said.err)
+
+    return call
+
+
+def test_the_residuals_are_what_adding_up_by_hand_gives(tmp_path: Path) -> None:
+    found = compare(read(traced.write(tmp_path / "t")))
+    for worker, rows in enumerate(found.rows):
+        assert {row.kind: round(row.predicted * 1e6) for row in rows if row.predicted} == PREDICTED[worker]
+        assert {row.kind: round(row.measured * 1e6) for row in rows if row.measured} == MEASURED[worker]
+        assert found.step(worker) == pytest.approx((0.006, 0.0072), abs=1e-12)
+    assert found.bubbles == pytest.approx((0.5, 1 - 6130 / 14400))
+    assert [row.cause for row in found.rows[0] if row.kind is Kind.RECV] == ["messages from worker 1"]
+    assert [row.cause for row in found.rows[1] if row.kind is Kind.SEND] == ["sends to worker 0"]
+    assert (found.updates, found.chosen) == (4, (1, 2, 3))
+
+
+def test_every_operation_has_its_residual(tmp_path: Path) -> None:
+    found = {(w, p.operation): (p, m) for w, p, m in compare(read(traced.write(tmp_path / "t"))).operations}
+    backward = next(pair for (w, each), pair in found.items() if w == 0 and isinstance(each, Backward))
+    assert [(span.start, span.end) for span in backward] == [(4_000_000, 6_000_000), (5_110_000, 7_150_000)]
+    assert len(found) == sum(map(len, traced.LANES)) - 2, "all but what is loaded"
+
+
+def test_without_a_barrier_an_update_lasts_from_the_end_of_the_one_before(tmp_path: Path) -> None:
+    """The flush of one is waiting in the next: on worker 1 for its message, as on every worker in the steady state."""
+    found = compare(read(traced.write(tmp_path / "t", rehearse=None)))
+    step = 40 + 10 + 1000 + 1010 + 2080 + 2040
+    for worker, rows in enumerate(found.rows):
+        predicted = {row.kind: round(row.predicted * 1e6) for row in rows if row.predicted}
+        assert sum(predicted.values()) == step - 10, "the step of worker 1 is hidden behind worker 0"
+        assert Kind.FLUSH not in predicted
+        assert found.step(worker)[1] == pytest.approx(traced.EVERY / 1e6)
+    assert round(found.rows[1][0].predicted * 1e6) == 1010
+
+
+def test_a_run_that_ended_early_is_compared_as_far_as_it_came(tmp_path: Path, tracer) -> None:  # type: ignore[no-untyped-def]
+    directory = traced.write(tmp_path / "t")
+    for rank in range(2):
+        first, early, _, last = traced.lines(rank)
+        last |= {"ended": "train.py: interrupted", "clock": None}
+        (directory / f"rank_{rank}.jsonl").write_text(traced.text([first, early, last]))
+    ended = tracer(directory)
+    assert ended.status == 0
+    assert "the run ended early: train.py: interrupted" in ended.out
+
+
+COSTS = {"F": 3, "B": 5}
+
+
+def compiled(name: str, **settings: int) -> tuple[Schedule, Program]:
+    taken = {key: value for key, value in settings.items() if key in library.parameters(name)}
+    levels = dict(compile_scheme(Request(library.source(name), taken), lambda _: None))
+    schedule, verified = levels[Level.SCHEDULE], levels[Level.PROGRAM]
+    assert isinstance(schedule, Schedule)
+    assert isinstance(verified, Verified)
+    return schedule, verified.program
+
+
+SCHEMES = [(name, {"D": D, "N": N}) for name in library.names() for D, N in ((2, 2), (4, 4), (4, 8), (4, 12))]
+
+
+@pytest.mark.parametrize(("name", "settings"), SCHEMES, ids=lambda value: str(value))
+def test_what_is_promised_is_the_timeline_of_the_compiler(name: str, settings: dict[str, int]) -> None:
+    """Two simulators: one of schedules, exact; one of programs, with every wait in it."""
+    schedule, program = compiled(name, **settings)
+    header = program.header
+    costs = Costs(F=Fraction(COSTS["F"]), B=Fraction(COSTS["B"]), recomputing=Fraction(COSTS["B"]))
+    expected = simulate(schedule, costs)
+
+    def cost(each: Instruction) -> int:
+        return int(costs.duration(each, header) / expected.tick) if isinstance(each, Forward | Backward) else 0
+
+    lanes = play(program, header.updates, cost)
+    computes = [[span for span in lane if isinstance(span.operation, Forward | Backward)] for lane in lanes]
+    assert [[(s.operation, s.start, s.end) for s in lane] for lane in computes] == [
+        [tuple(timed) for timed in lane] for lane in expected.lanes
+    ]
+    if not header.asynchronous:
+        assert {window.end - window.start for window in windows(header, lanes, True)[0]} == {expected.span}
+
+
+def test_updates_like_most_are_the_middle_half_without_the_first() -> None:
+    assert sorted(choose([9.0, 1.0, 5.0, 4.0, 3.0, 2.0, 6.0, 7.0, 8.0], 1)) == [2, 3, 4, 6]
+    assert choose([9.0], 1) == [0]
+    assert sorted(choose([1.0] * 8, 2)) == [3, 4]
+
+
+def test_a_clock_that_runs_differently_is_set_right_from_its_two_offsets() -> None:
+    clock = (Offset(0, 1000, 10), Offset(1_000_000, 3000, 10))
+    assert [aligned(clock, time) for time in (0, 500_000, 1_000_000)] == [1000, 502_000, 1_003_000]
+
+
+def test_an_offset_within_its_uncertainty_is_none() -> None:
+    assert aligned((Offset(0, -900, 1000), Offset(10, 40, 50)), 7) == 7
+
+
+@given(
+    offset=st.integers(-(10**12), 10**12),
+    delays=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=16, max_size=16),
+)
+def test_the_offset_of_a_clock_is_within_its_uncertainty(offset: int, delays: list[tuple[int, int]]) -> None:
+    """However long question and answer take, and however differently."""
+    now, left = 0, iter(delays)
+
+    def ask() -> int:
+        nonlocal now
+        there, back = next(left)
+        theirs = now + there + offset
+        now += there + back
+        return theirs
+
+    found = clocks.estimate(ask, lambda: now)
+    assert abs(found.offset - offset) <= found.uncertainty
+    assert found.uncertainty <= min(map(sum, delays)) / 2 + 1
+
+
+def test_the_command_writes_a_page_a_picture_and_a_trace(tmp_path: Path, tracer) -> None:  # type: ignore[no-untyped-def]
+    directory = traced.write(tmp_path / "t")
+    ended = tracer(directory)
+    assert (ended.status, ended.err) == (0, "")
+    assert "an update takes 6.000 ms predicted, 7.200 ms measured" in ended.out
+    assert "worker 1: done; waits for the last worker" in ended.out
+    view = directory / "view"
+    assert contents(view).keys() == {".chimera-trace", "trace.html", "compare.svg", "trace.json"}
+    page = (view / "trace.html").read_text()
+    assert (view / "compare.svg").read_text() in page
+    for outside in ("src=", "href=", "url(http", "@import", "fetch("):
+        assert outside not in page
+    assert tracer(directory).status == 0, "what the command wrote it replaces"
+
+
+def test_what_was_recorded_stays_where_the_command_writes_beside_it(tmp_path: Path, tracer) -> None:  # type: ignore[no-untyped-def]
+    directory = traced.write(tmp_path / "t")
+    (directory / ".chimera-trace").write_text("written by train.py --trace\n")
+    before = contents(directory)
+    assert tracer(directory, "--out", directory).status == 0
+    assert {**contents(directory), ".chimera-trace": b""}.items() >= {**before, ".chimera-trace": b""}.items()
+    assert tracer(directory).status == 0
+
+
+def test_the_trace_is_in_the_trace_event_format(tmp_path: Path, tracer) -> None:  # type: ignore[no-untyped-def]
+    directory = traced.write(tmp_path / "t")
+    assert tracer(directory, "--out", tmp_path / "o").status == 0
+    content = json.loads((tmp_path / "o" / "trace.json").read_text())
+    assert_valid(content)
+    events = content["traceEvents"]
+    recorded = [each for each in events if each["ph"] == "X" and each["tid"] == 0]
+    assert len(recorded) == 4 * 20
+    forward = next(each for each in recorded if each["name"] == "F m0 s1" and each["args"]["update"] == 2)
+    assert (forward["pid"], forward["ts"], forward["dur"]) == (1, 21110.0, 1010.0)
+    assert sum(each["ph"] == "s" for each in events) == 4 * 2, "every message of every update"
+    assert sum(each["ph"] == "b" for each in events) == 4 * 2
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"traceEvents": [{"name": "F", "cat": "c", "ph": "X", "ts": 0, "pid": 0, "tid": 0}]},
+        {"traceEvents": [{"name": "F", "cat": "c", "ph": "X", "ts": t, "dur": 2, "pid": 0, "tid": 0} for t in (0, 1)]},
+        {"traceEvents": [{"name": "F", "cat": "c", "ph": "s", "ts": 0, "pid": 0, "tid": 0, "id": 1}]},
+        {"traceEvents": [{"name": "process_name", "ph": "M", "pid": 0, "args": {}}]},
+        {"events": []},
+    ],
+)
+def test_the_validator_of_the_format_refuses_what_it_must(broken: object) -> None:
+    with pytest.raises((AssertionError, KeyError)):
+        assert_valid(broken)
+
+
+def test_the_figures_for_programs_are_those_of_the_tables(tmp_path: Path, tracer) -> None:  # type: ignore[no-untyped-def]
+    told = json.loads(tracer(traced.write(tmp_path / "t"), "--json").out)
+    assert told["step_seconds"] == {"predicted": pytest.approx(0.006), "measured": pytest.approx(0.0072)}
+    for worker in told["workers"]:
+        for side in ("predicted", "measured"):
+            whole = sum(row[side] for row in worker["residuals"])
+            assert whole == pytest.approx(worker["step_seconds"][side], abs=1e-12)
+    assert {"worker": 0, "operation": "F m0 s0", "predicted": [0.0, 0.001], "measured": [0.00002, 0.00102]} in told[
+        "operations"
+    ]
+
+
+def _cut(directory: Path) -> None:
+    path = directory / "rank_1.jsonl"
+    path.write_text(path.read_text()[:-200])
+
+
+def _no_end(directory: Path) -> None:
+    (directory / "rank_1.jsonl").write_text(traced.text(traced.lines(1)[:-1]))
+
+
+def _missing(directory: Path) -> None:
+    (directory / "rank_1.jsonl").rename(directory / "rank_1.jsonl.part")
+
+
+def _other_program(directory: Path) -> None:
+    (directory / "schedule.sir").write_text(traced.program().replace("parameters D=2", "parameters D=3"))
+
+
+def _other_run(directory: Path) -> None:
+    (directory / "rank_1.jsonl").write_text(traced.text(traced.lines(1, micro_batch_size=2)))
+
+
+def _other_order(directory: Path) -> None:
+    path = directory / "rank_1.jsonl"
+    path.write_text(path.read_text().replace("B m0 s1", "B m1 s1"))
+
+
+def _short(directory: Path) -> None:
+    lines = traced.lines(0)
+    lines[2]["operations"].pop()
+    (directory / "rank_0.jsonl").write_text(traced.text(lines))
+
+
+def _backwards(directory: Path) -> None:
+    lines = traced.lines(0)
+    lines[1]["operations"][0][3] = 0
+    (directory / "rank_0.jsonl").write_text(traced.text(lines))
+
+
+def _of_tomorrow(directory: Path) -> None:
+    (directory / "rank_0.jsonl").write_text(traced.text(traced.lines(0, version=2)))
+
+
+def _empty(directory: Path) -> None:
+    (directory / "rank_0.jsonl").write_text("")
+
+
+def _no_program(directory: Path) -> None:
+    (directory / "schedule.sir").unlink()
+
+
+MISTAKES = {
+    _cut: ("rank_1.jsonl:", "cut off"),
+    _no_end: ("rank_1.jsonl: is cut off: its last line is missing",),
+    _missing: ("the file of rank 1 of 2 ranks is missing", ".part belongs to a rank that still runs or was killed"),
+    _other_program: ("schedule.sir: is not the program that was traced",),
+    _other_run: ("rank_1.jsonl: is of another run than rank_0.jsonl",),
+    _other_order: ("rank 1, update 0: recorded 'B m1 s1', where the program has 'B m0 s1'",),
+    _short: ("rank 0: 'step s0' and what follows it are missing",),
+    _backwards: ("rank_0.jsonl: lacks or garbles", "is not an operation"),
+    _of_tomorrow: ("is of version 2 of the format; this command reads 1",),
+    _empty: ("rank_0.jsonl: does not begin like a trace",),
+    _no_program: ("has no schedule.sir; name the directory that train.py --trace wrote",),
+}
+
+
+@pytest.mark.parametrize("spoil", MISTAKES, ids=lambda spoil: spoil.__name__)
+def test_a_trace_that_cannot_be_read_is_one_clear_message(spoil, tmp_path: Path, tracer) -> None:  # type: ignore[no-untyped-def]
+    directory = traced.write(tmp_path / "t")
+    spoil(directory)
+    tracer(directory).assert_refused(WRONG_TEXT, *MISTAKES[spoil])
+    assert not (directory / "view").exists()
+
+
+def test_a_command_line_that_is_wrong_is_one_clear_message(tmp_path: Path, tracer) -> None:  # type: ignore[no-untyped-def]
+    tracer(tmp_path / "nowhere").assert_refused(WRONG_COMMAND, "nowhere")
+    directory = traced.write(tmp_path / "t")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "diary").write_text("mine")
+    tracer(directory, "--out", tmp_path / "full").assert_refused(WRONG_COMMAND, "was not written by chimera-trace")
