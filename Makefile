@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test check unit e2e clean
+.PHONY: help demo test check browser unit e2e clean
 
 help:
 	@echo "make demo    compile a library scheme and train a byte-level GPT with it on four processes"
 	@echo "make test    every check and test"
 	@echo "make check   format, lint, types"
+	@echo "make browser install the headless browser that one test needs, where that is permitted"
 	@echo "make clean   remove the virtual environment and everything that was built"
 
 $(READY): pyproject.toml constraints.txt
@@ -27,7 +28,10 @@ check: $(READY)
 	$(BIN)/mypy
 	cd templates && ../$(BIN)/mypy --strict --python-version 3.11 runtime.py support
 
-test: check
+browser:
+	tests/browser.sh
+
+test: check browser
 	$(BIN)/pytest tests chimera_ir --doctest-modules --ignore=tests/e2e/models
 
 clean:
