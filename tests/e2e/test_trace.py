@@ -1,6 +1,9 @@
 """``train.py --trace``: every rank's operations are those of its lane, in order, and causes come before effects."""
 
 import json
+import shutil
+import socket
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -16,7 +19,7 @@ from chimera_ir.trace.events import events
 from chimera_ir.trace.match import lanes
 from chimera_ir.trace.read import Trace, read
 from chimera_ir.tracer import main
-from tests.e2e.ranks import MODELS, Job, Outcome, compiled, interrupted, run_all, torchrun
+from tests.e2e.ranks import MODELS, Job, Outcome, compiled, environment, interrupted, run_all, torchrun
 from tests.unit.trace_events import assert_valid
 
 FAILING = str(MODELS / "failing.py")
@@ -192,3 +195,44 @@ def test_a_rank_that_is_killed_leaves_an_unfinished_file_and_the_command_says_so
         main()
     assert end.value.code == 1
     assert "the file of rank 1 of 2 ranks is missing" in capsys.readouterr().err
+
+
+def test_clocks_of_two_machines_are_brought_together(two_stages: Path, tmp_path: Path) -> None:
+    """A time namespace is as good as a machine: its monotonic clock is 5000 s ahead, and only we know that."""
+    apart = ("unshare", "--time", "--monotonic", "5000", "--fork")
+    if shutil.which("unshare") is None or subprocess.run([*apart, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no time namespaces here")
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    arguments = ("--model", str(MODELS / "plain.py"), "--timeout", "30", *REHEARSE, "--trace", str(tmp_path / "t"))
+    common = environment() | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+    }
+    ranks = [
+        subprocess.Popen(
+            [*prefix, sys.executable, str(two_stages / "train.py"), *arguments],
+            env=common | {"RANK": str(rank)},
+            stdout=subprocess.DEVNULL,
+        )
+        for rank, prefix in enumerate(((), apart))
+    ]
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    trace = read(tmp_path / "t")
+    for each in trace.ranks[1].clock:
+        assert abs(each.offset + 5000 * 10**9) <= each.uncertainty
+    found_lanes = lanes(trace)
+    sent = {
+        (span.update, span.operation.message): span.start
+        for lane in found_lanes
+        for span in lane
+        if isinstance(span.operation, Send)
+    }
+    waits = [span for lane in found_lanes for span in lane if isinstance(span.operation, WaitRecv)]
+    slack = max(each.uncertainty for each in trace.ranks[1].clock)
+    assert waits
+    assert all(sent[span.update, span.operation.message] <= span.end + slack for span in waits)
+    assert compare(trace).steps[1] < 60
