@@ -29,7 +29,7 @@ class Row:
 class Side:
     """One update as it was predicted, or measured: ``lanes[w]`` with times in nanoseconds from its beginning.
 
-    ``windows[w]`` is what of a lane belongs to the update.
+    ``windows[w]`` is what of a lane is shown: what belongs to the update or, where updates overlap, what is meanwhile.
     """
 
     lanes: tuple[Lane, ...]
@@ -104,15 +104,15 @@ def compare(trace: Trace) -> Comparison:
     if not whole:
         raise BadTrace("no update was recorded whole; trace a run of more updates (--steps)")
     chosen = choose([length(window) for window in whole], header.workers if header.asynchronous else 1)
+    typical = chosen[len(chosen) // 2]
     cost = costs(header, about.rehearse, found, [whole[update] for update in chosen])
     try:
-        promised, frame, update = forecast(trace, cost, barriered)
+        promised, frame, update = forecast(trace, cost, barriered, typical)
     except Stuck as error:
         raise BadTrace("the program of the trace never ends: it is not what chimera-compile wrote") from error
     accounts: list[list[Account]] = [[] for _ in range(header.workers)]
     for rank, lane in zip(trace.ranks, found, strict=True):
         accounts[rank.worker] += [account(header, lane, whole[update][rank.rank], barriered) for update in chosen]
-    typical = chosen[len(chosen) // 2]
     first = [rank for rank in trace.ranks if rank.copy == 0]
     shown = [found[rank.rank] for rank in first], [whole[typical][rank.rank] for rank in first]
     origins = _origin(frame), _origin(shown[1])
@@ -126,8 +126,8 @@ def compare(trace: Trace) -> Comparison:
         rows=tuple(
             _rows(account(header, promised[w], frame[w], barriered), accounts[w]) for w in range(header.workers)
         ),
-        predicted=_side(promised, frame),
-        measured=_side(*shown),
+        predicted=_side(header, promised, frame),
+        measured=_side(header, *shown),
         operations=() if header.asynchronous else tuple(_paired(promised, update, shown[0], typical, origins)),
         recorded=found,
         ended=ended,
@@ -188,16 +188,20 @@ def _like(operation: Forward | Backward | Step | Stash | Drop) -> tuple[type, in
 
 
 def forecast(
-    trace: Trace, cost: Callable[[Instruction], int], barriered: bool
+    trace: Trace, cost: Callable[[Instruction], int], barriered: bool, typical: int
 ) -> tuple[tuple[Lane, ...], tuple[Window, ...], int]:
     """What the program promises, and which part of it is an update like those that are measured: which one.
 
-    With a barrier before each, any; of updates that follow one another, one after others; in the middle of a stream.
+    With a barrier before each, any; of updates that follow one another, one after others; in the middle of a stream,
+    even or odd as the typical one is.
     """
-    updates = trace.program.header.updates if trace.program.header.asynchronous else 1 if barriered else 4
+    header = trace.program.header
+    updates = header.updates if header.asynchronous else 1 if barriered else 4
     promised = play(trace.program, updates, cost)
     shown = updates // 2
-    return promised, windows(trace.program.header, promised, barriered)[shown], shown
+    if header.asynchronous and shown > 1:
+        shown -= (shown - typical) % 2
+    return promised, windows(header, promised, barriered)[shown], shown
 
 
 def _rows(promised: Account, accounts: Sequence[Account]) -> tuple[Row, ...]:
@@ -213,9 +217,11 @@ def _rows(promised: Account, accounts: Sequence[Account]) -> tuple[Row, ...]:
     )
 
 
-def _side(lanes: Sequence[Lane], frame: Sequence[Window]) -> Side:
-    """The part of lanes that belongs to one update, from its first moment."""
+def _side(header: Header, lanes: Sequence[Lane], frame: Sequence[Window]) -> Side:
+    """The part of lanes that belongs to one update, from its first moment; where updates overlap, all meanwhile."""
     origin = _origin(frame)
+    if header.asynchronous:
+        frame = [Window(origin, max(window.end for window in frame))] * len(frame)
     return Side(
         tuple(tuple(_later(span, -origin) for span in inside(lane, w)) for lane, w in zip(lanes, frame, strict=True)),
         tuple(Window(start - origin, end - origin) for start, end in frame),
