@@ -28,11 +28,11 @@ class CriticalPath:
 
 
 def critical_path(
-    header: Header, precedence: Precedence, durations: Sequence[int], ends: Sequence[int]
-) -> CriticalPath:
+    header: Header, precedence: Precedence, durations: Sequence[int]
+) -> tuple[CriticalPath, list[int]]:
     """Of the critical paths one with the most backward passes: durations are positive, so that also fixes the others.
 
-    ``ends`` are the earliest.
+    And when each operation ends if it starts as early as it may.
 
     Raises
     ------
@@ -40,10 +40,10 @@ def critical_path(
         If an asynchronous schedule shows no turn of its steady state: it was not verified.
     """
     if not precedence.operations:
-        return CriticalPath((), Fraction(0), Fraction(0), Fraction(0))
+        return CriticalPath((), Fraction(0), Fraction(0), Fraction(0)), []
     if header.asynchronous:
-        return _cycle(header, precedence, durations)
-    return _path(header, precedence, durations, ends)
+        return _cycle(header, precedence, durations), earliest_ends(precedence, durations)
+    return _path(header, precedence, durations)
 
 
 def update_length(header: Header, precedence: Precedence, durations: Sequence[int]) -> Fraction:
@@ -57,30 +57,29 @@ def update_length(header: Header, precedence: Precedence, durations: Sequence[in
 def earliest_ends(precedence: Precedence, durations: Sequence[int]) -> list[int]:
     """When each operation ends if each starts with the end of its last predecessor, the first ones at 0."""
     ends = [0] * len(durations)
+    predecessors = precedence.predecessors
     for number in precedence.order:
         start = 0
-        for before in precedence.predecessors[number]:
-            start = max(start, ends[before])
+        for before in predecessors[number]:
+            if ends[before] > start:
+                start = ends[before]
         ends[number] = start + durations[number]
     return ends
 
 
-def _path(header: Header, precedence: Precedence, durations: Sequence[int], ends: Sequence[int]) -> CriticalPath:
+def _path(header: Header, precedence: Precedence, durations: Sequence[int]) -> tuple[CriticalPath, list[int]]:
+    """Times and backwards as one number, so that of two paths as long the one with more backwards is longer."""
     backwards = [_backwards(operation) for operation in precedence.operations]
-    before: dict[int, int] = {}
-    for number in precedence.order:
-        start = ends[number] - durations[number]
-        tight = [other for other in precedence.predecessors[number] if ends[other] == start]
-        if tight:
-            before[number] = max(tight, key=backwards.__getitem__)
-            backwards[number] += backwards[before[number]]
-    number = max(range(len(ends)), key=lambda other: (ends[other], backwards[other]))
-    length = Fraction(ends[number])
+    unit = 1 + sum(backwards)
+    lengths = [duration * unit + more for duration, more in zip(durations, backwards, strict=True)]
+    ends = earliest_ends(precedence, lengths)
+    number = max(range(len(ends)), key=ends.__getitem__)
     path = [number]
-    while number in before:
-        number = before[number]
+    while (start := ends[number] - lengths[number]) > 0:
+        number = next(before for before in precedence.predecessors[number] if ends[before] == start)
         path.append(number)
-    return _told(header, precedence, reversed(path), length, 1)
+    times = [end // unit for end in ends]
+    return _told(header, precedence, reversed(path), Fraction(max(times)), 1), times
 
 
 def _cycle(header: Header, precedence: Precedence, durations: Sequence[int]) -> CriticalPath:

@@ -22,8 +22,11 @@ def stashed_inputs(schedule: Schedule) -> tuple[Fraction, ...]:
 
 
 def _peak(header: Header, lane: Iterable[Compute], *, recomputing: bool) -> Fraction:
-    counted = (each for each in lane if header.recomputes(each.micros[0], each.stage) is recomputing)
-    changes = (len(each.micros) if isinstance(each, Forward) else -len(each.micros) for each in counted)
+    if header.recomputing:
+        lane = (each for each in lane if header.recomputes(each.micros[0], each.stage) is recomputing)
+    elif recomputing:
+        return Fraction(0)
+    changes = [len(each.micros) if isinstance(each, Forward) else -len(each.micros) for each in lane]
     return Fraction(max(accumulate(changes, initial=0)), header.parts)
 
 

@@ -2,12 +2,12 @@
 asynchronous schedule for the weights that it reads."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, islice, pairwise
 
 from chimera_ir.ir.ids import Stage
-from chimera_ir.ir.levels import Schedule
+from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Backward, Compute, Forward
 
 _ABSENT = -1
@@ -38,8 +38,20 @@ def precede(schedule: Schedule) -> Precedence:
         If it lacks an operation that another one needs: it was not verified.
     """
     operations = tuple(chain.from_iterable(schedule.lanes))
-    stages = schedule.header.stages
-    forwards = [_ABSENT] * (stages * schedule.header.micro_batches)
+    forwards, backwards = _cells(schedule.header, operations)
+    lanes = _numbered(schedule)
+    needs = _needs(operations, schedule.header.stages, forwards, backwards)
+    before = list(chain.from_iterable(_in_lane(islice(needs, len(lane)), lane) for lane in lanes))
+    for earlier, later in _steps(schedule, lanes):
+        if earlier not in before[later]:
+            before[later] += (earlier,)
+    return Precedence(operations, tuple(before), _order(lanes, before))
+
+
+def _cells(header: Header, operations: Iterable[Compute]) -> tuple[list[int], list[int]]:
+    """The numbers of all forwards and of all backwards, at index ``micro * stages + stage``."""
+    stages = header.stages
+    forwards = [_ABSENT] * (stages * header.micro_batches)
     backwards = list(forwards)
     for number, operation in enumerate(operations):
         made = forwards if isinstance(operation, Forward) else backwards
@@ -47,25 +59,38 @@ def precede(schedule: Schedule) -> Precedence:
             made[micro * stages + operation.stage] = number
     if _ABSENT in forwards or _ABSENT in backwards:
         raise KeyError("an operation is missing; only a verified schedule has a precedence")
-    lanes = _numbered(schedule)
-    before = [_needs(operation, stages, forwards, backwards) for operation in operations]
-    for earlier, later in chain(chain.from_iterable(map(pairwise, lanes)), _steps(schedule, lanes)):
-        if earlier not in before[later]:
-            before[later].append(earlier)
-    return Precedence(operations, tuple(map(tuple, before)), _order(lanes, before))
+    return forwards, backwards
 
 
-def _needs(operation: Compute, stages: int, forwards: Sequence[int], backwards: Sequence[int]) -> list[int]:
-    """The numbers of the operations whose results an operation reads, each once; indexed by micro-batch and stage."""
-    stage = operation.stage
-    cells = [micro * stages + stage for micro in operation.micros]
-    if isinstance(operation, Forward):
-        needs = [forwards[cell - 1] for cell in cells] if stage > 0 else []
-    else:
-        needs = [forwards[cell] for cell in cells]
-        if stage < stages - 1:
-            needs += [backwards[cell + 1] for cell in cells]
-    return needs if len(cells) == 1 else list(dict.fromkeys(needs))
+def _needs(
+    operations: Iterable[Compute], stages: int, forwards: Sequence[int], backwards: Sequence[int]
+) -> Iterator[tuple[int, ...]]:
+    """For every operation the numbers of those whose results it reads, each once."""
+    last = stages - 1
+    for operation in operations:
+        stage, forward = operation.stage, isinstance(operation, Forward)
+        if len(operation.micros) == 1:
+            cell = operation.micros[0] * stages + stage
+            if forward:
+                yield (forwards[cell - 1],) if stage else ()
+            else:
+                yield (forwards[cell], backwards[cell + 1]) if stage < last else (forwards[cell],)
+            continue
+        cells = [micro * stages + stage for micro in operation.micros]
+        if forward:
+            found = [forwards[cell - 1] for cell in cells] if stage else []
+        else:
+            found = [forwards[cell] for cell in cells]
+            found += [backwards[cell + 1] for cell in cells] if stage < last else []
+        yield tuple(dict.fromkeys(found))
+
+
+def _in_lane(needs: Iterable[tuple[int, ...]], lane: range) -> Iterator[tuple[int, ...]]:
+    """The needs of a lane's operations, and of each the operation before it in the lane, once."""
+    previous = lane.start - 1
+    for number, own in zip(lane, needs, strict=True):
+        yield own if number == lane.start or previous in own else (*own, previous)
+        previous = number
 
 
 def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, int]]:
@@ -105,19 +130,23 @@ def _numbered(schedule: Schedule) -> list[range]:
 def _order(lanes: Sequence[range], before: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Every operation after all its predecessors: each lane runs until it must wait, and goes on when it may."""
     order: list[int] = []
-    done = [False] * len(before)
+    done = bytearray(len(before))
     waiting: dict[int, list[range]] = {}
     running = list(lanes)
     while running:
         lane = running.pop()
         for number in lane:
-            blocker = next((other for other in before[number] if not done[other]), None)
-            if blocker is not None:
-                waiting.setdefault(blocker, []).append(range(number, lane.stop))
-                break
-            done[number] = True
-            order.append(number)
-            running += waiting.pop(number, ())
+            for other in before[number]:
+                if not done[other]:
+                    waiting.setdefault(other, []).append(range(number, lane.stop))
+                    break
+            else:
+                done[number] = True
+                order.append(number)
+                if number in waiting:
+                    running += waiting.pop(number)
+                continue
+            break
     if waiting:
         raise ValueError("the schedule closes a cycle; only a verified schedule has a timeline")
     return tuple(order)

@@ -11,7 +11,7 @@ from itertools import islice
 from math import lcm
 from typing import NamedTuple
 
-from chimera_ir.cost.critical import CriticalPath, critical_path, earliest_ends, update_length
+from chimera_ir.cost.critical import CriticalPath, critical_path, update_length
 from chimera_ir.cost.events import Event
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.precedence import precede
@@ -66,12 +66,12 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
     precedence = precede(schedule)
     tick, duration = ticks(schedule.header, costs)
     durations = [duration(operation) for operation in precedence.operations]
-    ends = earliest_ends(precedence, durations)
+    path, ends = critical_path(schedule.header, precedence, durations)
     timed = [
         Timed(operation, end - duration, end)
         for operation, end, duration in zip(precedence.operations, ends, durations, strict=True)
     ]
-    remaining, path = iter(timed), critical_path(schedule.header, precedence, durations, ends)
+    remaining = iter(timed)
     return Timeline(
         header=schedule.header,
         costs=costs,
@@ -94,13 +94,15 @@ def _busy(header: Header, timed: Iterable[Timed]) -> Fraction:
 def ticks(header: Header, costs: Costs) -> tuple[Fraction, Callable[[Compute], int]]:
     """The largest unit in which every duration is whole, and the durations in it."""
     parts = lcm(*(cost.denominator for _, cost in costs.items()), costs.recomputing.denominator) * header.parts
-    whole = costs.scaled(Fraction(parts))
+    whole, recomputing = costs.scaled(Fraction(parts)), header.recomputing
     known: dict[tuple[type[Compute], int, bool], int] = {}
 
     def duration(operation: Compute) -> int:
-        alike = type(operation), len(operation.micros), header.recomputes(operation.micros[0], operation.stage)
-        if alike not in known:
-            known[alike] = int(whole.duration(operation, header))
-        return known[alike]
+        micros = operation.micros
+        alike = type(operation), len(micros), recomputing and header.recomputes(micros[0], operation.stage)
+        found = known.get(alike)
+        if found is None:
+            found = known[alike] = int(whole.duration(operation, header))
+        return found
 
     return Fraction(1, parts), duration

@@ -132,10 +132,11 @@ class Header:
 
     def recomputes(self, micro: Micro, stage: Stage) -> bool:
         """Whether a stage keeps only its input of a micro-batch."""
-        return self._some_recompute and stage in self.pipe_of[micro].recompute
+        return self.recomputing and stage in self.pipe_of[micro].recompute
 
     @cached_property
-    def _some_recompute(self) -> bool:
+    def recomputing(self) -> bool:
+        """Whether any stage of any pipe keeps only its input."""
         return any(pipe.recompute for pipe in self.pipes)
 
     def worker(self, micro: Micro, stage: Stage) -> Worker:
