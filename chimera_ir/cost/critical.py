@@ -27,9 +27,7 @@ class CriticalPath:
     backwards: Fraction
 
 
-def critical_path(
-    header: Header, precedence: Precedence, durations: Sequence[int]
-) -> tuple[CriticalPath, list[int]]:
+def critical_path(header: Header, precedence: Precedence, durations: Sequence[int]) -> tuple[CriticalPath, list[int]]:
     """Of the critical paths one with the most backward passes: durations are positive, so that also fixes the others.
 
     And when each operation ends if it starts as early as it may.

@@ -4,7 +4,6 @@ it goes on with new weights."""
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
-from operator import itemgetter
 
 from chimera_ir.cost.events import Launched, Stepped
 from chimera_ir.cost.simulate import Timed, Timeline
@@ -59,7 +58,7 @@ def _after(parts: Parts) -> Iterator[tuple[int, AllReduce | WaitAllReduce | Step
     """What a lane synchronises, each after how many compute operations it stands."""
     for place, each in parts.updates:
         if isinstance(each, AllReduce | WaitAllReduce | Step):
-            yield bisect_left(parts.computes, place, key=itemgetter(0)), each
+            yield bisect_left(parts.computes.places, place), each
 
 
 def _launched(

@@ -1,8 +1,10 @@
 """Plan, Schedule and Program: what each pass takes and returns."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 from chimera_ir.ir.ids import Clock, Micro, Stage, Worker
 from chimera_ir.ir.ops import (
@@ -16,11 +18,12 @@ from chimera_ir.ir.ops import (
     Send,
     Stash,
     Step,
-    Talk,
     WaitAllReduce,
     WaitRecv,
     WaitSend,
 )
+
+T = TypeVar("T", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +173,27 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """The instructions of a lane apart, each with its place in it: what computes, sends or receives, and the rest."""
+class Lines(Generic[T]):
+    """Instructions of a lane and, in the same order, their places in it."""
 
-    computes: list[tuple[int, Compute]]
-    messages: list[tuple[int, Talk]]
-    updates: list[tuple[int, AllReduce | WaitAllReduce | Step | Stash | Drop]]
+    places: list[int]
+    lines: list[T]
+
+    def __iter__(self) -> Iterator[tuple[int, T]]:
+        return zip(self.places, self.lines, strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The instructions of a lane apart: what computes, the four kinds of lines about messages, and the rest."""
+
+    length: int
+    computes: Lines[Compute]
+    sends: Lines[Send]
+    recvs: Lines[Recv]
+    wait_sends: Lines[WaitSend]
+    wait_recvs: Lines[WaitRecv]
+    updates: Lines[AllReduce | WaitAllReduce | Step | Stash | Drop]
 
 
 @dataclass(frozen=True)
@@ -192,16 +210,14 @@ class Program:
 
 
 def _apart(lane: tuple[Instruction, ...]) -> Parts:
-    parts = Parts([], [], [])
+    apart = Parts(len(lane), *(Lines([], []) for _ in range(6)))
+    of_kind: dict[type, Lines[Any]] = {
+        **dict.fromkeys((Forward, Backward), apart.computes),
+        Send: apart.sends, Recv: apart.recvs, WaitSend: apart.wait_sends, WaitRecv: apart.wait_recvs,
+        **dict.fromkeys((AllReduce, WaitAllReduce, Step, Stash, Drop), apart.updates),
+    }
     for place, instruction in enumerate(lane):
-        if isinstance(instruction, _TALK):
-            parts.messages.append((place, instruction))
-        elif isinstance(instruction, _COMPUTE):
-            parts.computes.append((place, instruction))
-        else:
-            parts.updates.append((place, instruction))
-    return parts
-
-
-_TALK = (Send, Recv, WaitSend, WaitRecv)
-_COMPUTE = (Forward, Backward)
+        lines = of_kind[type(instruction)]
+        lines.places.append(place)
+        lines.lines.append(instruction)
+    return apart

@@ -5,6 +5,7 @@ and a step lead to. Where they are None the program is synchronous, and there is
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from chimera_ir.ir.ids import Micro, Slot, Stage, Version, Worker
 from chimera_ir.source import Span
@@ -13,8 +14,7 @@ NOWHERE = Span(0, 0)
 """The origin of an operation that no line of text asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """What one stage hands to its neighbour: activations if ``source < target``, else gradients w.r.t. the input."""
 
     micros: tuple[Micro, ...]

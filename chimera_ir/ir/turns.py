@@ -162,15 +162,23 @@ def _computes(instruction: Instruction) -> bool:
 def moved(instruction: Instruction, micros: int, updates: int = 0) -> Instruction:
     """An instruction about micro-batches and updates that are so many later, in the same slot."""
     match instruction:
-        case Forward() | Backward():
-            version = None if instruction.version is None else Version(instruction.version + updates)
-            return replace(instruction, micros=_later(instruction.micros, micros), version=version)
-        case Send(message) | Recv(message) | WaitSend(message) | WaitRecv(message):
-            return replace(instruction, message=replace(message, micros=_later(message.micros, micros)))
+        case Forward(own, stage, origin, version) | Backward(own, stage, origin, version):
+            read = None if version is None else Version(version + updates)
+            return type(instruction)(_later(own, micros), stage, origin, read)
+        case Send(message, to, origin):
+            return Send(_of_later(message, micros), to, origin)
+        case Recv(message, source, slot, origin):
+            return Recv(_of_later(message, micros), source, slot, origin)
+        case WaitSend(message, origin) | WaitRecv(message, origin):
+            return type(instruction)(_of_later(message, micros), origin)
         case AllReduce() | WaitAllReduce() | Step() | Stash() | Drop():
             return replace(instruction, version=Version((instruction.version or 0) + updates))
         case _:
             assert_never(instruction)
+
+
+def _of_later(message: Message, by: int) -> Message:
+    return Message(_later(message.micros, by), message.source, message.target)
 
 
 def _later(micros: tuple[Micro, ...], by: int) -> tuple[Micro, ...]:

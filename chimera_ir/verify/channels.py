@@ -48,11 +48,10 @@ def _disorder(program: Program) -> Iterator[Diagnostic]:
     sends: dict[tuple[int, int], list[Send]] = {}
     recvs: dict[tuple[int, int], list[Recv]] = {}
     for worker, parts in enumerate(program.parts):
-        for _, each in parts.messages:
-            if isinstance(each, Send):
-                sends.setdefault((worker, each.to), []).append(each)
-            elif isinstance(each, Recv):
-                recvs.setdefault((each.source, worker), []).append(each)
+        for send in parts.sends.lines:
+            sends.setdefault((worker, send.to), []).append(send)
+        for recv in parts.recvs.lines:
+            recvs.setdefault((recv.source, worker), []).append(recv)
     for (peer, worker), sent in sends.items():
         for number, (one, two) in enumerate(zip(sent, recvs[peer, worker], strict=True), start=1):
             if one.message is not two.message and one.message != two.message:

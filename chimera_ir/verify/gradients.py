@@ -141,7 +141,7 @@ def _orders(program: Program) -> Iterator[Diagnostic]:
     names: dict[int, str] = {}
     after: dict[int, dict[int, tuple[Worker, Span]]] = {}
     for number, parts in enumerate(program.parts):
-        launches = [each for _, each in parts.updates if isinstance(each, AllReduce)]
+        launches = [each for each in parts.updates.lines if isinstance(each, AllReduce)]
         names |= {sum_key(program.header, each): summed(each) for each in launches}
         for one, two in pairwise(launches):
             known = after.setdefault(sum_key(program.header, one), {})

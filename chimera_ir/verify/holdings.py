@@ -5,13 +5,13 @@ on which stages' activations are alive at the same time.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from chimera_ir.ir.ids import Stage
-from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.ops import Backward, Forward, Instruction, Send, WaitSend
+from chimera_ir.ir.levels import Header, Parts, Program
+from chimera_ir.ir.ops import Compute, Forward
 from chimera_ir.verify.copies import kept
 
 
@@ -59,31 +59,31 @@ class Holdings:
 
 def holdings(program: Program) -> Iterator[Holdings]:
     """What each worker of a program without errors holds."""
-    for stages, lane in zip(program.header.stages_of, program.lanes, strict=True):
+    for stages, lane, parts in zip(program.header.stages_of, program.lanes, program.parts, strict=True):
         peaks = kept(lane)
         yield Holdings(
-            fullest=_fullest(_moments(program.header, stages, lane)),
+            fullest=_fullest(_moments(program.header, stages, parts.computes.lines)),
             copies=tuple((stage, peaks[stage].copies if stage in peaks else 1) for stage in stages),
-            sending=_sending(stages, lane),
+            sending=_sending(stages, parts),
         )
 
 
-def _moments(header: Header, stages: Iterable[Stage], lane: Iterable[Instruction]) -> Iterator[Moment]:
-    """What is alive whenever it is about to become less, and during every backward that runs a forward again."""
-    activations: Counter[Stage] = Counter()
-    inputs: Counter[Stage] = Counter()
+def _moments(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -> Iterator[Moment]:
+    """What is alive whenever it is about to become less, and during every backward that runs a forward again; once."""
+    activations, inputs = dict.fromkeys(stages, 0), dict.fromkeys(stages, 0)
+    seen: set[tuple[int | Stage | None, ...]] = set()
     grown = False
     for each in lane:
-        if not isinstance(each, Forward | Backward):
-            continue
         again = header.recomputes(each.micros[0], each.stage)
         counted = inputs if again else activations
         if isinstance(each, Forward):
             counted[each.stage] += len(each.micros)
             grown = True
             continue
-        if grown or again:
-            extra = each.stage if again else None
+        extra = each.stage if again else None
+        moment = (extra, *activations.values(), *inputs.values())
+        if (grown or again) and moment not in seen:
+            seen.add(moment)
             yield tuple(Kept(s, activations[s] + (s == extra), inputs[s]) for s in stages)
         counted[each.stage] -= len(each.micros)
         grown = False
@@ -104,13 +104,17 @@ def _covers(one: Moment, other: Moment) -> bool:
     return all(a.activations >= b.activations and a.inputs >= b.inputs for a, b in zip(one, other, strict=True))
 
 
-def _sending(stages: Iterable[Stage], lane: Iterable[Instruction]) -> tuple[Sending, ...]:
+def _sending(stages: Iterable[Stage], parts: Parts) -> tuple[Sending, ...]:
     under_way: Counter[tuple[Stage, Stage]] = Counter()
     most: Counter[tuple[Stage, Stage]] = Counter()
-    for each in lane:
-        if isinstance(each, Send | WaitSend):
-            micros = len(each.message.micros)
-            way = each.message.source, each.message.target
-            under_way[way] += micros if isinstance(each, Send) else -micros
-            most[way] = max(most[way], under_way[way])
+    waits, over = parts.wait_sends, 0
+    for place, each in parts.sends:
+        while over < len(waits.places) and waits.places[over] < place:
+            micros, source, target = waits.lines[over].message
+            under_way[source, target] -= len(micros)
+            over += 1
+        micros, source, target = each.message
+        way = source, target
+        under_way[way] += len(micros)
+        most[way] = max(most[way], under_way[way])
     return tuple(Sending(s, most[s, Stage(s + 1)], most[s, Stage(s - 1)]) for s in stages)

@@ -1,10 +1,11 @@
 """Where everything stands in the lanes of a program: arrays, filled in one walk, that the rules on messages share."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from chimera_ir.ir.ids import Stage, Worker
+from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.ops import AllReduce, Forward, Message, Step, WaitAllReduce
+from chimera_ir.ir.ops import AllReduce, Forward, Message, Step, Talk, WaitAllReduce
 
 ABSENT = -1
 
@@ -29,22 +30,19 @@ class Cells:
         places = self.forwards if message.source < message.target else self.backwards
         return places[message.micros[0] * self.header.stages + message.target]
 
-    def backward(self, micro: int, stage: Stage) -> int:
-        """The place of a backward in its lane."""
-        return self.backwards[micro * self.header.stages + stage]
-
 
 def cells(program: Program) -> Cells:
     """The places of the compute operations of a complete and placed program."""
     header = program.header
-    size = header.stages * header.micro_batches
-    found = Cells(header, [ABSENT] * size, [ABSENT] * size)
+    stages = header.stages
+    forwards = [ABSENT] * (stages * header.micro_batches)
+    backwards = list(forwards)
     for parts in program.parts:
         for place, operation in parts.computes:
-            places = found.forwards if isinstance(operation, Forward) else found.backwards
+            places = forwards if isinstance(operation, Forward) else backwards
             for micro in operation.micros:
-                places[micro * header.stages + operation.stage] = place
-    return found
+                places[micro * stages + operation.stage] = place
+    return Cells(header, forwards, backwards)
 
 
 def key(header: Header, message: Message) -> int:
@@ -53,6 +51,16 @@ def key(header: Header, message: Message) -> int:
     No two messages of a program share it, as each micro-batch is in one message of each stage and direction.
     """
     return 2 * (message.micros[0] * header.stages + message.source) + (message.source > message.target)
+
+
+def keys(header: Header, lines: Iterable[Talk]) -> list[int]:
+    """The `key` of each line's message."""
+    stages = header.stages
+    found = []
+    for each in lines:
+        micros, source, target = each.message
+        found.append(2 * (micros[0] * stages + source) + (source > target))
+    return found
 
 
 def update_of(each: Synchronisation) -> int:

@@ -4,8 +4,9 @@ each, and both ends wait for it.
 What this rule establishes lane by lane lets the rule "channels" replay the lanes against each other.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from typing import NamedTuple
 
 from chimera_ir.diagnostics.catalogue.program import (
@@ -17,7 +18,7 @@ from chimera_ir.diagnostics.catalogue.program import (
 )
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Slot, Stage, Worker
-from chimera_ir.ir.levels import Program
+from chimera_ir.ir.levels import Lines, Program
 from chimera_ir.ir.ops import (
     Backward,
     Forward,
@@ -34,22 +35,30 @@ from chimera_ir.verify.index import ABSENT, Cells, key, receiver, sender
 from chimera_ir.verify.words import content
 
 
+class HandOver(NamedTuple):
+    """A message that the program needs: its `key`, the worker that sends it and the one that receives it."""
+
+    number: int
+    start: Worker
+    end: Worker
+
+
 @dataclass(frozen=True, slots=True)
 class Places:
     """The places of a message's four lines: in the sender's lane and in the receiver's, by `key`.
 
-    ``foreign`` says, by worker and place, why a line is about no message of its worker; ``suspect`` are the lines,
-    again by worker and place, of which there is something to say: those, second ones, and ones about the wrong peer.
-    ``expected`` are the messages that the program needs.
+    ``expected`` are the messages that the program needs, in the order of the lanes that send. ``foreign`` says, by
+    worker and place, why a line is about none of its worker; ``suspect`` are the lines, again by worker and place, of
+    which there is something to say: those, second ones, and ones about the wrong peer.
     """
 
     sent: list[int]
     retired: list[int]
     posted: list[int]
     arrived: list[int]
+    expected: dict[Message, HandOver]
     foreign: dict[tuple[Worker, int], str]
     suspect: list[tuple[Worker, int]]
-    expected: "dict[int, HandOver]"
 
     def of(self, instruction: Talk) -> list[int]:
         """The places of the lines of one kind."""
@@ -66,60 +75,66 @@ class Places:
 
 def places(program: Program, cells: Cells) -> Places:
     """Where the first line of each kind for each message stands, without lines about no message of their worker."""
-    header = program.header
-    size = 2 * header.stages * header.micro_batches
-    found = Places([ABSENT] * size, [ABSENT] * size, [ABSENT] * size, [ABSENT] * size, {}, [], _expected(program))
-    of_kind = {Send: found.sent, WaitSend: found.retired, Recv: found.posted, WaitRecv: found.arrived}
+    size = 2 * program.header.stages * program.header.micro_batches
+    found = Places([ABSENT] * size, [ABSENT] * size, [ABSENT] * size, [ABSENT] * size, _expected(program), {}, [])
     for number, parts in enumerate(program.parts):
         worker = Worker(number)
-        for place, instruction in parts.messages:
-            message = key(header, instruction.message) if instruction.message.micros else ABSENT
-            hand_over = found.expected.get(message)
-            if hand_over is None or not hand_over.is_meant(instruction, worker):
-                found.suspect.append((worker, place))
-                reason = _foreign(program, cells, worker, instruction)
-                if reason:
-                    found.foreign[worker, place] = reason
-                    continue
-            where = of_kind[type(instruction)]
-            if where[message] == ABSENT:
-                where[message] = place
-            else:
-                found.suspect.append((worker, place))
+        to, source = [each.to for each in parts.sends.lines], [each.source for each in parts.recvs.lines]
+        _enter(program, cells, found, worker, parts.sends, found.sent, to, at_start=True)
+        _enter(program, cells, found, worker, parts.wait_sends, found.retired, repeat(None), at_start=True)
+        _enter(program, cells, found, worker, parts.recvs, found.posted, source, at_start=False)
+        _enter(program, cells, found, worker, parts.wait_recvs, found.arrived, repeat(None), at_start=False)
+    found.suspect.sort()
     return found
 
 
-class HandOver(NamedTuple):
-    """A message that the program needs, and the operation that produces it."""
+def _enter(
+    program: Program,
+    cells: Cells,
+    found: Places,
+    worker: Worker,
+    lines: Lines[Talk],
+    where: list[int],
+    peers: Iterable[Worker | None],
+    *,
+    at_start: bool,
+) -> None:
+    """Enters the places of one kind of lines; ``peers`` are those that the lines name, if they name any."""
+    expected = found.expected
+    for (place, each), peer in zip(lines, peers, strict=False):
+        hand_over = expected.get(each.message)
+        if hand_over is not None:
+            message, start, end = hand_over
+            own, other = (start, end) if at_start else (end, start)
+            meant = own == worker and (peer is None or peer == other)
+        if hand_over is None or not meant:
+            found.suspect.append((worker, place))
+            reason = _foreign(program, cells, worker, each)
+            if reason:
+                found.foreign[worker, place] = reason
+                continue
+            message = key(program.header, each.message)
+        if where[message] == ABSENT:
+            where[message] = place
+        else:
+            found.suspect.append((worker, place))
 
-    message: Message
-    start: Worker
-    end: Worker
-    producer: Forward | Backward
 
-    def is_meant(self, line: Talk, worker: Worker) -> bool:
-        """Whether a line on a worker about a message of this `key` is about this one, and names the right peer."""
-        if line.message.micros != self.message.micros or line.message.target != self.message.target:
-            return False
-        if isinstance(line, Send):
-            return worker == self.start and line.to == self.end
-        if isinstance(line, Recv):
-            return worker == self.end and line.source == self.start
-        return worker == (self.start if isinstance(line, WaitSend) else self.end)
-
-
-def _expected(program: Program) -> dict[int, HandOver]:
-    """Every message that the program needs, by its `key`, in the order of the lanes that send."""
+def _expected(program: Program) -> dict[Message, HandOver]:
+    """Every message that the program needs, in the order of the lanes that send."""
     header = program.header
-    found: dict[int, HandOver] = {}
+    stages, pipe_of = header.stages, header.pipe_of
+    found: dict[Message, HandOver] = {}
     for number, parts in enumerate(program.parts):
-        for _, operation in parts.computes:
-            target = operation.stage + 1 if isinstance(operation, Forward) else operation.stage - 1
-            if 0 <= target < header.stages:
-                end = header.worker(operation.micros[0], Stage(target))
-                if end != number:
-                    message = Message(operation.micros, operation.stage, Stage(target))
-                    found[key(header, message)] = HandOver(message, Worker(number), end, operation)
+        worker = Worker(number)
+        for operation in parts.computes.lines:
+            micros, stage, forward = operation.micros, operation.stage, isinstance(operation, Forward)
+            target = Stage(stage + 1 if forward else stage - 1)
+            if 0 <= target < stages:
+                end = pipe_of[micros[0]].workers[target]
+                if end != worker:
+                    hand_over = HandOver(2 * (micros[0] * stages + stage) + (not forward), worker, end)
+                    found[Message(micros, stage, target)] = hand_over
     return found
 
 
@@ -137,12 +152,11 @@ def messages(program: Program, cells: Cells, found: Places) -> Iterator[Diagnost
         instruction = program.lanes[worker][place]
         if isinstance(instruction, Talk):
             yield from _line(program, worker, place, instruction, found)
-    for number, hand_over in found.expected.items():
-        message = hand_over.message
+    for message, (number, start, _) in found.expected.items():
         sent, posted, arrived = found.sent[number], found.posted[number], found.arrived[number]
         in_order = ABSENT < cells.producer(message) < sent < found.retired[number]
         if not (in_order and ABSENT < posted < arrived < cells.consumer(message)):
-            yield from _hand_over(program, cells, found, hand_over.start, hand_over.producer, message)
+            yield from _hand_over(program, cells, found, start, message)
 
 
 def _foreign(program: Program, cells: Cells, worker: Worker, instruction: Talk) -> str:
@@ -187,14 +201,12 @@ def _line(program: Program, worker: Worker, place: int, each: Talk, found: Place
         yield WrongPeer(each.origin, worker, line(each), each.source, right, each.message.source)
 
 
-def _hand_over(
-    program: Program, cells: Cells, found: Places, start: Worker, operation: Forward | Backward, message: Message
-) -> Iterator[Diagnostic]:
+def _hand_over(program: Program, cells: Cells, found: Places, start: Worker, message: Message) -> Iterator[Diagnostic]:
     number = key(program.header, message)
     sent, retired = found.sent[number], found.retired[number]
     posted, arrived = found.posted[number], found.arrived[number]
     if ABSENT in (sent, retired, posted, arrived):
-        yield from _missing(program, cells, found, operation, message)
+        yield from _missing(program, cells, found, message)
     end = receiver(program.header, message)
     made, used = cells.producer(message), cells.consumer(message)
     if sent != ABSENT and sent < made:
@@ -212,12 +224,10 @@ def _misplaced(program: Program, worker: Worker, early: int, late: int, reason: 
     return MisplacedLine(one.origin, worker, line(one), line(two), two.origin, reason)
 
 
-def _missing(
-    program: Program, cells: Cells, found: Places, operation: Forward | Backward, message: Message
-) -> Iterator[Diagnostic]:
+def _missing(program: Program, cells: Cells, found: Places, message: Message) -> Iterator[Diagnostic]:
     number = key(program.header, message)
     start, end = sender(program.header, message), receiver(program.header, message)
-    user = program.lanes[end][cells.consumer(message)]
+    operation, user = program.lanes[start][cells.producer(message)], program.lanes[end][cells.consumer(message)]
     used = user.origin
     needs = f"worker {end} needs {content(message)} for `{line(user)}`"
     gets = f"`{line(user)}` needs {content(message)} (worker {start})"

@@ -7,7 +7,6 @@ forward made of them, which may be the same memory; the slot of gradients after 
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from chimera_ir.diagnostics.catalogue.program import SlotInUse, SlotTooHigh
 from chimera_ir.diagnostics.model import Diagnostic
@@ -15,15 +14,9 @@ from chimera_ir.ir.ids import Slot, Stage, Worker
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Message, Recv
 from chimera_ir.ir.text.printer import line
-from chimera_ir.verify.index import ABSENT, Cells, key, receiver
+from chimera_ir.verify.index import Cells
 from chimera_ir.verify.messages import Places
 from chimera_ir.verify.words import content
-
-
-@dataclass(frozen=True, slots=True)
-class _Content:
-    posted: Recv
-    last_use: int
 
 
 def slots(program: Program, cells: Cells, places: Places) -> Iterator[Diagnostic]:
@@ -38,47 +31,41 @@ def slots(program: Program, cells: Cells, places: Places) -> Iterator[Diagnostic
     """
     for number, parts in enumerate(program.parts):
         worker = Worker(number)
-        posted = [(place, each) for place, each in parts.messages if isinstance(each, Recv)]
-        received = Counter((each.message.source, each.message.target) for _, each in posted)
-        held: dict[tuple[Stage, Stage, Slot], _Content] = {}
-        for place, each in posted:
-            message = each.message
-            shelf = (message.source, message.target, each.slot)
-            messages = received[message.source, message.target]
+        received = Counter((each.message.source, each.message.target) for each in parts.recvs.lines)
+        held: dict[tuple[Stage, Stage, Slot], tuple[Recv, int]] = {}
+        for place, each in parts.recvs:
+            _, source, target = each.message
+            messages = received[source, target]
             if not 0 <= each.slot < messages:
                 yield SlotTooHigh(each.origin, worker, line(each), each.slot, messages)
+            shelf = (source, target, each.slot)
             before = held.get(shelf)
-            if before is not None and before.last_use >= place:
-                yield _in_use(program, worker, each, before)
-            held[shelf] = _Content(each, _last_use(program, cells, places, message))
+            if before is not None and before[1] >= place:
+                yield _in_use(program, worker, each, *before)
+            held[shelf] = (each, _last_use(cells, places, each.message))
 
 
-def _last_use(program: Program, cells: Cells, places: Places, message: Message) -> int:
+def _last_use(cells: Cells, places: Places, message: Message) -> int:
     """The place in the receiver's lane after which the content of a message may go."""
-    header = program.header
-    stage = message.target
-    backward = max(cells.backward(micro, stage) for micro in message.micros)
-    forwarded = Message(message.micros, stage, Stage(stage + 1))
-    if message.source > stage or forwarded.target == header.stages or _stays(program, forwarded):
-        return backward
-    retired = places.retired[key(header, forwarded)]
-    return backward if retired == ABSENT else max(backward, retired)
+    micros, source, stage = message
+    stages, backwards = cells.header.stages, cells.backwards
+    cell = micros[0] * stages + stage
+    last = backwards[cell] if len(micros) == 1 else max(backwards[micro * stages + stage] for micro in micros)
+    if source > stage:
+        return last
+    retired = places.retired[2 * cell]
+    return last if retired < last else retired
 
 
-def _stays(program: Program, message: Message) -> bool:
-    header = program.header
-    return header.worker(message.micros[0], message.source) == receiver(header, message)
-
-
-def _in_use(program: Program, worker: Worker, each: Recv, before: _Content) -> Diagnostic:
-    last = program.lanes[worker][before.last_use]
+def _in_use(program: Program, worker: Worker, each: Recv, before: Recv, last_use: int) -> Diagnostic:
+    last = program.lanes[worker][last_use]
     return SlotInUse(
         span=each.origin,
         worker=worker,
         line=line(each),
         slot=each.slot,
-        content=content(before.posted.message),
+        content=content(before.message),
         last_use=line(last),
         last_use_span=last.origin,
-        taken=before.posted.origin,
+        taken=before.origin,
     )

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Parts, Program
-from chimera_ir.ir.ops import AllReduce, Recv, Send, WaitAllReduce
-from chimera_ir.verify.index import key, sum_key
+from chimera_ir.ir.ops import AllReduce, WaitAllReduce
+from chimera_ir.verify.index import keys, sum_key
 
 
 class Transport(Enum):
@@ -51,18 +51,10 @@ class Replay:
     places: tuple[int, ...]
 
 
-_POSTED = (Send, Recv)
+_Lane = list[int]
+"""Of each instruction its event, if it is a wait, or the complement of that number, if it posts; else `_NEITHER`."""
 
-
-class _Lane(NamedTuple):
-    """What of a lane matters: the places of its postings and waits, and the event of each.
-
-    A wait is the number of its event, a posting the bitwise complement of that number.
-    """
-
-    places: list[int]
-    events: list[int]
-    length: int
+_NEITHER = -(2**62)
 
 
 class _Execution:
@@ -75,7 +67,7 @@ class _Execution:
         header = program.header
         sums = (len(holders) for holders in header.holders for _ in range(header.updates))
         self._lacking = [2] * (2 * header.stages * header.micro_batches) + list(sums)
-        self._lanes = [_lane(header, parts, end) for parts, end in zip(program.parts, until, strict=True)]
+        self._lanes: list[_Lane] = [_lane(header, parts, end) for parts, end in zip(program.parts, until, strict=True)]
         self._next = [0] * len(self._lanes)
         self._sleepers: dict[int, list[int]] = {}
         self._awake = deque(range(len(self._lanes)))
@@ -93,35 +85,37 @@ class _Execution:
 
     def _advance(self, worker: int) -> int:
         """Runs a lane as far as it comes; the place where that is."""
-        places, events, length = self._lanes[worker]
-        lacking = self._lacking
-        for number in range(self._next[worker], len(events)):
-            event = events[number]
+        lane, lacking = self._lanes[worker], self._lacking
+        for place in range(self._next[worker], len(lane)):
+            event = lane[place]
             if event >= 0:
                 if lacking[event]:
                     self._sleepers.setdefault(event, []).append(worker)
-                    self._next[worker] = number
-                    return places[number]
-                continue
-            lacking[~event] -= 1
-            if not lacking[~event]:
-                self._awake.extend(self._sleepers.pop(~event, ()))
-        self._next[worker] = len(events)
-        return length
+                    self._next[worker] = place
+                    return place
+            elif event != _NEITHER:
+                lacking[~event] -= 1
+                if not lacking[~event]:
+                    self._awake.extend(self._sleepers.pop(~event, ()))
+        self._next[worker] = len(lane)
+        return len(lane)
 
 
-def _lane(header: Header, parts: Parts, end: int) -> _Lane:
+def _lane(header: Header, parts: Parts, length: int) -> _Lane:
+    """The events of a lane's first ``length`` instructions."""
+    lane = [_NEITHER] * parts.length
+    for posted in (parts.sends, parts.recvs):
+        for place, number in zip(posted.places, keys(header, posted.lines), strict=True):
+            lane[place] = ~number
+    for awaited in (parts.wait_sends, parts.wait_recvs):
+        for place, number in zip(awaited.places, keys(header, awaited.lines), strict=True):
+            lane[place] = number
     sums = 2 * header.stages * header.micro_batches
-    found: list[tuple[int, int]] = []
-    for place, talk in parts.messages:
-        event = key(header, talk.message)
-        found.append((place, ~event if isinstance(talk, _POSTED) else event))
-    for place, update in parts.updates:
-        if isinstance(update, AllReduce | WaitAllReduce):
-            event = sums + sum_key(header, update)
-            found.append((place, ~event if isinstance(update, AllReduce) else event))
-    found.sort()
-    return _Lane([place for place, _ in found if place < end], [event for place, event in found if place < end], end)
+    for place, each in parts.updates:
+        if isinstance(each, AllReduce | WaitAllReduce):
+            number = sums + sum_key(header, each)
+            lane[place] = ~number if isinstance(each, AllReduce) else number
+    return lane[:length]
 
 
 def replay(program: Program, until: Sequence[int] | None = None) -> Replay:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import InitVar, dataclass
 from fractions import Fraction
+from functools import cached_property
 
 from chimera_ir.diagnostics.catalogue.program import MoreErrors
 from chimera_ir.diagnostics.catalogue.schedule import LaneCount
@@ -34,7 +35,7 @@ _MOST = 20
 _SEAL = object()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Verified:
     """A program of which every rule holds, with the proofs. Only `verify_program` makes one.
 
@@ -50,8 +51,6 @@ class Verified:
         Per worker the peak of activations, in M_a.
     weights
         Per worker the weights it holds at most, in M_theta, older versions included.
-    held
-        Per worker the same by stage, and what is alive at once.
     """
 
     program: Program
@@ -59,12 +58,16 @@ class Verified:
     certificates: tuple[Certificate, ...]
     live: tuple[Fraction, ...]
     weights: tuple[int, ...]
-    held: tuple[Holdings, ...]
     seal: InitVar[object]
 
     def __post_init__(self, seal: object) -> None:
         if seal is not _SEAL:
             raise TypeError("only verify_program makes a Verified")
+
+    @cached_property
+    def held(self) -> tuple[Holdings, ...]:
+        """Per worker what it holds by stage, and what is alive at once."""
+        return tuple(holdings(self.program))
 
 
 def verify_plan(plan: Plan) -> tuple[Diagnostic, ...]:
@@ -133,7 +136,6 @@ def verify_program(program: Program, checked: Schedule | None = None) -> Verifie
         certificates=tuple(each for each in certificates if isinstance(each, Certificate)),
         live=tuple(peak.activations for peak in peaks(schedule)),
         weights=copies(program),
-        held=tuple(holdings(program)),
         seal=_SEAL,
     )
 

@@ -7,7 +7,7 @@ until it is dropped. That it keeps no more of them than its operations need is t
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from operator import itemgetter
+from itertools import islice
 
 from chimera_ir.diagnostics.catalogue.program import (
     AfterStep,
@@ -55,7 +55,7 @@ def _one_version(worker: Worker, parts: Parts) -> Iterator[Diagnostic]:
     if not stepped:
         return
     first = min(place for place, _ in stepped.values())
-    for place, operation in parts.computes[bisect_left(parts.computes, first, key=itemgetter(0)) :]:
+    for place, operation in islice(parts.computes, bisect_left(parts.computes.places, first), None):
         step, origin = stepped.get(operation.stage, (place, operation.origin))
         if step < place:
             yield AfterStep(operation.origin, worker, line(operation), operation.stage, origin)

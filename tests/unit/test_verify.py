@@ -57,7 +57,7 @@ def test_the_papers_memory_of_every_worker(plan: Plan, live: tuple[int, ...], we
 def test_a_verified_program_comes_only_from_verification():
     verified = verify_program(lower(order(one_direction(2, 2))))
     with pytest.raises(TypeError, match="only verify_program"):
-        Verified(verified.program, verified.schedule, (), (), (), (), object())
+        Verified(verified.program, verified.schedule, (), (), (), object())
     with pytest.raises((TypeError, ValueError)):
         replace(verified, live=(0, 0))
 
