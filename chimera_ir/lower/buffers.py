@@ -53,12 +53,12 @@ def slots(lane: tuple[Compute, ...], postings: Iterable[Posting]) -> tuple[Slot,
     it have been waited for.) Gradients stay until the backward that reads them is done.
     """
     shelves: dict[_Key, list[tuple[int, int]]] = defaultdict(list)
-    numbers: list[tuple[_Key, int]] = []
+    keys: list[_Key] = []
     for key, before, last_use in _uses(lane, postings):
-        numbers.append((key, len(shelves[key])))
+        keys.append(key)
         shelves[key].append((before, last_use))
-    taken = {key: _few(uses) for key, uses in shelves.items()}
-    return tuple(taken[key][number] for key, number in numbers)
+    taken = {key: iter(_few(uses)) for key, uses in shelves.items()}
+    return tuple([next(taken[key]) for key in keys])
 
 
 def _few(uses: list[tuple[int, int]]) -> list[Slot]:
@@ -99,11 +99,14 @@ def _ring(uses: list[tuple[int, int]]) -> int:
 
 def _uses(lane: tuple[Compute, ...], postings: Iterable[Posting]) -> Iterator[tuple[_Key, int, int]]:
     """For each posted receive its shelf, the place before which it is posted and that of its last use."""
-    done: dict[tuple[Micro, Stage], int] = {}
+    done: dict[Stage, dict[Micro, int]] = defaultdict(dict)
     for place, operation in enumerate(lane):
         if isinstance(operation, Backward):
-            done.update(((micro, operation.stage), place) for micro in operation.micros)
+            own = done[operation.stage]
+            for micro in operation.micros:
+                own[micro] = place
     for before, transfer in postings:
-        message = transfer.message
-        last_use = max(done[micro, message.target] for micro in message.micros)
-        yield _Key(message.source, message.target), before, last_use
+        micros, source, target = transfer.message
+        own = done[target]
+        last_use = own[micros[0]] if len(micros) == 1 else max(own[micro] for micro in micros)
+        yield _Key(source, target), before, last_use

@@ -21,6 +21,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import NamedTuple
 
 from chimera_ir.ir.ids import Stage, Worker
@@ -84,18 +85,19 @@ def communicate(schedule: Schedule, ahead: int) -> tuple[Traffic, ...]:
     drafts = [_Draft() for _ in schedule.lanes]
     links = _links(schedule)
     for (sender, receiver), transfers in links.items():
-        uses = _first_uses(transfers)
-        drafts[receiver].wanted.extend(zip(uses, transfers, strict=True))
-        drafts[receiver].received.update((transfer.used, transfer) for transfer in transfers)
-        drafts[sender].sent.update((transfer.produced, transfer) for transfer in transfers)
-        _retire(drafts[sender], transfers, links.get((receiver, sender), []))
+        there, here = drafts[receiver], drafts[sender]
+        there.wanted += zip(_first_uses(transfers), transfers, strict=True)
+        for transfer in transfers:
+            there.received[transfer.used] = here.sent[transfer.produced] = transfer
+        _retire(here, transfers, links.get((receiver, sender), []))
     return tuple(_traffic(draft, ahead) for draft in drafts)
 
 
 def _traffic(draft: _Draft, ahead: int) -> Traffic:
-    wanted = sorted(draft.wanted, key=lambda item: (item[0], item[1].sender))
+    wanted = sorted(draft.wanted, key=lambda item: item[1].sender)
+    wanted.sort(key=itemgetter(0))
     return Traffic(
-        postings=tuple(Posting(max(0, use - ahead), transfer) for use, transfer in wanted),
+        postings=tuple([Posting(max(0, use - ahead), transfer) for use, transfer in wanted]),
         sent=draft.sent,
         received=draft.received,
         taken={use: sorted(transfers, key=_produced) for use, transfers in draft.taken.items()},
@@ -105,23 +107,21 @@ def _traffic(draft: _Draft, ahead: int) -> Traffic:
 
 def _links(schedule: Schedule) -> dict[tuple[Worker, Worker], list[Transfer]]:
     """The messages of every directed pair of workers, in the order in which they are sent."""
-    header = schedule.header
+    stages, pipe_of = schedule.header.stages, schedule.header.pipe_of
     forwards, backwards = _positions(schedule)
     links: dict[tuple[Worker, Worker], list[Transfer]] = defaultdict(list)
     for number, lane in enumerate(schedule.lanes):
         worker = Worker(number)
         for produced, operation in enumerate(lane):
-            forward = isinstance(operation, Forward)
-            target = operation.stage + 1 if forward else operation.stage - 1
-            if not 0 <= target < header.stages:
+            micros, stage, forward = operation.micros, operation.stage, isinstance(operation, Forward)
+            target = Stage(stage + 1 if forward else stage - 1)
+            if not 0 <= target < stages:
                 continue
-            micro = operation.micros[0]
-            peer = header.worker(micro, Stage(target))
+            peer = pipe_of[micros[0]].workers[target]
             if peer == worker:
                 continue
-            used = (forwards if forward else backwards)[micro * header.stages + target]
-            message = Message(operation.micros, operation.stage, Stage(target))
-            links[worker, peer].append(Transfer(message, worker, peer, produced, used))
+            used = (forwards if forward else backwards)[micros[0] * stages + target]
+            links[worker, peer].append(Transfer(Message(micros, stage, target), worker, peer, produced, used))
     return links
 
 

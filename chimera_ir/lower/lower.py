@@ -19,7 +19,7 @@ in the steady state, in warm-up and drain too.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from chimera_ir.ir.ids import Slot
 from chimera_ir.ir.levels import Program, Schedule
@@ -69,7 +69,7 @@ def lower(schedule: Schedule, ahead: int = 1, duration: Duration = _alike) -> Pr
     )
 
 
-def _streaming(schedule: Schedule, ahead: int, duration: Duration, margin: Margin) -> Iterator[Iterator[Instruction]]:
+def _streaming(schedule: Schedule, ahead: int, duration: Duration, margin: Margin) -> Iterator[list[Instruction]]:
     """The lanes with their margins."""
     traffics = communicate(schedule, ahead)
     updates = update(schedule, margin.durations(duration))
@@ -78,34 +78,35 @@ def _streaming(schedule: Schedule, ahead: int, duration: Duration, margin: Margi
 
 
 def _lane(
-    lane: tuple[Compute, ...], traffic: Traffic, taken: Sequence[Slot], insertions: Insertions
-) -> Iterator[Instruction]:
+    lane: tuple[Compute, ...], traffic: Traffic, taken: Iterable[Slot], insertions: Insertions
+) -> list[Instruction]:
     posted = _posted(lane, traffic, taken)
-    yield from insertions.after.get(-1, ())
+    before, after = insertions.before, insertions.after
+    received, sent, over = traffic.received, traffic.sent, traffic.taken
+    found: list[Instruction] = [*after.get(-1, ())]
     for place, operation in enumerate(lane):
-        yield from posted.get(place, ())
-        yield from insertions.before.get(place, ())
-        if place in traffic.received:
-            yield WaitRecv(traffic.received[place].message, operation.origin)
-            yield from _taken(lane, traffic, place)
-        yield operation
-        if place in traffic.sent:
-            sent = traffic.sent[place]
-            yield Send(sent.message, sent.receiver, operation.origin)
-        yield from insertions.after.get(place, ())
-    for transfer in traffic.untold:
-        yield WaitSend(transfer.message, lane[transfer.produced].origin)
-    yield from insertions.at_end
+        if place in posted:
+            found += posted[place]
+        if place in before:
+            found += before[place]
+        if place in received:
+            found.append(WaitRecv(received[place].message, operation.origin))
+            if place in over:
+                found += [WaitSend(transfer.message, lane[transfer.produced].origin) for transfer in over[place]]
+        found.append(operation)
+        if place in sent:
+            transfer = sent[place]
+            found.append(Send(transfer.message, transfer.receiver, operation.origin))
+        if place in after:
+            found += after[place]
+    found += [WaitSend(transfer.message, lane[transfer.produced].origin) for transfer in traffic.untold]
+    found += insertions.at_end
+    return found
 
 
-def _posted(lane: tuple[Compute, ...], traffic: Traffic, taken: Sequence[Slot]) -> dict[int, list[Recv]]:
+def _posted(lane: tuple[Compute, ...], traffic: Traffic, taken: Iterable[Slot]) -> dict[int, list[Recv]]:
     """The receives to post before each operation."""
     posted: dict[int, list[Recv]] = defaultdict(list)
     for (before, transfer), slot in zip(traffic.postings, taken, strict=True):
         posted[before].append(Recv(transfer.message, transfer.sender, slot, lane[transfer.used].origin))
     return posted
-
-
-def _taken(lane: tuple[Compute, ...], traffic: Traffic, place: int) -> Iterator[WaitSend]:
-    for transfer in traffic.taken.get(place, ()):
-        yield WaitSend(transfer.message, lane[transfer.produced].origin)

@@ -17,12 +17,12 @@ started.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import accumulate
 from typing import NamedTuple
 
-from chimera_ir.ir.ids import Stage, Worker
+from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Header, Schedule, Strategy
-from chimera_ir.ir.ops import NOWHERE, AllReduce, Backward, Compute, Forward, Instruction, Step, WaitAllReduce
+from chimera_ir.ir.ops import NOWHERE, AllReduce, Backward, Compute, Instruction, Step, WaitAllReduce
 from chimera_ir.source import Span
 
 Duration = Callable[[Compute], int]
@@ -109,19 +109,26 @@ def _agreed(header: Header, lanes: list[_Lane]) -> dict[Stage, int]:
 
 
 def _lanes(schedule: Schedule, duration: Duration) -> list[_Lane]:
-    ends = earliest_ends(schedule, duration)
+    durations = [list(map(duration, lane)) for lane in schedule.lanes]
     found: list[_Lane] = []
-    for worker, lane in enumerate(schedule.lanes):
-        regions = {stage: Region(-1, 0, 0) for stage in schedule.header.stages_of[worker]}
-        busy = 0
-        for place, operation in enumerate(lane):
-            busy += duration(operation)
-            if isinstance(operation, Backward):
-                end = ends[worker][place]
-                regions[operation.stage] = Region(place, end, end - busy)
-        end = ends[worker][-1] if lane else 0
-        after = {stage: region._replace(idle=end - busy - region.idle) for stage, region in regions.items()}
-        found.append(_Lane(after, len(lane), end))
+    for lane, ends, busy, stages in zip(
+        schedule.lanes,
+        _earliest_ends(schedule, durations),
+        map(accumulate, durations),
+        schedule.header.stages_of,
+        strict=True,
+    ):
+        worked = [0, *busy]
+        last = {operation.stage: place for place, operation in enumerate(lane) if isinstance(operation, Backward)}
+        end = ends[-1] if ends else 0
+        idle = end - worked[-1]
+        regions = {
+            stage: Region(last[stage], ends[last[stage]], idle - ends[last[stage]] + worked[last[stage] + 1])
+            if stage in last
+            else Region(-1, 0, idle)
+            for stage in stages
+        }
+        found.append(_Lane(regions, len(lane), end))
     return found
 
 
@@ -130,58 +137,42 @@ def earliest_ends(schedule: Schedule, duration: Duration) -> list[list[int]]:
 
     An operation that waits in a cycle has no such time; it counts as over when its worker got stuck.
     """
-    times = _Times(schedule.header.stages, schedule.header.micro_batches)
+    return _earliest_ends(schedule, [list(map(duration, lane)) for lane in schedule.lanes])
+
+
+def _earliest_ends(schedule: Schedule, durations: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Each lane runs until it must wait, and goes on when it may.
+
+    What is done has its end in its cell: ``2 * (micro * stages + stage)``, plus one for a backward. From there, what an
+    operation needs is at fixed distances: forwards go down the stages, backwards up.
+    """
+    stages = schedule.header.stages
+    done = [0] * (2 * stages * schedule.header.micro_batches)
+    forward, backward = [(), *[(-2,)] * (stages - 1)], [*[(-1, 2)] * (stages - 1), (-1,)]
+    sleepers: dict[int, list[int]] = {}
     ends: list[list[int]] = [[] for _ in schedule.lanes]
-    awake = [Worker(worker) for worker in range(len(schedule.lanes))]
+    awake = list(range(len(schedule.lanes)))
     while awake:
         worker = awake.pop()
-        lane, done = schedule.lanes[worker], ends[worker]
-        now = done[-1] if done else 0
-        for operation in islice(lane, len(done), None):
-            ready = times.ready(operation, worker)
-            if ready is None:
+        lane, own = schedule.lanes[worker], ends[worker]
+        now = own[-1] if own else 0
+        for place in range(len(own), len(lane)):
+            operation = lane[place]
+            stage, back = operation.stage, isinstance(operation, Backward)
+            cells = [2 * (micro * stages + stage) + back for micro in operation.micros]
+            needs = backward[stage] if back else forward[stage]
+            times = [done[cell + offset] for cell in cells for offset in needs]
+            if 0 in times:
+                missing = times.index(0)
+                cell = cells[missing // len(needs)] + needs[missing % len(needs)]
+                sleepers.setdefault(cell, []).append(worker)
                 break
-            now = max(now, ready) + duration(operation)
-            done.append(now)
-            awake += times.finish(operation, now)
-    for lane, done in zip(schedule.lanes, ends, strict=True):
-        done += [done[-1] if done else 0] * (len(lane) - len(done))
+            now = max([now, *times]) + durations[worker][place]
+            own.append(now)
+            for cell in cells:
+                done[cell] = now
+                if cell in sleepers:
+                    awake += sleepers.pop(cell)
+    for lane, own in zip(schedule.lanes, ends, strict=True):
+        own += [own[-1] if own else 0] * (len(lane) - len(own))
     return ends
-
-
-class _Times:
-    """When each forward and backward is done; a cell is ``2 * (micro * stages + stage)``, plus one for the backward."""
-
-    def __init__(self, stages: int, micro_batches: int) -> None:
-        self._stages = stages
-        self._done = [0] * (2 * stages * micro_batches)
-        self._sleepers: dict[int, list[Worker]] = {}
-
-    def ready(self, operation: Compute, worker: Worker) -> int | None:
-        """The time at which all that the operation needs is done; if it is not, its worker sleeps until the rest is."""
-        done, time = self._done, 0
-        needs = self._needs(operation)
-        for micro in operation.micros:
-            own = 2 * (micro * self._stages + operation.stage)
-            for offset in needs:
-                cell = own + offset
-                if not done[cell]:
-                    self._sleepers.setdefault(cell, []).append(worker)
-                    return None
-                time = max(time, done[cell])
-        return time
-
-    def _needs(self, operation: Compute) -> tuple[int, ...]:
-        """Where, from its forward's cell, is what an operation needs: forwards go down the stages, backwards up."""
-        if isinstance(operation, Forward):
-            return (-2,) if operation.stage > 0 else ()
-        return (0, 3) if operation.stage < self._stages - 1 else (0,)
-
-    def finish(self, operation: Compute, time: int) -> list[Worker]:
-        """Notes the time at which the operation is done; the workers that slept until then."""
-        woken: list[Worker] = []
-        for micro in operation.micros:
-            cell = 2 * (micro * self._stages + operation.stage) + isinstance(operation, Backward)
-            self._done[cell] = time
-            woken += self._sleepers.pop(cell, ())
-        return woken
