@@ -1,6 +1,7 @@
 """From tree to plan: a scheme, given its parameters, as the list of its operations with place and clock."""
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from chimera_ir.diagnostics.model import Diagnostic, raise_errors
 from chimera_ir.elaborate.endless import Part, unrolled
@@ -86,7 +87,5 @@ def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], known: Globals) -> 
         outcomes += its
         if known.per_update is not None:
             outcomes += torn((each for each in its if isinstance(each, Planned)), reads, known.per_update, shape)
-    planned = [outcome for outcome in outcomes if isinstance(outcome, Planned)]
-    if len(planned) < len(outcomes):
-        reject(outcome for outcome in outcomes if isinstance(outcome, Diagnostic))
-    return planned
+    reject([outcome for outcome in outcomes if isinstance(outcome, Diagnostic)])
+    return cast("list[Planned]", outcomes)

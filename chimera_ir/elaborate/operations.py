@@ -1,12 +1,14 @@
 """The operation lines of a pipe, instantiated for its micro-batches and stages."""
 
-from collections.abc import Callable, Iterator
-from typing import assert_never
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress, product
+from typing import assert_never, cast
 
 from chimera_ir.diagnostics.catalogue import groups
 from chimera_ir.diagnostics.catalogue import values as say
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.elaborate.evaluate import Fault, Frame, Scope, compiled
+from chimera_ir.elaborate.grid import Grid, Unfit
 from chimera_ir.elaborate.pipes import Shape
 from chimera_ir.elaborate.versions import Readings
 from chimera_ir.ir.ids import Clock, Micro, Stage
@@ -18,35 +20,58 @@ from chimera_ir.syntax import ast
 def operations(shape: Shape, pipe: Pipe, reads: Readings) -> Iterator[Planned | Diagnostic]:
     """Every operation of a pipe, line by line; a line that fails ends with why, at its first failing instance."""
     for line in shape.operations:
-        yield from _instances(line, shape, pipe, reads)
+        try:
+            yield from _all_at_once(line, shape, pipe, reads)
+        except Unfit:
+            yield from _instances(line, shape, pipe, reads)
+
+
+def _all_at_once(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings) -> list[Planned]:
+    """The operations of one line.
+
+    Raises
+    ------
+    Unfit
+        If one of them fails, or might.
+    """
+    names = (shape.micros.variable.text, shape.stages.variable.text)
+    grid = Grid(shape.steps, shape.stage_range, names, shape.scope)
+    batches = _known(grid, line.micro, dict(zip(shape.micro_range, pipe.micros, strict=True)))
+    stages, clocks = cast("list[Stage]", grid.values(line.stage)), cast("list[Clock]", grid.values(line.clock))
+    if line.guard is not None:
+        wanted = grid.values(line.guard)
+        batches, stages, clocks = (list(compress(each, wanted)) for each in (batches, stages, clocks))  # type: ignore[assignment]
+    if None in batches or not {*stages} <= {*shape.stage_range}:
+        raise Unfit
+    make, workers, span = _operation_type(line.letter), pipe.workers, line.span
+    return [
+        Planned(clock, workers[stage], make(batch, stage, span, reads.get((batch[0], stage)) if reads else None))
+        for clock, stage, batch in zip(clocks, stages, batches, strict=True)
+        if batch is not None
+    ]
 
 
 def _instances(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings) -> Iterator[Planned | Diagnostic]:
-    """The operations of one line.
-
-    This is the inner loop of the compiler: what does not change from instance to instance is looked up before it.
-    """
+    """The same one by one, up to the one that fails."""
     names = (shape.micros.variable.text, shape.stages.variable.text)
     scope = shape.scope.with_variables(*names)
     guard = None if line.guard is None else compiled(line.guard, scope)
     clock, stage_of = compiled(line.clock, scope), compiled(line.stage, scope)
     batch_of = _batches(line.micro, scope, dict(zip(shape.micro_range, pipe.micros, strict=True)))
     make = _operation_type(line.letter)
-    stages, workers, span = shape.stage_range, pipe.workers, line.span
     frame: Frame = ()
     try:
-        for m in shape.steps:
-            for s in stages:
-                frame = (m, s)
-                if guard is not None and not guard(frame):
-                    continue
-                stage = stage_of(frame)
-                batch = batch_of(frame)
-                if batch is None or stage not in stages:
-                    yield _no_such(line, shape, names, frame)
-                    return
-                version = reads.get((batch[0], Stage(stage)))
-                yield Planned(Clock(clock(frame)), workers[stage], make(batch, Stage(stage), span, version))
+        for frame in product(shape.steps, shape.stage_range):
+            if guard is not None and not guard(frame):
+                continue
+            stage = stage_of(frame)
+            batch = batch_of(frame)
+            if batch is None or stage not in shape.stage_range:
+                yield _no_such(line, shape, names, frame)
+                return
+            version = reads.get((batch[0], Stage(stage)))
+            operation = make(batch, Stage(stage), line.span, version)
+            yield Planned(Clock(clock(frame)), pipe.workers[stage], operation)
     except Fault as fault:
         yield fault.diagnostic(shape.instance(*zip(names, frame, strict=True)))
 
@@ -61,6 +86,21 @@ def _operation_type(letter: ast.Letter) -> type[Forward] | type[Backward]:
             raise AssertionError("a split backward is rejected by clauses.unsupported")
         case _:
             assert_never(letter)
+
+
+def _known(
+    grid: Grid, micro: ast.Expression | ast.Range, numbers: dict[int, Micro]
+) -> Sequence[tuple[Micro, ...] | None]:
+    """The global numbers of the micro-batches of all operations; None where the pipe lacks one, or there are none."""
+    if not isinstance(micro, ast.Range):
+        single = {mine: (number,) for mine, number in numbers.items()}
+        return list(map(single.get, grid.values(micro)))
+    found: dict[tuple[int, int], tuple[Micro, ...] | None] = {}
+    pairs = list(zip(grid.values(micro.start), grid.values(micro.stop), strict=True))
+    for start, stop in {*pairs}:
+        known = start < stop and start in numbers and stop - 1 in numbers
+        found[start, stop] = tuple([numbers[each] for each in range(start, stop)]) if known else None
+    return [found[pair] for pair in pairs]
 
 
 def _batches(

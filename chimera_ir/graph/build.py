@@ -48,11 +48,20 @@ class _Graph(_IntGraph):
     """A graph without edge attributes: all edges share one empty dict."""
 
     _nothing: ClassVar[dict[str, object]] = {}
+    _succ: dict[int, dict[int, dict[str, object]]]
+    _pred: dict[int, dict[int, dict[str, object]]]
 
     def _empty(self) -> dict[str, object]:
         return self._nothing
 
     edge_attr_dict_factory = _empty
+    node_attr_dict_factory = _empty
+
+    def connect(self, edges: Iterable[tuple[int, int]]) -> None:
+        """Adds edges between nodes that are there."""
+        successors, predecessors, nothing = self._succ, self._pred, self._nothing
+        for before, after in edges:
+            successors[before][after] = predecessors[after][before] = nothing
 
 
 class Dag:
@@ -63,8 +72,8 @@ class Dag:
         self._owners = [Worker(worker) for worker, lane in enumerate(schedule.lanes) for _ in lane]
         self._graph = _Graph()
         self._graph.add_nodes_from(range(len(self.operations)))
-        self._graph.add_edges_from(_lanes(schedule))
-        self._graph.add_edges_from(_data(self.operations, schedule.header.stages, schedule.header.micro_batches))
+        self._graph.connect(_lanes(schedule))
+        self._graph.connect(_data(self.operations, schedule.header.stages, schedule.header.micro_batches))
         self._graph.add_edges_from(_sync(self.operations, self._owners, schedule.header))
 
     def __len__(self) -> int:
@@ -195,16 +204,17 @@ def _sync(operations: tuple[Compute, ...], owners: list[Worker], header: Header)
     sums, updates = len(operations), header.updates
     held = [(worker, stage) for stage, holders in enumerate(header.holders) for worker in holders]
     steps = {place: sums + (header.stages + index) * updates for index, place in enumerate(held)}
-    last: dict[tuple[int, int], int] = {}
-    for node, operation in enumerate(operations):
-        step, update = steps[owners[node], operation.stage], operation.micros[0] // header.per_update
+    last: dict[tuple[int, int, int], int] = {}
+    for node, (worker, operation) in enumerate(zip(owners, operations, strict=True)):
         if operation.version:
-            yield step + operation.version - 1, node
+            yield steps[worker, operation.stage] + operation.version - 1, node
         if isinstance(operation, Backward):
-            yield from [(step + update - 1, node)] if update else []
-            last[owners[node], sums + operation.stage * updates + update] = node
-    for (_, total), node in last.items():
-        yield node, total
+            update = operation.micros[0] // header.per_update
+            if update:
+                yield steps[worker, operation.stage] + update - 1, node
+            last[worker, operation.stage, update] = node
+    for (_, stage, update), node in last.items():
+        yield node, sums + stage * updates + update
     for (_, stage), step in steps.items():
         yield from ((sums + stage * updates + update, step + update) for update in range(updates))
         yield from pairwise(range(step, step + updates))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from chimera_ir.ir.ids import Clock, Micro, Stage, Worker
 from chimera_ir.ir.ops import (
@@ -147,8 +147,7 @@ class Header:
         return self.pipe_of[micro].workers[stage]
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(NamedTuple):
     """An operation with its place and its clock."""
 
     clock: Clock
@@ -213,7 +212,10 @@ def _apart(lane: tuple[Instruction, ...]) -> Parts:
     apart = Parts(len(lane), *(Lines([], []) for _ in range(6)))
     of_kind: dict[type, Lines[Any]] = {
         **dict.fromkeys((Forward, Backward), apart.computes),
-        Send: apart.sends, Recv: apart.recvs, WaitSend: apart.wait_sends, WaitRecv: apart.wait_recvs,
+        Send: apart.sends,
+        Recv: apart.recvs,
+        WaitSend: apart.wait_sends,
+        WaitRecv: apart.wait_recvs,
         **dict.fromkeys((AllReduce, WaitAllReduce, Step, Stash, Drop), apart.updates),
     }
     for place, instruction in enumerate(lane):
