@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from chimera_ir.cost.cycles import NO_CYCLE, critical
 from chimera_ir.cost.precedence import Precedence
-from chimera_ir.cost.turn import fold
+from chimera_ir.cost.turn import Turn
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Backward, Compute, Forward
 from chimera_ir.ir.turns import updates_a_turn
@@ -27,10 +27,12 @@ class CriticalPath:
     backwards: Fraction
 
 
-def critical_path(header: Header, precedence: Precedence, durations: Sequence[int]) -> tuple[CriticalPath, list[int]]:
+def critical_path(
+    header: Header, precedence: Precedence, durations: Sequence[int], turn: Turn | None
+) -> tuple[CriticalPath, list[int]]:
     """Of the critical paths one with the most backward passes: durations are positive, so that also fixes the others.
 
-    And when each operation ends if it starts as early as it may.
+    And when each operation ends if it starts as early as it may. ``turn`` is that of an asynchronous schedule.
 
     Raises
     ------
@@ -39,16 +41,15 @@ def critical_path(header: Header, precedence: Precedence, durations: Sequence[in
     """
     if not precedence.operations:
         return CriticalPath((), Fraction(0), Fraction(0), Fraction(0)), []
-    if header.asynchronous:
-        return _cycle(header, precedence, durations), earliest_ends(precedence, durations)
+    if turn is not None:
+        return _cycle(header, precedence, durations, turn), earliest_ends(precedence, durations)
     return _path(header, precedence, durations)
 
 
-def update_length(header: Header, precedence: Precedence, durations: Sequence[int]) -> Fraction:
+def update_length(header: Header, precedence: Precedence, durations: Sequence[int], turn: Turn | None) -> Fraction:
     """The length of `critical_path`, sooner."""
-    if not header.asynchronous:
+    if turn is None:
         return Fraction(max(earliest_ends(precedence, durations), default=0))
-    turn = fold(precedence, header.period)
     return critical(turn.waits, [durations[number] for number in turn.numbers]).cycle.ratio / updates_a_turn(header)
 
 
@@ -80,8 +81,7 @@ def _path(header: Header, precedence: Precedence, durations: Sequence[int]) -> t
     return _told(header, precedence, reversed(path), Fraction(max(times)), 1), times
 
 
-def _cycle(header: Header, precedence: Precedence, durations: Sequence[int]) -> CriticalPath:
-    turn = fold(precedence, header.period)
+def _cycle(header: Header, precedence: Precedence, durations: Sequence[int], turn: Turn) -> CriticalPath:
     found = critical(turn.waits, [durations[number] for number in turn.numbers])
     if found.cycle == NO_CYCLE:
         raise ValueError("the schedule is too short to show a steady state; only a verified schedule has one")

@@ -15,6 +15,7 @@ from chimera_ir.cost.critical import CriticalPath, critical_path, update_length
 from chimera_ir.cost.events import Event
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.precedence import precede
+from chimera_ir.cost.turn import fold
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute
 
@@ -66,7 +67,8 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
     precedence = precede(schedule)
     tick, duration = ticks(schedule.header, costs)
     durations = [duration(operation) for operation in precedence.operations]
-    path, ends = critical_path(schedule.header, precedence, durations)
+    turn = fold(precedence, schedule.header.period) if schedule.header.asynchronous else None
+    path, ends = critical_path(schedule.header, precedence, durations, turn)
     timed = [
         Timed(operation, end - duration, end)
         for operation, end, duration in zip(precedence.operations, ends, durations, strict=True)
@@ -79,7 +81,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
         span=max(ends, default=0),
         lanes=tuple(tuple(islice(remaining, len(lane))) for lane in schedule.lanes),
         critical_path=path,
-        clock_span=update_length(schedule.header, precedence, [1] * len(durations)),
+        clock_span=update_length(schedule.header, precedence, [1] * len(durations), turn),
         bubble_ratio=1 - _busy(schedule.header, timed) / path.length if timed else Fraction(0),
     )
 

@@ -84,10 +84,10 @@ class Grid:
                 assert_never(node)
 
     def _binary(self, symbol: ast.Arithmetic, left: _Values, right: _Values) -> _Values:
-        if symbol in (ast.Arithmetic.DIVIDE, ast.Arithmetic.REMAINDER) and min(right.values) < 1:
+        if symbol in (ast.Arithmetic.DIVIDE, ast.Arithmetic.REMAINDER) and min(right.values, default=1) < 1:
             raise Unfit
         found = self._each(_COMBINE[symbol], left, right)
-        if max(found.values) > LIMIT or min(found.values) < -LIMIT:
+        if max(found.values, default=0) > LIMIT or min(found.values, default=0) < -LIMIT:
             raise Unfit
         return found
 

@@ -7,7 +7,7 @@ every version by the updates that they make, and a receive goes round the slots 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, assert_never
 
 from chimera_ir.ir.ids import Micro, Slot, Stage, Version
@@ -65,16 +65,17 @@ def extent(instruction: Instruction) -> Extent:
     """What an instruction is about: where that is left out, so is the instruction."""
     match instruction:
         case Forward(micros=micros) | Backward(micros=micros):
-            return Extent(min(micros), max(micros), of_updates=False)
+            pass
         case Send(message) | Recv(message) | WaitSend(message) | WaitRecv(message):
-            return Extent(min(message.micros), max(message.micros), of_updates=False)
+            micros = message.micros
         case AllReduce(version=version) | WaitAllReduce(version=version) | Step(version=version):
-            update = (version or 0) - 1
-            return Extent(update, update, of_updates=True)
+            return Extent((version or 0) - 1, (version or 0) - 1, of_updates=True)
         case Stash(version=version) | Drop(version=version):
             return Extent(version, version, of_updates=True)
         case _:
             assert_never(instruction)
+    first = micros[0]
+    return Extent(first, first, False) if len(micros) == 1 else Extent(min(micros), max(micros), False)
 
 
 def body(header: Header, lane: Sequence[Instruction]) -> Body | None:
@@ -103,13 +104,15 @@ def unroll(header: Header, lane: Body, updates: int) -> Iterator[Instruction]:
     No version is below 0: the first micro-batches read the initial weights.
     """
     each_turn, micro_batches = updates_a_turn(header), updates * header.per_update
+    listed = [(instruction, *extent(instruction)) for instruction in lane.instructions]
     for turn in turns(header, lane, updates):
         by = turn - lane.turn
-        for instruction in lane.instructions:
-            first, last, of_updates = extent(instruction)
-            offset, end = (by * each_turn, updates) if of_updates else (by * header.period, micro_batches)
+        micros, versions = by * header.period, by * each_turn
+        for instruction, first, last, of_updates in listed:
+            offset, end = (versions, updates) if of_updates else (micros, micro_batches)
             if first + offset >= 0 and last + offset < end:
-                yield _in_turn(header, lane, instruction, by)
+                found = moved(instruction, micros, versions)
+                yield _in_ring(lane.rings[shelf(found.message)], found, by) if isinstance(found, Recv) else found
 
 
 def turns(header: Header, lane: Body, updates: int) -> range:
@@ -135,19 +138,13 @@ def turns(header: Header, lane: Body, updates: int) -> range:
 
 def later(header: Header, instruction: Instruction, turns: int) -> Instruction:
     """An instruction so many turns later, in the same slot; versions are not below 0."""
-    found = moved(instruction, turns * header.period, turns * updates_a_turn(header))
-    if isinstance(found, Forward | Backward) and found.version is not None and found.version < 0:
-        return replace(found, version=Version(0))
-    return found
+    return moved(instruction, turns * header.period, turns * updates_a_turn(header))
 
 
-def _in_turn(header: Header, lane: Body, instruction: Instruction, by: int) -> Instruction:
-    """An instruction of a body, so many turns later."""
-    found = later(header, instruction, by)
-    if isinstance(found, Recv):
-        ring = lane.rings[shelf(found.message)]
-        return replace(found, slot=Slot((found.slot + by * ring.messages) % ring.slots))
-    return found
+def _in_ring(ring: Ring, recv: Recv, by: int) -> Recv:
+    """A receive of a body, so many turns later, in the slot of that turn."""
+    slot = Slot((recv.slot + by * ring.messages) % ring.slots)
+    return Recv(recv.message, recv.source, slot, recv.origin)
 
 
 def shelf(message: Message) -> Shelf:
@@ -160,10 +157,13 @@ def _computes(instruction: Instruction) -> bool:
 
 
 def moved(instruction: Instruction, micros: int, updates: int = 0) -> Instruction:
-    """An instruction about micro-batches and updates that are so many later, in the same slot."""
+    """An instruction about micro-batches and updates that are so many later, in the same slot.
+
+    Forwards and backwards read no version below 0.
+    """
     match instruction:
         case Forward(own, stage, origin, version) | Backward(own, stage, origin, version):
-            read = None if version is None else Version(version + updates)
+            read = None if version is None else Version(max(version + updates, 0))
             return type(instruction)(_later(own, micros), stage, origin, read)
         case Send(message, to, origin):
             return Send(_of_later(message, micros), to, origin)
@@ -171,8 +171,10 @@ def moved(instruction: Instruction, micros: int, updates: int = 0) -> Instructio
             return Recv(_of_later(message, micros), source, slot, origin)
         case WaitSend(message, origin) | WaitRecv(message, origin):
             return type(instruction)(_of_later(message, micros), origin)
-        case AllReduce() | WaitAllReduce() | Step() | Stash() | Drop():
-            return replace(instruction, version=Version((instruction.version or 0) + updates))
+        case AllReduce(stage, origin, version) | WaitAllReduce(stage, origin, version) | Step(stage, origin, version):
+            return type(instruction)(stage, origin, Version((version or 0) + updates))
+        case Stash(stage, version, origin) | Drop(stage, version, origin):
+            return type(instruction)(stage, Version(version + updates), origin)
         case _:
             assert_never(instruction)
 
@@ -182,7 +184,7 @@ def _of_later(message: Message, by: int) -> Message:
 
 
 def _later(micros: tuple[Micro, ...], by: int) -> tuple[Micro, ...]:
-    return tuple([Micro(micro + by) for micro in micros])
+    return tuple([Micro(micro + by) for micro in micros]) if len(micros) > 1 else (Micro(micros[0] + by),)
 
 
 _PREPARING = (Recv, WaitRecv, WaitSend, WaitAllReduce, Stash, Step)

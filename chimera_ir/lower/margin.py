@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute, Instruction
-from chimera_ir.ir.turns import Body, body, extent, later, unroll, updates_a_turn
+from chimera_ir.ir.turns import Body, body, extent, later, moved, unroll, updates_a_turn
 from chimera_ir.lower.sync import Duration
 
 
@@ -38,12 +38,14 @@ class Margin:
 
     def cut(self, lane: Iterable[Instruction]) -> tuple[Instruction, ...]:
         """A wide lane without its margins, micro-batches and versions numbered as in the instance."""
-        found = (later(self.header, instruction, -self.turns) for instruction in lane)
-        return tuple(instruction for instruction in found if self._has(instruction))
-
-    def _has(self, instruction: Instruction) -> bool:
-        first, last, of_updates = extent(instruction)
-        return first >= 0 and last < (self.header.updates if of_updates else self.header.micro_batches)
+        micros, updates = self.turns * self.header.period, self.turns * updates_a_turn(self.header)
+        found: list[Instruction] = []
+        for instruction in lane:
+            first, last, of_updates = extent(instruction)
+            start, count = (updates, self.header.updates) if of_updates else (micros, self.header.micro_batches)
+            if start <= first and last < start + count:
+                found.append(moved(instruction, -micros, -updates))
+        return tuple(found)
 
 
 def widened(schedule: Schedule) -> tuple[Schedule, Margin]:

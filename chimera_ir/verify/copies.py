@@ -4,14 +4,17 @@ The newest version of a stage is one copy, every stashed one another, from its `
 follows from the readers alone: behind a step the version that it made, and those older ones that are still read.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import itemgetter
 
 from chimera_ir.diagnostics.catalogue.program import TooManyCopies
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Stage, Version
-from chimera_ir.ir.levels import Program
-from chimera_ir.ir.ops import Backward, Drop, Forward, Instruction, Stash, Step
+from chimera_ir.ir.levels import Parts, Program
+from chimera_ir.ir.ops import Drop, Instruction, Stash, Step
 from chimera_ir.ir.text.printer import line
 
 Lane = tuple[Instruction, ...]
@@ -35,15 +38,15 @@ def copies(program: Program) -> tuple[int, ...]:
         return tuple(map(len, program.header.stages_of))
     return tuple(
         sum(found.get(stage, _ONE).copies for stage in stages)
-        for found, stages in zip(map(kept, program.lanes), program.header.stages_of, strict=True)
+        for found, stages in zip(map(kept, program.parts), program.header.stages_of, strict=True)
     )
 
 
-def kept(lane: Lane) -> dict[Stage, Peak]:
+def kept(parts: Parts) -> dict[Stage, Peak]:
     """The peak of every stage that is ever stashed in a lane."""
     stashed: dict[Stage, dict[Version, None]] = {}
     found: dict[Stage, Peak] = {}
-    for place, each in enumerate(lane):
+    for place, each in parts.updates:
         if isinstance(each, Drop):
             stashed.get(each.stage, {}).pop(each.version, None)
         elif isinstance(each, Stash):
@@ -54,26 +57,34 @@ def kept(lane: Lane) -> dict[Stage, Peak]:
     return found
 
 
-def needed(lane: Lane) -> dict[Stage, int]:
+def needed(parts: Parts) -> dict[Stage, int]:
     """The copies that the readers of every stage need: the most behind any of its steps."""
-    last = last_reads(lane)
-    alive: dict[Stage, list[Version]] = {}
-    found: dict[Stage, int] = {}
-    for place, each in enumerate(lane):
+    last = last_reads(parts)
+    steps: dict[Stage, list[tuple[int, Version]]] = {}
+    for place, each in parts.updates:
         if isinstance(each, Step) and each.version is not None:
-            older = [*alive.get(each.stage, ()), Version(each.version - 1)]
-            alive[each.stage] = [version for version in older if last.get((each.stage, version), place) > place]
-            found[each.stage] = max(found.get(each.stage, 1), 1 + len(alive[each.stage]))
-    return found
-
-
-def last_reads(lane: Lane) -> dict[tuple[Stage, Version], int]:
-    """The place of the last operation that reads a version of a stage."""
+            steps.setdefault(each.stage, []).append((place, Version(each.version - 1)))
     return {
-        (each.stage, each.version): place
-        for place, each in enumerate(lane)
-        if isinstance(each, Forward | Backward) and each.version is not None
+        stage: 1 + _most(own, {version: last.get((stage, version), -1) for _, version in own})
+        for stage, own in steps.items()
     }
+
+
+def _most(steps: list[tuple[int, Version]], last: dict[Version, int]) -> int:
+    """How many versions that steps have superseded are still read behind one of them at most.
+
+    Each is, from the step that supersedes it to the one before its last reader.
+    """
+    changes = [0] * (len(steps) + 1)
+    for number, (_, version) in enumerate(steps):
+        changes[number] += 1
+        changes[max(number, bisect_left(steps, last[version], key=itemgetter(0)))] -= 1
+    return max(accumulate(changes))
+
+
+def last_reads(parts: Parts) -> dict[tuple[Stage, Version], int]:
+    """The place of the last operation that reads a version of a stage."""
+    return {(each.stage, each.version): place for place, each in parts.computes if each.version is not None}
 
 
 def surplus(program: Program) -> Iterator[Diagnostic]:
@@ -85,18 +96,19 @@ def surplus(program: Program) -> Iterator[Diagnostic]:
         Without errors by the rule "versions", its updates enough to show the steady state: the first and the last keep
         versions that only more updates would read.
     """
-    for worker, lane in enumerate(program.lanes):
-        enough = needed(lane)
-        for stage, peak in kept(lane).items():
+    for worker, (lane, parts) in enumerate(zip(program.lanes, program.parts, strict=True)):
+        enough = needed(parts)
+        for stage, peak in kept(parts).items():
             number = enough.get(stage, 1)
             if peak.copies > number:
                 origin = lane[peak.place].origin
-                yield TooManyCopies(origin, worker, stage, peak.copies, number, _advice(lane, stage, peak))
+                yield TooManyCopies(
+                    origin, worker, stage, peak.copies, number, _advice(lane, last_reads(parts), stage, peak)
+                )
 
 
-def _advice(lane: Lane, stage: Stage, peak: Peak) -> str:
+def _advice(lane: Lane, last: Mapping[tuple[Stage, Version], int], stage: Stage, peak: Peak) -> str:
     """What brings a peak down that is too high: of its versions one was kept in vain, or too long, or too early."""
-    last = last_reads(lane)
     for version in peak.stashed:
         stash, drop, end = Stash(stage, version), line(Drop(stage, version)), last.get((stage, version), -1)
         step = _step_behind(lane, lane.index(stash), stage)

@@ -59,8 +59,8 @@ class Holdings:
 
 def holdings(program: Program) -> Iterator[Holdings]:
     """What each worker of a program without errors holds."""
-    for stages, lane, parts in zip(program.header.stages_of, program.lanes, program.parts, strict=True):
-        peaks = kept(lane)
+    for stages, parts in zip(program.header.stages_of, program.parts, strict=True):
+        peaks = kept(parts)
         yield Holdings(
             fullest=_fullest(_moments(program.header, stages, parts.computes.lines)),
             copies=tuple((stage, peaks[stage].copies if stage in peaks else 1) for stage in stages),

@@ -12,7 +12,7 @@ missing; without them an order in which no wait blocks is one still.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 
 from chimera_ir.diagnostics.catalogue.repeats import BreaksTurn, NoTurn, StateDiffers
 from chimera_ir.diagnostics.model import Diagnostic
@@ -75,11 +75,8 @@ def state_repeats(program: Program) -> Iterator[Diagnostic]:
 def _start(header: Header, turn: Body) -> int:
     """How many instructions of a lane come before its body."""
     each_turn = updates_a_turn(header)
-    count = 0
-    for number in turns(header, turn, header.updates):
-        if number >= turn.turn:
-            break
-        for instruction in turn.instructions:
-            first, _, of_updates = extent(instruction)
-            count += first + (number - turn.turn) * (each_turn if of_updates else header.period) >= 0
-    return count
+    firsts = [
+        (first, each_turn if of_updates else header.period) for first, _, of_updates in map(extent, turn.instructions)
+    ]
+    before = takewhile(lambda number: number < turn.turn, turns(header, turn, header.updates))
+    return sum(first + (number - turn.turn) * step >= 0 for number in before for first, step in firsts)

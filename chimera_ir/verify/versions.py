@@ -7,7 +7,9 @@ until it is dropped. That it keeps no more of them than its operations need is t
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from heapq import merge
 from itertools import islice
+from operator import itemgetter
 
 from chimera_ir.diagnostics.catalogue.program import (
     AfterStep,
@@ -41,8 +43,8 @@ def versions(program: Program) -> Iterator[Diagnostic]:
         if not program.header.asynchronous:
             yield from _one_version(worker, program.parts[number])
             continue
-        yield from _Walk(program.header, worker, lane).mistakes()
-        yield from _differing(lane)
+        yield from _Walk(program.header, worker, lane, program.parts[number]).mistakes()
+        yield from _differing(program.parts[number])
 
 
 def _one_version(worker: Worker, parts: Parts) -> Iterator[Diagnostic]:
@@ -61,13 +63,14 @@ def _one_version(worker: Worker, parts: Parts) -> Iterator[Diagnostic]:
             yield AfterStep(operation.origin, worker, line(operation), operation.stage, origin)
 
 
-def _differing(lane: Lane) -> Iterator[Diagnostic]:
+def _differing(parts: Parts) -> Iterator[Diagnostic]:
     """Backwards that do not read what their forwards read."""
     forwards: dict[tuple[Micro, Stage], Forward] = {}
-    for each in lane:
+    for each in parts.computes.lines:
         if isinstance(each, Forward):
-            forwards.update(((micro, each.stage), each) for micro in each.micros)
-        elif isinstance(each, Backward):
+            for micro in each.micros:
+                forwards[micro, each.stage] = each
+        else:
             found = (forwards[micro, each.stage] for micro in each.micros)
             other = next((forward for forward in found if forward.version != each.version), None)
             if other is not None:
@@ -77,21 +80,22 @@ def _differing(lane: Lane) -> Iterator[Diagnostic]:
 class _Walk:
     """Walks along a lane, with the versions that are there."""
 
-    def __init__(self, header: Header, worker: Worker, lane: Lane) -> None:
+    def __init__(self, header: Header, worker: Worker, lane: Lane, parts: Parts) -> None:
         self._header = header
         self._worker = worker
         self._lane = lane
-        self._last = last_reads(lane)
-        self._steps = _first_places(lane, Step)
-        self._stashes = _first_places(lane, Stash)
-        self._drops = _first_places(lane, Drop)
+        self._lines = merge(parts.computes, parts.updates, key=itemgetter(0))
+        self._last = last_reads(parts)
+        self._steps = _first_places(parts, Step)
+        self._stashes = _first_places(parts, Stash)
+        self._drops = _first_places(parts, Drop)
         self._newest = {stage: Version(0) for stage in header.stages_of[worker]}
         self._stashed: set[_Weights] = set()
         self._lacking: set[_Weights] = set()
 
     def mistakes(self) -> Iterator[Diagnostic]:
         """What reads a version that is not there, and the lines that keep versions wrongly; each version once."""
-        for place, each in enumerate(self._lane):
+        for place, each in self._lines:
             match each:
                 case Step(stage):
                     self._newest[stage] = Version(self._newest[stage] + 1)
@@ -166,9 +170,9 @@ class _Walk:
         return RedundantLine(each.origin, self._worker, line(each), reason, others)
 
 
-def _first_places(lane: Lane, kind: type[Step | Stash | Drop]) -> dict[_Weights, int]:
+def _first_places(parts: Parts, kind: type[Step | Stash | Drop]) -> dict[_Weights, int]:
     found: dict[_Weights, int] = {}
-    for place, each in enumerate(lane):
+    for place, each in parts.updates:
         if isinstance(each, kind) and each.version is not None:
             found.setdefault((each.stage, each.version), place)
     return found

@@ -14,6 +14,7 @@ from chimera_ir.cost.cycles import Waits, critical
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.precedence import precede
 from chimera_ir.cost.simulate import Timeline, simulate
+from chimera_ir.cost.turn import fold
 from chimera_ir.ir.ids import Micro, Stage, Version, Worker
 from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.ir.ops import Backward, Forward
@@ -42,7 +43,8 @@ def uneven(lag: int, updates: int = 10) -> Schedule:
 
 def unit_length(schedule: Schedule) -> Fraction:
     precedence = precede(schedule)
-    return update_length(schedule.header, precedence, [1] * len(precedence.operations))
+    turn = fold(precedence, schedule.header.period)
+    return update_length(schedule.header, precedence, [1] * len(precedence.operations), turn)
 
 
 @pytest.mark.parametrize("D", [1, 2, 3, 4, 8, 16])
