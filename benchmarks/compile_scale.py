@@ -1,14 +1,15 @@
 """How compiling grows with the schedule, beside torch.distributed.pipelining's lowering of the same operations.
 
-    .venv/bin/python benchmarks/compile_scale.py [--runs 5] [--large]
+    .venv/bin/python benchmarks/compile_scale.py [--runs 5] [--large] [--markdown docs/benchmarks.md]
 
 Ours is all of it: from the text of a library scheme to a verified program with its report, no files. Theirs is the
 lowering of a given order of operations alone (``_add_unshard_reshard``, ``_add_reduce_grad``, ``_add_send_recv``, as
 ``_prepare_schedule_with_comms`` calls them), which verifies nothing.
 
-Each measurement is a process of its own that reports the time of the work without imports, and its peak memory; the
-two take turns, and the first round is thrown away. The exponent is that of the least-squares line through the
-logarithms of size and median time, over the sizes of at least 4,096 operations: below, what does not grow counts.
+Each measurement is a process of its own that reports the CPU time of the work without imports, and its peak memory;
+they take turns, and the first round is thrown away. An exponent is the slope of the least-squares line through the
+logarithms of operations and median time: over all sizes, and over those of at least 4,096 operations, for below what
+does not grow counts. ``--large`` goes on to a million operations, measured once; theirs is left out there.
 """
 
 import argparse
@@ -19,12 +20,26 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paired import ratio
+from tables import circumstances, put, table
 
 SIZES = ((4, 4), (8, 32), (16, 128), (32, 64), (32, 256), (64, 256), (64, 1024))
 LARGE = ((64, 4096), (64, 8192))
 FITTED = 4096
+THEIRS = "torch"
+SCHEMES = ("dapple", "chimera")
+
+
+class Run(NamedTuple):
+    """CPU seconds, and peak memory in bytes; of ours also the nodes of the DAG."""
+
+    seconds: float
+    peak: int
+    nodes: int
 
 
 def ours(scheme: str) -> Callable[[int, int], Callable[[], object]]:
@@ -38,10 +53,8 @@ def ours(scheme: str) -> Callable[[int, int], Callable[[], object]]:
         request = Request(library.source(scheme), settings, max_operations=10_000_000)
 
         def work() -> object:
-            report = None
-            for level, value in compile_scheme(request, lambda _: None):
-                report = value if level is Level.REPORT else report
-            return report
+            levels = dict(compile_scheme(request, lambda _: None))
+            return levels[Level.SCHEDULE]
 
         return work
 
@@ -75,66 +88,102 @@ def theirs(depth: int, micro_batches: int) -> Callable[[], object]:
     return work
 
 
-SYSTEMS: dict[str, Callable[[int, int], Callable[[], object]]] = {
-    "dapple": ours("dapple"),
-    "chimera": ours("chimera"),
-    "torch 1F1B": theirs,
+SYSTEMS: Mapping[str, Callable[[int, int], Callable[[], object]]] = {
+    **{scheme: ours(scheme) for scheme in SCHEMES},
+    THEIRS: theirs,
 }
 
 
 def one(system: str, depth: int, micro_batches: int) -> None:
     """Measures once, in this process."""
     work = SYSTEMS[system](depth, micro_batches)
-    begin = time.perf_counter()
-    work()
-    seconds = time.perf_counter() - begin
+    begin = time.process_time()
+    result = work()
+    seconds = time.process_time() - begin
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps({"seconds": seconds, "peak": peak}))
+    print(json.dumps([seconds, peak, 0 if system == THEIRS else nodes(result)]))
 
 
-def measured(system: str, size: tuple[int, int]) -> tuple[float, float]:
-    """Seconds and peak memory in bytes of one run."""
+def nodes(schedule: Any) -> int:
+    """The nodes of a schedule's DAG, sums and steps included."""
+    from chimera_ir.graph.build import build
+
+    return len(build(schedule))
+
+
+def measured(system: str, size: tuple[int, int]) -> Run:
+    """One run in a process of its own."""
     command = [sys.executable, __file__, "--one", system, *map(str, size)]
-    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return found["seconds"], found["peak"]
+    return Run(*json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
 
 
-def exponent(points: list[tuple[int, float]]) -> float:
+def exponent(points: Sequence[tuple[int, float]]) -> float:
     """The slope of the line through the logarithms."""
     xs, ys = [math.log(size) for size, _ in points], [math.log(time) for _, time in points]
     return statistics.linear_regression(xs, ys).slope
 
 
+def rows(size: tuple[int, int], rounds: Sequence[Mapping[str, Run]]) -> list[list[str]]:
+    """A row for each scheme."""
+    found: list[list[str]] = []
+    for scheme in SCHEMES:
+        mine, their = [each[scheme] for each in rounds], [each[THEIRS] for each in rounds if THEIRS in each]
+        beside = ["", "", ""]
+        if their:
+            against = ratio([run.seconds for run in mine], [run.seconds for run in their])
+            beside = [f"{_middle(their):.2f}", str(against), f"{max(run.peak for run in their) / 2**30:.2f}"]
+        counts = [f"{2 * size[0] * size[1]:,}", f"{mine[0].nodes:,}"]
+        peak = f"{max(run.peak for run in mine) / 2**30:.2f}"
+        found.append([scheme, *map(str, size), *counts, f"{_middle(mine):.2f}", *beside[:2], peak, beside[2]])
+    return found
+
+
+def _middle(runs: Sequence[Run]) -> float:
+    return statistics.median(run.seconds for run in runs)
+
+
+def growth(points: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+    """The exponents of all systems."""
+    told = []
+    for system, its in points.items():
+        fitted = [point for point in its if point[0] >= FITTED]
+        told.append(
+            f"{system} {exponent(its):.2f} over all sizes, {exponent(fitted):.2f} from {FITTED:,} operations on"
+        )
+    return "Time grows with the operations to the power of: " + "; ".join(told) + "."
+
+
 def main() -> None:
-    """Measures all sizes and prints the table."""
+    """Measures all sizes and prints the table, or writes it into a page."""
     parser = argparse.ArgumentParser(description="How compiling grows with the schedule.")
     parser.add_argument("--runs", type=int, default=5, help="runs whose median counts [default: 5]")
     parser.add_argument(
-        "--large", action="store_true", help="also up to a million operations; theirs is left out there"
+        "--large", action="store_true", help="also up to a million operations, once; theirs is left out there"
     )
+    parser.add_argument("--markdown", type=Path, metavar="PAGE", help="write the table between the page's marks")
     parser.add_argument("--one", nargs=3, metavar=("SYSTEM", "D", "N"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         one(options.one[0], int(options.one[1]), int(options.one[2]))
         return
-    medians: dict[str, list[tuple[int, float]]] = {system: [] for system in SYSTEMS}
-    print(f"{'D':>4} {'N':>5} {'operations':>11}" + "".join(f"{system:>24}" for system in SYSTEMS) + "   dapple/torch")
+    points: dict[str, list[tuple[int, float]]] = {system: [] for system in SYSTEMS}
+    listed: list[list[str]] = []
     for size in (*SIZES, *(LARGE if options.large else ())):
-        operations = 2 * size[0] * size[1]
-        systems = [system for system in SYSTEMS if size not in LARGE or system != "torch 1F1B"]
-        rounds = [{system: measured(system, size) for system in systems} for _ in range(options.runs + 1)][1:]
-        row = f"{size[0]:>4} {size[1]:>5} {operations:>11,}"
+        systems = SCHEMES if size in LARGE else tuple(SYSTEMS)
+        rounds = [
+            {system: measured(system, size) for system in systems}
+            for _ in range(1 if size in LARGE else options.runs + 1)
+        ]
+        rounds = rounds[1:] or rounds
         for system in systems:
-            middle = statistics.median(each[system][0] for each in rounds)
-            peak = max(each[system][1] for each in rounds)
-            medians[system].append((operations, middle))
-            row += f"{middle:>14.3f} s {peak / 2**30:>4.2f} GiB"
-        if "torch 1F1B" in systems:
-            ratio = statistics.median(each["dapple"][0] / each["torch 1F1B"][0] for each in rounds)
-            row += f"{ratio:>15.2f}"
-        print(row, flush=True)
-    for system, points in medians.items():
-        print(f"{system}: grows with the operations to the power {exponent([p for p in points if p[0] >= FITTED]):.2f}")
+            points[system].append((2 * size[0] * size[1], _middle([each[system] for each in rounds])))
+        listed += rows(size, rounds)
+        print(*("  ".join(row) for row in listed[-len(SCHEMES) :]), sep="\n", file=sys.stderr, flush=True)
+    heads = ("", "D", "N", "operations", "DAG nodes", "CPU, s", "torch, s", "ours / torch", "peak, GiB", "torch, GiB")
+    text = "\n\n".join([circumstances(), table(heads, listed), growth(points)])
+    print(text)
+    if options.markdown is not None:
+        put(options.markdown, "compile", text)
 
 
 if __name__ == "__main__":
