@@ -56,6 +56,10 @@ class Body:
     rings: Mapping[Shelf, Ring]
 
 
+_TALK = (Send, Recv, WaitSend, WaitRecv)
+_COMPUTE = (Forward, Backward)
+
+
 def updates_a_turn(header: Header) -> int:
     """How many updates a turn makes."""
     return header.period // header.per_update
@@ -63,17 +67,14 @@ def updates_a_turn(header: Header) -> int:
 
 def extent(instruction: Instruction) -> Extent:
     """What an instruction is about: where that is left out, so is the instruction."""
-    match instruction:
-        case Forward(micros=micros) | Backward(micros=micros):
-            pass
-        case Send(message) | Recv(message) | WaitSend(message) | WaitRecv(message):
-            micros = message.micros
-        case AllReduce(version=version) | WaitAllReduce(version=version) | Step(version=version):
-            return Extent((version or 0) - 1, (version or 0) - 1, of_updates=True)
-        case Stash(version=version) | Drop(version=version):
-            return Extent(version, version, of_updates=True)
-        case _:
-            assert_never(instruction)
+    if isinstance(instruction, _TALK):
+        micros = instruction.message.micros
+    elif isinstance(instruction, _COMPUTE):
+        micros = instruction.micros
+    elif isinstance(instruction, Stash | Drop):
+        return Extent(instruction.version, instruction.version, of_updates=True)
+    else:
+        return Extent((instruction.version or 0) - 1, (instruction.version or 0) - 1, of_updates=True)
     first = micros[0]
     return Extent(first, first, False) if len(micros) == 1 else Extent(min(micros), max(micros), False)
 
