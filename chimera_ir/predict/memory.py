@@ -60,7 +60,7 @@ class _Worker:
             weights=sum(copies * stages[stage].weights for stage, copies in held.copies),
             gradients=sum(stages[stage].gradients for stage, _ in held.copies),
             optimizer=sum(stages[stage].optimizer for stage, _ in held.copies),
-            messages=sending + self._receive_buffers(each for _, each in parts.messages if isinstance(each, Recv)),
+            messages=sending + self._receive_buffers(parts.recvs.lines),
             activations=max(map(self._moment, held.fullest), default=0),
         )
 
