@@ -112,17 +112,17 @@ def retargeted(program: Program, each: Instruction) -> Iterator[tuple[str, Instr
         if hasattr(each, "message"):
             for end in ("source", "target"):
                 if getattr(each.message, end) != stage:
-                    yield "stage", replace(each, message=replace(each.message, **{end: Stage(stage)}))
+                    yield "stage", replace(each, message=each.message._replace(**{end: Stage(stage)}))
     if isinstance(each, AllReduce | WaitAllReduce | Step | Stash | Drop):
         return
     for micros in regrouped(each.message.micros if hasattr(each, "message") else each.micros):
         if hasattr(each, "message"):
-            yield "micro", replace(each, message=replace(each.message, micros=micros))
+            yield "micro", replace(each, message=each.message._replace(micros=micros))
         else:
             yield "micro", replace(each, micros=micros)
     for micro in range(-1, header.micro_batches + 1):
         if hasattr(each, "message") and each.message.micros != (micro,):
-            yield "micro", replace(each, message=replace(each.message, micros=(Micro(micro),)))
+            yield "micro", replace(each, message=each.message._replace(micros=(Micro(micro),)))
         if hasattr(each, "micros") and each.micros != (micro,):
             yield "micro", replace(each, micros=(Micro(micro),))
 
