@@ -8,19 +8,19 @@ from typing import NoReturn
 
 import click
 
-from chimera_ir import __version__, cache, library, output, progress
+from chimera_ir import __version__, cache, library, output, progress, texts
 from chimera_ir.answer import Answer, produce
 from chimera_ir.command import WRONG_TEXT, Misuse, appearance, parse_settings, run, write
 from chimera_ir.cost.model import KINDS, Costs
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.diagnostics.render import render, render_all
-from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.driver import MAX_OPERATIONS, Level, Request, TooLarge
 from chimera_ir.elaborate.settings import SettingError
 from chimera_ir.forecast import forecast_options, read_forecast
 from chimera_ir.predict.prediction import Forecast
 from chimera_ir.profile.choose import Unfit
-from chimera_ir.source import Source
+from chimera_ir.syntax.ast import SyncMode
+from chimera_ir.syntax.change import Change
 
 
 def _costs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> Costs:
@@ -62,6 +62,10 @@ def _list(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     metavar="KIND=VALUE",
     help="Cost of F, B, I or W per micro-batch.",
 )
+@click.option("--recompute", is_flag=True, help="Every stage keeps only its input, and runs its forward again.")
+@click.option(
+    "--sync", type=click.Choice([mode.value for mode in SyncMode]), help="When every stage's gradients are summed."
+)
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="Output directory [default: ./<scheme>.out]."
 )
@@ -79,6 +83,8 @@ def compile_command(
     scheme: str,
     settings: dict[str, int],
     costs: Costs,
+    recompute: bool,
+    sync: str | None,
     out: Path | None,
     emit: str | None,
     max_operations: int,
@@ -92,10 +98,13 @@ def compile_command(
     Exit status: 0 compiled and verified, 1 something is wrong in the text, 2 on the command line, 70 in the compiler;
     130 interrupted.
     """
-    source = _source(scheme)
+    source = texts.scheme_or_ir(scheme)
     if source.name.endswith(".sir") and settings:
         raise Misuse("--set: an IR text has no parameters to set; set them when you compile its scheme")
-    request, wanted = Request(source, settings, costs, max_operations), Level(emit) if emit else None
+    change = Change(recompute, SyncMode(sync) if sync else None)
+    if source.name.endswith(".sir") and change != Change():
+        raise Misuse("--recompute, --sync: an IR text says both itself; ask for them when you compile its scheme")
+    request, wanted = Request(source, settings, costs, max_operations, change), Level(emit) if emit else None
     color = sys.stderr.isatty()
     try:
         forecast = read_forecast(given)
@@ -133,29 +142,6 @@ def _compiled(request: Request, wanted: Level | None, color: bool, forecast: For
         _say(warnings)
         raise
     return Answer(tuple(warnings), shown, written)
-
-
-def _source(scheme: str) -> Source:
-    """The text that SCHEME names: a file if it looks like one, else a scheme of the library."""
-    path = Path(scheme)
-    if path.suffix in (".chim", ".sir") or len(path.parts) > 1:
-        return _read(path)
-    if scheme in library.names():
-        return library.source(scheme)
-    guess = closest(scheme, library.names())
-    advice = f"did you mean {guess}?" if guess else f"there are {', '.join(library.names())}"
-    raise Misuse(f"no library scheme is called '{scheme}' ({advice}); a file ends in .chim or .sir")
-
-
-def _read(path: Path) -> Source:
-    if path.suffix not in (".chim", ".sir"):
-        raise Misuse(f"{path}: a scheme ends in .chim, an IR text in .sir")
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        hint = f"; for the library scheme write {path.stem}" if path.stem in library.names() else ""
-        raise Misuse(f"{path}: {error.strerror}{hint}") from error
-    return Source(str(path), data.decode("utf-8", errors="replace").removeprefix("\ufeff"))
 
 
 def _say(warnings: Iterable[str]) -> None:

@@ -21,6 +21,7 @@ from chimera_ir.lower.order import order
 from chimera_ir.picture import svg
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
+from chimera_ir.syntax.change import Change
 from chimera_ir.syntax.parser import parse
 from chimera_ir.verify.erase import schedule_of
 from chimera_ir.verify.verify import Verified, verify_plan, verify_program, verify_schedule
@@ -42,12 +43,13 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to compile: a text, the parameters and costs that the user set, and a limit on its size."""
+    """What to compile: a text, the parameters, costs and clauses that the user set, and a limit on its size."""
 
     source: Source
     settings: Mapping[str, int] = field(default_factory=dict)
     costs: Costs = field(default_factory=Costs)
     max_operations: int = MAX_OPERATIONS
+    change: Change = field(default_factory=Change)
 
 
 class TooLarge(Exception):
@@ -89,7 +91,7 @@ def compile_scheme(request: Request, warn: Warn) -> Iterator[Result]:
 
 
 def _from_scheme(request: Request, warn: Warn) -> Iterator[Result]:
-    scheme: Scheme = parse(request.source)
+    scheme: Scheme = request.change.of(parse(request.source))
     yield Level.AST, scheme
     plan, remarks = elaborate(scheme, request.settings, request.max_operations)
     _pass_on(remarks, warn)
@@ -154,7 +156,8 @@ def _baseline(schedule: Schedule, request: Request) -> Schedule:
     what = f"the baseline of the report, on {workers:,} workers with {micro_batches:,} micro-batches,"
     _limit(what, 2 * workers * micro_batches, request.max_operations)
     source, settings = library.baseline(workers, micro_batches)
-    if request.source.text == source.text and dict(schedule.header.parameters) == settings:
+    plain = request.source.text == source.text and request.change == Change()
+    if plain and dict(schedule.header.parameters) == settings:
         return schedule
     plan, _ = elaborate(parse(source), settings, request.max_operations)
     return order(plan)

@@ -6,10 +6,10 @@ from typing import TypeVar
 
 import click
 
+from chimera_ir import texts
 from chimera_ir.command import Misuse
 from chimera_ir.predict.prediction import Forecast
-from chimera_ir.profile.choose import read_both
-from chimera_ir.source import Source
+from chimera_ir.profile.choose import Inputs, read_both
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
@@ -49,8 +49,9 @@ def read_forecast(given: Mapping[str, Path | int | str | None]) -> Forecast | No
     match given:
         case {"profile": Path() as profile, "cluster": Path() as cluster, "micro_batch_size": int(size)}:
             copies, layout = given["copies"], given["layout"]
-            inputs = read_both(_read("--profile", profile), _read("--cluster", cluster))
-            return Forecast(inputs, copies if isinstance(copies, int) else 1, size, layout == "replica")
+            return Forecast(
+                read_inputs(profile, cluster), copies if isinstance(copies, int) else 1, size, layout == "replica"
+            )
         case _ if any(value is not None for value in given.values()):
             named = ", ".join(f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None)
             raise Misuse(f"{named}: a prediction needs --profile, --cluster and --micro-batch-size together")
@@ -58,9 +59,6 @@ def read_forecast(given: Mapping[str, Path | int | str | None]) -> Forecast | No
             return None
 
 
-def _read(option: str, path: Path) -> Source:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise Misuse(f"{option} {path}: {error.strerror}") from error
-    return Source(str(path), data.decode("utf-8", errors="replace").removeprefix("\ufeff"))
+def read_inputs(profile: Path, cluster: Path) -> Inputs:
+    """The profile and the cluster that the options of these names give; errors as in `read_forecast`."""
+    return read_both(texts.read(profile, "--profile"), texts.read(cluster, "--cluster"))

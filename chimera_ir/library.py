@@ -1,6 +1,7 @@
 """The library: schemes that come with the compiler, each a text file, and which of them reports compare with."""
 
 import tomllib
+from dataclasses import dataclass
 
 from chimera_ir import resources
 from chimera_ir.source import Source
@@ -8,6 +9,14 @@ from chimera_ir.syntax.parser import parse
 from chimera_ir.syntax.printer import show_expression
 
 _ENDING = ".chim"
+
+
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """How the parameters are called that say how many stages and micro-batches there are: the paper's D and N."""
+
+    stages: str
+    micro_batches: str
 
 
 def names() -> tuple[str, ...]:
@@ -42,3 +51,9 @@ def baseline(workers: int, micro_batches: int) -> tuple[Source, dict[str, int]]:
     """The scheme that reports compare with, and the settings that give it a size."""
     table = tomllib.loads((resources.schemes() / "library.toml").read_text(encoding="utf-8"))["baseline"]
     return source(table["scheme"]), {table["workers"]: workers, table["micro_batches"]: micro_batches}
+
+
+def letters() -> Letters:
+    """The parameters by which a scheme is fitted to a model and a mini-batch."""
+    table = tomllib.loads((resources.schemes() / "library.toml").read_text(encoding="utf-8"))["letters"]
+    return Letters(table["stages"], table["micro_batches"])

@@ -33,7 +33,7 @@ IMPORTS = {
     "codegen": {"ir", "resources", "verify"},
     "profile": {"diagnostics", "source"},
     "predict": {"cost", "ir", "graph", "profile", "verify"},
-    "forecast": {"command", "predict", "profile", "source"},
+    "forecast": {"command", "predict", "profile", "texts"},
     "measure": {"profile", "output"},
     "trace": {"predict", "profile", "cost", "ir", "picture", "diagnostics", "source"},
     "library": {"source", "resources", "syntax"},
@@ -43,6 +43,15 @@ IMPORTS = {
     },
     "survey": {"driver", "library", "resources", "source", "diagnostics", "syntax", "elaborate", "cost"},
     "command": set(),
+    "texts": {"command", "diagnostics", "library", "source"},
+    "plan": {
+        *("library", "source", "diagnostics", "syntax", "elaborate", "ir", "lower", "verify", "cost", "profile"),
+        "predict",
+    },
+    "planner": {
+        *("plan", "forecast", "library", "progress", "texts", "command", "source", "diagnostics", "syntax"),
+        *("elaborate", "profile", "__version__"),
+    },
     "tables": {"survey", "command", "__version__"},
     "profiler": {"measure", "profile", "command", "output", "resources", "__version__"},
     "tracer": {"trace", "command", "output", "__version__"},
@@ -51,7 +60,7 @@ IMPORTS = {
     "progress": {"driver"},
     "cli": {
         *("answer", "cache", "progress", "driver", "output", "library", "source", "diagnostics", "elaborate", "cost"),
-        *("command", "forecast", "predict", "profile", "__version__"),
+        *("command", "forecast", "predict", "profile", "texts", "__version__"),
     },
     "__init__": set(),
 }
@@ -127,7 +136,7 @@ def test_the_code_generator_sees_of_verification_only_its_type() -> None:
     ("name", "homes"),
     [
         ("networkx", {"graph"}),
-        ("click", {"cli", "command", "forecast", "tables", "profiler", "tracer"}),
+        ("click", {"cli", "command", "forecast", "planner", "tables", "profiler", "tracer"}),
         ("torch", {"measure"}),
         ("runtime", {"measure"}),
         ("support", {"measure"}),

@@ -15,7 +15,7 @@ from chimera_ir.elaborate.versions import readings, torn
 from chimera_ir.ir.levels import Header, Pipe, Plan, Planned
 from chimera_ir.syntax import ast
 
-__all__ = ["elaborate", "parameter_names"]
+__all__ = ["elaborate", "outline", "parameter_names"]
 
 
 def elaborate(
@@ -48,13 +48,26 @@ def elaborate(
     >>> plan.header.workers, plan.header.micro_batches, len(plan.operations)
     (3, 4, 12)
     """
+    outlined, parts, known, warnings = _outlined(scheme, settings, max_operations)
+    return Plan(outlined, tuple(_planned(parts, outlined.pipes, known))), warnings
+
+
+def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int) -> Header:
+    """What `elaborate` would say first, without a look at the operations; errors as there, but for those in them."""
+    header, _, _, _ = _outlined(scheme, settings, max_operations)
+    return header
+
+
+def _outlined(
+    scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int
+) -> tuple[Header, tuple[Shape, ...], Globals, tuple[Diagnostic, ...]]:
+    """The header, with what the operations follow from: the pipes as long as they are elaborated, and the names."""
     require_settable(scheme, settings)
     warnings = raise_errors(check(scheme))
     known = evaluate_globals(scheme, settings)
     found = shapes(scheme, known, max_operations)
     part = Part(found) if known.per_update is None else unrolled(found, known.per_update, max_operations)
     pipes = place(part.shapes, known)
-    planned = tuple(_planned(part.shapes, pipes, known))
     stages = len(found[0].stage_range)
     header = Header(
         scheme=scheme.name.text,
@@ -69,7 +82,7 @@ def elaborate(
         updates=part.updates,
         period=part.period,
     )
-    return Plan(header, planned), warnings
+    return header, part.shapes, known, warnings
 
 
 def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], known: Globals) -> list[Planned]:

@@ -26,7 +26,7 @@ from chimera_ir.ir.levels import Program, Schedule
 from chimera_ir.ir.ops import Compute, Instruction, Recv, Send, WaitRecv, WaitSend
 from chimera_ir.lower.buffers import rings, slots
 from chimera_ir.lower.comm import Traffic, communicate
-from chimera_ir.lower.margin import Margin, widened
+from chimera_ir.lower.margin import Margin, Middle, widened
 from chimera_ir.lower.sync import Duration, Insertions, synchronise
 from chimera_ir.lower.updates import update
 
@@ -69,7 +69,21 @@ def lower(schedule: Schedule, ahead: int = 1, duration: Duration = _alike) -> Pr
     )
 
 
-def _streaming(schedule: Schedule, ahead: int, duration: Duration, margin: Margin) -> Iterator[list[Instruction]]:
+def sketch(schedule: Schedule, duration: Duration = _alike) -> Program:
+    """As `lower`, but sooner for an asynchronous schedule: to see how much time and memory it takes, not to be run.
+
+    Only the half in the middle has messages; there everything stands where it stands in the steady state.
+    """
+    if not schedule.header.asynchronous:
+        return lower(schedule, duration=duration)
+    middle = Middle(schedule.header)
+    lanes = _streaming(schedule, 1, duration, middle)
+    return Program(schedule.header, tuple(tuple(each for each in lane if middle.keeps(each)) for lane in lanes))
+
+
+def _streaming(
+    schedule: Schedule, ahead: int, duration: Duration, margin: Margin | Middle
+) -> Iterator[list[Instruction]]:
     """The lanes with their margins."""
     traffics = communicate(schedule, ahead)
     updates = update(schedule, margin.durations(duration))

@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Compute, Instruction
+from chimera_ir.ir.ops import Compute, Instruction, Recv, Send, WaitRecv, WaitSend
 from chimera_ir.ir.turns import Body, body, extent, later, moved, unroll, updates_a_turn
 from chimera_ir.lower.sync import Duration
+
+_TALK = (Send, Recv, WaitSend, WaitRecv)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,25 @@ class Margin:
             if start <= first and last < start + count:
                 found.append(moved(instruction, -micros, -updates))
         return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Middle:
+    """The half in the middle of an asynchronous instance, in which it is in its steady state."""
+
+    header: Header
+
+    def within(self, micro: Micro) -> bool:
+        """Whether a micro-batch belongs to it."""
+        return self.header.micro_batches <= 4 * micro < 3 * self.header.micro_batches
+
+    def durations(self, duration: Duration) -> Duration:
+        """The durations, as they are."""
+        return duration
+
+    def keeps(self, instruction: Instruction) -> bool:
+        """Whether an instruction is no message, or one of that half."""
+        return not isinstance(instruction, _TALK) or self.within(instruction.message.micros[0])
 
 
 def widened(schedule: Schedule) -> tuple[Schedule, Margin]:

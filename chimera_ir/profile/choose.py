@@ -59,6 +59,20 @@ class Inputs:
             raise Unfit(_those((self.profile_source, in_profile), (self.cluster_source, in_cluster)))
         return timed.depths[wanted.stages]
 
+    def model(self) -> ModelProfile:
+        """The profile in seconds.
+
+        Raises
+        ------
+        Unfit
+            If it counts work, and the cluster does not say how long that takes.
+        """
+        timed = self._timed()
+        if timed is None:
+            span = Places(self.cluster_source.text).key(("cluster",))
+            raise Unfit(((self.cluster_source, (NoDevice(span),)),))
+        return timed
+
     def _timed(self) -> ModelProfile | None:
         if isinstance(self.profile, ModelProfile):
             return self.profile

@@ -1,0 +1,239 @@
+"""What a configuration is predicted to take: compiled as far as time and memory need it, then equation 1.
+
+What cannot fit is found early: by what stands on a worker before anything runs, then by the activations on top of that.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from chimera_ir.cost.model import Costs
+from chimera_ir.cost.simulate import ticks
+from chimera_ir.diagnostics.model import Rejected, raise_errors
+from chimera_ir.elaborate.elaborate import elaborate, outline
+from chimera_ir.ir.levels import Header, Program, Schedule
+from chimera_ir.ir.ops import Compute, Forward
+from chimera_ir.lower.lower import lower, sketch
+from chimera_ir.lower.order import order
+from chimera_ir.plan.space import Choice, LeftOut, Reason, Recomputation, refusal
+from chimera_ir.predict.equation import equation
+from chimera_ir.predict.memory import memory
+from chimera_ir.predict.replay import replay
+from chimera_ir.predict.setting import Setting
+from chimera_ir.predict.show import size
+from chimera_ir.profile.cluster import Cluster
+from chimera_ir.profile.costs import ModelProfile, Timing
+from chimera_ir.source import Source
+from chimera_ir.syntax.ast import Scheme
+from chimera_ir.syntax.parser import parse
+from chimera_ir.verify.verify import verify_plan, verify_schedule
+
+MODES = {
+    Recomputation.WHERE_NEEDED: (False, True),
+    Recomputation.ALWAYS: (True,),
+    Recomputation.NEVER: (False,),
+}
+"""What is tried until something fits: no more recomputation than the scheme says, or all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A configuration that fits: T of equation 1 in seconds, of an update; bytes by worker; its compute operations.
+
+    ``recomputes`` says whether any stage does; ``replayed`` is the time of the replay, where there was one.
+    """
+
+    choice: Choice
+    scheme: str
+    asynchronous: bool
+    recomputes: bool
+    equation: float
+    memory: tuple[int, ...]
+    operations: int
+    replayed: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The best that is known of the time of an update: that of the replay, else that of equation 1."""
+        return self.equation if self.replayed is None else self.replayed
+
+    @property
+    def throughput(self) -> float:
+        """Items per second."""
+        return self.choice.mini_batch / self.seconds
+
+
+Verdict = Judged | LeftOut
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Judges configurations on a cluster; texts that are ``trusted`` are not verified again."""
+
+    profile: ModelProfile
+    cluster: Cluster
+    replica_layout: bool
+    recomputation: Recomputation
+    max_operations: int
+    trusted: frozenset[Source]
+
+    @property
+    def available(self) -> int:
+        """Bytes that a worker has for the model."""
+        return self.cluster.memory - self.cluster.reserved
+
+    def setting(self, choice: Choice) -> Setting:
+        """What a configuration runs on."""
+        stages = self.profile.depths[choice.stages]
+        return Setting(stages, self.cluster, choice.copies, choice.micro_batch_size, self.replica_layout)
+
+    def all_of(self, choices: Sequence[Choice]) -> tuple[Verdict, ...]:
+        """Every configuration; where it does not fit without recomputation and that is allowed, with it."""
+        bench = _Bench(self)
+        return tuple(self._with_least(bench, choice) for choice in choices)
+
+    def first_of(self, choices: Sequence[Choice]) -> tuple[Verdict, ...]:
+        """Configurations in the order given until one fits: first all without recomputation, then all with it."""
+        bench, found = _Bench(self), list[Verdict]()
+        for again in MODES[self.recomputation]:
+            for choice in choices:
+                found.append(bench.verdict(_recomputing(choice, again)))
+                if isinstance(found[-1], Judged):
+                    return tuple(found)
+        return tuple(found)
+
+    def _with_least(self, bench: "_Bench", choice: Choice) -> Verdict:
+        found: Verdict | None = None
+        for again in MODES[self.recomputation]:
+            if found is None or (isinstance(found, LeftOut) and found.reason is Reason.MEMORY):
+                found = bench.verdict(_recomputing(choice, again))
+        assert found is not None
+        return found
+
+    def replayed(self, judged: Judged) -> Judged:
+        """The same, with the time of its replay."""
+        schedule = _Bench(self).schedule(judged.choice)
+        return replace(judged, replayed=replay(_lowered(schedule), self.setting(judged.choice)).seconds)
+
+
+def _recomputing(choice: Choice, again: bool) -> Choice:
+    return replace(choice, change=replace(choice.change, recompute=True)) if again else choice
+
+
+def _lowered(schedule: Schedule) -> Program:
+    """The program that a compilation gives, which knows no profile."""
+    _, duration = ticks(schedule.header, Costs())
+    return lower(schedule, duration=duration)
+
+
+class _Bench:
+    """Compiles one configuration after another, and keeps what the next may have in common with the last."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self._schemes: dict[Source, Scheme] = {}
+        self._last: tuple[object, tuple[tuple[Compute, ...], ...]] | None = None
+        self._program: tuple[object, Program] | None = None
+
+    def verdict(self, choice: Choice) -> Verdict:
+        """The prediction, or why there is none."""
+        try:
+            return self._verdict(choice)
+        except Rejected as rejected:
+            return refusal(rejected, choice.source, choice.settings, choice.micro_batch_size)
+
+    def _verdict(self, choice: Choice) -> Verdict:
+        setting = self._judge.setting(choice)
+        header = outline(self._scheme(choice), dict(choice.settings), self._judge.max_operations)
+        if (header.whole_micro_batches, header.stages) != (choice.micro_batches, choice.stages):
+            detail = f"it makes {header.whole_micro_batches} micro-batches of {choice.micro_batches}"
+            return LeftOut.of(choice, Reason.REFUSED, detail)
+        over = self._over(choice, _standing(header, setting), "at least ")
+        if over:
+            return over
+        schedule = self._schedule(choice, header)
+        over = self._over(choice, _least(schedule, setting), "at least ")
+        if over:
+            return over
+        program = self._sketch(choice, schedule)
+        needed = [each.total for each in memory(program, setting)]
+        return self._over(choice, needed, "") or Judged(
+            choice,
+            header.scheme,
+            header.asynchronous,
+            any(pipe.recompute for pipe in header.pipes),
+            equation(program, setting).seconds,
+            tuple(needed),
+            sum(map(len, schedule.lanes)),
+        )
+
+    def schedule(self, choice: Choice) -> Schedule:
+        """The schedule of a configuration."""
+        return self._schedule(choice, outline(self._scheme(choice), dict(choice.settings), self._judge.max_operations))
+
+    def _schedule(self, choice: Choice, header: Header) -> Schedule:
+        """The lanes are the same whatever is recomputed or summed when."""
+        key = choice.source, choice.settings
+        if self._last is None or self._last[0] != key:
+            plan, _ = elaborate(self._scheme(choice), dict(choice.settings), self._judge.max_operations)
+            ordered = order(plan)
+            if choice.source not in self._judge.trusted:
+                raise_errors((*verify_plan(plan), *verify_schedule(ordered, plan)))
+            self._last = key, ordered.lanes
+        return Schedule(header, self._last[1])
+
+    def _sketch(self, choice: Choice, schedule: Schedule) -> Program:
+        key = choice.source, choice.settings, choice.change
+        if self._program is None or self._program[0] != key:
+            _, duration = ticks(schedule.header, Costs())
+            self._program = key, sketch(schedule, duration)
+        return self._program[1]
+
+    def _scheme(self, choice: Choice) -> Scheme:
+        if choice.source not in self._schemes:
+            self._schemes[choice.source] = parse(choice.source)
+        return choice.change.of(self._schemes[choice.source])
+
+    def _over(self, choice: Choice, needed: Sequence[int], prefix: str) -> LeftOut | None:
+        """Why it does not fit, if it does not: the worker that needs most."""
+        worker, available = max(range(len(needed)), key=needed.__getitem__), self._judge.available
+        if needed[worker] <= available:
+            return None
+        more = size(needed[worker] - available)
+        detail = f"worker {worker} needs {prefix}{size(needed[worker])}, {more} more than there is"
+        return LeftOut.of(choice, Reason.MEMORY, detail)
+
+
+def _standing(header: Header, setting: Setting) -> list[int]:
+    """What each worker keeps all the time: a copy of the weights, gradients and optimizer state of its stages."""
+    each = [costs.weights + costs.gradients + costs.optimizer for costs in setting.stages]
+    return [sum(each[stage] for stage in stages) for stages in header.stages_of]
+
+
+def _least(schedule: Schedule, setting: Setting) -> list[int]:
+    """What each worker needs if messages, and the inputs that came as such, take no room."""
+    header = schedule.header
+    kept = [_kept(header, setting, stage) for stage in range(header.stages)]
+    found = []
+    for standing, lane in zip(_standing(header, setting), schedule.lanes, strict=True):
+        now = most = 0
+        for operation in lane:
+            size = len(operation.micros) * kept[operation.stage]
+            now += size if isinstance(operation, Forward) else -size
+            most = max(most, now)
+        found.append(standing + most // header.parts)
+    return found
+
+
+def _kept(header: Header, setting: Setting, stage: int) -> int:
+    """What a stage keeps of a micro-batch at least, its input not counted where it was received."""
+    timing: Timing = setting.timing(stage)
+    size = min((timing.input if stage in pipe.recompute else timing.activations for pipe in header.pipes), default=0)
+    return max(0, size - (setting.timing(stage - 1).output if stage else 0))
+
+
+def distinct(choices: Iterable[Choice]) -> Iterator[tuple[Choice, ...]]:
+    """Those together that are the same but for B."""
+    alike: dict[object, list[Choice]] = {}
+    for each in choices:
+        alike.setdefault((each.source, each.settings, each.change), []).append(each)
+    yield from map(tuple, alike.values())

@@ -1,0 +1,51 @@
+"""The lines that compile and start a configuration."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from chimera_ir import library
+from chimera_ir.plan.judge import Judged
+from chimera_ir.plan.space import Choice
+from chimera_ir.profile.cluster import Cluster
+from chimera_ir.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What a plan was made from, as the user named it."""
+
+    profile: str
+    cluster: str
+    replica_layout: bool
+
+
+def scheme_argument(source: Source) -> str:
+    """What names a scheme on a command line: a library scheme's name, another's file."""
+    stem = PurePath(source.name).stem
+    return stem if stem in library.names() and library.source(stem) == source else source.name
+
+
+def compile_line(choice: Choice, files: Files) -> str:
+    """``chimera-compile`` with everything that makes it compile, and predict, this configuration."""
+    words = ["chimera-compile", scheme_argument(choice.source)]
+    words += [word for name, value in choice.settings for word in ("--set", f"{name}={value}")]
+    words += ["--recompute"] if choice.change.recompute else []
+    words += ["--sync", choice.change.sync.value] if choice.change.sync else []
+    words += ["--profile", files.profile, "--cluster", files.cluster]
+    words += ["--copies", str(choice.copies), "--micro-batch-size", str(choice.micro_batch_size)]
+    words += ["--layout", "replica"] if files.replica_layout else []
+    return shlex.join(words)
+
+
+def torchrun_line(judged: Judged, cluster: Cluster, files: Files) -> str:
+    """``torchrun`` with what starts it, on every node if it takes several, where HOST stands for the first."""
+    choice, ranks = judged.choice, judged.choice.workers * judged.choice.copies
+    nodes = -(-ranks // cluster.per_node)
+    words = ["torchrun"]
+    if nodes > 1:
+        words += [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:29500"]
+    words += [f"--nproc-per-node={ranks // nodes}", f"{judged.scheme}.out/train.py", "--model", "MODEL.py"]
+    words += ["--micro-batch-size", str(choice.micro_batch_size)]
+    words += ["--layout", "replica"] if files.replica_layout else []
+    return shlex.join(words)

@@ -1,0 +1,212 @@
+"""Which configurations there are: schemes, their parameters, and how the mini-batch is split (section 2, Table 1).
+
+With W copies of a pipeline of so many workers W * workers = P, and with N micro-batches of B items in each of them
+B N W is the mini-batch. A scheme that says itself how many micro-batches make an update takes the part of the
+mini-batch that this gives.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from itertools import product
+
+from chimera_ir import library
+from chimera_ir.diagnostics.catalogue.endless import TooManyInTurns
+from chimera_ir.diagnostics.catalogue.values import TooManyOperations
+from chimera_ir.diagnostics.model import Rejected
+from chimera_ir.elaborate.elaborate import outline, parameter_names
+from chimera_ir.ir.levels import Header
+from chimera_ir.profile.costs import ModelProfile
+from chimera_ir.source import Source
+from chimera_ir.syntax.ast import Scheme, SyncMode
+from chimera_ir.syntax.change import Change
+
+
+class Recomputation(Enum):
+    """Who computes forwards again, beside the stages that their scheme says: whoever would not fit without, or all."""
+
+    WHERE_NEEDED = "where needed"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a plan is wanted for; ``settings`` are fixed parameters, ``syncs`` the strategies to consider."""
+
+    workers: int
+    mini_batch: int
+    settings: Mapping[str, int]
+    recomputation: Recomputation
+    syncs: tuple[SyncMode, ...]
+    synchronous_only: bool
+    max_operations: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A configuration: a scheme and its parameters; D stages on so many workers, in W copies; N micro-batches of B.
+
+    ``change`` is what is asked of the scheme beyond its text.
+    """
+
+    source: Source
+    settings: tuple[tuple[str, int], ...]
+    stages: int
+    workers: int
+    copies: int
+    micro_batches: int
+    micro_batch_size: int
+    change: Change
+
+    @property
+    def mini_batch(self) -> int:
+        """The items of an update: B N W."""
+        return self.micro_batch_size * self.micro_batches * self.copies
+
+
+class Reason(Enum):
+    """Why a configuration was left out."""
+
+    MEMORY = "out of memory"
+    SPLIT = "no such split"
+    REFUSED = "refused by the scheme"
+    PROFILE = "not in the profile"
+    SIZE = "too many operations"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A configuration that was left out, as far as it was known, and why."""
+
+    source: Source
+    settings: tuple[tuple[str, int], ...]
+    micro_batch_size: int | None
+    reason: Reason
+    detail: str
+    recompute: bool = False
+
+    @staticmethod
+    def of(choice: Choice, reason: Reason, detail: str) -> "LeftOut":
+        """A whole configuration."""
+        size, recompute = choice.micro_batch_size, choice.change.recompute
+        return LeftOut(choice.source, choice.settings, size, reason, detail, recompute)
+
+
+def refusal(rejected: Rejected, source: Source, settings: Iterable[tuple[str, int]], size: int | None) -> LeftOut:
+    """What a scheme says against its parameters; the first error tells."""
+    first = rejected.diagnostics[0]
+    reason = Reason.SIZE if isinstance(first, TooManyOperations | TooManyInTurns) else Reason.REFUSED
+    return LeftOut(source, tuple(settings), size, reason, first.fill(first.title))
+
+
+def configurations(
+    source: Source, scheme: Scheme, profile: ModelProfile, question: Question
+) -> Iterator[Choice | LeftOut]:
+    """Every configuration of a scheme, each once; where it is left out before a look at its operations, why."""
+    return _Search(source, scheme, profile, question).found()
+
+
+class _Search:
+    def __init__(self, source: Source, scheme: Scheme, profile: ModelProfile, question: Question) -> None:
+        self._source = source
+        self._scheme = scheme
+        self._profile = profile
+        self._question = question
+        self._names = parameter_names(scheme)
+        self._letters = library.letters()
+        self._fixed = {name: value for name, value in question.settings.items() if name in self._names}
+
+    def found(self) -> Iterator[Choice | LeftOut]:
+        for settings in self._settings():
+            outlined = self._outlined(settings)
+            if isinstance(outlined, LeftOut):
+                yield outlined
+            elif outlined.asynchronous and self._question.synchronous_only:
+                continue
+            elif outlined.stages in self._profile.depths:
+                yield from self._split(settings, outlined)
+            elif settings.get(self._letters.stages) in (None, *self._profile.depths, *self._fixed.values()):
+                depths = ", ".join(map(str, sorted(self._profile.depths)))
+                yield self._out(settings, None, Reason.PROFILE, f"{outlined.stages} stages; the profile has {depths}")
+
+    def _settings(self) -> Iterator[dict[str, int]]:
+        """The values of all parameters but the micro-batches: those below divide the stages."""
+        depths = {part for depth in self._profile.depths for part in _divisors(depth)}
+        for stages in self._values(self._letters.stages, sorted(depths)):
+            given = dict(stages)
+            divisors = _divisors(given.get(self._letters.stages, max(depths)))
+            others = [name for name in self._names if name not in (self._letters.stages, self._letters.micro_batches)]
+            for rest in product(*(self._values(name, divisors) for name in others)):
+                yield {**given, **dict(pair for pairs in rest for pair in pairs)}
+
+    def _values(self, name: str, values: Iterable[int]) -> list[tuple[tuple[str, int], ...]]:
+        """What a parameter may be, as settings; none, if the scheme has no such parameter."""
+        if name not in self._names:
+            return [()]
+        return [((name, value),) for value in ([self._fixed[name]] if name in self._fixed else values)]
+
+    def _outlined(self, settings: dict[str, int]) -> Header | LeftOut:
+        """The scheme for as many micro-batches as it has by default; or as stages, if that is not possible."""
+        name, stages = self._letters.micro_batches, settings.get(self._letters.stages)
+        count = self._fixed.get(name, stages)
+        tries = [settings, *([{**settings, name: count}] if name in self._names and count else [])]
+        if name in self._fixed:
+            tries = tries[1:]
+        failed: Rejected | None = None
+        for each in tries:
+            try:
+                return outline(self._scheme, each, self._question.max_operations)
+            except Rejected as rejected:
+                failed = failed or rejected
+        assert failed
+        return refusal(failed, self._source, settings.items(), None)
+
+    def _split(self, settings: dict[str, int], outlined: Header) -> Iterator[Choice | LeftOut]:
+        question, workers = self._question, outlined.workers
+        copies, rest = divmod(question.workers, workers)
+        if rest:
+            text = f"{question.workers} workers are no multiple of {workers}"
+            yield self._out(settings, None, Reason.SPLIT, text)
+            return
+        costs = self._profile.depths[outlined.stages]
+        for size in sorted(set.intersection(*(set(stage.at) for stage in costs))):
+            counted = self._micro_batches(outlined, copies * size)
+            if isinstance(counted, str):
+                yield self._out(settings, size, Reason.SPLIT, counted)
+            elif size % outlined.parts:
+                yield self._out(settings, size, Reason.SPLIT, f"a micro-batch of {size} cannot be halved")
+            else:
+                yield from self._choices(settings, outlined, copies, counted, size)
+
+    def _micro_batches(self, outlined: Header, together: int) -> int | str:
+        """N, if so many items make one micro-batch of all copies; or why there is none."""
+        name, mini_batch = self._letters.micro_batches, self._question.mini_batch
+        if name not in self._names:
+            count = outlined.whole_micro_batches
+            return count if count * together <= mini_batch else f"an update takes {count * together} items or more"
+        count, rest = divmod(mini_batch, together)
+        if rest or not count:
+            return f"{mini_batch} items are no multiple of W B = {together}"
+        if self._fixed.get(name, count) != count:
+            return f"{name} would be {count}"
+        return count
+
+    def _choices(
+        self, settings: dict[str, int], outlined: Header, copies: int, count: int, size: int
+    ) -> Iterator[Choice]:
+        name = self._letters.micro_batches
+        whole = {**settings, **({name: count} if name in self._names else {})}
+        given = tuple((each, whole[each]) for each in self._names if each in whole)
+        syncs = (None,) if outlined.asynchronous else self._question.syncs
+        for sync in syncs:
+            mode = None if sync is SyncMode.EAGER_OPT else sync
+            change = Change(self._question.recomputation is Recomputation.ALWAYS, mode)
+            yield Choice(self._source, given, outlined.stages, outlined.workers, copies, count, size, change)
+
+    def _out(self, settings: dict[str, int], size: int | None, reason: Reason, detail: str) -> LeftOut:
+        return LeftOut(self._source, tuple(settings.items()), size, reason, detail)
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]

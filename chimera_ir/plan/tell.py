@@ -1,0 +1,153 @@
+"""A ranking as a terminal table and as JSON."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from chimera_ir import library
+from chimera_ir.plan.judge import Judged
+from chimera_ir.plan.lines import Files, compile_line, scheme_argument, torchrun_line
+from chimera_ir.plan.rank import Ranking
+from chimera_ir.plan.space import LeftOut
+from chimera_ir.predict.show import seconds, size
+
+_COLUMNS = ("", "scheme", "W", "D", "B", "N", "more", "T", "T replayed", "items/s", "memory")
+
+
+def table(ranking: Ranking, notes: Sequence[str], top: int) -> RenderableType:
+    """The first choices, what to know of them, and what was left out, ready to be printed."""
+    return Group(_heading(ranking), _choices(ranking, top), *map(_note, notes), Text(), *_left_out(ranking))
+
+
+def lines(judged: Judged, ranking: Ranking, files: Files) -> str:
+    """How to compile and to start a choice."""
+    started = torchrun_line(judged, ranking.judge.cluster, files)
+    return f"{compile_line(judged.choice, files)}\n{started}\n"
+
+
+def _heading(ranking: Ranking) -> Text:
+    question, judge = ranking.question, ranking.judge
+    name = judge.profile.name or "the model"
+    said = f": {question.workers:,} workers with {size(judge.available)}, mini-batches of {question.mini_batch:,}"
+    return Text.assemble((f"{name} on {judge.cluster.name}", "bold"), said)
+
+
+def _choices(ranking: Ranking, top: int) -> RenderableType:
+    if not ranking.choices:
+        return Text("nothing fits", "bold red")
+    shown = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in _COLUMNS:
+        shown.add_column(column, justify="left" if column in ("scheme", "more") else "right")
+    for place, each in enumerate(ranking.choices[:top], 1):
+        shown.add_row(*_row(place, each))
+    rest = len(ranking.choices) - top
+    return Group(shown, Text(f"and {rest} more that fit\n")) if rest > 0 else shown
+
+
+def _row(place: int, judged: Judged) -> Iterator[str]:
+    choice = judged.choice
+    counts = choice.copies, choice.stages, choice.micro_batch_size, choice.micro_batches
+    yield from (str(place), judged.scheme, *map(str, counts), _more(judged))
+    yield seconds(judged.equation)
+    yield "" if judged.replayed is None else seconds(judged.replayed)
+    yield f"{judged.throughput:.4g}"
+    yield size(max(judged.memory))
+
+
+def _more(judged: Judged) -> str:
+    """What the columns do not say: further parameters, what is recomputed and when gradients are summed."""
+    letters, change = library.letters(), judged.choice.change
+    named = (letters.stages, letters.micro_batches)
+    words = [f"{name}={value}" for name, value in judged.choice.settings if name not in named]
+    words += ["recompute"] if judged.recomputes else []
+    words += [change.sync.value] if change.sync else []
+    words += ["no flush"] if judged.asynchronous else []
+    return ", ".join(words)
+
+
+def _note(said: str) -> Text:
+    return Text(f"{said[0].upper()}{said[1:]}.")
+
+
+def _left_out(ranking: Ranking) -> Iterator[RenderableType]:
+    groups: dict[tuple[str, str], list[LeftOut]] = {}
+    for each in ranking.left_out:
+        groups.setdefault((scheme_argument(each.source), each.reason.value), []).append(each)
+    if not groups:
+        return
+    shown = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("left out", "why", "how many", "for example"):
+        shown.add_column(column, justify="right" if column == "how many" else "left", overflow="fold")
+    for (scheme, reason), found in sorted(groups.items()):
+        shown.add_row(scheme, reason, str(len(found)), _example(found[0]))
+    yield shown
+
+
+def _example(left_out: LeftOut) -> str:
+    return f"{', '.join(_known(left_out))}: {left_out.detail}"
+
+
+def _known(left_out: LeftOut) -> Iterator[str]:
+    letters = library.letters()
+    for name, value in left_out.settings:
+        if not (name == letters.micro_batches and left_out.micro_batch_size):
+            yield f"{name}={value}"
+    if left_out.micro_batch_size:
+        yield f"B={left_out.micro_batch_size}"
+    if left_out.recompute:
+        yield "recompute"
+
+
+def as_json(ranking: Ranking, notes: Sequence[str], chosen: Judged | None, files: Files) -> dict[str, object]:
+    """The whole ranking; ``commands`` are those of the chosen one."""
+    question, judge = ranking.question, ranking.judge
+    reasons = Counter(each.reason.value for each in ranking.left_out)
+    return {
+        "model": judge.profile.name,
+        "cluster": judge.cluster.name,
+        "workers": question.workers,
+        "mini_batch": question.mini_batch,
+        "memory_available": judge.available,
+        "choices": [_choice(each) for each in ranking.choices],
+        "baseline": _choice(ranking.reference) if ranking.reference else None,
+        "notes": list(notes),
+        "left_out_by_reason": dict(sorted(reasons.items())),
+        "left_out": [_reason(each) for each in ranking.left_out],
+        "commands": lines(chosen, ranking, files).splitlines() if chosen else [],
+    }
+
+
+def _choice(judged: Judged) -> dict[str, object]:
+    choice = judged.choice
+    return {
+        "scheme": scheme_argument(choice.source),
+        "settings": dict(choice.settings),
+        "W": choice.copies,
+        "D": choice.stages,
+        "B": choice.micro_batch_size,
+        "N": choice.micro_batches,
+        "workers": choice.workers,
+        "mini_batch": choice.mini_batch,
+        "recompute": judged.recomputes,
+        "sync": choice.change.sync.value if choice.change.sync else None,
+        "asynchronous": judged.asynchronous,
+        "T": judged.equation,
+        "T_replay": judged.replayed,
+        "throughput": judged.throughput,
+        "memory": list(judged.memory),
+    }
+
+
+def _reason(left_out: LeftOut) -> dict[str, object]:
+    return {
+        "scheme": scheme_argument(left_out.source),
+        "settings": dict(left_out.settings),
+        "B": left_out.micro_batch_size,
+        "recompute": left_out.recompute,
+        "reason": left_out.reason.value,
+        "detail": left_out.detail,
+    }

@@ -1,0 +1,186 @@
+"""``chimera-plan``: which scheme, how many copies, stages and micro-batches, by what they are predicted to take."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from chimera_ir import __version__, forecast, library, progress, texts
+from chimera_ir.command import WRONG_TEXT, Misuse, parse_settings, printed, run, write
+from chimera_ir.diagnostics.model import Rejected
+from chimera_ir.diagnostics.render import render_all
+from chimera_ir.elaborate.elaborate import parameter_names
+from chimera_ir.plan import tell
+from chimera_ir.plan.judge import Judge
+from chimera_ir.plan.lines import Files
+from chimera_ir.plan.notes import notes
+from chimera_ir.plan.rank import Ranking, rank
+from chimera_ir.plan.space import Question, Recomputation
+from chimera_ir.profile.choose import Inputs, Unfit
+from chimera_ir.source import Source
+from chimera_ir.syntax.ast import SyncMode
+from chimera_ir.syntax.parser import parse
+
+ERROR = 0.1
+"""How far equation 1 is off, unless the user knows better: within 10 % of what was measured (section 4.2.2)."""
+
+MOST = 10**6
+"""Workers, and items of a mini-batch."""
+
+MAX_OPERATIONS = 100_000
+"""How many compute operations a schedule may have that is looked at, unless the user raises it."""
+
+_FILE = click.Path(path_type=Path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is shown: so many choices, the lines of the one of that number, given the model's error, or all as JSON."""
+
+    top: int
+    choose: int
+    error: float
+    as_json: bool
+    files: Files
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--profile", type=_FILE, required=True, metavar="FILE", help="What the model's stages cost.")
+@click.option("--cluster", type=_FILE, required=True, metavar="FILE", help="What the model runs on.")
+@click.option("--mini-batch", type=click.IntRange(1, MOST), required=True, metavar="ITEMS", help="Items of an update.")
+@click.option("--workers", type=click.IntRange(1, MOST), metavar="P", help="How many to use [default: the cluster's].")
+@click.option(
+    "--scheme", "schemes", multiple=True, metavar="NAME_OR_FILE", help="Consider this one [default: the library]."
+)
+@click.option(
+    "--set", "settings", multiple=True, callback=parse_settings, metavar="NAME=VALUE", help="Fix a parameter."
+)
+@click.option("--synchronous-only", is_flag=True, help="No scheme without a flush.")
+@click.option("--greedy", is_flag=True, help="For each W and D only the largest B that fits, as the paper does.")
+@click.option(
+    "--recompute/--no-recompute",
+    default=None,
+    help="Every stage, or none but the scheme's [default: what must to fit].",
+)
+@click.option(
+    "--sync",
+    "syncs",
+    multiple=True,
+    type=click.Choice([mode.value for mode in SyncMode]),
+    default=[SyncMode.EAGER_OPT.value],
+    help="Consider this strategy [default: eager_opt].",
+)
+@click.option(
+    "--layout", type=click.Choice(["pipeline", "replica"]), default="pipeline", help="Which ranks share a node."
+)
+@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many to show.")
+@click.option("--choose", type=click.IntRange(min=1), default=1, help="Which one's commands to write [default: 1].")
+@click.option("--error", type=click.FloatRange(0, 1), default=ERROR, show_default=True, help="The model's, a share.")
+@click.option(
+    "--max-operations", type=click.IntRange(min=1), default=MAX_OPERATIONS, show_default=True, help="Limit on the size."
+)
+@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
+@click.version_option(__version__, prog_name="chimera-plan")
+def plan_command(
+    profile: Path,
+    cluster: Path,
+    mini_batch: int,
+    workers: int | None,
+    schemes: tuple[str, ...],
+    settings: dict[str, int],
+    synchronous_only: bool,
+    greedy: bool,
+    recompute: bool | None,
+    syncs: tuple[str, ...],
+    layout: str,
+    top: int,
+    choose: int,
+    error: float,
+    max_operations: int,
+    as_json: bool,
+) -> None:
+    """Rank every way to train a model on a cluster that fits its memory.
+
+    For each scheme every number of stages D that the profile has, W copies so that all workers have something to do,
+    every micro-batch size B of the profile with as many micro-batches N as the mini-batch takes (B N W items), and
+    every value of further parameters that divides D. The first ones are replayed event by event.
+
+    Exit status: 0, 1 something is wrong in a file or nothing fits, 2 on the command line, 70 in the compiler;
+    130 interrupted.
+    """
+    sources = tuple(map(_scheme, schemes)) if schemes else tuple(map(library.source, library.names()))
+    recomputation = {None: Recomputation.WHERE_NEEDED, True: Recomputation.ALWAYS, False: Recomputation.NEVER}[
+        recompute
+    ]
+    wanted = _Wanted(top, choose, error, as_json, Files(str(profile), str(cluster), layout == "replica"))
+    try:
+        inputs = forecast.read_inputs(profile, cluster)
+        model = inputs.model()
+    except Unfit as unfit:
+        click.echo("\n\n".join(render_all(found, file, sys.stderr.isatty()) for file, found in unfit.found), err=True)
+        sys.exit(WRONG_TEXT)
+    number = _workers(inputs, workers)
+    _require_known(sources, settings)
+    modes = tuple(dict.fromkeys(map(SyncMode, syncs)))
+    question = Question(number, mini_batch, settings, recomputation, modes, synchronous_only, max_operations)
+    trusted = frozenset(map(library.source, library.names()))
+    judge = Judge(model, inputs.cluster, layout == "replica", recomputation, max_operations, trusted)
+    with progress.shown() as doing:
+        ranking = rank(sources, question, judge, greedy, doing)
+    _deliver(ranking, wanted)
+
+
+def _deliver(ranking: Ranking, wanted: _Wanted) -> None:
+    """Shows the ranking, and the commands of the choice that is wanted."""
+    choices = ranking.choices
+    if choices and wanted.choose > len(choices):
+        raise Misuse(f"--choose {wanted.choose}: there are {len(choices)} choices")
+    said = notes(ranking, wanted.error)
+    chosen = choices[wanted.choose - 1] if choices else None
+    if wanted.as_json:
+        write(json.dumps(tell.as_json(ranking, said, chosen, wanted.files), indent=2) + "\n")
+    else:
+        write(printed(lambda console: console.print(tell.table(ranking, said, wanted.top))))
+        if chosen:
+            write(tell.lines(chosen, ranking, wanted.files))
+    if not choices:
+        sys.exit(WRONG_TEXT)
+
+
+def _scheme(name: str) -> Source:
+    if name.endswith(".sir"):
+        raise Misuse(f"--scheme {name}: an IR text has no parameters to choose; name its scheme")
+    return texts.scheme_or_ir(name)
+
+
+def _require_known(sources: tuple[Source, ...], settings: dict[str, int]) -> None:
+    """Passes if the texts are schemes, and every setting is of a parameter that one of them has."""
+    known: list[str] = []
+    for source in sources:
+        try:
+            known += parameter_names(parse(source))
+        except Rejected as rejected:
+            click.echo(render_all(rejected.diagnostics, source, sys.stderr.isatty()), err=True)
+            sys.exit(WRONG_TEXT)
+    for name in settings:
+        if name not in known:
+            raise Misuse(f"--set {name}: no scheme has such a parameter; there are {', '.join(dict.fromkeys(known))}")
+
+
+def _workers(inputs: Inputs, asked: int | None) -> int:
+    """P: all of the cluster, or as many as are asked for and fill whole nodes."""
+    cluster = inputs.cluster
+    number = cluster.workers if asked is None else asked
+    if number > cluster.workers:
+        raise Misuse(f"--workers {number}: the cluster {cluster.name} has {cluster.workers}")
+    if number > cluster.per_node and number % cluster.per_node:
+        raise Misuse(f"--workers {number}: a node has {cluster.per_node}, and torchrun starts equally many on each")
+    return number
+
+
+def main() -> NoReturn:
+    """The entry point."""
+    run(plan_command, "chimera-plan")
