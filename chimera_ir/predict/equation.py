@@ -7,11 +7,12 @@ takes longest; the free regions are those of the timeline in which every forward
 B_t + Comm_p2p; and any number of stages per worker share them in the manner of `_overlap`.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
+from itertools import accumulate
 
 from chimera_ir.cost.launches import launches
 from chimera_ir.cost.model import Costs
@@ -157,15 +158,30 @@ def _flushed(program: Program, timeline: Timeline, sums: Sequence[float]) -> lis
     ]
 
 
-class _Gap(NamedTuple):
-    """A time in which a worker computes nothing."""
+class _Idle:
+    """The gaps of a lane, in which its worker computes nothing; idle time counts up in them, and stands still between."""
 
-    start: Fraction
-    end: Fraction
+    def __init__(self, lane: Sequence[Timed], span: int) -> None:
+        bounds = [0, *(bound for each in lane for bound in (each.start, each.end)), span]
+        gaps = [(start, end) for start, end in zip(bounds[::2], bounds[1::2], strict=True) if start < end]
+        self._starts = [start for start, _ in gaps]
+        self._ends = [end for _, end in gaps]
+        self._through = list(accumulate(end - start for start, end in gaps))
 
-    def room(self, begin: Fraction) -> Fraction:
-        """What of it is left from a time on."""
-        return max(Fraction(0), self.end - max(self.start, begin))
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self._through[-1] if self._through else 0
+
+    def before(self, time: Fraction) -> Fraction:
+        """How much there has been at a time."""
+        gap = bisect_right(self._starts, time) - 1
+        return self._through[gap] - max(Fraction(0), self._ends[gap] - time) if gap >= 0 else Fraction(0)
+
+    def reached(self, idle: Fraction) -> Fraction | None:
+        """When there has been so much, which is more than 0, if there is ever."""
+        gap = bisect_left(self._through, idle)
+        return self._ends[gap] - (self._through[gap] - idle) if gap < len(self._through) else None
 
 
 def _overlap(sums: Iterable[_Sum], lane: Sequence[Timed], timeline: Timeline) -> _Found:
@@ -174,25 +190,16 @@ def _overlap(sums: Iterable[_Sum], lane: Sequence[Timed], timeline: Timeline) ->
     With two stages on each worker these are the regions of Figure 6. What is left when the last operation of the
     iteration ends is not overlapped.
     """
-    bounds = [0, *(bound for each in lane for bound in (each.start, each.end)), timeline.span]
-    idle = ((start, end) for start, end in zip(bounds[::2], bounds[1::2], strict=True) if start < end)
-    gaps = [_Gap(Fraction(start), Fraction(end)) for start, end in idle]
-    done, regions = Fraction(0), []
+    idle, done, regions = _Idle(lane, timeline.span), Fraction(0), []
     for each in sorted(sums, key=lambda each: each.begin):
-        room = sum((gap.room(each.begin) for gap in gaps), Fraction(0))
-        regions.append(Region(each.stage, float(room * timeline.tick)))
-        done = _end(max(each.begin, done), each.length, gaps, Fraction(timeline.span))
+        regions.append(Region(each.stage, float((idle.total - idle.before(each.begin)) * timeline.tick)))
+        begin = max(each.begin, done)
+        if each.length:
+            past = idle.before(begin) + each.length
+            done = idle.reached(past) or max(begin, Fraction(timeline.span)) + (past - max(idle.total, past - each.length))
+        else:
+            done = begin
     return tuple(regions), float(max(Fraction(0), done - timeline.span) * timeline.tick)
-
-
-def _end(begin: Fraction, length: Fraction, gaps: Iterable[_Gap], span: Fraction) -> Fraction:
-    """When so much time has been found in the gaps, or behind the span, where all time is free."""
-    for gap in gaps:
-        room = gap.room(begin)
-        if room >= length > 0:
-            return max(begin, gap.start) + length
-        length -= room
-    return max(begin, span) + length if length > 0 else begin
 
 
 def _streams(timeline: Timeline, sums: Sequence[float]) -> list[_Found]:

@@ -47,6 +47,7 @@ class _Worker:
         self._header = program.header
         self._setting = setting
         self._worker = worker
+        self._sizes: dict[Stage, tuple[int, int]] = {}
 
     def need(self, held: Holdings, parts: Parts) -> Memory:
         """The need, by what it is for."""
@@ -75,13 +76,18 @@ class _Worker:
         return self._bytes(len(message.micros), self._message(message.source, message.target))
 
     def _moment(self, moment: Moment) -> int:
-        return sum(
-            self._bytes(
-                each.activations, max(0, self._setting.timing(each.stage).activations - self._there(each.stage))
-            )
-            + self._bytes(each.inputs, max(0, self._setting.timing(each.stage).input - self._there(each.stage)))
-            for each in moment
-        )
+        total = 0
+        for stage, activations, inputs in moment:
+            of_activations, of_input = self._kept(stage)
+            total += self._bytes(activations, of_activations) + self._bytes(inputs, of_input)
+        return total
+
+    def _kept(self, stage: Stage) -> tuple[int, int]:
+        """What of a micro-batch is kept beside the receive buffers: all activations, or the input alone."""
+        if stage not in self._sizes:
+            timing, there = self._setting.timing(stage), self._there(stage)
+            self._sizes[stage] = max(0, timing.activations - there), max(0, timing.input - there)
+        return self._sizes[stage]
 
     def _there(self, stage: Stage) -> int:
         """What of a micro-batch lies in a receive buffer: the input of a stage that only other workers feed."""

@@ -27,7 +27,7 @@ class Setting:
         """What a message between two of so many workers of a copy travels over; the slowest of all copies."""
         if source == target:
             return FREE
-        nodes = [(self._node(workers, w, source), self._node(workers, w, target)) for w in range(self.copies)]
+        nodes = ((self._node(workers, w, source), self._node(workers, w, target)) for w in range(self.copies))
         return self.cluster.within if all(a == b for a, b in nodes) else self.cluster.between
 
     def _node(self, workers: int, copy: int, worker: int) -> int:
