@@ -21,7 +21,7 @@ from chimera_ir.plan.rank import Ranking, rank
 from chimera_ir.plan.space import Question, Recomputation
 from chimera_ir.profile.choose import Inputs, Unfit
 from chimera_ir.source import Source
-from chimera_ir.syntax.ast import SyncMode
+from chimera_ir.syntax.ast import Scheme, SyncMode
 from chimera_ir.syntax.parser import parse
 
 ERROR = 0.1
@@ -123,11 +123,11 @@ def plan_command(
         click.echo("\n\n".join(render_all(found, file, sys.stderr.isatty()) for file, found in unfit.found), err=True)
         sys.exit(WRONG_TEXT)
     number = _workers(inputs, workers)
-    _require_known(sources, settings)
+    parsed = _parsed(sources, settings)
     modes = tuple(dict.fromkeys(map(SyncMode, syncs)))
     question = Question(number, mini_batch, settings, recomputation, modes, synchronous_only, max_operations)
     trusted = frozenset(map(library.source, library.names()))
-    judge = Judge(model, inputs.cluster, layout == "replica", recomputation, max_operations, trusted)
+    judge = Judge(parsed, model, inputs.cluster, layout == "replica", recomputation, max_operations, trusted)
     with progress.shown() as doing:
         ranking = rank(sources, question, judge, greedy, doing)
     _deliver(ranking, wanted)
@@ -156,18 +156,21 @@ def _scheme(name: str) -> Source:
     return texts.scheme_or_ir(name)
 
 
-def _require_known(sources: tuple[Source, ...], settings: dict[str, int]) -> None:
-    """Passes if the texts are schemes, and every setting is of a parameter that one of them has."""
-    known: list[str] = []
+def _parsed(sources: tuple[Source, ...], settings: dict[str, int]) -> dict[Source, Scheme]:
+    """The schemes, and the library's baseline beside them; every setting is of a parameter that one of them has."""
+    found: dict[Source, Scheme] = {}
     for source in sources:
         try:
-            known += parameter_names(parse(source))
+            found[source] = parse(source)
         except Rejected as rejected:
             click.echo(render_all(rejected.diagnostics, source, sys.stderr.isatty()), err=True)
             sys.exit(WRONG_TEXT)
+    known = dict.fromkeys(name for scheme in found.values() for name in parameter_names(scheme))
     for name in settings:
         if name not in known:
-            raise Misuse(f"--set {name}: no scheme has such a parameter; there are {', '.join(dict.fromkeys(known))}")
+            raise Misuse(f"--set {name}: no scheme has such a parameter; there are {', '.join(known)}")
+    baseline, _ = library.baseline(1, 1)
+    return found if baseline in found else {**found, baseline: parse(baseline)}
 
 
 def _workers(inputs: Inputs, asked: int | None) -> int:

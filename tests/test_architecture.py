@@ -60,7 +60,7 @@ IMPORTS = {
     "progress": {"driver"},
     "cli": {
         *("answer", "cache", "progress", "driver", "output", "library", "source", "diagnostics", "elaborate", "cost"),
-        *("command", "forecast", "predict", "profile", "texts", "__version__"),
+        *("command", "forecast", "predict", "profile", "syntax", "texts", "__version__"),
     },
     "__init__": set(),
 }

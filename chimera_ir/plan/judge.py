@@ -3,7 +3,7 @@
 What cannot fit is found early: by what stands on a worker before anything runs, then by the activations on top of that.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from chimera_ir.cost.model import Costs
@@ -24,7 +24,7 @@ from chimera_ir.profile.cluster import Cluster
 from chimera_ir.profile.costs import ModelProfile, Timing
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
-from chimera_ir.syntax.parser import parse
+from chimera_ir.syntax.change import Change
 from chimera_ir.verify.verify import verify_plan, verify_schedule
 
 MODES = {
@@ -67,8 +67,9 @@ Verdict = Judged | LeftOut
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Judges configurations on a cluster; texts that are ``trusted`` are not verified again."""
+    """Judges configurations of these schemes on a cluster; texts that are ``trusted`` are not verified again."""
 
+    schemes: Mapping[Source, Scheme]
     profile: ModelProfile
     cluster: Cluster
     replica_layout: bool
@@ -130,9 +131,8 @@ class _Bench:
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
-        self._schemes: dict[Source, Scheme] = {}
         self._last: tuple[object, tuple[tuple[Compute, ...], ...]] | None = None
-        self._program: tuple[object, Program] | None = None
+        self._programs: dict[Change, Program] = {}
 
     def verdict(self, choice: Choice) -> Verdict:
         """The prediction, or why there is none."""
@@ -179,19 +179,18 @@ class _Bench:
             if choice.source not in self._judge.trusted:
                 raise_errors((*verify_plan(plan), *verify_schedule(ordered, plan)))
             self._last = key, ordered.lanes
+            self._programs.clear()
         return Schedule(header, self._last[1])
 
     def _sketch(self, choice: Choice, schedule: Schedule) -> Program:
-        key = choice.source, choice.settings, choice.change
-        if self._program is None or self._program[0] != key:
+        """The program of a configuration, for the same scheme and parameters as the schedule of the last."""
+        if choice.change not in self._programs:
             _, duration = ticks(schedule.header, Costs())
-            self._program = key, sketch(schedule, duration)
-        return self._program[1]
+            self._programs[choice.change] = sketch(schedule, duration)
+        return self._programs[choice.change]
 
     def _scheme(self, choice: Choice) -> Scheme:
-        if choice.source not in self._schemes:
-            self._schemes[choice.source] = parse(choice.source)
-        return choice.change.of(self._schemes[choice.source])
+        return choice.change.of(self._judge.schemes[choice.source])
 
     def _over(self, choice: Choice, needed: Sequence[int], prefix: str) -> LeftOut | None:
         """Why it does not fit, if it does not: the worker that needs most."""

@@ -16,7 +16,6 @@ from chimera_ir import library
 from chimera_ir.plan.judge import Judge, Judged, Verdict, distinct
 from chimera_ir.plan.space import Choice, LeftOut, Question, configurations
 from chimera_ir.source import Source
-from chimera_ir.syntax.parser import parse
 
 REPLAYED = 20
 """How many of the first are replayed, at most."""
@@ -53,19 +52,12 @@ class Ranking:
 
 
 def rank(sources: Sequence[Source], question: Question, judge: Judge, greedy: bool, tell: Tell) -> Ranking:
-    """Judges all configurations of the schemes, and of the baseline beside them.
-
-    Raises
-    ------
-    Rejected
-        If a text is no scheme.
-    """
+    """Judges all configurations of the judge's schemes; those of ``sources`` are asked for."""
     baseline, _ = library.baseline(1, 1)
-    considered = [*sources, *([] if baseline in sources else [baseline])]
     families: list[tuple[Choice, ...]] = []
     found: list[Verdict] = []
-    for source in considered:
-        choices, out = _apart(configurations(source, parse(source), judge.profile, question))
+    for source, scheme in judge.schemes.items():
+        choices, out = _apart(configurations(source, scheme, judge.profile, question))
         families += _by_preference(choices) if greedy else distinct(choices)
         found += out
     with _workers(sum(map(_operations, families))) as executor:

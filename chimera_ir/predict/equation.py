@@ -159,7 +159,7 @@ def _flushed(program: Program, timeline: Timeline, sums: Sequence[float]) -> lis
 
 
 class _Idle:
-    """The gaps of a lane, in which its worker computes nothing; idle time counts up in them, and stands still between."""
+    """The gaps of a lane up to the end of the iteration: its idle time counts up in them, and stands still between."""
 
     def __init__(self, lane: Sequence[Timed], span: int) -> None:
         bounds = [0, *(bound for each in lane for bound in (each.start, each.end)), span]
@@ -167,6 +167,7 @@ class _Idle:
         self._starts = [start for start, _ in gaps]
         self._ends = [end for _, end in gaps]
         self._through = list(accumulate(end - start for start, end in gaps))
+        self._span = Fraction(span)
 
     @property
     def total(self) -> int:
@@ -178,10 +179,15 @@ class _Idle:
         gap = bisect_right(self._starts, time) - 1
         return self._through[gap] - max(Fraction(0), self._ends[gap] - time) if gap >= 0 else Fraction(0)
 
-    def reached(self, idle: Fraction) -> Fraction | None:
-        """When there has been so much, which is more than 0, if there is ever."""
-        gap = bisect_left(self._through, idle)
-        return self._ends[gap] - (self._through[gap] - idle) if gap < len(self._through) else None
+    def end(self, begin: Fraction, length: Fraction) -> Fraction:
+        """When so much has been found from a time on; behind the span all time is free."""
+        found = self.before(begin) + length
+        if not length:
+            return begin
+        if found > self.total:
+            return max(begin, self._span) + found - self.total
+        gap = bisect_left(self._through, found)
+        return self._ends[gap] - (self._through[gap] - found)
 
 
 def _overlap(sums: Iterable[_Sum], lane: Sequence[Timed], timeline: Timeline) -> _Found:
@@ -193,12 +199,7 @@ def _overlap(sums: Iterable[_Sum], lane: Sequence[Timed], timeline: Timeline) ->
     idle, done, regions = _Idle(lane, timeline.span), Fraction(0), []
     for each in sorted(sums, key=lambda each: each.begin):
         regions.append(Region(each.stage, float((idle.total - idle.before(each.begin)) * timeline.tick)))
-        begin = max(each.begin, done)
-        if each.length:
-            past = idle.before(begin) + each.length
-            done = idle.reached(past) or max(begin, Fraction(timeline.span)) + (past - max(idle.total, past - each.length))
-        else:
-            done = begin
+        done = idle.end(max(each.begin, done), each.length)
     return tuple(regions), float(max(Fraction(0), done - timeline.span) * timeline.tick)
 
 
