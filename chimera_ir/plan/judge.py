@@ -25,6 +25,7 @@ from chimera_ir.profile.costs import ModelProfile, Timing
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.change import Change
+from chimera_ir.verify.holdings import Holdings, holdings
 from chimera_ir.verify.verify import verify_plan, verify_schedule
 
 MODES = {
@@ -132,7 +133,7 @@ class _Bench:
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
         self._last: tuple[object, tuple[tuple[Compute, ...], ...]] | None = None
-        self._programs: dict[Change, Program] = {}
+        self._programs: dict[Change, tuple[Program, tuple[Holdings, ...]]] = {}
 
     def verdict(self, choice: Choice) -> Verdict:
         """The prediction, or why there is none."""
@@ -154,8 +155,8 @@ class _Bench:
         over = self._over(choice, _least(schedule, setting), "at least ")
         if over:
             return over
-        program = self._sketch(choice, schedule)
-        needed = [each.total for each in memory(program, setting)]
+        program, held = self._sketch(choice, schedule)
+        needed = [each.total for each in memory(program, setting, held)]
         return self._over(choice, needed, "") or Judged(
             choice,
             header.scheme,
@@ -182,11 +183,12 @@ class _Bench:
             self._programs.clear()
         return Schedule(header, self._last[1])
 
-    def _sketch(self, choice: Choice, schedule: Schedule) -> Program:
-        """The program of a configuration, for the same scheme and parameters as the schedule of the last."""
+    def _sketch(self, choice: Choice, schedule: Schedule) -> tuple[Program, tuple[Holdings, ...]]:
+        """The program of a configuration and what it holds, for the scheme and parameters of the last schedule."""
         if choice.change not in self._programs:
             _, duration = ticks(schedule.header, Costs())
-            self._programs[choice.change] = sketch(schedule, duration)
+            program = sketch(schedule, duration)
+            self._programs[choice.change] = program, tuple(holdings(program))
         return self._programs[choice.change]
 
     def _scheme(self, choice: Choice) -> Scheme:

@@ -32,11 +32,11 @@ class Memory:
         return sum(astuple(self))
 
 
-def memory(program: Program, setting: Setting) -> tuple[Memory, ...]:
-    """What each worker of a verified program needs."""
+def memory(program: Program, setting: Setting, known: Iterable[Holdings] | None = None) -> tuple[Memory, ...]:
+    """What each worker of a verified program needs; what it holds may be known from another setting."""
     return tuple(
         _Worker(program, setting, worker).need(held, program.parts[worker])
-        for worker, held in enumerate(holdings(program))
+        for worker, held in enumerate(holdings(program) if known is None else known)
     )
 
 
