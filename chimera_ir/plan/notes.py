@@ -74,7 +74,7 @@ def _replays(ranking: Ranking) -> Iterator[str]:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
+    return f"{round(100 * share, 2):.3g} %"
 
 
 def _listed(parts: list[str]) -> str:

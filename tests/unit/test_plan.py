@@ -1,0 +1,279 @@
+"""``chimera-plan``: what there is, what fits, what is best; by formulas, by enumeration, and against the compiler."""
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chimera_ir import cli, library, planner
+from chimera_ir.command import WRONG_COMMAND, WRONG_TEXT
+from tests.unit.command import Ended
+
+Plan = Callable[..., Ended]
+
+FULL = 10**6
+"""Bytes of the activations of one item on one of the hand-made stages."""
+
+
+def profile(depths: tuple[int, ...], sizes: tuple[int, ...], weights: str = "1 MB", recomputing: str = "30 ms") -> str:
+    """Stages of 10 ms forward and 20 ms backward an item, whatever the depth; messages of 8 bytes."""
+    lines = ['[model]\nname = "m"']
+    for depth in depths:
+        lines.append(f"[[depth]]\nstages = {depth}")
+        for stage in range(depth):
+            lines.append(f'[[depth.stage]]\nweights = "{weights}"')
+            for size in sizes:
+                lines.append(f'[[depth.stage.at]]\nmicro_batch_size = {size}\nforward = "{10 * size} ms"')
+                again = float(recomputing.split()[0]) * size
+                lines.append(f'recomputing = "{again} ms"\nactivations = "{FULL * size} B"\ninput = "8 B"')
+                lines += ['output = "8 B"'] if stage < depth - 1 else []
+    return "\n".join(lines)
+
+
+def cluster(workers: int, memory: str = "16 GB", sums: str = "unlimited", per_node: int = 1) -> str:
+    return f"""
+[cluster]
+name = "c"
+workers = {workers}
+per_node = {per_node}
+memory = "{memory}"
+[links.between]
+latency = "0 s"
+bandwidth = "unlimited"
+[sum]
+latency = "0 s"
+bandwidth = "{sums}"
+"""
+
+
+@pytest.fixture
+def plan(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Plan:
+    """Calls the entry point in an empty directory, with a profile and a cluster."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(model: str, on: str, *arguments: object, command: Any = planner.main, name: str = "chimera-plan") -> Ended:
+        Path("m.toml").write_text(model, encoding="utf-8")
+        Path("c.toml").write_text(on, encoding="utf-8")
+        files = ("--profile", "m.toml", "--cluster", "c.toml") if name == "chimera-plan" else ()
+        monkeypatch.setattr(sys, "argv", [name, *files, *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            command()
+        said = capsys.readouterr()
+        assert end.value.code is None or isinstance(end.value.code, int)
+        return Ended(end.value.code or 0, said.out, said.err)
+
+    return call
+
+
+def found(ended: Ended) -> dict[str, Any]:
+    assert (ended.status, ended.err) == (0, "")
+    result = json.loads(ended.out)
+    assert isinstance(result, dict)
+    return result
+
+
+def test_the_space_is_every_split_that_an_enumeration_finds(plan: Plan) -> None:
+    """P = 8, a mini-batch of 16: all (D, B, N, W) with W D = P and B N W = 16, and what the schemes require of them."""
+    result = found(plan(profile((2, 4, 8), (1, 2, 4)), cluster(8), "--mini-batch", 16, "--json"))
+    seen = {
+        (each["scheme"], each["D"], each["B"], each["N"], each["W"], each["settings"].get("f"))
+        for each in result["choices"]
+    }
+    assert len(seen) == len(result["choices"])
+    requires: dict[str, Callable[[int, int, int, int], bool]] = {
+        "gpipe": lambda D, B, N, f: f == 0,
+        "dapple": lambda D, B, N, f: f == 0,
+        "gems": lambda D, B, N, f: f == 0,
+        "chimera": lambda D, B, N, f: f > 0 and D % (2 * f) == 0,
+        "chimera_doubling": lambda D, B, N, f: f == 0 and N >= D and N % D == 0,
+        "chimera_halving": lambda D, B, N, f: f == 0 and N >= D and N % D == 0 and B % 2 == 0,
+        "pipedream_2bw": lambda D, B, N, f: f == 0 and N >= D,
+    }
+    expected = {
+        (name, D, B, N, W, f or None)
+        for name, holds in requires.items()
+        for D in (2, 4, 8)
+        for B in (1, 2, 4)
+        for N in range(1, 17)
+        for W in range(1, 9)
+        for f in range(9)
+        if W * D == 8 and B * N * W == 16 and holds(D, B, N, f)
+    }
+    expected |= {("pipedream", D, B, 1, 8 // D, None) for D in (2, 4, 8) for B in (1, 2, 4) if B * 8 // D <= 16}
+    assert seen == expected
+
+
+def makespans(plan: Plan, depth: int, count: int, *more: object) -> dict[str, float]:
+    """T of the library's schemes where communication is free, in forwards."""
+    model = profile((depth,), (1,), weights="1 B", recomputing=str(more[0]) if more else "30 ms")
+    result = found(plan(model, cluster(depth), "--mini-batch", count, "--synchronous-only", "--json", "--set", "f=1"))
+    for each in result["choices"]:
+        assert each["T_replay"] == pytest.approx(each["T"])
+    return {each["scheme"]: each["T"] * 100 for each in result["choices"]}
+
+
+@pytest.mark.parametrize(
+    ("depth", "units", "wins"), [(4, 2, True), (4, 3, True), (4, 4, False), (6, 2, True), (6, 3, False)]
+)
+def test_plain_1f1b_beats_direct_concatenation_from_three_or_four_units_on(
+    plan: Plan, depth: int, units: int, wins: bool
+) -> None:
+    """FACTS.md: 3N + (K+1)(D-2) against 3(N+D-1), communication free."""
+    count = units * depth
+    times = makespans(plan, depth, count)
+    assert times["chimera"] == pytest.approx(3 * count + (units + 1) * (depth - 2))
+    assert times["dapple"] == pytest.approx(3 * (count + depth - 1))
+    assert (times["chimera"] < times["dapple"]) is wins
+
+
+def test_doubling_loses_to_plain_1f1b_where_backwards_recompute(plan: Plan) -> None:
+    """FACTS.md: D = 4, N = 8 with B = 3: 38 against 33."""
+    times = makespans(plan, 4, 8)
+    assert (times["chimera_doubling"], times["dapple"]) == (pytest.approx(38), pytest.approx(33))
+
+
+def test_a_plan_says_when_plain_1f1b_is_faster(plan: Plan) -> None:
+    """D = 4, N = 16: 1F1B takes 57, direct concatenation 58, halving 50."""
+    asked = "--scheme", "chimera", "--set", "f=1", "--synchronous-only"
+    ended = plan(profile((4,), (1,), weights="1 B"), cluster(4), "--mini-batch", 16, *asked)
+    assert "Plain 1F1B with a flush (dapple) is 1.75 % faster than chimera here." in ended.out
+    assert "dapple" not in ended.out.split("Plain 1F1B")[0]
+
+
+def test_where_memory_is_tight_only_what_keeps_little_is_left(plan: Plan) -> None:
+    """Room for two micro-batches' activations: 1F1B keeps min(D - s, N) = 4 and must recompute, GEMS keeps 1."""
+    small = cluster(4, memory="2010 kB")
+    asked = "--scheme", "dapple", "--scheme", "gems", "--json"
+    result = found(plan(profile((4,), (1,), weights="100 B"), small, "--mini-batch", 8, *asked))
+    assert {each["scheme"]: each["recompute"] for each in result["choices"]} == {"dapple": True, "gems": False}
+    without = found(plan(profile((4,), (1,), weights="100 B"), small, "--mini-batch", 8, *asked, "--no-recompute"))
+    assert [each["scheme"] for each in without["choices"]] == ["gems"]
+    (out,) = (each for each in without["left_out"] if each["reason"] == "out of memory")
+    assert (out["scheme"], out["B"]) == ("dapple", 1)
+    assert out["detail"].startswith("worker 0 needs at least 3.8")
+
+
+def test_slow_sums_of_gradients_make_for_few_copies(plan: Plan) -> None:
+    """Stages of D = 2 and 8 cost alike here, so W = 4 is the faster by far, unless 1 MB take 2 (r - 1) / r seconds."""
+    model, asked = profile((2, 8), (1,)), ("--mini-batch", 32, "--scheme", "dapple", "--json")
+    fast = found(plan(model, cluster(8), *asked))["choices"]
+    slow = found(plan(model, cluster(8, sums="1 MB/s"), *asked))["choices"]
+    assert [each["W"] for each in fast] == [4, 1]
+    assert [each["W"] for each in slow] == [1, 4]
+    assert slow[1]["T"] - fast[0]["T"] == pytest.approx(2 * 3 / 4)
+
+
+def test_the_greedy_rule_takes_the_largest_micro_batch_that_fits_and_fills_the_pipelines(plan: Plan) -> None:
+    """A mini-batch of 32 on D = 4: B = 8 has N = 4 = D, B = 16 has less; with room for 17 items B = 8 does not fit."""
+    model = profile((4,), (1, 2, 4, 8, 16), weights="100 B")
+    asked = "--mini-batch", 32, "--scheme", "dapple", "--greedy", "--json"
+    assert [each["B"] for each in found(plan(model, cluster(4), *asked))["choices"]] == [8]
+    result = found(plan(model, cluster(4, memory="17 MB"), *asked))
+    assert [(each["B"], each["recompute"]) for each in result["choices"]] == [(4, False)]
+    (out,) = (each for each in result["left_out"] if each["reason"] == "out of memory")
+    assert out["B"] == 8
+    everything = found(plan(model, cluster(4), *asked[:-2], "--json"))
+    assert sorted(each["B"] for each in everything["choices"]) == [1, 2, 4, 8, 16]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("--scheme", "chimera", "--set", "f=2"),
+        ("--scheme", "chimera_halving"),
+        ("--scheme", "chimera", "--recompute", "--sync", "lazy", "--set", "f=1"),
+        ("--scheme", "pipedream"),
+        ("--scheme", "pipedream_2bw", "--recompute"),
+    ],
+    ids=" ".join,
+)
+def test_the_compile_line_compiles_just_what_was_predicted(plan: Plan, asked: tuple[str, ...]) -> None:
+    model, on = profile((4,), (2,)), cluster(8, sums="100 MB/s")
+    result = found(plan(model, on, "--mini-batch", 32, "--json", *asked))
+    best = result["choices"][0]
+    words = shlex.split(result["commands"][0])
+    assert words.pop(0) == "chimera-compile"
+    ended = plan(model, on, *words, "--emit", "report", command=cli.main, name="chimera-compile")
+    report = json.loads(ended.out)
+    prediction = report["prediction"]
+    assert (best["T"], best["memory"]) == (pytest.approx(prediction["T"]), prediction["memory"])
+    assert best["mini_batch"] == best["B"] * report["micro_batches"] * best["W"]
+    assert {key: report["parameters"][key] for key in best["settings"]} == best["settings"]
+    assert any(report["stashed_inputs"]) is best["recompute"]
+
+
+def test_the_torchrun_line_fills_the_nodes(plan: Plan) -> None:
+    asked = "--mini-batch", 8, "--scheme", "dapple", "--json"
+    line = found(plan(profile((4,), (1,)), cluster(8, per_node=4), *asked))["commands"][1]
+    assert line.startswith("torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 --nproc-per-node=4 ")
+    line = found(plan(profile((4,), (1,)), cluster(8, per_node=8), *asked, "--layout", "replica"))["commands"][1]
+    expected = "dapple.out/train.py --model MODEL.py --micro-batch-size 1 --layout replica"
+    assert line == f"torchrun --nproc-per-node=8 {expected}"
+
+
+def test_close_choices_are_called_close(plan: Plan) -> None:
+    """GPipe and 1F1B take the same time, GEMS (2D + 1) N + D - 1 = 75 against 33."""
+    asked = "--mini-batch", 8, "--scheme", "dapple", "--scheme", "gems", "--scheme", "gpipe"
+    ended = plan(profile((4,), (1,), weights="1 B"), cluster(4), *asked)
+    assert "The first 2 are within 0 %, less than the model's error of 10 %: measure them." in ended.out
+    assert "Plain 1F1B with a flush (dapple) is 127 % faster than gems here." in ended.out
+    assert ended.out.splitlines()[0].startswith("m on c: 4 workers with 14.9 GiB, mini-batches of 8")
+
+
+def test_the_order_is_that_of_throughput_and_asynchronous_schemes_are_told_apart(plan: Plan) -> None:
+    asked = "--mini-batch", 8, "--scheme", "dapple", "--scheme", "pipedream", "--json"
+    result = found(plan(profile((4,), (1, 2)), cluster(4), *asked))
+    rates = [each["throughput"] for each in result["choices"]]
+    assert rates == sorted(rates, reverse=True)
+    (note,) = (each for each in result["notes"] if "has no flush" in each)
+    assert note.startswith("pipedream") and note.endswith("the first with a flush is number 3, dapple")
+    without = found(plan(profile((4,), (1, 2)), cluster(4), *asked, "--synchronous-only"))
+    assert [each for each in result["choices"] if not each["asynchronous"]] == without["choices"]
+
+
+def test_a_scheme_of_ones_own_is_verified_and_ranked(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "mine.chim").write_text(library.source("dapple").text.replace("scheme dapple", "scheme mine"))
+    result = found(plan(profile((4,), (1,)), cluster(4), "--mini-batch", 8, "--scheme", "mine.chim", "--json"))
+    assert [each["scheme"] for each in result["choices"]] == ["mine.chim"]
+    assert result["commands"][0].startswith("chimera-compile mine.chim --set D=4 --set N=8 ")
+    colliding = library.source("dapple").text.replace("@ 2*m + 2*D-1 - s", "@ 2*m + 2*D - s")
+    (tmp_path / "mine.chim").write_text(colliding)
+    ended = plan(profile((4,), (1,)), cluster(4), "--mini-batch", 8, "--scheme", "mine.chim")
+    assert ended.status == WRONG_TEXT
+    assert "refused by the scheme" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--mini-batch", 8, "--scheme", "dappel"), "did you mean dapple?"),
+        (("--mini-batch", 8, "--set", "Q=1"), "no scheme has such a parameter"),
+        (("--mini-batch", 8, "--workers", 9), "the cluster c has 8"),
+        (("--mini-batch", 8, "--workers", 6), "a node has 4"),
+        (("--mini-batch", 8, "--choose", 999), "there are"),
+        ((), "Missing option '--mini-batch'"),
+        (("--mini-batch", 8, "--scheme", "x.sir"), "no parameters to choose"),
+    ],
+)
+def test_a_command_line_that_cannot_be_meant_is_refused(plan: Plan, arguments: tuple[object, ...], said: str) -> None:
+    plan(profile((2,), (1,)), cluster(8, per_node=4), *arguments).assert_refused(WRONG_COMMAND, said)
+
+
+def test_a_profile_or_cluster_with_mistakes_gets_their_diagnostics(plan: Plan) -> None:
+    ended = plan(profile((2,), (1,), weights="1"), cluster(8).replace("workers = 8", ""), "--mini-batch", 8)
+    ended.assert_refused(WRONG_TEXT, "error[CH7", "m.toml", "c.toml")
+
+
+def test_where_nothing_fits_it_is_told_why(plan: Plan) -> None:
+    ended = plan(profile((3,), (1,)), cluster(8), "--mini-batch", 7, "--scheme", "dapple")
+    assert (ended.status, ended.err) == (WRONG_TEXT, "")
+    assert "nothing fits" in ended.out
+    assert "8 workers are no multiple of 3" in ended.out
+    ended = plan(profile((8,), (2,)), cluster(8), "--mini-batch", 7, "--scheme", "dapple")
+    assert "7 items are no multiple of W B = 2" in ended.out
+    asked = "--mini-batch", 64, "--scheme", "dapple", "--max-operations", 100
+    assert "too many operations" in plan(profile((8,), (1,)), cluster(8), *asked).out
