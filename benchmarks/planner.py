@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/planner.py [--runs 3]
 
-The figures of the profile are of the order of GPT-2's (Table 4 of the paper, sequences of 632): D = 8 to 64, B = 1 to 32.
+The profile is of the order of GPT-2's (Table 4 of the paper, sequences of 632), with D = 8 to 64 and B = 1 to 32.
 Each run is a process of its own. Shown are the median of the time that passed and of all processors' time together; the
 time that passed says little on a machine that is busy otherwise.
 """

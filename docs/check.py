@@ -3,9 +3,9 @@
     python docs/check.py             # says which blocks are out of date
     python docs/check.py --update    # writes what is printed now
 
-A block is a fence of the kind ``console`` that begins with ``$ chimera-compile``, ``$ chimera-tables`` or
-``$ chimera-profile``; a line ``...`` in it stands for any number of lines. The commands see docs/ and examples/; what
-they write goes into a directory that is removed.
+A block is a fence of the kind ``console`` that begins with ``$ chimera-compile``, ``$ chimera-plan``,
+``$ chimera-profile`` or ``$ chimera-tables``; a line ``...`` in it stands for any number of lines. The commands see
+docs/ and examples/; what they write goes into a directory that is removed.
 """
 
 import os
@@ -16,7 +16,9 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"(?<=^```console\n)\$ chimera-(?:compile|tables|profile).*?(?=^```$)", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"(?<=^```console\n)\$ chimera-(?:compile|plan|profile|tables).*?(?=^```$)", re.MULTILINE | re.DOTALL
+)
 
 
 def run(commands: list[str]) -> str:

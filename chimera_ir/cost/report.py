@@ -111,6 +111,7 @@ def report(
     own = _figures(schedule, timeline, weights, Fraction(1))
     size = Fraction(schedule.header.stages, baseline.header.stages)
     same = size == 1 and not schedule.header.asynchronous and baseline.lanes == schedule.lanes
+    same = same and not any(pipe.recompute for pipe in schedule.header.pipes)
     flushed = timeline if same else simulate(baseline, costs.scaled(size))
     base = _figures(baseline, flushed, held(baseline.header), size)
     stale = staleness(schedule)

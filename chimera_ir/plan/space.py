@@ -120,13 +120,14 @@ class _Search:
     def found(self) -> Iterator[Choice | LeftOut]:
         for settings in self._settings():
             outlined = self._outlined(settings)
+            meant = settings.get(self._letters.stages) in (None, *self._profile.depths, *self._fixed.values())
             if isinstance(outlined, LeftOut):
-                yield outlined
+                yield from [outlined] if meant else []
             elif outlined.asynchronous and self._question.synchronous_only:
                 continue
             elif outlined.stages in self._profile.depths:
                 yield from self._split(settings, outlined)
-            elif settings.get(self._letters.stages) in (None, *self._profile.depths, *self._fixed.values()):
+            elif meant:
                 depths = ", ".join(map(str, sorted(self._profile.depths)))
                 yield self._out(settings, None, Reason.PROFILE, f"{outlined.stages} stages; the profile has {depths}")
 

@@ -230,7 +230,8 @@ def test_the_order_is_that_of_throughput_and_asynchronous_schemes_are_told_apart
     rates = [each["throughput"] for each in result["choices"]]
     assert rates == sorted(rates, reverse=True)
     (note,) = (each for each in result["notes"] if "has no flush" in each)
-    assert note.startswith("pipedream") and note.endswith("the first with a flush is number 3, dapple")
+    assert note.startswith("pipedream")
+    assert note.endswith("the first with a flush is number 3, dapple")
     without = found(plan(profile((4,), (1, 2)), cluster(4), *asked, "--synchronous-only"))
     assert [each for each in result["choices"] if not each["asynchronous"]] == without["choices"]
 
