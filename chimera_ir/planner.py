@@ -129,7 +129,7 @@ def plan_command(
     trusted = frozenset(map(library.source, library.names()))
     judge = Judge(parsed, model, inputs.cluster, layout == "replica", recomputation, max_operations, trusted)
     with progress.shown() as doing:
-        ranking = rank(sources, question, judge, greedy, doing)
+        ranking = rank(sources, question, judge, greedy, max(top, choose), doing)
     _deliver(ranking, wanted)
 
 

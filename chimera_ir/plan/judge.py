@@ -1,6 +1,7 @@
 """What a configuration is predicted to take: compiled as far as time and memory need it, then equation 1.
 
 What cannot fit is found early: by what stands on a worker before anything runs, then by the activations on top of that.
+What fits with room for many more messages than there are is not weighed to the byte, unless someone wants to know.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from chimera_ir.diagnostics.model import Rejected, raise_errors
 from chimera_ir.elaborate.elaborate import elaborate, outline
 from chimera_ir.ir.levels import Header, Program, Schedule
 from chimera_ir.ir.ops import Compute, Forward
-from chimera_ir.lower.lower import lower, sketch
+from chimera_ir.lower.lower import lower, sketch, summed
 from chimera_ir.lower.order import order
 from chimera_ir.plan.space import Choice, LeftOut, Reason, Recomputation, refusal
 from chimera_ir.predict.equation import equation
@@ -28,6 +29,9 @@ from chimera_ir.syntax.change import Change
 from chimera_ir.verify.holdings import Holdings, holdings
 from chimera_ir.verify.verify import verify_plan, verify_schedule
 
+_AT_ONCE = 8
+"""More messages than are on their way at once from or to a stage; there are two or three."""
+
 MODES = {
     Recomputation.WHERE_NEEDED: (False, True),
     Recomputation.ALWAYS: (True,),
@@ -40,7 +44,8 @@ MODES = {
 class Judged:
     """A configuration that fits: T of equation 1 in seconds, of an update; bytes by worker; its compute operations.
 
-    ``recomputes`` says whether any stage does; ``replayed`` is the time of the replay, where there was one.
+    ``recomputes`` says whether any stage does; ``replayed`` is the time of the replay, where there was one; ``memory``
+    is empty where it was enough to know that there is room.
     """
 
     choice: Choice
@@ -111,6 +116,10 @@ class Judge:
         assert found is not None
         return found
 
+    def weighed(self, judged: Judged) -> Verdict:
+        """The same with its bytes, or why it does not fit after all."""
+        return _Bench(self).weighed(judged)
+
     def replayed(self, judged: Judged) -> Judged:
         """The same, with the time of its replay."""
         schedule = _Bench(self).schedule(judged.choice)
@@ -134,6 +143,7 @@ class _Bench:
         self._judge = judge
         self._last: tuple[object, tuple[tuple[Compute, ...], ...]] | None = None
         self._programs: dict[Change, tuple[Program, tuple[Holdings, ...]]] = {}
+        self._timed: dict[Change, Program] = {}
 
     def verdict(self, choice: Choice) -> Verdict:
         """The prediction, or why there is none."""
@@ -155,17 +165,30 @@ class _Bench:
         over = self._over(choice, _least(schedule, setting), "at least ")
         if over:
             return over
-        program, held = self._sketch(choice, schedule)
-        needed = [each.total for each in memory(program, setting, held)]
+        needed: list[int] = []
+        if max(_most(schedule, setting)) > self._judge.available:
+            needed = self._needed(choice, schedule, setting)
         return self._over(choice, needed, "") or Judged(
             choice,
             header.scheme,
             header.asynchronous,
             any(pipe.recompute for pipe in header.pipes),
-            equation(program, setting).seconds,
+            equation(self._summed(choice, schedule), setting).seconds,
             tuple(needed),
             sum(map(len, schedule.lanes)),
         )
+
+    def weighed(self, judged: Judged) -> Verdict:
+        """The same with its bytes, or why it does not fit after all."""
+        choice = judged.choice
+        if judged.memory:
+            return judged
+        needed = self._needed(choice, self.schedule(choice), self._judge.setting(choice))
+        return self._over(choice, needed, "") or replace(judged, memory=tuple(needed))
+
+    def _needed(self, choice: Choice, schedule: Schedule, setting: Setting) -> list[int]:
+        program, held = self._sketch(choice, schedule)
+        return [each.total for each in memory(program, setting, held)]
 
     def schedule(self, choice: Choice) -> Schedule:
         """The schedule of a configuration."""
@@ -181,21 +204,33 @@ class _Bench:
                 raise_errors((*verify_plan(plan), *verify_schedule(ordered, plan)))
             self._last = key, ordered.lanes
             self._programs.clear()
+            self._timed.clear()
         return Schedule(header, self._last[1])
 
     def _sketch(self, choice: Choice, schedule: Schedule) -> tuple[Program, tuple[Holdings, ...]]:
         """The program of a configuration and what it holds, for the scheme and parameters of the last schedule."""
+        header = schedule.header
         if choice.change not in self._programs:
-            _, duration = ticks(schedule.header, Costs())
-            program = sketch(schedule, duration)
+            lanes = next((known.lanes for known, _ in self._programs.values()), None) if header.asynchronous else None
+            _, duration = ticks(header, Costs())
+            program = Program(header, lanes) if lanes else sketch(schedule, duration)
             self._programs[choice.change] = program, tuple(holdings(program))
         return self._programs[choice.change]
+
+    def _summed(self, choice: Choice, schedule: Schedule) -> Program:
+        """The program of a configuration as far as time needs it; again for that of the last schedule."""
+        if choice.change not in self._timed:
+            _, duration = ticks(schedule.header, Costs())
+            self._timed[choice.change] = summed(schedule, duration)
+        return self._timed[choice.change]
 
     def _scheme(self, choice: Choice) -> Scheme:
         return choice.change.of(self._judge.schemes[choice.source])
 
     def _over(self, choice: Choice, needed: Sequence[int], prefix: str) -> LeftOut | None:
         """Why it does not fit, if it does not: the worker that needs most."""
+        if not needed:
+            return None
         worker, available = max(range(len(needed)), key=needed.__getitem__), self._judge.available
         if needed[worker] <= available:
             return None
@@ -213,8 +248,12 @@ def _standing(header: Header, setting: Setting) -> list[int]:
 def _least(schedule: Schedule, setting: Setting) -> list[int]:
     """What each worker needs if messages, and the inputs that came as such, take no room."""
     header = schedule.header
-    kept = [_kept(header, setting, stage) for stage in range(header.stages)]
-    found = []
+    return _peaks(schedule, setting, [_kept(header, setting, stage) for stage in range(header.stages)])
+
+
+def _peaks(schedule: Schedule, setting: Setting, kept: Sequence[int]) -> list[int]:
+    """What each worker needs if so much is kept of a micro-batch on a stage, and nothing else."""
+    header, found = schedule.header, []
     for standing, lane in zip(_standing(header, setting), schedule.lanes, strict=True):
         now = most = 0
         for operation in lane:
@@ -223,6 +262,21 @@ def _least(schedule: Schedule, setting: Setting) -> list[int]:
             most = max(most, now)
         found.append(standing + most // header.parts)
     return found
+
+
+def _most(schedule: Schedule, setting: Setting) -> list[int]:
+    """More than each worker needs: nothing is kept where it was received, and far more is on its way than ever is."""
+    header = schedule.header
+    timings = [setting.timing(stage) for stage in range(header.stages)]
+    ends = [each.output + each.gradient for each in timings]
+    again = [all(stage in pipe.recompute for pipe in header.pipes) for stage in range(header.stages)]
+    extra = [
+        timing.activations + _AT_ONCE * (ends[stage] + (ends[stage - 1] if stage else 0))
+        for stage, timing in enumerate(timings)
+    ]
+    kept = [each.input if alike else each.activations for each, alike in zip(timings, again, strict=True)]
+    peaks = zip(_peaks(schedule, setting, kept), header.stages_of, strict=True)
+    return [peak + sum(extra[stage] for stage in stages) for peak, stages in peaks]
 
 
 def _kept(header: Header, setting: Setting, stage: int) -> int:

@@ -20,6 +20,9 @@ from chimera_ir.source import Source
 REPLAYED = 20
 """How many of the first are replayed, at most."""
 
+WEIGHED_OPERATIONS = 30_000
+"""How many compute operations those have together, at most, that are weighed to the byte though they fit anyway."""
+
 REPLAYED_OPERATIONS = 20_000
 """How many compute operations the replayed ones have together, at most."""
 
@@ -51,8 +54,8 @@ class Ranking:
     reference: Judged | None
 
 
-def rank(sources: Sequence[Source], question: Question, judge: Judge, greedy: bool, tell: Tell) -> Ranking:
-    """Judges all configurations of the judge's schemes; those of ``sources`` are asked for."""
+def rank(sources: Sequence[Source], question: Question, judge: Judge, greedy: bool, top: int, tell: Tell) -> Ranking:
+    """Judges all configurations of the judge's schemes; those of ``sources`` are asked for, the first weighed."""
     baseline, _ = library.baseline(1, 1)
     families: list[tuple[Choice, ...]] = []
     found: list[Verdict] = []
@@ -64,6 +67,8 @@ def rank(sources: Sequence[Source], question: Question, judge: Judge, greedy: bo
         found += _judged(families, judge, greedy, executor, tell)
         judged = sorted((each for each in found if isinstance(each, Judged)), key=_order)
         judged = sorted(_replayed(judged, judge, executor, tell), key=_order)
+        judged, heavy = _weighed(judged, judge, top, executor, tell)
+        found += heavy
     asked = [each for each in judged if each.choice.source in sources]
     left_out = (each for each in found if isinstance(each, LeftOut) and each.source in sources)
     reference = next((each for each in judged if each.choice.source == baseline), None)
@@ -153,6 +158,27 @@ def _replayed(judged: Sequence[Judged], judge: Judge, executor: Executor | None,
     tell("replaying the first choices")
     rest = [each for each in judged if each not in chosen]
     return [*_spread(executor, _replay_one, [(judge, each) for each in chosen]), *rest]
+
+
+def _weighed(
+    judged: list[Judged], judge: Judge, top: int, executor: Executor | None, tell: Tell
+) -> tuple[list[Judged], list[LeftOut]]:
+    """All in order, the first ones with their bytes; and those that turn out not to fit."""
+    left, chosen = WEIGHED_OPERATIONS, list[Judged]()
+    for each in judged[:top]:
+        if not each.memory and each.operations <= left:
+            chosen.append(each)
+            left -= each.operations
+    tell("weighing the first choices")
+    verdicts = list(_spread(executor, _weigh_one, [(judge, each) for each in chosen]))
+    light = [verdict for verdict in verdicts if isinstance(verdict, Judged)]
+    heavy = [verdict for verdict in verdicts if isinstance(verdict, LeftOut)]
+    return sorted((*light, *(each for each in judged if each not in chosen)), key=_order), heavy
+
+
+def _weigh_one(judge: Judge, judged: Judged) -> Verdict:
+    with _undisturbed():
+        return judge.weighed(judged)
 
 
 def _replay_one(judge: Judge, judged: Judged) -> Judged:

@@ -55,7 +55,7 @@ def _row(place: int, judged: Judged) -> Iterator[str]:
     yield seconds(judged.equation)
     yield "" if judged.replayed is None else seconds(judged.replayed)
     yield f"{judged.throughput:.4g}"
-    yield size(max(judged.memory))
+    yield size(max(judged.memory)) if judged.memory else "fits"
 
 
 def _more(judged: Judged) -> str:
@@ -138,7 +138,7 @@ def _choice(judged: Judged) -> dict[str, object]:
         "T": judged.equation,
         "T_replay": judged.replayed,
         "throughput": judged.throughput,
-        "memory": list(judged.memory),
+        "memory": list(judged.memory) or None,
     }
 
 
