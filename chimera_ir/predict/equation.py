@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
+from math import lcm
 
 from chimera_ir.cost.launches import launches
 from chimera_ir.cost.model import Costs
@@ -159,27 +160,30 @@ def _flushed(program: Program, timeline: Timeline, sums: Sequence[float]) -> lis
 
 
 class _Idle:
-    """The gaps of a lane up to the end of the iteration: its idle time counts up in them, and stands still between."""
+    """The gaps of a lane up to the end of the iteration: its idle time counts up in them, and stands still between.
 
-    def __init__(self, lane: Sequence[Timed], span: int) -> None:
-        bounds = [0, *(bound for each in lane for bound in (each.start, each.end)), span]
+    Time is counted in ``parts`` of a tick.
+    """
+
+    def __init__(self, lane: Sequence[Timed], span: int, parts: int) -> None:
+        bounds = [0, *(parts * bound for each in lane for bound in (each.start, each.end)), parts * span]
         gaps = [(start, end) for start, end in zip(bounds[::2], bounds[1::2], strict=True) if start < end]
         self._starts = [start for start, _ in gaps]
         self._ends = [end for _, end in gaps]
         self._through = list(accumulate(end - start for start, end in gaps))
-        self._span = Fraction(span)
+        self._span = parts * span
 
     @property
     def total(self) -> int:
         """All of it."""
         return self._through[-1] if self._through else 0
 
-    def before(self, time: Fraction) -> Fraction:
+    def before(self, time: int) -> int:
         """How much there has been at a time."""
         gap = bisect_right(self._starts, time) - 1
-        return self._through[gap] - max(Fraction(0), self._ends[gap] - time) if gap >= 0 else Fraction(0)
+        return self._through[gap] - max(0, self._ends[gap] - time) if gap >= 0 else 0
 
-    def end(self, begin: Fraction, length: Fraction) -> Fraction:
+    def end(self, begin: int, length: int) -> int:
         """When so much has been found from a time on; behind the span all time is free."""
         found = self.before(begin) + length
         if not length:
@@ -196,11 +200,15 @@ def _overlap(sums: Iterable[_Sum], lane: Sequence[Timed], timeline: Timeline) ->
     With two stages on each worker these are the regions of Figure 6. What is left when the last operation of the
     iteration ends is not overlapped.
     """
-    idle, done, regions = _Idle(lane, timeline.span), Fraction(0), []
-    for each in sorted(sums, key=lambda each: each.begin):
-        regions.append(Region(each.stage, float((idle.total - idle.before(each.begin)) * timeline.tick)))
-        done = idle.end(max(each.begin, done), each.length)
-    return tuple(regions), float(max(Fraction(0), done - timeline.span) * timeline.tick)
+    ordered = sorted(sums, key=lambda each: each.begin)
+    parts = lcm(*(time.denominator for each in ordered for time in (each.begin, each.length)))
+    part = timeline.tick / parts
+    idle, done, regions = _Idle(lane, timeline.span, parts), 0, []
+    for each in ordered:
+        begin = int(each.begin * parts)
+        regions.append(Region(each.stage, float((idle.total - idle.before(begin)) * part)))
+        done = idle.end(max(begin, done), int(each.length * parts))
+    return tuple(regions), float(max(0, done - parts * timeline.span) * part)
 
 
 def _streams(timeline: Timeline, sums: Sequence[float]) -> list[_Found]:
