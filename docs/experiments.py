@@ -26,6 +26,7 @@ from chimera_ir.source import Source
 HERE = Path(__file__).resolve().parent
 INPUTS = HERE.parent / "examples" / "paper"
 PLAN = (sys.executable, "-c", "from chimera_ir.planner import main; main()")
+COMPILE = (sys.executable, "-c", "from chimera_ir.cli import main; main()")
 
 BASELINES = ("gpipe", "gems", "dapple", "pipedream_2bw", "pipedream")
 GREEDY = ("chimera", "--set", "f=1", "--greedy")
@@ -51,25 +52,16 @@ BERT, GPT = "bert48", "gpt2"
 
 
 @cache
-def choices(
-    case: Case, scheme: str, *options: str, memory: str | None = None, equal: bool = False
-) -> tuple[Choice, ...]:
-    """What chimera-plan finds for a scheme, best first.
-
-    ``memory`` replaces that of the cluster's workers; ``equal``: all stages take as long as one in the middle.
-    """
+def choices(case: Case, scheme: str, *options: str, equal: bool = False) -> tuple[Choice, ...]:
+    """What chimera-plan finds for a scheme, best first; ``equal``: all stages take as long as one in the middle."""
     with tempfile.TemporaryDirectory() as folder:
-        cluster, profile = INPUTS / f"{case.cluster}.cluster.toml", INPUTS / f"{case.profile}.profile.toml"
+        profile = INPUTS / f"{case.profile}.profile.toml"
         if equal:
             profile = Path(folder) / "equal.toml"
             profile.write_text(equal_stages(case.profile), encoding="utf-8")
-        if memory is not None:
-            text = re.sub(r'memory = "[^"]*"', f'memory = "{memory}"', cluster.read_text(encoding="utf-8"))
-            cluster = Path(folder) / "large.toml"
-            cluster.write_text(text, encoding="utf-8")
-        files = ("--profile", str(profile), "--cluster", str(cluster))
+        files = ("--profile", str(profile), "--cluster", str(INPUTS / f"{case.cluster}.cluster.toml"))
         size = ("--workers", str(case.workers), "--mini-batch", str(case.mini_batch))
-        command = [*PLAN, *files, *size, "--scheme", scheme, "--json", *options]
+        command = [*PLAN, *files, *size, "--scheme", scheme, "--json", "--top", "1000", *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode == 1 and done.stdout:
             return ()
@@ -199,17 +191,28 @@ def spread() -> Iterator[Row]:
     """Section 4.1: the most and the least that a worker needs, without recomputation, of 32 nodes."""
     cases = ((Case(BERT, 32, 512), (4, 8, 16), 8), (Case(GPT, 32, 512), (8, 16, 32), 1))
     for scheme in (*BASELINES, "chimera"):
-        cells = []
-        for case, depths, size in cases:
-            option = ("--set", "f=1") if scheme == "chimera" else ()
-            found = choices(case, scheme, "--no-recompute", *option, memory="4000 GiB")
-            for depth in depths:
-                each = next((c for c in found if c["D"] == depth and c["B"] == size), None)
-                cells.append(_spread(memory(each)) if each else "none")
-        yield scheme, *cells
+        yield (
+            scheme,
+            *(_spread(compiled(case, scheme, depth, size)) for case, depths, size in cases for depth in depths),
+        )
+
+
+def compiled(case: Case, scheme: str, depth: int, size: int) -> list[int]:
+    """Bytes by worker of a scheme at D stages and micro-batches of so many items; none if there is no such thing."""
+    copies = case.workers // depth
+    settings = {"D": depth, **({} if scheme == "pipedream" else {"N": case.mini_batch // copies // size})}
+    options = [f"--set={name}={value}" for name, value in settings.items()]
+    files = [f"--profile={INPUTS / case.profile}.profile.toml", f"--cluster={INPUTS / case.cluster}.cluster.toml"]
+    command = [*COMPILE, scheme, *options, *files, f"--copies={copies}", f"--micro-batch-size={size}", "--emit=report"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = json.loads(done.stdout)["prediction"]["memory"] if done.returncode == 0 else []
+    assert isinstance(found, list)
+    return found
 
 
 def _spread(each: Sequence[int]) -> str:
+    if not each:
+        return "none"
     least, most = min(each) / GIB, max(each) / GIB
     shown = f"{least:.1f} to {most:.1f}"
     return f"**{shown}**" if most > 16280 / 1024 - 1 else shown
