@@ -12,7 +12,7 @@ from chimera_ir.profile.cluster import Link
 
 @dataclass(frozen=True, slots=True)
 class Charges:
-    """The costs of a program's instructions; what an operation takes over k micro-batches is k times that over one."""
+    """The costs of a program's instructions."""
 
     header: Header
     setting: Setting
@@ -20,7 +20,7 @@ class Charges:
 
     def compute(self, operation: Compute) -> float:
         """F_t or B_t of the operation's stage, for all of its micro-batches."""
-        timing = self.setting.timing(operation.stage)
+        timing, times = self.setting.over(operation.stage, len(operation.micros), self.header.parts)
         match operation:
             case Forward():
                 one = timing.forward
@@ -28,7 +28,7 @@ class Charges:
                 one = timing.recomputing if self.header.recomputes(micros[0], stage) else timing.backward
             case _:
                 assert_never(operation)
-        return one * len(operation.micros) / self.header.parts
+        return one * times.numerator / times.denominator
 
     def size(self, message: Message) -> float:
         """Bytes of a message: a stage's output on its way on, or the gradient with respect to it on its way back."""

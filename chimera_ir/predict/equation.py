@@ -8,7 +8,7 @@ B_t + Comm_p2p; and any number of stages per worker share them in the manner of 
 """
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -20,7 +20,9 @@ from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import Timed, Timeline, simulate
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Header, Program, Schedule
+from chimera_ir.ir.ops import Backward, Compute, Forward
 from chimera_ir.predict.setting import Setting
+from chimera_ir.profile.costs import Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +80,11 @@ class Equation:
 def equation(program: Program, setting: Setting) -> Equation:
     """Equation 1 for a verified program."""
     header = program.header
-    costs, p2p = _costs(header, setting), _p2p(header, setting)
+    schedule = _schedule(program)
+    costs, p2p = _costs(schedule, setting), _p2p(header, setting)
     added = Fraction(p2p)
     shown = Costs(F=costs.F + added, B=costs.B + added, recomputing=costs.recomputing + added)
-    timeline = simulate(_schedule(program), shown)
+    timeline = simulate(schedule, shown)
     sums = tuple(
         setting.cluster.sums.all_reduce(costs_of.gradients, setting.copies * len(holders))
         for costs_of, holders in zip(setting.stages, header.holders, strict=True)
@@ -103,16 +106,33 @@ def equation(program: Program, setting: Setting) -> Equation:
     )
 
 
-def _costs(header: Header, setting: Setting) -> Costs:
-    """F_t and B_t of the slowest stage, exactly."""
-    timings = [setting.timing(stage) for stage in range(header.stages)]
+def _costs(schedule: Schedule, setting: Setting) -> Costs:
+    """F_t and B_t of the slowest stage, exactly, per micro-batch of the usual operation."""
+    header = schedule.header
+    forwards = _timings(schedule, setting, Forward)
+    backwards = _timings(schedule, setting, Backward)
     again = {stage for pipe in header.pipes for stage in pipe.recompute}
     kept = {stage for pipe in header.pipes for stage in range(header.stages) if stage not in pipe.recompute}
-    backward = max((timings[stage].backward for stage in kept), default=timings[0].backward)
-    recomputing = max((timings[stage].recomputing for stage in again), default=timings[0].recomputing)
+    backward = max(backwards[stage][0].backward * backwards[stage][1] for stage in kept or again)
+    recomputing = max(backwards[stage][0].recomputing * backwards[stage][1] for stage in again or kept)
     return Costs(
-        F=Fraction(max(each.forward for each in timings)), B=Fraction(backward), recomputing=Fraction(recomputing)
+        F=Fraction(max(timing.forward * times for timing, times in forwards)),
+        B=Fraction(backward),
+        recomputing=Fraction(recomputing),
     )
+
+
+def _timings(schedule: Schedule, setting: Setting, kind: type[Compute]) -> list[tuple[Timing, float]]:
+    """By stage, what the operations of a kind cost per micro-batch: a timing, and how much of it.
+
+    They are of the size that most of them have on the first worker: all workers run the same pipelines.
+    """
+    header = schedule.header
+    lane = next((lane for lane in schedule.lanes if lane), ())
+    sizes = Counter(len(each.micros) for each in lane if isinstance(each, kind))
+    usual = max(sizes, key=lambda size: (sizes[size], size), default=header.parts)
+    found = (setting.over(stage, usual, header.parts) for stage in range(header.stages))
+    return [(timing, float(times * header.parts / usual)) for timing, times in found]
 
 
 def _p2p(header: Header, setting: Setting) -> float:

@@ -1,6 +1,7 @@
 """What a program runs on: its stages' costs, its links, and how often it is replicated."""
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing
@@ -22,6 +23,17 @@ class Setting:
     def timing(self, stage: int) -> Timing:
         """What a micro-batch costs on a stage."""
         return self.stages[stage].at[self.micro_batch_size]
+
+    def over(self, stage: int, micros: int, parts: int) -> tuple[Timing, Fraction]:
+        """What an operation over so many parts of a micro-batch costs on a stage: a timing, taken so many times.
+
+        That of micro-batches of as many items as it has, where the profile has them: a large operation uses a device
+        better than two small ones. Else that of a micro-batch, in proportion.
+        """
+        share = Fraction(micros, parts)
+        items = self.micro_batch_size * share
+        known = self.stages[stage].at.get(int(items)) if items.denominator == 1 else None
+        return (self.timing(stage), share) if known is None else (known, Fraction(1))
 
     def link(self, workers: int, source: int, target: int) -> Link:
         """What a message between two of so many workers of a copy travels over; the slowest of all copies."""

@@ -13,6 +13,7 @@ from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Program, Schedule
 from chimera_ir.ir.ops import AllReduce, Backward, Forward, Recv, Send, WaitRecv
 from chimera_ir.lower.lower import lower
+from chimera_ir.predict.equation import equation
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.replay import Replay, pace, replay
 from chimera_ir.predict.setting import Setting
@@ -271,3 +272,38 @@ def test_a_program_that_shows_no_turn_of_its_steady_state_is_refused() -> None:
     alone = Program(plan.header, (plan.lanes[0][:1], ()))
     with pytest.raises(ValueError, match="too short to show a steady state"):
         replay(alone, setting(2))
+
+
+def sized(stages: int, size: int, timings: dict[int, Timing]) -> Setting:
+    """Equal stages whose profile has several micro-batch sizes; micro-batches of ``size`` items."""
+    cluster = Cluster("any", 4096, 1, 1, 0, FREE, FREE, FREE)
+    return Setting((StageCosts(1, 1, 0, timings),) * stages, cluster, 1, size)
+
+
+def test_forwards_over_two_micro_batches_cost_what_the_profile_says_for_as_many_items() -> None:
+    """Section 3.5, D = 4, N = 8: 2 (3 D J + D - 2) with a forward over two of 2 and a backward over one of 2 (J = 1).
+
+    A profile in which two items take 2 together, though one alone takes 1.5, gives just that; a profile that does not
+    know two items counts twice 1.5.
+    """
+    one, two = (Timing(time, 2.0, 2.0, 1, 1, 0, 0) for time in (1.5, 2.0))
+    program = lower(schedule("chimera_doubling", D=4, N=8))
+    assert replay(program, sized(4, 1, {1: one, 2: two})).seconds == 2 * (3 * 4 + 2)
+    equal = Timing(1.0, 2.0, 2.0, 1, 1, 0, 0)
+    assert replay(program, sized(4, 1, {1: equal})).seconds == 2 * (3 * 4 + 2)
+    assert replay(program, sized(4, 1, {1: one})).seconds > 2 * (3 * 4 + 2)
+    assert equation(program, sized(4, 1, {1: one, 2: two})).seconds == 2 * (3 * 4 + 2)
+
+
+def test_backwards_over_half_a_micro_batch_cost_what_the_profile_says_for_half_the_items() -> None:
+    """Half of a micro-batch of two items takes 1 of its 2; so does one item, if the profile says so, or 1.2."""
+    program = lower(schedule("chimera_halving", D=4, N=8))
+    two, one, slow = (
+        Timing(1.0, 2.0, 2.0, 1, 1, 0, 0),
+        Timing(0.5, 1.0, 1.0, 1, 1, 0, 0),
+        Timing(9, 1.2, 1.2, 1, 1, 0, 0),
+    )
+    free = replay(program, sized(4, 2, {2: two})).seconds
+    assert replay(program, sized(4, 2, {2: two, 1: one})).seconds == free
+    busy = max(sum(1.0 if isinstance(each, Forward) else 1.2 for _, each in parts.computes) for parts in program.parts)
+    assert free < busy <= replay(program, sized(4, 2, {2: two, 1: slow})).seconds < 1.2 * free
