@@ -12,7 +12,7 @@ from chimera_ir.cost.simulate import Timeline
 from chimera_ir.driver import Level, Request, Result, Warn, compile_ir, compile_scheme, files
 from chimera_ir.ir.levels import Plan, Program, Schedule
 from chimera_ir.ir.text.printer import show
-from chimera_ir.picture import terminal
+from chimera_ir.picture import replayed, terminal
 from chimera_ir.predict import show as prediction_table
 from chimera_ir.predict.prediction import Forecast, Prediction
 from chimera_ir.syntax import printer as scheme_printer
@@ -133,7 +133,8 @@ def _whole(levels: Mapping[Level, object]) -> tuple[str, Output]:
     shown = printed(
         lambda console: console.print(table.show(told.report), *predicted, terminal.draw(timeline, console.width))
     )
-    return shown, Output(header.scheme, header.workers, files(verified, timeline, _json(told)))
+    drawn = {"replay.svg": replayed.draw_replay(told.prediction.replay)} if told.prediction else {}
+    return shown, Output(header.scheme, header.workers, {**files(verified, timeline, _json(told)), **drawn})
 
 
 def _text(value: object) -> str:

@@ -6,23 +6,33 @@ from fractions import Fraction
 from chimera_ir.ir.levels import Program
 from chimera_ir.predict.equation import Equation, equation
 from chimera_ir.predict.memory import Memory, memory
+from chimera_ir.predict.replay import Replay, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.choose import Inputs, Wanted
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """An iteration, or an update of the steady state, in seconds and bytes; ``items`` is how many it trains on."""
+    """An iteration, or an update of the steady state, in seconds and bytes; ``items`` is how many it trains on.
+
+    The time is given twice: by equation 1, and by a replay of the program.
+    """
 
     setting: Setting
     equation: Equation
+    replay: Replay
     memory: tuple[Memory, ...]
     items: int
 
     @property
     def throughput(self) -> float:
-        """Items per second."""
+        """Items per second, by equation 1."""
         return self.items / self.equation.seconds
+
+    @property
+    def replayed_throughput(self) -> float:
+        """Items per second, by the replay."""
+        return self.items / self.replay.seconds
 
     @property
     def available(self) -> int:
@@ -46,7 +56,9 @@ class Prediction:
             ],
             "Comm_unoverlapped": list(terms.unoverlapped),
             "T": terms.seconds,
+            "T_replay": self.replay.seconds,
             "throughput": self.throughput,
+            "throughput_replay": self.replayed_throughput,
             "memory": [each.total for each in self.memory],
             "memory_available": self.available,
             "copies": self.setting.copies,
@@ -80,4 +92,6 @@ class Forecast:
         stages = self.inputs.choose(wanted)
         setting = Setting(stages, self.inputs.cluster, self.copies, self.micro_batch_size, self.replica_layout)
         items = header.whole_micro_batches * self.micro_batch_size * self.copies
-        return Prediction(setting, equation(program, setting), memory(program, setting), items)
+        return Prediction(
+            setting, equation(program, setting), replay(program, setting), memory(program, setting), items
+        )

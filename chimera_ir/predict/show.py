@@ -1,4 +1,4 @@
-"""A prediction as a terminal table: equation 1 term by term, then the memory of the fullest worker."""
+"""A prediction as a terminal table: equation 1 term by term, the replay, the memory of the fullest worker."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -75,6 +75,8 @@ def _rows(prediction: Prediction) -> Iterator[tuple[str, str]]:
     yield "free regions, by worker", _regions(prediction)
     yield "Comm_unoverlapped, by worker", _each(terms.unoverlapped)
     yield "T", f"{seconds(terms.seconds)}, {prediction.throughput:.4g} items/s"
+    replayed = f"{seconds(prediction.replay.seconds)}, {prediction.replayed_throughput:.4g} items/s"
+    yield "T by replay of the program", replayed
     fullest = max(prediction.memory, key=lambda each: each.total)
     yield "memory, fullest worker", f"{size(fullest.total)} of {size(prediction.available)}"
     yield from ((f"  {name}", size(count)) for name, count in asdict(fullest).items() if count)

@@ -69,6 +69,20 @@ def test_the_report_has_every_term_of_equation_1(run: Run, files: tuple[str, ...
     assert (found["memory_available"], found["copies"], found["micro_batch_size"]) == (60_000_000, 2, 4)
 
 
+def test_the_replay_stands_beside_it(run: Run, files: tuple[str, ...], tmp_path: Path) -> None:
+    """By hand, in ms; one copy of two workers on one node sums nothing, and a message takes 1.
+
+    P0 F0 0-10, F1 10-20, B0 42-62, B1 72-92; P1 F0 11-21, B0 21-41, F1 41-51, B1 51-71.
+    """
+    found = predicted(run(*DAPPLE, *files, "--emit", "report"))
+    assert found["T_replay"] == pytest.approx(0.092)
+    assert found["throughput_replay"] == pytest.approx(2 * 4 / 0.092)
+    assert found["T"] == pytest.approx(0.096)
+    ended = run(*DAPPLE, *files, "--out", "o")
+    assert "92 ms, 86.96 items/s" in ended.out
+    assert "one update: 92 ms" in (tmp_path / "o" / "replay.svg").read_text(encoding="utf-8")
+
+
 def test_the_layout_says_which_link_a_message_takes(run: Run, files: tuple[str, ...]) -> None:
     """Two nodes of two: by copy, the two workers of a pipeline share a node; by worker, they do not."""
     common = *DAPPLE, *files, "--copies", "2", "--emit", "report"
