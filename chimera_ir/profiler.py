@@ -25,6 +25,8 @@ LAUNCH = "torchrun --nproc-per-node=4 --no-python chimera-profile links --out cl
 SIZES = tuple(4**power for power in range(3, 13))
 """Bytes of messages and sums: 64 B to 16 MiB."""
 
+KIB = 1024
+
 
 def _numbers(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[int, ...]:
     """The values of an option that takes several numbers, each time it is given: ascending, each once."""
@@ -130,9 +132,17 @@ def stages(
     show_default=True,
     help="Seconds that any wait may take.",
 )
+@click.option(
+    "--largest",
+    type=click.IntRange(1, SIZES[-1] // KIB),
+    default=SIZES[-1] // KIB,
+    show_default=True,
+    metavar="KIB",
+    help="Measure no message larger than so many KiB.",
+)
 @_rounds
 @_force
-def links(out: Path, name: str | None, backend: str, timeout: float, rounds: int, force: bool) -> None:
+def links(out: Path, name: str | None, backend: str, timeout: float, largest: int, rounds: int, force: bool) -> None:
     """Measure messages between the ranks that torchrun started, and sums over them: latency and bandwidth.
 
     Start it as in: torchrun --nproc-per-node=4 --no-python chimera-profile links --out cluster.toml
@@ -145,7 +155,8 @@ def links(out: Path, name: str | None, backend: str, timeout: float, rounds: int
     from chimera_ir.measure.ranks import run as run_rank
 
     with _bar() if os.environ["RANK"] == "0" else _no_bar() as told:
-        measured = run_rank(Request(SIZES, rounds, backend, timeout), lambda: refuse_file(out, MARK, force), told)
+        sizes = tuple(size for size in SIZES if size <= largest * KIB)
+        measured = run_rank(Request(sizes, rounds, backend, timeout), lambda: refuse_file(out, MARK, force), told)
     if measured is None:
         return
     made = described(name or out.stem, measured)

@@ -81,8 +81,10 @@ class Simulator:
                     yield done
                     self.computes.append((worker, each, start, self.now))
                 case Send(message, to):
+                    yield self.busy(self.link(worker, to).overhead)
                     self.meet(each, self.link(worker, to), worker)
                 case Recv(message, source):
+                    yield self.busy(self.link(source, worker).overhead)
                     link, send = self.link(source, worker), Send(message, Worker(worker))
                     self.after(link.alpha, lambda s=send, k=link, w=source: self.meet(s, k, w))
                 case WaitSend(message):
@@ -90,10 +92,17 @@ class Simulator:
                 case WaitRecv(message):
                     yield self.arrived[message]
                 case AllReduce(stage) if self.ranks(stage) > 1:
+                    yield self.busy(self.setting.cluster.sums.overhead)
                     self.launched[worker].append(each)
                     self.serve()
                 case WaitAllReduce(stage, version=version) if self.ranks(stage) > 1:
                     yield self.summed[stage, version]
+
+    def busy(self, seconds: float) -> Signal:
+        """What the lane waits for while it is kept."""
+        done = Signal()
+        self.after(seconds, done.give)
+        return done
 
     def meet(self, send: Send, link: Link, source: int) -> None:
         """One end of a message is there; with the second it asks for the link."""

@@ -24,6 +24,12 @@ from support.world import World, join, learn
 WARM_UP = 3
 """Rounds that do not count, of every size."""
 
+PAUSE = 0.01
+"""Seconds that a rank rests before it sends or launches, as it would be computing.
+
+What has just talked talks fast: processors are awake, and what they need is in their caches.
+"""
+
 _SECOND = 1.0
 _TICK = 1e-9
 _PAIRS = 4
@@ -68,19 +74,26 @@ def measure(store: Store, rank: int, size: int, request: Request, told: Told) ->
     bench = _Bench(world, request, told, steps=(len(pairs) + len(groups)) * len(request.sizes))
     messages: dict[tuple[bool, int], list[float]] = {}
     streams: dict[tuple[bool, int], list[float]] = {}
+    posts: dict[bool | None, list[float]] = {}
+    least = min(request.sizes)
     for pair in pairs:
         within = nodes[pair[0]].place == nodes[pair[1]].place
         for count in request.sizes:
-            halves, gaps = bench.pair(pair, count)
+            halves, gaps, posted = bench.pair(pair, count)
+            posts.setdefault(within, []).extend(posted if count == least else [])
             messages.setdefault((within, count), []).extend(halves)
             streams.setdefault((within, count), []).extend(gaps)
     sums: dict[tuple[int, int], list[float]] = {}
     for number, group in enumerate(groups):
         for count in request.sizes:
-            sums.setdefault((len(group), count), []).extend(bench.group(number, group, count))
+            taken, posted = bench.group(number, group, count)
+            posts.setdefault(None, []).extend(posted if count == least else [])
+            sums.setdefault((len(group), count), []).extend(taken)
     world.meet("for everybody to finish")
     dist.destroy_process_group()
-    return Measured(nodes, _samples(messages), _samples(streams), _samples(sums)) if rank == 0 else None
+    if rank != 0:
+        return None
+    return Measured(nodes, _samples(messages), _samples(streams), _samples(sums), _samples(posts))
 
 
 def chosen_pairs(names: Sequence[str]) -> list[tuple[int, int]]:
@@ -128,8 +141,8 @@ class _Bench:
         self._done = 0
         self._tag = 0
 
-    def pair(self, pair: tuple[int, int], size: int) -> tuple[list[float], list[float]]:
-        """Halves of ping-pongs, and the gaps between messages of a stream, in seconds."""
+    def pair(self, pair: tuple[int, int], size: int) -> tuple[list[float], list[float], list[float]]:
+        """Halves of ping-pongs without their pauses, gaps between messages of a stream, and seconds of a post."""
         me, (a, b) = self._world.place.rank, pair
         self._tag = 0
         if me in pair:
@@ -137,23 +150,26 @@ class _Bench:
             buffers = tuple(self._zeros(size) for _ in range(3))
             exchange = self._ping if me == a else self._pong
             exchange(peer, buffers, WARM_UP)
-            rounds = self._agreed(a, 2 * median(exchange(peer, buffers, WARM_UP)))
-            taken = exchange(peer, buffers, 1 + rounds)[1:]
+            trips, _ = exchange(peer, buffers, WARM_UP)
+            rounds = self._agreed(a, 2 * PAUSE + median(trips))
+            taken, posts = exchange(peer, buffers, rounds)
             gaps = self._send(peer, buffers, rounds) if me == a else self._receive(peer, buffers, rounds)
-            self._say([t / 2 for t in taken] if me == a else gaps)
-        found = self._hear(a), self._hear(b)
+            self._say(taken, posts, gaps)
+        (trips, posted, _), (pauses, answered, gaps) = self._hear(a), self._hear(b)
         self._end(f"messages of {size} B between ranks {a} and {b}")
-        return found
+        return [(trip - pause) / 2 for trip, pause in zip(trips, pauses, strict=True)], gaps, posted + answered
 
-    def group(self, number: int, members: Sequence[int], size: int) -> list[float]:
-        """Seconds between the ends of sums that follow each other, at the first member."""
+    def group(self, number: int, members: Sequence[int], size: int) -> tuple[list[float], list[float]]:
+        """Seconds from the last member's launch to its end, and seconds of a launch."""
         if self._world.place.rank in members:
             self._sum(number, size, WARM_UP)
-            rounds = self._agreed(members[0], median(self._sum(number, size, WARM_UP)))
-            self._say(self._sum(number, size, rounds))
-        found = self._hear(members[0])
+            taken, _ = self._sum(number, size, WARM_UP)
+            rounds = self._agreed(members[0], PAUSE + median(taken))
+            self._say(*self._sum(number, size, rounds), [])
+        heard = [self._hear(member) for member in members]
         self._end(f"sums of {size} B over {len(members)} ranks")
-        return found
+        shortest = [min(of_all) for of_all in zip(*(taken for taken, _, _ in heard), strict=True)]
+        return shortest, [post for _, posts, _ in heard for post in posts]
 
     def _agreed(self, first: int, seconds: float) -> int:
         """How many rounds take about a second, if one takes so many ``seconds`` at the first of the ranks concerned."""
@@ -162,24 +178,34 @@ class _Bench:
             self._world.store.set(key, str(max(FEWEST, min(self._request.rounds, int(_SECOND / max(seconds, _TICK))))))
         return int(self._world.learn(key, first, "for the number of rounds", self._world.timeout))
 
-    def _ping(self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int) -> list[float]:
-        taken = []
+    def _ping(self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int) -> tuple[list[float], list[float]]:
+        """Seconds from a message to its answer, and of a post: half of what both posts of a round take."""
+        taken, posts = [], []
         for tag in self._tags(rounds):
+            begin = time.perf_counter()
             answer = peer.irecv(buffers[:1], tag)
+            expecting = time.perf_counter() - begin
+            time.sleep(PAUSE)
             start = time.perf_counter()
             sent = peer.isend(buffers[1:2], tag)
+            posts.append((expecting + time.perf_counter() - start) / 2)
             answer.wait()
             self._finish()
             taken.append(time.perf_counter() - start)
             sent.wait()
-        return taken
+        return taken, posts
 
-    def _pong(self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int) -> list[float]:
+    def _pong(self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int) -> tuple[list[float], list[float]]:
+        """Seconds from a message to when its answer is posted, which are not the link's; no posts."""
+        taken = []
         for tag, arriving in self._arriving(peer, buffers, rounds):
             arriving.wait()
             self._finish()
+            arrived = time.perf_counter()
+            time.sleep(PAUSE)
+            taken.append(time.perf_counter() - arrived)
             peer.isend(buffers[2:], tag).wait()
-        return [1.0]
+        return taken, []
 
     def _send(self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int) -> list[float]:
         for tag in self._tags(rounds + 1):
@@ -206,18 +232,22 @@ class _Bench:
         if ahead is not None:
             yield ahead
 
-    def _sum(self, number: int, size: int, rounds: int) -> list[float]:
+    def _sum(self, number: int, size: int, rounds: int) -> tuple[list[float], list[float]]:
+        """Seconds from a launch to the end of a sum, and of the launch."""
         group, members = self._world.sums[number]
-        flat, ends = self._zeros(size), []
+        flat, taken, posts = self._zeros(size), [], []
         others = [rank for rank in members if rank != self._world.place.rank]
         operation = f"all_reduce of {size} B"
-        for _ in range(rounds + 1):
+        for _ in range(rounds):
+            time.sleep(PAUSE)
+            start = time.perf_counter()
             with self._world.waiting(operation, others):
                 work = dist.all_reduce(flat, group=group, async_op=True)
+            posts.append(time.perf_counter() - start)
             self._world.settle(work, operation, others)
             self._finish()
-            ends.append(time.perf_counter())
-        return [later - earlier for earlier, later in pairwise(ends)]
+            taken.append(time.perf_counter() - start)
+        return taken, posts
 
     def _finish(self) -> None:
         """A wait on NCCL returns before the message is there."""
@@ -232,15 +262,15 @@ class _Bench:
         first, self._tag = self._tag, self._tag + rounds
         return range(first, first + rounds)
 
-    def _say(self, taken: list[float]) -> None:
+    def _say(self, *taken: list[float]) -> None:
         self._world.store.set(f"taken/{self._done}/{self._world.place.rank}", json.dumps(taken))
 
-    def _hear(self, rank: int) -> list[float]:
+    def _hear(self, rank: int) -> list[list[float]]:
         """What a rank has measured; only rank 0 needs to know."""
         if self._world.place.rank != 0:
-            return []
+            return [[], [], []]
         key = f"taken/{self._done}/{rank}"
-        found: list[float] = json.loads(self._world.learn(key, rank, "for its times", self._world.timeout))
+        found: list[list[float]] = json.loads(self._world.learn(key, rank, "for its times", self._world.timeout))
         return found
 
     def _end(self, what: str) -> None:

@@ -10,6 +10,8 @@ from chimera_ir.measure.samples import Samples, percent, rounded, too_noisy
 from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.quantity import show_size, show_time
 
+_TICK = 1e-9
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -33,13 +35,16 @@ class Node:
 class Measured:
     """What was found: ``nodes`` by rank; times of messages by (within a node, size), of sums by (ranks, size).
 
-    A message's time is half that of a ping-pong; ``streams`` are the times between messages that follow each other.
+    A message's time is half that of a ping-pong, a sum's is from its last launch; both with what posting takes, of
+    which ``posts`` has the times: of a message by (within a node), of a sum at None. ``streams`` are the times between
+    messages that follow each other.
     """
 
     nodes: tuple[Node, ...]
     messages: Mapping[tuple[bool, int], Samples]
     streams: Mapping[tuple[bool, int], Samples]
     sums: Mapping[tuple[int, int], Samples]
+    posts: Mapping[bool | None, Samples]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +73,9 @@ class _Series:
 def described(name: str, measured: Measured) -> Described:
     """The cluster that the ranks ran on."""
     links = {within: _message_link(measured, within) for within in sorted({within for within, _ in measured.messages})}
+    launch = measured.posts[None].median
     sums = _rounded(
-        fit.sums([Point(size, ranks, one.median, one.uncertainty) for (ranks, size), one in measured.sums.items()])
+        fit.sums([_point(size, ranks, one, launch) for (ranks, size), one in measured.sums.items()]), launch
     )
     series = [_messages(measured, within, link) for within, link in links.items()]
     series += [_sums(measured, ranks, sums) for ranks in sorted({ranks for ranks, _ in measured.sums})]
@@ -95,7 +101,13 @@ def _alike(within: bool) -> str:
 
 def _message_link(measured: Measured, within: bool) -> Link:
     taken = {size: one for (where, size), one in measured.messages.items() if where == within}
-    return _rounded(fit.messages([Point(size, 2, one.median, one.uncertainty) for size, one in taken.items()]))
+    post = measured.posts[within].median
+    return _rounded(fit.messages([_point(size, 2, one, post) for size, one in taken.items()]), post)
+
+
+def _point(size: int, ranks: int, samples: Samples, post: float) -> Point:
+    """What is left to fit without the posting; a measurement that says less than nothing of it counts as a little."""
+    return Point(size, ranks, max(samples.median - post, samples.median / 100), samples.uncertainty)
 
 
 def _messages(measured: Measured, within: bool, link: Link) -> _Series:
@@ -106,12 +118,16 @@ def _messages(measured: Measured, within: bool, link: Link) -> _Series:
 
 def _sums(measured: Measured, ranks: int, link: Link) -> _Series:
     taken = {size: one for (count, size), one in measured.sums.items() if count == ranks}
-    return _Series(f"sums over {ranks} ranks", taken, {}, lambda size: link.all_reduce(size, ranks))
+    return _Series(f"sums over {ranks} ranks", taken, {}, lambda size: link.overhead + link.all_reduce(size, ranks))
 
 
-def _rounded(link: Link) -> Link:
-    """As it will be read: latency and bandwidth with four digits."""
-    return Link(rounded(link.alpha), 1 / rounded(1 / link.beta) if link.beta else 0.0)
+def _rounded(link: Link, overhead: float) -> Link:
+    """As it will be read, with four digits; a latency that the clock cannot tell from none is none."""
+    return Link(
+        rounded(link.alpha) if link.alpha > _TICK else 0.0,
+        1 / rounded(1 / link.beta) if link.beta else 0.0,
+        rounded(overhead),
+    )
 
 
 def _memory(nodes: Sequence[Node]) -> int:

@@ -299,9 +299,9 @@ def _arrow(each: Event, scale: _Scale) -> str:
 def _marked(each: Event, scale: _Scale) -> str:
     """What the critical path adds to an event: an outline, or a line along a message."""
     match each.what:
-        case Send():
+        case Send() if each.role is not Role.POST:
             return _arrow(each, scale)
-        case AllReduce():
+        case AllReduce() if each.role is not Role.POST:
             return "".join(_rectangle(each, worker, scale) for worker in each.workers)
         case _:
             return _outline(each, scale)

@@ -5,7 +5,7 @@ from typing import assert_never
 
 from chimera_ir.ir.ids import Stage, Worker
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Backward, Compute, Forward, Message
+from chimera_ir.ir.ops import AllReduce, Backward, Compute, Forward, Instruction, Message, Recv, Send
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import Link
 
@@ -42,6 +42,16 @@ class Charges:
         if (source, target) not in self._links:
             self._links[source, target] = self.setting.link(self.header.workers, source, target)
         return self._links[source, target]
+
+    def overhead(self, worker: Worker, instruction: Instruction) -> float:
+        """For how long an instruction keeps its lane by posting."""
+        match instruction:
+            case Send(to=other) | Recv(source=other):
+                return self.link(worker, other).overhead
+            case AllReduce(stage) if self.ranks(stage) > 1:
+                return self.setting.cluster.sums.overhead
+            case _:
+                return 0.0
 
     def ranks(self, stage: Stage) -> int:
         """r: how many ranks sum the gradients of a stage, those of all copies."""

@@ -1,9 +1,10 @@
 """The events of a program, and what each waits for: all that a replay knows about how programs run.
 
-A lane runs its instructions one after another. `send`, `recv` and `all_reduce` only post; computes and waits take time.
+A lane runs its instructions one after another. `send`, `recv` and `all_reduce` only post.
 
     begin       of a lane: nothing; an update that follows another begins once the lane has ended that
     compute     once the lane is there; takes its stage's time
+    post        keeps the lane for the link's overhead, before anything that it posts begins
     notice      a posted receive tells the sender, which takes the link's latency; gloo sends no payload before that
     wire        a message leaves once it is sent, its notice is there, and what was sent before it on the same link
                 (from one worker to one other) has left; takes bytes times beta
@@ -44,6 +45,7 @@ class Role(Enum):
 
     BEGIN = auto()
     COMPUTE = auto()
+    POST = auto()
     NOTICE = auto()
     WIRE = auto()
     FLIGHT = auto()
@@ -66,7 +68,8 @@ class Node(NamedTuple):
 class Events(NamedTuple):
     """All events by number: event n waits for those in ``before[n]``.
 
-    ``lanes[w]`` are in order: the begin of worker w, if it has anything to do, then its computes and waits.
+    ``lanes[w]`` are in order: the begin of worker w, if it has anything to do, then its computes, its waits, and
+    what posting takes where it takes something.
 
     ``posted[n]`` are the events after which a wire or a sum was posted: by both ends, by every member.
     """
@@ -103,6 +106,7 @@ class _Gathered:
         on_link: dict[Worker, int] = {}
         last_sum: list[int] = []
         for each in instructions:
+            own += self._overhead(worker, each, own[-1:])
             now = own[-1:]
             match each:
                 case Forward() | Backward():
@@ -134,6 +138,10 @@ class _Gathered:
                 case _:
                     assert_never(each)
         self.lanes.append(own)
+
+    def _overhead(self, worker: Worker, what: Instruction, now: list[int]) -> list[int]:
+        seconds = self._charges.overhead(worker, what)
+        return [self._add(Role.POST, what, (worker,), seconds, now)] if seconds else []
 
     def _add(
         self, role: Role, what: Instruction, workers: tuple[Worker, ...], seconds: float, before: list[int]

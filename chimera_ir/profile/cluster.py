@@ -8,14 +8,19 @@ from chimera_ir.profile.work import Device
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A message of L bytes takes alpha + beta L: ``alpha`` in seconds, ``beta`` in seconds per byte (section 3.4)."""
+    """A message of L bytes takes alpha + beta L: ``alpha`` in seconds, ``beta`` in seconds per byte (section 3.4).
+
+    ``overhead`` is for how many seconds posting keeps a processor from computing, o of the LogP model (Culler and
+    others 1993).
+    """
 
     alpha: float
     beta: float
+    overhead: float = 0.0
 
     def message(self, size: float) -> float:
-        """Comm_p2p of so many bytes, in seconds."""
-        return self.alpha + self.beta * size
+        """Comm_p2p of so many bytes, in seconds, from when its sender begins to post it."""
+        return self.overhead + self.alpha + self.beta * size
 
     def all_reduce(self, size: float, ranks: int) -> float:
         """Comm_allreduce of so many bytes over r ranks by Rabenseifner's algorithm, in seconds (section 3.4)."""

@@ -190,8 +190,9 @@ def _link(table: Table, name: str, example: str, default: Link) -> Link:
         return default
     alpha, _ = link.quantity("latency", (TIME,), least=Fraction(0))
     bandwidth, _ = link.quantity("bandwidth", (BANDWIDTH,), least=Fraction(1), words={UNLIMITED: Fraction(0)})
+    overhead, _ = link.quantity("overhead", (TIME,), least=Fraction(0), default=Fraction(0))
     link.close()
-    return Link(float(alpha), inverse(bandwidth) if bandwidth else 0.0)
+    return Link(float(alpha), inverse(bandwidth) if bandwidth else 0.0, float(overhead))
 
 
 def _device(top: Table) -> Device | None:

@@ -87,6 +87,8 @@ def _link(name: str, link: Link) -> Iterator[str]:
     yield f"[{name}]"
     yield f'latency = "{show_time(link.alpha)}"'
     yield f'bandwidth = "{show_bandwidth(link.beta)}"'
+    if link.overhead:
+        yield f'overhead = "{show_time(link.overhead)}"'
 
 
 def _quoted(text: str) -> str:

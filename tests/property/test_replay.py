@@ -41,7 +41,7 @@ def random_program(seed: int) -> Program:
 
 
 def random_link(random: Random) -> Link:
-    return Link(float(random.choice([0, 0, 1, 2, 5])), float(random.choice([0, 1, 1, 3])))
+    return Link(*(float(random.choice(of)) for of in ([0, 0, 1, 2, 5], [0, 1, 1, 3], [0, 0, 1, 2])))
 
 
 def random_setting(header: Header, random: Random) -> Setting:
@@ -207,7 +207,8 @@ def costlier(setting: Setting, random: Random) -> Setting:
         changed = replace(setting.stages[number], at={2: new})
         return replace(setting, stages=(*setting.stages[:number], changed, *setting.stages[number + 1 :]))
     old_link: Link = getattr(setting.cluster, which)
-    new_link = Link(old_link.alpha + random.randint(0, 3), old_link.beta + random.randint(0, 2))
+    overhead = old_link.overhead and old_link.overhead + random.randint(0, 2)
+    new_link = Link(old_link.alpha + random.randint(0, 3), old_link.beta + random.randint(0, 2), overhead)
     return replace(setting, cluster=replace(setting.cluster, **{which: new_link}))
 
 
@@ -234,12 +235,14 @@ def test_no_update_is_shorter_than_its_parts(seed: int) -> None:
 
 @_FEW
 @given(SEEDS)
-def test_a_worker_computes_or_is_idle_for_one_reason(seed: int) -> None:
+def test_a_worker_computes_or_posts_or_is_idle_for_one_reason(seed: int) -> None:
     program = random_program(seed)
     setting = random_setting(program.header, Random(seed))
     found = replay(program, setting)
     for lane, stretches in zip(found.lanes, idle(found), strict=True):
-        times = sorted((each.start, each.end) for each in (*(e for e in lane if e.role is Role.COMPUTE), *stretches))
+        times = sorted(
+            (each.start, each.end) for each in (*(e for e in lane if e.role in (Role.COMPUTE, Role.POST)), *stretches)
+        )
         assert [start for start, _ in times] == [0.0, *(end for _, end in times[:-1])]
         assert [end for _, end in times[-1:]] == [found.span]
     unpaid = replace(setting, copies=1, cluster=replace(setting.cluster, between=FREE, within=FREE, sums=FREE))

@@ -263,9 +263,12 @@ def test_pairs_are_neighbours_within_nodes_and_first_ranks_between_them() -> Non
 
 
 def network(places: str, slow: float = 1.0) -> Described:
-    """Exact times on a network of two levels: 20 us and 1 GB/s between nodes, 2 us and 10 GB/s within them."""
-    links = {False: Link(2e-5, 1e-9), True: Link(2e-6, 1e-10)}
-    sums = Link(3e-5, 2e-9)
+    """Exact times on a network of two levels: 20 us and 1 GB/s between nodes, 2 us and 10 GB/s within them.
+
+    Posting takes 4 us, 1 us, and of a sum 5 us.
+    """
+    links = {False: Link(2e-5, 1e-9, 4e-6), True: Link(2e-6, 1e-10, 1e-6)}
+    sums = Link(3e-5, 2e-9, 5e-6)
     kinds = {False} if len(set(places)) == len(places) else {True} if len(set(places)) == 1 else {False, True}
 
     def exactly(seconds: float) -> Samples:
@@ -273,9 +276,10 @@ def network(places: str, slow: float = 1.0) -> Described:
 
     messages = {(kind, size): exactly(links[kind].message(size)) for kind in kinds for size in SIZES}
     messages[min(kinds), SIZES[-1]] = exactly(slow * links[min(kinds)].message(SIZES[-1]))
-    taken = {(r, size): exactly(sums.all_reduce(size, r)) for r in (2, len(places)) for size in SIZES}
+    posts = {kind: exactly(links[kind].overhead) for kind in kinds} | {None: exactly(sums.overhead)}
+    taken = {(r, size): exactly(sums.overhead + sums.all_reduce(size, r)) for r in (2, len(places)) for size in SIZES}
     nodes = tuple(Node(place, 0, 6 << 20, shared=True) for place in places)
-    return described("here", Measured(nodes, messages, messages, taken))
+    return described("here", Measured(nodes, messages, messages, taken, posts))
 
 
 def test_a_network_of_two_levels_is_described_as_it_is() -> None:
@@ -285,6 +289,7 @@ def test_a_network_of_two_levels_is_described_as_it_is() -> None:
     assert (cluster.between.alpha, cluster.within.alpha) == pytest.approx((2e-5, 2e-6), rel=1e-3)
     assert (cluster.between.beta, cluster.within.beta) == pytest.approx((1e-9, 1e-10), rel=1e-3)
     assert (cluster.sums.alpha, cluster.sums.beta) == pytest.approx((3e-5, 2e-9), rel=1e-3)
+    assert (cluster.between.overhead, cluster.within.overhead, cluster.sums.overhead) == (4e-6, 1e-6, 5e-6)
     assert found.remarks == ()
     assert len(found.table) == 4 * (1 + len(SIZES))
 

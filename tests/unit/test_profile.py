@@ -55,7 +55,8 @@ def profiles(draw: st.DrawFn) -> ModelProfile:
     )
 
 
-links = st.builds(Link, st.just(0.0) | st.floats(1e-11, 10), st.just(0.0) | st.floats(1e-17, 0.5))
+times = st.just(0.0) | st.floats(1e-11, 10)
+links = st.builds(Link, times, st.just(0.0) | st.floats(1e-17, 0.5), times)
 devices = st.builds(Device, st.floats(1, 1e20), st.floats(0.001, 1), st.floats(0, 10_000))
 
 

@@ -1,0 +1,282 @@
+"""Predicted against measured: equation 1 and the replay beside the median step of the generated programs.
+
+    .venv/bin/python benchmarks/accuracy.py [--parts rehearsal links compute] [--depths 4 8] [--forward 10 20]
+                                            [--steps 5] [--schemes chimera ..] [--markdown docs/benchmarks.md]
+
+`rehearsal`: stages sleep F forward and 2 F backward (`train.py --rehearse`), messages are small, links are what
+`chimera-profile links` finds on as many ranks in the same launch. `links`: the same with larger messages, every rank in
+a network namespace of its own behind a link of limited bandwidth; skipped where that is not permitted. `compute`: two
+ranks train a real model, each with one thread; stages are measured by `chimera-profile stages` on both cores at once.
+
+A step of a rehearsal with a flush begins at a barrier: it is compared with the seconds of a replay. Steps of training
+follow each other: they are compared with `pace`. The first step does not count, nor do the warm-up and the drain of a
+scheme without a flush.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from namespaces import Limit, NotPermitted, environment, joined
+from tables import circumstances, put, table
+
+from chimera_ir import library, output
+from chimera_ir.cost.simulate import Timeline
+from chimera_ir.driver import Level, Request, compile_scheme, files
+from chimera_ir.ir.levels import Program
+from chimera_ir.predict.equation import equation
+from chimera_ir.predict.replay import pace, replay
+from chimera_ir.predict.setting import Setting
+from chimera_ir.profile.costs import ModelProfile, StageCosts
+from chimera_ir.profile.read import read_cluster, read_profile
+from chimera_ir.source import Source
+from chimera_ir.verify.verify import Verified
+
+HERE = Path(__file__).resolve().parent
+TINY, WIDE, GPT = HERE.parent / "docs/examples/tiny.py", HERE / "ranks/wide.py", HERE.parent / "examples/gpt.py"
+TORCHRUN = str(Path(sys.executable).parent / "torchrun")
+PROFILE = (sys.executable, "-c", "from chimera_ir.profiler import main; main()")
+BATCH = 2
+"""Items of a micro-batch in a rehearsal; some schemes halve it."""
+
+HEADS = ("", "D", "N", "F, ms", "equation 1, ms", "replay, ms", "measured, ms", "equation off", "replay off", "within")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A program to be run and predicted: where it lies, for how many steps, and which of them count."""
+
+    scheme: str
+    program: Program
+    folder: Path
+    forward: float
+    steps: int
+    counted: slice
+
+    @property
+    def metrics(self) -> Path:
+        """Where train.py writes the seconds of the steps."""
+        return self.folder / f"{self.forward:g}.json"
+
+    def command(self, model: Path, size: int, rehearsed: bool) -> list[str]:
+        """The command line of train.py."""
+        sleeps = ["--rehearse", f"F={self.forward},B={2 * self.forward}"] if rehearsed else []
+        common = ["--model", str(model), "--micro-batch-size", str(size), "--steps", str(self.steps)]
+        return [str(self.folder / "train.py"), *common, *sleeps, "--metrics", str(self.metrics)]
+
+    def seconds(self) -> list[float]:
+        """The steps that count."""
+        found: list[float] = json.loads(self.metrics.read_text())["step_seconds"]
+        return found[self.counted]
+
+
+def compiled(scheme: str, depth: int, micro_batches: int, place: Path) -> tuple[Program, Path] | None:
+    """A library scheme in a directory, with N micro-batches if it has that parameter."""
+    settings = {"D": depth, "N": micro_batches}
+    if "N" not in library.parameters(scheme):
+        if micro_batches != depth:
+            return None
+        settings = {"D": depth}
+    levels = dict(compile_scheme(Request(library.source(scheme), settings), lambda _: None))
+    verified, timeline, folder = levels[Level.PROGRAM], levels[Level.TIMELINE], place / f"{scheme}-{micro_batches}"
+    assert isinstance(verified, Verified)
+    assert isinstance(timeline, Timeline)
+    output.write(folder, files(verified, timeline, "{}\n"))
+    return verified.program, folder
+
+
+def runs(
+    schemes: Sequence[str], depth: int, many: Sequence[int], forward: Sequence[float], steps: int, place: Path
+) -> Iterator[Run]:
+    """Everything that is measured on so many ranks."""
+    made = [(scheme, compiled(scheme, depth, n, place)) for n in many for scheme in schemes]
+    for seconds in forward:
+        for scheme, found in made:
+            if found is None:
+                continue
+            program, folder = found
+            header = program.header
+            if not header.asynchronous:
+                yield Run(scheme, program, folder, seconds, 1 + steps, slice(1, None))
+                continue
+            fill = 1 + -(-2 * depth // header.whole_micro_batches)
+            count = max(steps, 4 * depth // header.whole_micro_batches)
+            yield Run(scheme, program, folder, seconds, 2 * fill + count, slice(fill, fill + count))
+
+
+def counted(model: Path, depth: int, size: int, place: Path) -> tuple[StageCosts, ...]:
+    """The stages of a model, by the sizes alone of what they send and sum."""
+    out = place / "counted.toml"
+    words = ["stages", str(model), "--stages", str(depth), "--micro-batch-size", str(size), "--count"]
+    subprocess.run([*PROFILE, *words, "--out", str(out)], check=True)
+    profile = read_profile(Source(str(out), out.read_text()))
+    assert not isinstance(profile, ModelProfile)
+    return profile.counts.depths[depth]
+
+
+def slept(stages: Sequence[StageCosts], forward: float) -> tuple[StageCosts, ...]:
+    """The stages as `--rehearse` has them sleep: B is 2 F, recomputing or not."""
+    times = {"forward": forward, "backward": 2 * forward, "recomputing": 2 * forward}
+    return tuple(replace(one, at={size: replace(at, **times) for size, at in one.at.items()}) for one in stages)
+
+
+Launch = Callable[[Sequence[Sequence[str]]], None]
+"""Runs command lines one after another on all ranks."""
+
+
+def here(ranks: int, place: Path) -> Launch:
+    """All ranks on this machine."""
+
+    def launch(plan: Sequence[Sequence[str]]) -> None:
+        command = [TORCHRUN, f"--nproc-per-node={ranks}", str(HERE / "ranks/attempts.py"), written(plan, place)]
+        subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True)
+
+    return launch
+
+
+def apart(ranks: int, limit: Limit, place: Path) -> Launch:
+    """Every rank in a network namespace of its own, behind a limited link."""
+
+    def launch(plan: Sequence[Sequence[str]]) -> None:
+        listed = written(plan, place)
+        with joined(ranks, limit) as machines:
+            common = [TORCHRUN, f"--nnodes={ranks}", "--nproc-per-node=1", f"--master-addr={machines[0].address}"]
+            agents = []
+            try:
+                for number, machine in enumerate(machines):
+                    words = [*common, f"--node-rank={number}", str(HERE / "ranks/attempts.py"), listed]
+                    agents.append(subprocess.Popen(machine.command(words), env=environment(machine)))
+                left = [agent.wait() for agent in agents]
+                if any(left):
+                    raise SystemExit("a rank failed; what it said stands above")
+            finally:
+                for agent in agents:
+                    agent.terminate()
+
+    return launch
+
+
+def written(plan: Sequence[Sequence[str]], place: Path) -> str:
+    """The file of a plan."""
+    file = place / "plan.json"
+    file.write_text(json.dumps([list(words) for words in plan]))
+    return str(file)
+
+
+def rehearsed(
+    options: argparse.Namespace, depth: int, model: Path, launch: Launch, place: Path, bound: float
+) -> list[list[str]]:
+    """A row for every scheme at a depth, of rehearsals on links that are measured in the same launch."""
+    cluster = place / "cluster.toml"
+    wanted = [*runs(options.schemes, depth, [k * depth for k in options.times], options.seconds, options.steps, place)]
+    measured = ["chimera-profile", "links", "--largest", "1024", "--out", str(cluster)]
+    launch([measured, *(run.command(model, BATCH, rehearsed=True) for run in wanted)])
+    print(cluster.read_text(), file=sys.stderr)
+    found, stages = read_cluster(Source(str(cluster), cluster.read_text())), counted(model, depth, BATCH, place)
+    return [row(run, Setting(slept(stages, run.forward), found, 1, BATCH), bound, replayed) for run in wanted]
+
+
+def replayed(program: Program, setting: Setting) -> float:
+    """Seconds of an update that begins at a barrier."""
+    return replay(program, setting).seconds
+
+
+def row(run: Run, setting: Setting, bound: float, predicted: Callable[[Program, Setting], float]) -> list[str]:
+    """Predictions beside the measurement."""
+    said, foreseen, taken = equation(run.program, setting).seconds, predicted(run.program, setting), run.seconds()
+    low, mid, high = statistics.quantiles(taken, n=4) if len(taken) > 1 else taken * 3
+    header = run.program.header
+    off = foreseen / mid - 1
+    return [
+        *(run.scheme, str(header.stages), str(header.whole_micro_batches), f"{1000 * run.forward:.4g}"),
+        *(f"{1000 * said:.1f}", f"{1000 * foreseen:.1f}", f"{1000 * mid:.1f} ({1000 * low:.1f}..{1000 * high:.1f})"),
+        *(f"{said / mid - 1:+.1%}", f"{off:+.1%}", "yes" if abs(off) <= bound else "no"),
+    ]
+
+
+def rehearsal(options: argparse.Namespace) -> str:
+    """Sleeping stages on this machine."""
+    rows = []
+    for depth in options.depths:
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder)
+            rows += rehearsed(options, depth, TINY, here(depth, place), place, 0.03)
+    return table(HEADS, rows)
+
+
+def links(options: argparse.Namespace) -> str:
+    """Sleeping stages with a limited link each."""
+    rows = []
+    for depth in options.depths:
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder)
+            try:
+                rows += rehearsed(options, depth, WIDE, apart(depth, Limit(options.rate), place), place, 0.05)
+            except NotPermitted as error:
+                return f"Skipped, for this machine does not permit it: {error}"
+    return table(HEADS, rows)
+
+
+def compute(options: argparse.Namespace) -> str:
+    """A real model on two ranks of one thread."""
+    depth, size = 2, options.micro_batch_size
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        profile, cluster = place / "profile.toml", place / "cluster.toml"
+        wanted = [*runs(options.schemes, depth, [k * depth for k in options.times], [0.0], options.steps, place)]
+        stages = ["stages", str(GPT), "--stages", str(depth), "--micro-batch-size", str(size), "--out", str(profile)]
+        here(depth, place)(
+            [
+                ["chimera-profile", "links", "--largest", "1024", "--out", str(cluster)],
+                ["chimera-profile", *stages],
+                *(run.command(GPT, size, rehearsed=False) for run in wanted),
+            ]
+        )
+        read = read_profile(Source(str(profile), profile.read_text()))
+        assert isinstance(read, ModelProfile)
+        found = read_cluster(Source(str(cluster), cluster.read_text()))
+        print(profile.read_text(), cluster.read_text(), file=sys.stderr)
+        setting = Setting(read.depths[depth], found, 1, size)
+        slowest = max(one.at[size].forward for one in setting.stages)
+        return table(HEADS, [row(replace(run, forward=slowest), setting, 0.1, pace) for run in wanted])
+
+
+PARTS = {
+    "rehearsal": ("Rehearsed", rehearsal),
+    "links": ("Rehearsed over limited links", links),
+    "compute": ("Trained", compute),
+}
+
+
+def main() -> None:
+    """Measures and prints the tables, or writes them into a page."""
+    parser = argparse.ArgumentParser(description="Predicted against measured.")
+    parser.add_argument("--parts", nargs="+", choices=[*PARTS], default=[*PARTS])
+    parser.add_argument("--schemes", nargs="+", choices=library.names(), default=[*library.names()])
+    parser.add_argument("--depths", type=int, nargs="+", default=[4, 8], metavar="D")
+    parser.add_argument("--times", type=int, nargs="+", default=[1, 4], metavar="K", help="N = K D [default: 1 4]")
+    parser.add_argument("--forward", type=float, nargs="+", default=[10, 20], metavar="MS", help="F [default: 10 20]")
+    parser.add_argument("--steps", type=int, default=5, help="steps that count, at least [default: 5]")
+    parser.add_argument("--micro-batch-size", type=int, default=8, help="of the real model [default: 8]")
+    parser.add_argument("--rate", default="200mbit", help="of a limited link, as tc has it [default: 200mbit]")
+    parser.add_argument("--markdown", type=Path, metavar="PAGE", help="write the tables between the page's marks")
+    options = parser.parse_args()
+    options.seconds = [each / 1000 for each in options.forward]
+    sections = [circumstances()]
+    for part in options.parts:
+        title, measure = PARTS[part]
+        sections += [f"### {title}", measure(options)]
+        print("\n\n".join(sections[-2:]), flush=True)
+    if options.markdown is not None:
+        put(options.markdown, "accuracy", "\n\n".join(sections))
+
+
+if __name__ == "__main__":
+    main()
