@@ -176,7 +176,7 @@ def rehearsed(
     """A row for every scheme at a depth, of rehearsals on links that are measured in the same launch."""
     cluster = place / "cluster.toml"
     wanted = [*runs(options.schemes, depth, [k * depth for k in options.times], options.seconds, options.steps, place)]
-    measured = ["chimera-profile", "links", "--largest", "1024", "--out", str(cluster)]
+    measured = ["chimera-profile", "links", "--largest", "1024", "--sum-ranks", "2", "--out", str(cluster)]
     launch([measured, *(run.command(model, BATCH, rehearsed=True) for run in wanted)])
     print(cluster.read_text(), file=sys.stderr)
     found, stages = read_cluster(Source(str(cluster), cluster.read_text())), counted(model, depth, BATCH, place)
@@ -234,7 +234,7 @@ def compute(options: argparse.Namespace) -> str:
         stages = ["stages", str(GPT), "--stages", str(depth), "--micro-batch-size", str(size), "--out", str(profile)]
         here(depth, place)(
             [
-                ["chimera-profile", "links", "--largest", "1024", "--out", str(cluster)],
+                ["chimera-profile", "links", "--largest", "1024", "--sum-ranks", "2", "--out", str(cluster)],
                 ["chimera-profile", *stages],
                 *(run.command(GPT, size, rehearsed=False) for run in wanted),
             ]

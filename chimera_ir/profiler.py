@@ -140,9 +140,24 @@ def stages(
     metavar="KIB",
     help="Measure no message larger than so many KiB.",
 )
+@click.option(
+    "--sum-ranks",
+    type=click.IntRange(2),
+    metavar="R",
+    help="Measure sums over R neighbours each [default: over all ranks, and over pairs].",
+)
 @_rounds
 @_force
-def links(out: Path, name: str | None, backend: str, timeout: float, largest: int, rounds: int, force: bool) -> None:
+def links(
+    out: Path,
+    name: str | None,
+    backend: str,
+    timeout: float,
+    largest: int,
+    sum_ranks: int | None,
+    rounds: int,
+    force: bool,
+) -> None:
     """Measure messages between the ranks that torchrun started, and sums over them: latency and bandwidth.
 
     Start it as in: torchrun --nproc-per-node=4 --no-python chimera-profile links --out cluster.toml
@@ -156,7 +171,8 @@ def links(out: Path, name: str | None, backend: str, timeout: float, largest: in
 
     with _bar() if os.environ["RANK"] == "0" else _no_bar() as told:
         sizes = tuple(size for size in SIZES if size <= largest * KIB)
-        measured = run_rank(Request(sizes, rounds, backend, timeout), lambda: refuse_file(out, MARK, force), told)
+        request = Request(sizes, rounds, backend, timeout, sum_ranks)
+        measured = run_rank(request, lambda: refuse_file(out, MARK, force), told)
     if measured is None:
         return
     made = described(name or out.stem, measured)

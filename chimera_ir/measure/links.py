@@ -18,6 +18,7 @@ from chimera_ir.measure import machine
 from chimera_ir.measure.network import Measured, Node
 from chimera_ir.measure.samples import FEWEST, Samples, Told
 from runtime import Names, Peer, Transfer
+from support.faults import Misuse
 from support.job import Job
 from support.world import World, join, learn
 
@@ -40,12 +41,16 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for: sizes in bytes, multiples of four; ``rounds`` of each are measured at most."""
+    """What is asked for: sizes in bytes, multiples of four; ``rounds`` of each are measured at most.
+
+    Sums are over ``sum_ranks`` neighbours; if that is None, over all ranks and over pairs.
+    """
 
     sizes: tuple[int, ...]
     rounds: int
     backend: str
     timeout: float
+    sum_ranks: int | None = None
 
 
 class _Said(Names):
@@ -62,13 +67,13 @@ def measure(store: Store, rank: int, size: int, request: Request, told: Told) ->
     Raises
     ------
     Misuse
-        If a GPU is missing.
+        If a GPU is missing, or there are not so many ranks as sums are asked for.
     PeerLost
         If another rank has died, or does not answer within the time-out.
     """
     nodes = _nodes(store, rank, size, request)
     pairs = chosen_pairs([node.place for node in nodes])
-    groups = [tuple(range(size)), *(pair for pair in pairs if size > 2)]
+    groups = _groups(size, pairs, request.sum_ranks)
     world = join(_job(size, pairs, groups), store, rank, size, "pipeline", request.backend, request.timeout)
     world = replace(world, names=_Said(rank, rank, len(groups), request.timeout))
     bench = _Bench(world, request, told, steps=(len(pairs) + len(groups)) * len(request.sizes))
@@ -108,6 +113,15 @@ def chosen_pairs(names: Sequence[str]) -> list[tuple[int, int]]:
     first = {name: rank for rank, name in reversed([*enumerate(names)])}
     between = [*pairwise(sorted(first.values()))]
     return within[:_PAIRS] + between[:_PAIRS]
+
+
+def _groups(size: int, pairs: Sequence[tuple[int, int]], ranks: int | None) -> list[tuple[int, ...]]:
+    """Who sums with whom."""
+    if ranks is None:
+        return [tuple(range(size)), *(pair for pair in pairs if size > 2)]
+    if not 2 <= ranks <= size:
+        raise Misuse(f"--sum-ranks {ranks}: torchrun started {size} ranks; choose 2 to {size}")
+    return [tuple(range(first, first + ranks)) for first in range(0, size - ranks + 1, ranks)][:_PAIRS]
 
 
 def _samples(taken: dict[K, list[float]]) -> dict[K, Samples]:

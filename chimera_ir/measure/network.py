@@ -11,6 +11,8 @@ from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.quantity import show_size, show_time
 
 _TICK = 1e-9
+_LEAST = 1e-15
+"""Seconds per byte: a bandwidth that no measurement can tell from an unlimited one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +124,10 @@ def _sums(measured: Measured, ranks: int, link: Link) -> _Series:
 
 
 def _rounded(link: Link, overhead: float) -> Link:
-    """As it will be read, with four digits; a latency that the clock cannot tell from none is none."""
+    """As it will be read, with four digits; what the clock cannot tell from nothing is nothing."""
     return Link(
         rounded(link.alpha) if link.alpha > _TICK else 0.0,
-        1 / rounded(1 / link.beta) if link.beta else 0.0,
+        1 / rounded(1 / link.beta) if link.beta > _LEAST else 0.0,
         rounded(overhead),
     )
 

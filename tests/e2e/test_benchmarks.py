@@ -33,6 +33,21 @@ def test_step_times_stand_beside_those_of_torch() -> None:
         assert float(row["ours / ideal"]) > 0
 
 
+def test_predictions_stand_beside_what_was_measured() -> None:
+    rows = table(
+        *("accuracy.py", "--parts", "rehearsal", "--depths", "2", "--times", "1", "--forward", "5", "--steps", "1"),
+        *("--schemes", "dapple", "pipedream"),
+    )
+    assert [(row[""], row["D"], row["N"], row["F, ms"]) for row in rows] == [
+        ("dapple", "2", "2", "5"),
+        ("pipedream", "2", "1", "5"),
+    ]
+    for row, least in zip(rows, (3 * 15, 15), strict=True):
+        assert float(row["replay, ms"]) >= least
+        assert float(row["equation 1, ms"]) >= least
+        assert float(row["measured, ms"].split()[0]) > 0
+
+
 def test_a_real_model_runs_in_every_contender() -> None:
     rows = table("compute.py", "--rounds", "1", "--micro-batches", "4")
     assert len(rows) == len({row[""] for row in rows}) == 5
