@@ -52,6 +52,22 @@ def test_the_links_between_ranks_are_a_cluster_file(tmp_path: Path, ranks: int) 
     assert all("too noisy" in line or "straight line" in line for line in warnings)
 
 
+def test_sums_are_measured_over_as_many_ranks_as_are_asked_for(tmp_path: Path) -> None:
+    out = tmp_path / "c.toml"
+    asked = "--out", str(out), "--rounds", "5", "--largest", "1"
+    done = launched(MAIN, 3, *asked, "--sum-ranks", "2")
+    assert done.returncode == 0, done.stderr
+    text = out.read_text()
+    assert [line for line in text.splitlines() if "sums over" in line] == [
+        line for line in text.splitlines() if line.startswith("# sums over 2 ranks,")
+    ]
+    assert "1 KiB" in text
+    assert "4 KiB" not in text
+    done = launched(MAIN, 3, *asked, "--sum-ranks", "4")
+    assert done.returncode != 0
+    assert done.stderr.count("--sum-ranks 4: torchrun started 3 ranks; choose 2 to 3") == 1
+
+
 def test_a_rank_that_dies_is_named_in_one_message_and_nothing_is_written(tmp_path: Path) -> None:
     done = launched(DYING, 2, "--out", str(tmp_path / "c.toml"), "--rounds", "5", "--timeout", "20")
     assert done.returncode != 0
