@@ -231,7 +231,8 @@ def compute(options: argparse.Namespace) -> str:
         place = Path(folder)
         profile, cluster = place / "profile.toml", place / "cluster.toml"
         wanted = [*runs(options.schemes, depth, [k * depth for k in options.times], [0.0], options.steps, place)]
-        stages = ["stages", str(GPT), "--stages", str(depth), "--micro-batch-size", str(size), "--out", str(profile)]
+        sizes = ",".join(str(each) for each in (size // 2, size, 2 * size))
+        stages = ["stages", str(GPT), "--stages", str(depth), "--micro-batch-size", sizes, "--out", str(profile)]
         here(depth, place)(
             [
                 ["chimera-profile", "links", "--largest", "1024", "--sum-ranks", "2", "--out", str(cluster)],

@@ -37,7 +37,8 @@ class Replay:
     """When everything happened, in seconds from the start.
 
     ``seconds`` is the time of an update: of a synchronous program the time until everything is over, of an asynchronous
-    one that of its steady state. ``lanes[w]`` are the computes, posts and waits of worker w, without a gap until its end.
+    one that of its steady state. ``lanes[w]`` are the computes, posts and waits of worker w, without a gap until the
+    last of them.
     ``messages`` last from the first byte sent to the last received; ``sums`` are those of more than one rank; both are
     in the order of their starts.
     ``critical`` are events that follow one another without a gap from 0 to the end, each one needing the one before; of
