@@ -1,5 +1,6 @@
 """The benchmarks run and fill their tables. How fast anything is cannot be tested beside other work."""
 
+import os
 import re
 import subprocess
 import sys
@@ -46,6 +47,20 @@ def test_predictions_stand_beside_what_was_measured() -> None:
         assert float(row["replay, ms"]) >= least
         assert float(row["equation 1, ms"]) >= least
         assert float(row["measured, ms"].split()[0]) > 0
+
+
+def test_limited_links_are_skipped_with_a_message_where_they_cannot_be_made() -> None:
+    asked = "--parts", "links", "--depths", "2", "--times", "1", "--forward", "5", "--schemes", "dapple"
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "accuracy.py"), *asked],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=os.environ | {"PATH": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Skipped, for this machine does not permit it: there is no command ip" in done.stdout
 
 
 def test_a_real_model_runs_in_every_contender() -> None:
