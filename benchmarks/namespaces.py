@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-HUB = "chimera-hub"
+HUB = f"chimera-{os.getpid()}-hub"
 """The namespace of the bridge, so that the network of the machine itself stays as it is."""
 
 
@@ -47,11 +47,10 @@ def joined(count: int, limit: Limit) -> Iterator[tuple[Machine, ...]]:
     NotPermitted
         If they cannot be made.
     """
-    machines = tuple(Machine(f"chimera-{k}", f"10.77.0.{k + 1}") for k in range(count))
+    machines = tuple(Machine(f"chimera-{os.getpid()}-{k}", f"10.77.0.{k + 1}") for k in range(count))
     try:
         for missing in [each for each in ("ip", "tc") if shutil.which(each) is None]:
             raise NotPermitted(f"there is no command {missing} (package iproute2)")
-        _remove(machines)
         _make(machines, limit)
         yield machines
     finally:
