@@ -1,9 +1,35 @@
-"""The text that is compiled, and places in it."""
+"""The text that is compiled, places in it, and files that users name."""
 
+import stat
 from bisect import bisect_right
 from dataclasses import dataclass
+from errno import EISDIR
 from functools import cached_property
+from os import strerror
+from pathlib import Path
 from typing import NamedTuple
+
+LARGEST = 2**30
+"""Bytes of the largest file that is read."""
+
+
+def contents(path: Path) -> bytes:
+    """All of a regular file.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read, has no end or none that is known (a device, a named pipe), or is larger than `LARGEST`;
+        ``strerror`` tells.
+    """
+    found = path.stat()
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(EISDIR, strerror(EISDIR))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(0, "it is no regular file")
+    if found.st_size > LARGEST:
+        raise OSError(0, f"it is larger than {LARGEST // 2**20:,} MiB")
+    return path.read_bytes()
 
 
 class Span(NamedTuple):

@@ -5,7 +5,7 @@ from pathlib import Path
 from chimera_ir import library
 from chimera_ir.command import Misuse
 from chimera_ir.diagnostics.suggest import closest
-from chimera_ir.source import Source
+from chimera_ir.source import Source, contents
 
 
 def scheme_or_ir(scheme: str) -> Source:
@@ -42,7 +42,7 @@ def read(path: Path, option: str = "", hint: str = "") -> Source:
         If it cannot be read.
     """
     try:
-        data = path.read_bytes()
+        data = contents(path)
     except OSError as error:
         raise Misuse(f"{option}{' ' if option else ''}{path}: {error.strerror}{hint}") from error
     return Source(str(path), data.decode("utf-8", errors="replace").removeprefix("\ufeff"))

@@ -8,26 +8,32 @@ from chimera_ir.plan.rank import Ranking
 
 def notes(ranking: Ranking, error: float) -> tuple[str, ...]:
     """How sure the first choice is, whether plain 1F1B would do, and whether all train alike; each a sentence."""
-    return (*_close(ranking, error), *_baseline(ranking), *_asynchronous(ranking), *_replays(ranking))
+    return (
+        *_close(ranking, error),
+        *_baseline(ranking),
+        *_asynchronous(ranking),
+        *_smaller(ranking),
+        *_replays(ranking),
+    )
 
 
 def _close(ranking: Ranking, error: float) -> Iterator[str]:
     choices = ranking.choices
     if not choices:
         return
-    best = choices[0].throughput
-    close = [each for each in choices if each.throughput >= best * (1 - error)]
+    shares = [each.over(choices[0]) for each in choices]
+    close = [share for share in shares if share >= 1 - error]
     if len(choices) == 1:
         yield "it is the only one that fits"
     elif len(close) == 1:
-        ahead = best / choices[1].throughput - 1
+        ahead = choices[0].over(choices[1]) - 1
         yield f"the first is {_percent(ahead)} faster than the second; the model's error is {_percent(error)}"
     else:
-        apart = 1 - close[-1].throughput / best
-        yield (
-            f"the first {len(close)} are within {_percent(apart)}, less than the model's error of {_percent(error)}: "
-            "measure them"
+        apart = max(close) - min(close)
+        within = (
+            f"within {_percent(apart)}, less than the model's error of {_percent(error)}" if apart else "equally fast"
         )
+        yield f"the first {len(close)} are {within}: measure them"
 
 
 def _baseline(ranking: Ranking) -> Iterator[str]:
@@ -40,16 +46,14 @@ def _baseline(ranking: Ranking) -> Iterator[str]:
         if each.scheme != reference.scheme:
             best.setdefault(each.scheme, each)
     slower = [
-        f"{_percent(reference.throughput / each.throughput - 1)} faster than {name}"
+        f"{_percent(reference.over(each) - 1)} faster than {name}"
         for name, each in best.items()
-        if each.throughput < reference.throughput
+        if reference.over(each) > 1
     ]
     if slower:
         yield f"plain 1F1B with a flush ({reference.scheme}) is {_listed(slower)} here"
     faster = [
-        f"{name} by {_percent(each.throughput / reference.throughput - 1)}"
-        for name, each in best.items()
-        if each.throughput > reference.throughput
+        f"{name} by {_percent(each.over(reference) - 1)}" for name, each in best.items() if each.over(reference) > 1
     ]
     if faster:
         yield f"plain 1F1B with a flush ({reference.scheme}) is beaten by {_listed(faster)}"
@@ -65,6 +69,13 @@ def _asynchronous(ranking: Ranking) -> Iterator[str]:
     )
     said = f"{first.scheme} has no flush: its gradients are of older weights, so that it may need more updates"
     yield f"{said}; the first with a flush is number {place}, {other.scheme}" if other else said
+
+
+def _smaller(ranking: Ranking) -> Iterator[str]:
+    """A scheme that says itself how many micro-batches make an update may update more often than one asked for."""
+    first, asked = next(iter(ranking.choices), None), ranking.question.mini_batch
+    if first is not None and first.choice.mini_batch < asked:
+        yield f"the first updates the weights every {first.choice.mini_batch:,} items, not every {asked:,}"
 
 
 def _replays(ranking: Ranking) -> Iterator[str]:

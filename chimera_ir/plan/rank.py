@@ -1,7 +1,7 @@
 """All configurations in order: judged by equation 1 on all processors, the first ones replayed event by event.
 
 A replay costs far more than equation 1, so only the first by equation 1 are replayed, as many as fit into a number of
-operations. The order is that of the best that is known of each.
+operations. They come first, in the order of their replays, and the others follow in that of equation 1.
 """
 
 import gc
@@ -66,7 +66,10 @@ def rank(sources: Sequence[Source], question: Question, judge: Judge, greedy: bo
     with _workers(sum(map(_operations, families))) as executor:
         found += _judged(families, judge, greedy, executor, tell)
         judged = sorted((each for each in found if isinstance(each, Judged)), key=_order)
-        judged = sorted(_replayed(judged, judge, executor, tell), key=_order)
+        wanted = [each for each in judged if each.choice.source in sources]
+        wanted += [each for each in judged if each.choice.source == baseline and each not in wanted][:1]
+        replayed = {each.choice: each for each in _replayed(wanted, judge, executor, tell)}
+        judged = sorted((replayed.get(each.choice, each) for each in judged), key=_order)
         judged, heavy = _weighed(judged, judge, top, executor, tell)
         found += heavy
     asked = [each for each in judged if each.choice.source in sources]
@@ -76,8 +79,16 @@ def rank(sources: Sequence[Source], question: Question, judge: Judge, greedy: bo
 
 
 def _order(judged: Judged) -> tuple[object, ...]:
+    """Those that were replayed, then the others: the two times of one configuration are not the same."""
     choice = judged.choice
-    return -judged.throughput, choice.source.name, choice.settings, choice.micro_batch_size, repr(choice.change)
+    return (
+        judged.replayed is None,
+        -judged.throughput,
+        choice.source.name,
+        choice.settings,
+        choice.micro_batch_size,
+        repr(choice.change),
+    )
 
 
 def _apart(found: Iterable[Choice | LeftOut]) -> tuple[list[Choice], list[LeftOut]]:
@@ -148,7 +159,7 @@ def _judge_part(judge: Judge, families: Iterable[tuple[Choice, ...]], greedy: bo
 
 
 def _replayed(judged: Sequence[Judged], judge: Judge, executor: Executor | None, tell: Tell) -> list[Judged]:
-    """All of them, the first ones replayed."""
+    """The first ones, replayed; of those that were not asked for, at most one is given."""
     left, chosen = REPLAYED_OPERATIONS, list[Judged]()
     for each in judged:
         cost = each.operations * (ASYNCHRONOUS_OPERATIONS if each.asynchronous else 1)
@@ -156,8 +167,7 @@ def _replayed(judged: Sequence[Judged], judge: Judge, executor: Executor | None,
             chosen.append(each)
             left -= cost
     tell("replaying the first choices")
-    rest = [each for each in judged if each not in chosen]
-    return [*_spread(executor, _replay_one, [(judge, each) for each in chosen]), *rest]
+    return list(_spread(executor, _replay_one, [(judge, each) for each in chosen]))
 
 
 def _weighed(

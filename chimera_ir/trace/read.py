@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.text.parser import parse
-from chimera_ir.source import Source
+from chimera_ir.source import Source, contents
 
 FORMAT = "chimera trace"
 VERSION = 1
@@ -94,6 +94,8 @@ def read(directory: Path) -> Trace:
     program = _program(directory / PROGRAM, text)
     ranks = [rank for _, rank in found]
     expected = about.copies * program.header.workers
+    for path, rank in zip(paths, ranks, strict=True):
+        _belongs(path, rank, about, program.header.workers)
     missing = sorted(set(range(expected)) - {rank.rank for rank in ranks})
     if missing:
         raise BadTrace(
@@ -103,9 +105,19 @@ def read(directory: Path) -> Trace:
     return Trace(about, program, _on_one_clock(ranks))
 
 
+def _belongs(path: Path, rank: Rank, about: About, workers: int) -> None:
+    """Whether a file is that of its rank, and the rank where the layout puts it."""
+    place = divmod(rank.rank, workers) if about.layout == "pipeline" else divmod(rank.rank, about.copies)[::-1]
+    if path.name != f"rank_{rank.rank}.jsonl" or place != (rank.copy, rank.worker) or rank.copy >= about.copies:
+        raise BadTrace(
+            f"{path}: says that it is of rank {rank.rank}, worker {rank.worker} of copy {rank.copy}, which this run "
+            "does not have under this name; copy the files again"
+        )
+
+
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return contents(path).decode("utf-8")
     except FileNotFoundError:
         raise BadTrace(f"{path.parent}: has no {path.name}; name the directory that train.py --trace wrote") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -165,7 +177,7 @@ def _rank(path: Path) -> tuple[About, Rank]:
         if not last:
             raise BadTrace(f"{path}: is cut off: its last line is missing; copy it again, or trace the run again")
         about, ended = _about(first), last["ended"]
-        clock = tuple(Offset(**each["clock"]) for each in (first, last) if each["clock"] is not None)
+        clock = tuple(_offset(each["clock"]) for each in (first, last) if each["clock"] is not None)
         rank = Rank(
             _whole(first["rank"]), _whole(first["worker"]), _whole(first["copy"]), clock, tuple(operations), ended
         )
@@ -204,6 +216,10 @@ def _operation(line: Any) -> Recorded:
     if not isinstance(text, str) or _whole(end) < _whole(start):
         raise ValueError(f"{line!r} is not an operation")
     return Recorded(_whole(update), text, start, end)
+
+
+def _offset(line: Mapping[str, Any]) -> Offset:
+    return Offset(_whole(line["at"]), _whole(line["offset"]), _whole(line["uncertainty"]))
 
 
 def _whole(value: Any) -> int:

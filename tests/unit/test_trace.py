@@ -301,7 +301,24 @@ def _no_program(directory: Path) -> None:
     (directory / "schedule.sir").unlink()
 
 
+def _impossible_clock(directory: Path) -> None:
+    lines = traced.lines(1)
+    lines[0]["clock"] = {"at": 0, "offset": float("nan"), "uncertainty": 0}
+    (directory / "rank_1.jsonl").write_text(traced.text(lines))
+
+
+def _other_copy(directory: Path) -> None:
+    (directory / "rank_1.jsonl").write_text(traced.text(traced.lines(1, copy=7)))
+
+
+def _surplus(directory: Path) -> None:
+    (directory / "rank_2.jsonl").write_text((directory / "rank_1.jsonl").read_text())
+
+
 MISTAKES = {
+    _impossible_clock: ("rank_1.jsonl: lacks or garbles", "nan is not a whole number"),
+    _other_copy: ("rank_1.jsonl: says that it is of rank 1, worker 1 of copy 7",),
+    _surplus: ("rank_2.jsonl: says that it is of rank 1",),
     _cut: ("rank_1.jsonl:", "cut off"),
     _no_end: ("rank_1.jsonl: is cut off: its last line is missing",),
     _missing: ("the file of rank 1 of 2 ranks is missing", ".part belongs to a rank that still runs or was killed"),
