@@ -123,7 +123,7 @@ def compile_command(
         click.echo(render_all(rejected.diagnostics, source, color), err=True)
         sys.exit(WRONG_TEXT)
     _say(answer.warnings)
-    _deliver(answer, out)
+    _deliver(answer, out, forecast)
 
 
 def _compiled(request: Request, wanted: Level | None, color: bool, forecast: Forecast | None) -> Answer:
@@ -149,7 +149,7 @@ def _say(warnings: Iterable[str]) -> None:
         click.echo(warning, err=True)
 
 
-def _deliver(answer: Answer, out: Path | None) -> None:
+def _deliver(answer: Answer, out: Path | None, forecast: Forecast | None) -> None:
     """Writes what there is to write, prints what there is to print, in this order."""
     if answer.output is None:
         write(answer.printed)
@@ -161,7 +161,9 @@ def _deliver(answer: Answer, out: Path | None) -> None:
         raise Misuse(str(error)) from error
     write(answer.printed)
     write(f"wrote {directory}: run it with\n")
-    write(f"  torchrun --nproc-per-node={answer.output.workers} {directory}/train.py --model MODEL.py --check\n")
+    script = f"{directory}/train.py"
+    line = f"torchrun --nproc-per-node={answer.output.workers} {script} --model MODEL.py"
+    write(f"  {forecast.torchrun(answer.output.workers, script) if forecast else line} --check\n")
 
 
 def main() -> NoReturn:

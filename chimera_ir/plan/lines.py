@@ -7,7 +7,7 @@ from pathlib import PurePath
 from chimera_ir import library
 from chimera_ir.plan.judge import Judged
 from chimera_ir.plan.space import Choice
-from chimera_ir.profile.cluster import Cluster
+from chimera_ir.profile.cluster import Cluster, torchrun
 from chimera_ir.source import Source
 
 
@@ -39,13 +39,7 @@ def compile_line(choice: Choice, files: Files) -> str:
 
 
 def torchrun_line(judged: Judged, cluster: Cluster, files: Files) -> str:
-    """``torchrun`` with what starts it, on every node if it takes several, where HOST stands for the first."""
-    choice, ranks = judged.choice, judged.choice.workers * judged.choice.copies
-    nodes = -(-ranks // cluster.per_node)
-    words = ["torchrun"]
-    if nodes > 1:
-        words += [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:29500"]
-    words += [f"--nproc-per-node={ranks // nodes}", f"{judged.scheme}.out/train.py", "--model", "MODEL.py"]
-    words += ["--micro-batch-size", str(choice.micro_batch_size)]
-    words += ["--layout", "replica"] if files.replica_layout else []
-    return shlex.join(words)
+    """``torchrun`` with what starts it."""
+    choice = judged.choice
+    ranks, script = choice.workers * choice.copies, f"{judged.scheme}.out/train.py"
+    return torchrun(ranks, cluster.per_node, script, choice.micro_batch_size, files.replica_layout)

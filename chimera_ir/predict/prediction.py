@@ -9,6 +9,7 @@ from chimera_ir.predict.memory import Memory, memory
 from chimera_ir.predict.replay import Replay, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.choose import Inputs, Wanted
+from chimera_ir.profile.cluster import torchrun
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,11 @@ class Forecast:
     copies: int
     micro_batch_size: int
     replica_layout: bool
+
+    def torchrun(self, workers: int, script: str) -> str:
+        """The line that starts what is predicted."""
+        per_node = self.inputs.cluster.per_node
+        return torchrun(self.copies * workers, per_node, script, self.micro_batch_size, self.replica_layout)
 
     def of(self, program: Program) -> Prediction:
         """What is predicted of a verified program.

@@ -1,5 +1,6 @@
 """A cluster: its workers, their memory, and what it costs to talk."""
 
+import shlex
 from dataclasses import dataclass
 from math import log2
 
@@ -25,6 +26,18 @@ class Link:
     def all_reduce(self, size: float, ranks: int) -> float:
         """Comm_allreduce of so many bytes over r ranks by Rabenseifner's algorithm, in seconds (section 3.4)."""
         return 2 * log2(ranks) * self.alpha + 2 * (ranks - 1) * self.beta * size / ranks
+
+
+def torchrun(ranks: int, per_node: int, script: str, micro_batch_size: int, replica_layout: bool) -> str:
+    """The line that starts so many ranks, on every node if they take several, where HOST stands for the first."""
+    nodes = -(-ranks // per_node)
+    words = ["torchrun"]
+    if nodes > 1:
+        words += [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:29500"]
+    words += [f"--nproc-per-node={ranks // nodes}", script, "--model", "MODEL.py"]
+    words += ["--micro-batch-size", str(micro_batch_size)]
+    words += ["--layout", "replica"] if replica_layout else []
+    return shlex.join(words)
 
 
 FREE = Link(0.0, 0.0)

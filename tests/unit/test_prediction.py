@@ -150,3 +150,12 @@ def test_an_answer_that_was_kept_is_not_given_for_another_profile(
     assert (first["F_t"], second["F_t"]) == (0.01, 0.02)
     assert predicted(run(*asked, "--copies", "2"))["copies"] == 2
     assert len([*(tmp_path / "kept").iterdir()]) == 3
+
+
+def test_the_line_that_runs_a_program_is_the_one_that_was_predicted(run: Run, tmp_path: Path) -> None:
+    examples = Path(__file__).resolve().parents[2] / "docs" / "examples"
+    files = ["--profile", str(examples / "small.profile.toml"), "--cluster", str(examples / "small.cluster.toml")]
+    asked = ["--copies", "2", "--micro-batch-size", "8", "--layout", "replica", "--out", str(tmp_path / "o")]
+    last = run("chimera", *files, *asked).out.splitlines()[-1].split()
+    assert last[:2] == ["torchrun", "--nnodes=4"], "8 ranks, 2 to a node"
+    assert last[-7:] == ["--model", "MODEL.py", "--micro-batch-size", "8", "--layout", "replica", "--check"]
