@@ -34,7 +34,7 @@ def _numbers(_: click.Context, parameter: click.Parameter, given: tuple[str, ...
     wrong = [word for word in words if not (word.isascii() and word.isdecimal() and 0 < int(word) < 10**6)]
     if wrong:
         example = f"{parameter.opts[0]} 4, or several as in {parameter.opts[0]} 4,8"
-        raise Misuse(f"{parameter.opts[0]} {wrong[0]}: not a positive whole number; write {example}")
+        raise Misuse(f"{parameter.opts[0]} {wrong[0]}: not a whole number from 1 to 999,999; write {example}")
     return tuple(sorted({int(word) for word in words}))
 
 
