@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paired import ratio
+from plots import Series, growth
 from tables import circumstances, put, table
 
 SIZES = ((4, 4), (8, 32), (16, 128), (32, 64), (32, 256), (64, 256), (64, 1024))
@@ -142,7 +143,7 @@ def _middle(runs: Sequence[Run]) -> float:
     return statistics.median(run.seconds for run in runs)
 
 
-def growth(points: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+def powers(points: Mapping[str, Sequence[tuple[int, float]]]) -> str:
     """The exponents of all systems."""
     told = []
     for system, its in points.items():
@@ -151,6 +152,14 @@ def growth(points: Mapping[str, Sequence[tuple[int, float]]]) -> str:
             f"{system} {exponent(its):.2f} over all sizes, {exponent(fitted):.2f} from {FITTED:,} operations on"
         )
     return "Time grows with the operations to the power of: " + "; ".join(told) + "."
+
+
+def drawn(page: Path, points: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+    """Draws the times beside the page, and gives the line that shows them there."""
+    place = page.parent / "images" / "benchmarks" / "compile.svg"
+    series = [Series(system, tuple(its), system != THEIRS) for system, its in points.items()]
+    growth(place, "compute operations", "CPU seconds", series)
+    return f"![CPU time over the number of operations, both on logarithmic scales](images/benchmarks/{place.name})"
 
 
 def main() -> None:
@@ -180,9 +189,10 @@ def main() -> None:
         listed += rows(size, rounds)
         print(*("  ".join(row) for row in listed[-len(SCHEMES) :]), sep="\n", file=sys.stderr, flush=True)
     heads = ("", "D", "N", "operations", "DAG nodes", "CPU, s", "torch, s", "ours / torch", "peak, GiB", "torch, GiB")
-    text = "\n\n".join([circumstances(), table(heads, listed), growth(points)])
+    text = "\n\n".join([circumstances(), table(heads, listed), powers(points)])
     print(text)
     if options.markdown is not None:
+        text += "\n\n" + drawn(options.markdown, points)
         put(options.markdown, "compile", text)
 
 
