@@ -62,6 +62,7 @@ IMPORTS = {
         *("answer", "cache", "progress", "driver", "output", "library", "source", "diagnostics", "elaborate", "cost"),
         *("command", "forecast", "predict", "profile", "syntax", "texts", "__version__"),
     },
+    "start": {"cli", "tables", "profiler", "tracer", "planner"},
     "__init__": set(),
 }
 """What each part of the package may import of the others; `driver` sees nearly all, `answer` what can be printed."""

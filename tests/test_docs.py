@@ -76,3 +76,10 @@ def test_the_page_on_performance_lists_every_mistake_of_a_profile() -> None:
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     codes = {member.code for member in vars(profiles).values() if hasattr(member, "code")}
     assert set(re.findall(r"^\| (CH7\d\d) \|", page, re.M)) == codes
+
+
+def test_the_quick_tables_of_the_papers_experiments_are_what_the_planner_says() -> None:
+    """docs/experiments.py without --only tells of all, in minutes."""
+    command = [sys.executable, "docs/experiments.py", "--only", "selection", "strategies"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

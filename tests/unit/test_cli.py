@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -372,3 +374,17 @@ def test_a_terminal_without_unicode_still_gets_a_report(tmp_path: Path, encoding
     done = shell("chimera", "--out", "o", env=os.environ | {"PYTHONIOENCODING": encoding}, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"makespan" in done.stdout
+
+
+@pytest.mark.parametrize("entry", ["compile_", "tables", "profile", "trace", "plan"])
+def test_an_interrupt_while_a_command_is_imported_ends_it_as_any_other(entry: str) -> None:
+    """The first import that a command makes stands for all of them."""
+    program = (
+        "import builtins; from chimera_ir import start; original = builtins.__import__\n"
+        "def interrupted(name, *rest):\n"
+        "    if name.startswith('chimera_ir.'): raise KeyboardInterrupt\n"
+        "    return original(name, *rest)\n"
+        f"builtins.__import__ = interrupted; start.{entry}()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
