@@ -11,7 +11,7 @@ from enum import Enum
 from itertools import product
 
 from chimera_ir import library
-from chimera_ir.diagnostics.catalogue.endless import TooManyInTurns
+from chimera_ir.diagnostics.catalogue.endless import RepeatsTooLate, TooManyInTurns
 from chimera_ir.diagnostics.catalogue.values import TooManyOperations
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.elaborate import outline, parameter_names
@@ -96,7 +96,7 @@ class LeftOut:
 def refusal(rejected: Rejected, source: Source, settings: Iterable[tuple[str, int]], size: int | None) -> LeftOut:
     """What a scheme says against its parameters; the first error tells."""
     first = rejected.diagnostics[0]
-    reason = Reason.SIZE if isinstance(first, TooManyOperations | TooManyInTurns) else Reason.REFUSED
+    reason = Reason.SIZE if isinstance(first, TooManyOperations | TooManyInTurns | RepeatsTooLate) else Reason.REFUSED
     return LeftOut(source, tuple(settings), size, reason, first.fill(first.title))
 
 
