@@ -118,7 +118,7 @@ def stages(
                 profile, remarks = measure.timed(model, request, device, threads, told)
                 text = write_profile(profile)
         _warn(remarks)
-        write_file(out, text, MARK, force)
+        write_file(out, text + _commented("", _warnings(remarks)), MARK, force)
 
 
 @profile_command.command()
@@ -177,9 +177,14 @@ def links(
         return
     made = described(name or out.stem, measured)
     _warn(made.remarks)
-    table = "".join(f"# {line}\n" for line in made.table)
+    comments = _commented("\n", made.table) + _commented("\n", _warnings(made.remarks))
     with _refusals(OutputRefused):
-        write_file(out, f"{write_cluster(made.cluster)}\n{table}", MARK, force)
+        write_file(out, write_cluster(made.cluster) + comments, MARK, force)
+
+
+def _commented(before: str, lines: tuple[str, ...]) -> str:
+    """Lines as a file's comments: who uses the figures later should see how sure they are."""
+    return before + "".join(f"# {line}\n" for line in lines) if lines else ""
 
 
 def _make_ready() -> None:
@@ -198,8 +203,12 @@ def _refusals(*bad: type[Exception]) -> Iterator[None]:
 
 
 def _warn(remarks: tuple[str, ...]) -> None:
-    for remark in remarks:
-        click.echo(f"warning: {remark}", err=True)
+    for warning in _warnings(remarks):
+        click.echo(warning, err=True)
+
+
+def _warnings(remarks: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"warning: {remark}" for remark in remarks)
 
 
 @contextmanager

@@ -46,10 +46,11 @@ def test_the_links_between_ranks_are_a_cluster_file(tmp_path: Path, ranks: int) 
         assert link.alpha >= 0
         assert link.beta > 0
         assert link.message(16 << 20) > link.message(64)
-    assert text.count("# messages within a node") == 1
-    assert text.count("# sums over") == (1 if ranks == 2 else 2)
+    assert text.count("\n# messages within a node") == 1
+    assert text.count("\n# sums over") == (1 if ranks == 2 else 2)
     warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     assert all("too noisy" in line or "straight line" in line for line in warnings)
+    assert [line for line in text.splitlines() if "warning" in line] == [f"# {line}" for line in warnings]
 
 
 def test_sums_are_measured_over_as_many_ranks_as_are_asked_for(tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ def test_sums_are_measured_over_as_many_ranks_as_are_asked_for(tmp_path: Path) -
     done = launched(MAIN, 3, *asked, "--sum-ranks", "2")
     assert done.returncode == 0, done.stderr
     text = out.read_text()
-    assert [line for line in text.splitlines() if "sums over" in line] == [
+    assert [line for line in text.splitlines() if "# sums over" in line] == [
         line for line in text.splitlines() if line.startswith("# sums over 2 ranks,")
     ]
     assert "1 KiB" in text
