@@ -8,6 +8,7 @@ import json
 import os
 import threading
 import time
+import uuid
 from array import array
 from contextlib import suppress
 from dataclasses import asdict
@@ -57,7 +58,8 @@ def prepare(world: World, directory: Path, scripts: Path) -> None:
 
 def _empty(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    if any(directory.iterdir()) and not (directory / MARKER).is_file():
+    foreign = any(not path.name.startswith(f".{MARKER}.") for path in directory.iterdir())
+    if foreign and not (directory / MARKER).is_file():
         raise Misuse(
             f"--trace {directory}: exists and was not written by --trace; choose another directory or remove it"
         )
@@ -69,7 +71,7 @@ def _empty(directory: Path) -> None:
 
 def _put(path: Path, content: bytes) -> None:
     """Writes a file whole or not at all, also where several machines share the directory."""
-    fresh = path.with_name(f".{path.name}.{os.uname().nodename}")
+    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     fresh.write_bytes(content)
     fresh.replace(path)
 
