@@ -1,6 +1,5 @@
 """The compiler: one pass after another, each level verified before the next pass sees it."""
 
-import gc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -23,6 +22,7 @@ from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.change import Change
 from chimera_ir.syntax.parser import parse
+from chimera_ir.undisturbed import undisturbed
 from chimera_ir.verify.erase import schedule_of
 from chimera_ir.verify.verify import Verified, verify_plan, verify_program, verify_schedule
 
@@ -60,16 +60,11 @@ Result = tuple[Level, object]
 Warn = Callable[[Diagnostic], None]
 
 
-def _undisturbed(levels: Iterator[Result]) -> Iterator[Result]:
-    """The levels, made without the garbage collector: what a pass makes is kept, so it would look for nothing."""
+def _made(levels: Iterator[Result]) -> Iterator[Result]:
+    """The levels, each made without the garbage collector; it may run while somebody looks at one."""
     while True:
-        enabled = gc.isenabled()
-        gc.disable()
-        try:
+        with undisturbed():
             result = next(levels, None)
-        finally:
-            if enabled:
-                gc.enable()
         if result is None:
             return
         yield result
@@ -87,7 +82,7 @@ def compile_scheme(request: Request, warn: Warn) -> Iterator[Result]:
     TooLarge
         If the baseline of the report has more operations than the request allows.
     """
-    return _undisturbed(_from_scheme(request, warn))
+    return _made(_from_scheme(request, warn))
 
 
 def _from_scheme(request: Request, warn: Warn) -> Iterator[Result]:
@@ -100,7 +95,7 @@ def _from_scheme(request: Request, warn: Warn) -> Iterator[Result]:
 
 def compile_ir(request: Request, warn: Warn) -> Iterator[Result]:
     """Every level from the one that the text is at, a program's schedule included; errors as in `compile_scheme`."""
-    return _undisturbed(_from_ir(request, warn))
+    return _made(_from_ir(request, warn))
 
 
 def _from_ir(request: Request, warn: Warn) -> Iterator[Result]:

@@ -17,7 +17,7 @@ from typing import assert_never
 
 from chimera_ir.diagnostics.catalogue import endless as say
 from chimera_ir.diagnostics.catalogue.values import BadDivisor, BadShare, Called, Overflow, Values
-from chimera_ir.elaborate.builtins import BUILTINS, shareable
+from chimera_ir.elaborate.builtins import BUILTINS, COMPARE, shareable
 from chimera_ir.elaborate.evaluate import LIMIT, Fault, Scope
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
@@ -191,7 +191,7 @@ class _Deriver:
             difference = self._sum(node, left, _scaled(right, -1))
             if difference.increment:
                 raise Fault(partial(say.GrowingCondition, node.span, self._values(node, bound)))
-            holds = _reduced((_COMPARE[comparator](value, 0) for value in difference.values), 0, difference.since)
+            holds = _reduced((COMPARE[comparator](value, 0) for value in difference.values), 0, difference.since)
             truth = self._pointwise(node, _both, [truth, holds])
         return truth
 
@@ -268,16 +268,6 @@ def _both(one: int, other: int) -> bool:
 
 def _either(one: int, other: int) -> bool:
     return bool(one or other)
-
-
-_COMPARE: Mapping[ast.Comparator, Callable[[int, int], bool]] = {
-    ast.Comparator.EQUAL: operator.eq,
-    ast.Comparator.UNEQUAL: operator.ne,
-    ast.Comparator.AT_MOST: operator.le,
-    ast.Comparator.LESS: operator.lt,
-    ast.Comparator.AT_LEAST: operator.ge,
-    ast.Comparator.GREATER: operator.gt,
-}
 
 
 def _scaled(one: Law, factor: int) -> Law:

@@ -1,7 +1,10 @@
-"""The functions that every scheme knows."""
+"""The functions that every scheme knows, and what its comparisons mean."""
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from chimera_ir.syntax.ast import Comparator
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +40,12 @@ BUILTINS = {
     "share": Builtin("share(N, k, i)", 3, 3, share),
 }
 """By name."""
+
+COMPARE: Mapping[Comparator, Callable[[int, int], bool]] = {
+    Comparator.EQUAL: operator.eq,
+    Comparator.UNEQUAL: operator.ne,
+    Comparator.AT_MOST: operator.le,
+    Comparator.LESS: operator.lt,
+    Comparator.AT_LEAST: operator.ge,
+    Comparator.GREATER: operator.gt,
+}

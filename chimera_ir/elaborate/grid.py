@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, repeat
 from typing import NamedTuple, assert_never
 
-from chimera_ir.elaborate.builtins import BUILTINS, shareable
+from chimera_ir.elaborate.builtins import BUILTINS, COMPARE, shareable
 from chimera_ir.elaborate.evaluate import LIMIT, Scope
 from chimera_ir.syntax import ast
 
@@ -68,7 +68,7 @@ class Grid:
             case ast.Comparison():
                 operands = [self._of(operand, bound) for operand in node.operands]
                 pairs = zip(node.comparators, operands, operands[1:], strict=False)
-                holds = [self._each(_COMPARE[comparator], one, other) for comparator, one, other in pairs]
+                holds = [self._each(COMPARE[comparator], one, other) for comparator, one, other in pairs]
                 return self._each(lambda *truths: all(truths), *holds) if len(holds) > 1 else holds[0]
             case ast.Not(operand):
                 return self._each(operator.not_, self._of(operand, bound))
@@ -119,14 +119,6 @@ def _one(value: int) -> _Values:
     return _Values(False, False, [value])
 
 
-_COMPARE = {
-    ast.Comparator.EQUAL: operator.eq,
-    ast.Comparator.UNEQUAL: operator.ne,
-    ast.Comparator.AT_MOST: operator.le,
-    ast.Comparator.LESS: operator.lt,
-    ast.Comparator.AT_LEAST: operator.ge,
-    ast.Comparator.GREATER: operator.gt,
-}
 _COMBINE = {
     ast.Arithmetic.ADD: operator.add,
     ast.Arithmetic.SUBTRACT: operator.sub,

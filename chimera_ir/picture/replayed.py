@@ -11,7 +11,7 @@ from itertools import chain
 from chimera_ir.cost.numbers import percent
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.ops import AllReduce, Backward, Forward, Send
-from chimera_ir.picture.shapes import Entry, Label, Row, Tick
+from chimera_ir.picture.shapes import Box, Entry, Family, Label, Row, Tick
 from chimera_ir.picture.svg import FAIR, FONT, TOLD, WIDEST, WIDTH, pixels, plain, room, written
 from chimera_ir.picture.words import INK, PAPER, colour, hue, ink, label, named, step, strand_numbers, strands
 from chimera_ir.predict.events import Role
@@ -22,28 +22,6 @@ from chimera_ir.predict.show import seconds
 _LEFT, _TOP = 46, 62
 _MOST = 90
 """The largest width of the shortest operation's box."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A rectangle, and a text for whoever points at it."""
-
-    x: str
-    y: int
-    width: str
-    height: int
-    title: str
-
-
-@dataclass(frozen=True, slots=True)
-class Boxes:
-    """Operations of one strand in one direction: their colours, one by one or as a single path, and their labels."""
-
-    fill: str
-    ink: str
-    boxes: tuple[Shape, ...]
-    outline: str
-    labels: tuple[Label, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +44,8 @@ class Drawing:
     left: int
     right: str
     bottom: int
+    row_height: int
+    strip_height: int
     font: int
     stroke: str
     ink: str
@@ -75,9 +55,9 @@ class Drawing:
     rows: tuple[Row, ...]
     ticks: tuple[Tick, ...]
     idle: tuple[Idle, ...]
-    families: tuple[Boxes, ...]
+    families: tuple[Family, ...]
     messages: str
-    sums: tuple[Shape, ...]
+    sums: tuple[Box, ...]
     sums_path: str
     critical: str
     notices: str
@@ -125,6 +105,8 @@ def drawing(replay: Replay) -> Drawing:
         left=_LEFT,
         right=pixels(right),
         bottom=bottom,
+        row_height=scale.row,
+        strip_height=scale.strip - 1,
         font=scale.font,
         stroke="1" if scale.row > 16 else "0.5",
         ink=INK,
@@ -226,7 +208,7 @@ def _span(start: float, end: float, y: int, height: int, scale: _Scale) -> str:
     return f"M{left} {y}H{right}v{height}H{left}z"
 
 
-def _families(replay: Replay, scale: _Scale, one_by_one: bool) -> Iterator[Boxes]:
+def _families(replay: Replay, scale: _Scale, one_by_one: bool) -> Iterator[Family]:
     """The operations, strand by strand, forwards before backwards."""
     numbers = strand_numbers(replay.header)
     members: dict[tuple[int, bool], list[Event]] = {}
@@ -237,7 +219,7 @@ def _families(replay: Replay, scale: _Scale, one_by_one: bool) -> Iterator[Boxes
     for (strand, _), several in sorted(members.items(), key=lambda member: member[0]):
         sample = several[0].what
         assert isinstance(sample, Forward | Backward)
-        yield Boxes(
+        yield Family(
             fill=colour(sample, strand),
             ink=ink(sample),
             boxes=tuple(_box(each, scale) for each in several) if one_by_one else (),
@@ -246,16 +228,16 @@ def _families(replay: Replay, scale: _Scale, one_by_one: bool) -> Iterator[Boxes
         )
 
 
-def _box(each: Event, scale: _Scale) -> Shape:
+def _box(each: Event, scale: _Scale) -> Box:
     assert isinstance(each.what, Forward | Backward)
     kind = "forward" if isinstance(each.what, Forward) else "backward"
     title = f"{kind} of {label(each.what)} on stage {each.what.stage}, {seconds(each.start)} to {seconds(each.end)}"
-    return _shape(each, scale.y(each.workers[0]), scale.row, title, scale)
+    return _placed(each, scale.y(each.workers[0]), title, scale)
 
 
-def _shape(each: Event, y: int, height: int, title: str, scale: _Scale) -> Shape:
+def _placed(each: Event, y: int, title: str, scale: _Scale) -> Box:
     left, right = scale.x(each.start), scale.x(each.end)
-    return Shape(pixels(left), y, pixels(right - left), height, title)
+    return Box(pixels(left), y, pixels(right - left), title)
 
 
 def _outline(each: Event, scale: _Scale) -> str:
@@ -275,13 +257,13 @@ def _summing(replay: Replay) -> Iterator[tuple[Event, Worker]]:
     return ((each, worker) for each in replay.sums if each.end > each.start for worker in each.workers)
 
 
-def _strip(each: Event, worker: Worker, scale: _Scale) -> Shape:
+def _strip(each: Event, worker: Worker, scale: _Scale) -> Box:
     assert isinstance(each.what, AllReduce)
     title = (
         f"sum of the gradients of stage {each.what.stage}, launched by all at {seconds(each.posted)}, "
         f"{seconds(each.start)} to {seconds(each.end)}"
     )
-    return _shape(each, scale.y(worker) + scale.row + 1, scale.strip - 1, title, scale)
+    return _placed(each, scale.y(worker) + scale.row + 1, title, scale)
 
 
 def _rectangle(each: Event, worker: Worker, scale: _Scale) -> str:

@@ -4,7 +4,6 @@ A replay costs far more than equation 1, so only the first by equation 1 are rep
 operations. They come first, in the order of their replays, and the others follow in that of equation 1.
 """
 
-import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
@@ -16,6 +15,7 @@ from chimera_ir import library
 from chimera_ir.plan.judge import Judge, Judged, Verdict, distinct
 from chimera_ir.plan.space import Choice, LeftOut, Question, configurations
 from chimera_ir.source import Source
+from chimera_ir.undisturbed import undisturbed
 
 REPLAYED = 20
 """How many of the first are replayed, at most."""
@@ -153,7 +153,7 @@ def _judged(
 
 
 def _judge_part(judge: Judge, families: Iterable[tuple[Choice, ...]], greedy: bool) -> list[Verdict]:
-    with _undisturbed():
+    with undisturbed():
         decide = judge.first_of if greedy else judge.all_of
         return [verdict for family in families for verdict in decide(family)]
 
@@ -187,12 +187,12 @@ def _weighed(
 
 
 def _weigh_one(judge: Judge, judged: Judged) -> Verdict:
-    with _undisturbed():
+    with undisturbed():
         return judge.weighed(judged)
 
 
 def _replay_one(judge: Judge, judged: Judged) -> Judged:
-    with _undisturbed():
+    with undisturbed():
         return judge.replayed(judged)
 
 
@@ -205,15 +205,3 @@ def _spread(
         return
     for future in as_completed([executor.submit(work, *task) for task in tasks]):
         yield future.result()
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Without the garbage collector: the levels of a compilation hold no cycles, so it would look for nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

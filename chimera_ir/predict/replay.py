@@ -3,9 +3,7 @@
 `events` says what waits for what. Copies are all alike, so one is replayed: the others only make sums larger.
 """
 
-import gc
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +14,7 @@ from chimera_ir.predict.charges import Charges
 from chimera_ir.predict.events import Events, Role, events
 from chimera_ir.predict.setting import Setting
 from chimera_ir.predict.steady import between_updates, period
+from chimera_ir.undisturbed import undisturbed
 
 
 class Event(NamedTuple):
@@ -63,7 +62,7 @@ def replay(program: Program, setting: Setting) -> Replay:
     ValueError
         If the setting has other stages than the program, or the program does not finish: it was not verified.
     """
-    with _undisturbed():
+    with undisturbed():
         return _replay(program, setting)
 
 
@@ -75,7 +74,7 @@ def pace(program: Program, setting: Setting) -> float:
     """
     if program.header.asynchronous:
         return replay(program, setting).seconds
-    with _undisturbed():
+    with undisturbed():
         found = _events(program, setting)
         return between_updates(found, _times(found).order)
 
@@ -101,18 +100,6 @@ def _replay(program: Program, setting: Setting) -> Replay:
         sums=_by_start(told[n] for n in told if found.nodes[n].role is Role.SUM),
         critical=tuple(_critical(told, times)),
     )
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Without the garbage collector: what a replay makes is kept to its end, so it would look for nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class _Times(NamedTuple):

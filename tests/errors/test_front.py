@@ -15,6 +15,7 @@ from chimera_ir.diagnostics.render import render_all
 from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import MAX_TEXT, parse
+from tests.errors.goldens import compare
 
 FRONT = Path(__file__).parent / "front"
 MISTAKES = sorted(FRONT.glob("*.chim"))
@@ -39,11 +40,7 @@ def read(path: Path) -> Source:
 @pytest.mark.parametrize("path", MISTAKES, ids=lambda path: path.stem)
 def test_a_mistake_gets_its_message(path: Path, update_goldens: bool) -> None:
     source = read(path)
-    said = render_all(diagnostics(source), source) + "\n"
-    expected = path.with_suffix(".err")
-    if update_goldens:
-        expected.write_text(said, encoding="utf-8")
-    assert said == expected.read_text(encoding="utf-8")
+    compare(path, diagnostics(source), source, update_goldens)
 
 
 def classes() -> dict[str, type[Diagnostic]]:

@@ -8,7 +8,6 @@ import pytest
 
 from chimera_ir.diagnostics.catalogue import irtext, program, repeats, schedule
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
-from chimera_ir.diagnostics.render import render_all
 from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.ir.levels import Plan, Program, Schedule
 from chimera_ir.ir.text.parser import parse as parse_ir
@@ -17,6 +16,7 @@ from chimera_ir.lower.order import order
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
 from chimera_ir.verify.verify import verify_plan, verify_program, verify_schedule
+from tests.errors.goldens import compare
 
 MIDDLE = Path(__file__).parent / "middle"
 MISTAKES = sorted([*MIDDLE.glob("*.sir"), *MIDDLE.glob("*.chim")])
@@ -65,13 +65,7 @@ def read(path: Path) -> Source:
 @pytest.mark.parametrize("path", MISTAKES, ids=lambda path: path.stem)
 def test_a_mistake_gets_its_message(path: Path, update_goldens: bool) -> None:
     source = read(path)
-    found = diagnostics(source)
-    assert found
-    said = render_all(found, source) + "\n"
-    expected = path.with_suffix(".err")
-    if update_goldens:
-        expected.write_text(said, encoding="utf-8")
-    assert said == expected.read_text(encoding="utf-8")
+    compare(path, diagnostics(source), source, update_goldens)
 
 
 def classes() -> dict[str, type[Diagnostic]]:

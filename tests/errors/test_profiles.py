@@ -17,6 +17,7 @@ from chimera_ir.profile.choose import Unfit, Wanted, read_both
 from chimera_ir.profile.document import MAX_LINE, MAX_TEXT
 from chimera_ir.profile.read import read_cluster, read_profile
 from chimera_ir.source import Source
+from tests.errors.goldens import compare
 
 PROFILES = Path(__file__).parent / "profiles"
 MISTAKES = sorted(PROFILES.glob("*.toml"))
@@ -77,11 +78,7 @@ def read(path: Path) -> Source:
 @pytest.mark.parametrize("path", MISTAKES, ids=lambda path: path.stem)
 def test_a_mistake_gets_its_message(path: Path, update_goldens: bool) -> None:
     source = read(path)
-    said = render_all(diagnostics(source), source) + "\n"
-    expected = path.with_suffix(".err")
-    if update_goldens:
-        expected.write_text(said, encoding="utf-8")
-    assert said == expected.read_text(encoding="utf-8")
+    compare(path, diagnostics(source), source, update_goldens)
 
 
 def classes() -> dict[str, type[Diagnostic]]:

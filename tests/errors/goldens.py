@@ -1,0 +1,18 @@
+"""A file with a mistake beside the message that it gets."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.diagnostics.render import render_all
+from chimera_ir.source import Source
+
+
+def compare(path: Path, found: Sequence[Diagnostic], source: Source, update: bool) -> None:
+    """Holds what is said of the file against the ``.err`` beside it, or writes that."""
+    assert found
+    said = render_all(found, source) + "\n"
+    expected = path.with_suffix(".err")
+    if update:
+        expected.write_text(said, encoding="utf-8")
+    assert said == expected.read_text(encoding="utf-8")
