@@ -66,9 +66,9 @@ def rank(sources: Sequence[Source], question: Question, judge: Judge, greedy: bo
     with _workers(sum(map(_operations, families))) as executor:
         found += _judged(families, judge, greedy, executor, tell)
         judged = sorted((each for each in found if isinstance(each, Judged)), key=_order)
-        wanted = [each for each in judged if each.choice.source in sources]
-        wanted += [each for each in judged if each.choice.source == baseline and each not in wanted][:1]
-        replayed = {each.choice: each for each in _replayed(wanted, judge, executor, tell)}
+        asked = [each for each in judged if each.choice.source in sources]
+        beside = [each for each in judged if each.choice.source == baseline and baseline not in sources]
+        replayed = {each.choice: each for each in _replayed([*beside[:1], *asked], judge, executor, tell)}
         judged = sorted((replayed.get(each.choice, each) for each in judged), key=_order)
         judged, heavy = _weighed(judged, judge, top, executor, tell)
         found += heavy
@@ -159,7 +159,7 @@ def _judge_part(judge: Judge, families: Iterable[tuple[Choice, ...]], greedy: bo
 
 
 def _replayed(judged: Sequence[Judged], judge: Judge, executor: Executor | None, tell: Tell) -> list[Judged]:
-    """The first ones, replayed; of those that were not asked for, at most one is given."""
+    """The first ones, replayed."""
     left, chosen = REPLAYED_OPERATIONS, list[Judged]()
     for each in judged:
         cost = each.operations * (ASYNCHRONOUS_OPERATIONS if each.asynchronous else 1)
