@@ -6,6 +6,8 @@ the costs anew, from section 3.4, and does not know in which order a link or a s
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
 from heapq import heappop, heappush
 from math import log2
 
@@ -35,6 +37,65 @@ class Signal:
             call()
 
 
+@dataclass(eq=False)
+class Stream:
+    """A message under way: how many seconds of it are left if it were alone."""
+
+    left: float
+    ports: tuple[object, object]
+    through: Callable[[], None]
+    share: Fraction = Fraction(0)
+
+
+class Rivals:
+    """Messages under way that share ports. All get more at the same pace, until a port of theirs is full."""
+
+    def __init__(self, simulator: "Simulator") -> None:
+        self.simulator = simulator
+        self.streams: list[Stream] = []
+        self.since = 0.0
+        self.changes = 0
+
+    def begin(self, stream: Stream) -> None:
+        self.go_on()
+        self.streams.append(stream)
+        self.divide()
+
+    def end(self, stream: Stream) -> None:
+        self.go_on()
+        self.streams.remove(stream)
+        self.divide()
+        stream.through()
+
+    def go_on(self) -> None:
+        for stream in self.streams:
+            stream.left -= float(stream.share) * (self.simulator.now - self.since)
+        self.since = self.simulator.now
+
+    def divide(self) -> None:
+        for stream in self.streams:
+            stream.share = Fraction(0)
+        growing = [*self.streams]
+        ports = {port for stream in self.streams for port in stream.ports}
+        while growing:
+            room, count = {}, {}
+            for port in ports:
+                room[port] = 1 - sum(stream.share for stream in self.streams if port in stream.ports)
+                count[port] = sum(port in stream.ports for stream in growing)
+            more = min(room[port] / count[port] for port in ports if count[port])
+            for stream in growing:
+                stream.share += more
+            full = {port for port in ports if count[port] and room[port] == more * count[port]}
+            growing = [stream for stream in growing if not full.intersection(stream.ports)]
+        self.changes += 1
+        changes = self.changes
+        for stream in self.streams:
+            self.simulator.after(
+                max(0.0, stream.left / float(stream.share)),
+                lambda s=stream: self.end(s) if self.changes == changes else None,
+            )
+
+
 class Simulator:
     """Runs a program; afterwards ``computes`` are (worker, operation, start, end), ``ended`` says when each lane was
     through, and ``sums`` are (stage, version, start, end)."""
@@ -54,6 +115,7 @@ class Simulator:
         self.on_link: dict[tuple[int, int], deque[tuple[Send, Link]]] = defaultdict(deque)
         self.launched: dict[int, deque[AllReduce]] = defaultdict(deque)
         self.running: set[AllReduce] = set()
+        self.rivals = Rivals(self)
         for worker in range(len(program.lanes)):
             self.go_on(worker, self.lane(worker))
         while self.agenda:
@@ -123,7 +185,16 @@ class Simulator:
                 self.transmit(queue)
             self.left[send.message].give()
 
-        self.after(link.beta * self.size(send), through)
+        seconds = link.beta * self.size(send)
+        if link.shared and seconds:
+            self.rivals.begin(Stream(seconds, self.ports(send, link), through))
+        else:
+            self.after(seconds, through)
+
+    def ports(self, send: Send, link: Link) -> tuple[object, object]:
+        """Where a message leaves its sender and reaches its receiver, with all others over such a link."""
+        sender = next(w for w, lane in enumerate(self.program.lanes) if send in lane)
+        return ("out", sender, link), ("in", send.to, link)
 
     def serve(self) -> None:
         """Starts every sum that is first in the queue of all its members."""

@@ -76,7 +76,9 @@ def measure(store: Store, rank: int, size: int, request: Request, told: Told) ->
     groups = _groups(size, pairs, request.sum_ranks)
     world = join(_job(size, pairs, groups), store, rank, size, "pipeline", request.backend, request.timeout)
     world = replace(world, names=_Said(rank, rank, len(groups), request.timeout))
-    bench = _Bench(world, request, told, steps=(len(pairs) + len(groups)) * len(request.sizes))
+    forks = chosen_forks(pairs, [node.place for node in nodes])
+    steps = (len(pairs) + len(groups)) * len(request.sizes) + len(forks)
+    bench = _Bench(world, request, told, steps)
     messages: dict[tuple[bool, int], list[float]] = {}
     streams: dict[tuple[bool, int], list[float]] = {}
     posts: dict[bool | None, list[float]] = {}
@@ -94,11 +96,12 @@ def measure(store: Store, rank: int, size: int, request: Request, told: Told) ->
             taken, posted = bench.group(number, group, count)
             posts.setdefault(None, []).extend(posted if count == least else [])
             sums.setdefault((len(group), count), []).extend(taken)
+    forked = {within: bench.fork(hub, ends, max(request.sizes)) for within, (hub, ends) in forks.items()}
     world.meet("for everybody to finish")
     dist.destroy_process_group()
     if rank != 0:
         return None
-    return Measured(nodes, _samples(messages), _samples(streams), _samples(sums), _samples(posts))
+    return Measured(nodes, _samples(messages), _samples(streams), _samples(forked), _samples(sums), _samples(posts))
 
 
 def chosen_pairs(names: Sequence[str]) -> list[tuple[int, int]]:
@@ -113,6 +116,22 @@ def chosen_pairs(names: Sequence[str]) -> list[tuple[int, int]]:
     first = {name: rank for rank, name in reversed([*enumerate(names)])}
     between = [*pairwise(sorted(first.values()))]
     return within[:_PAIRS] + between[:_PAIRS]
+
+
+def chosen_forks(pairs: Sequence[tuple[int, int]], names: Sequence[str]) -> dict[bool, tuple[int, tuple[int, int]]]:
+    """A rank that has pairs with two others, and those: within a node (True) and between nodes, where there is one.
+
+    Examples
+    --------
+    >>> chosen_forks([(0, 1), (1, 2), (0, 3)], ["a", "a", "a", "b"])
+    {True: (1, (0, 2))}
+    """
+    found: dict[bool, tuple[int, tuple[int, int]]] = {}
+    for (a, hub), (same, b) in pairwise(pairs):
+        within = names[a] == names[hub]
+        if hub == same and within == (names[hub] == names[b]):
+            found.setdefault(within, (hub, (a, b)))
+    return found
 
 
 def _groups(size: int, pairs: Sequence[tuple[int, int]], ranks: int | None) -> list[tuple[int, ...]]:
@@ -167,11 +186,31 @@ class _Bench:
             trips, _ = exchange(peer, buffers, WARM_UP)
             rounds = self._agreed(a, 2 * PAUSE + median(trips))
             taken, posts = exchange(peer, buffers, rounds)
-            gaps = self._send(peer, buffers, rounds) if me == a else self._receive(peer, buffers, rounds)
+            gaps = self._send([peer], buffers, rounds) if me == a else self._receive(peer, buffers, rounds)
             self._say(taken, posts, gaps)
         (trips, posted, _), (pauses, answered, gaps) = self._hear(a), self._hear(b)
         self._end(f"messages of {size} B between ranks {a} and {b}")
         return [(trip - pause) / 2 for trip, pause in zip(trips, pauses, strict=True)], gaps, posted + answered
+
+    def fork(self, hub: int, ends: tuple[int, int], size: int) -> list[float]:
+        """Gaps between messages of two streams that leave the hub at once, at both ends."""
+        me = self._world.place.rank
+        self._tag = 0
+        if me in (hub, *ends):
+            buffers = tuple(self._zeros(size) for _ in range(2))
+
+            def stream(rounds: int) -> list[float]:
+                if me == hub:
+                    return self._send([self._world.peer(end) for end in ends], buffers, rounds)
+                return self._receive(self._world.peer(hub), buffers, rounds)
+
+            start = time.perf_counter()
+            stream(WARM_UP)
+            rounds = self._agreed(hub, (time.perf_counter() - start) / WARM_UP)
+            self._say([], [], stream(rounds))
+        heard = [self._hear(end) for end in ends]
+        self._end(f"streams of {size} B from rank {hub} to ranks {ends[0]} and {ends[1]}")
+        return [gap for _, _, gaps in heard for gap in gaps]
 
     def group(self, number: int, members: Sequence[int], size: int) -> tuple[list[float], list[float]]:
         """Seconds from the last member's launch to its end, and seconds of a launch."""
@@ -221,9 +260,10 @@ class _Bench:
             peer.isend(buffers[2:], tag).wait()
         return taken, []
 
-    def _send(self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int) -> list[float]:
+    def _send(self, peers: Sequence[Peer], buffers: tuple[torch.Tensor, ...], rounds: int) -> list[float]:
         for tag in self._tags(rounds + 1):
-            peer.isend(buffers[1:2], tag).wait()
+            for sent in [peer.isend(buffers[1:2], tag) for peer in peers]:
+                sent.wait()
         self._finish()
         return []
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chimera_ir.measure import fit
 from chimera_ir.measure.fit import OFF, Point
@@ -13,6 +13,10 @@ from chimera_ir.profile.quantity import show_size, show_time
 _TICK = 1e-9
 _LEAST = 1e-15
 """Seconds per byte: a bandwidth that no measurement can tell from an unlimited one."""
+
+
+_SHARED = 1.5
+"""From how much longer on links are shared: halfway between not at all and entirely."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +43,14 @@ class Measured:
 
     A message's time is half that of a ping-pong, a sum's is from its last launch; both with what posting takes, of
     which ``posts`` has the times: of a message by (within a node), of a sum at None. ``streams`` are the times between
-    messages that follow each other.
+    messages that follow each other; ``forks`` are those of the largest size, while their sender sends as many to
+    another rank, by (within a node) where a rank has two neighbours to send to.
     """
 
     nodes: tuple[Node, ...]
     messages: Mapping[tuple[bool, int], Samples]
     streams: Mapping[tuple[bool, int], Samples]
+    forks: Mapping[bool, Samples]
     sums: Mapping[tuple[int, int], Samples]
     posts: Mapping[bool | None, Samples]
 
@@ -92,6 +98,7 @@ def described(name: str, measured: Measured) -> Described:
         )
     table = [] if len(links) > 1 else [_alike(within=True in links)]
     table += [line for one in series for line in _table(one)]
+    table += [_at_once(measured, within) for within in links]
     return Described(cluster, tuple(table), tuple(remarks))
 
 
@@ -104,7 +111,23 @@ def _alike(within: bool) -> str:
 def _message_link(measured: Measured, within: bool) -> Link:
     taken = {size: one for (where, size), one in measured.messages.items() if where == within}
     post = measured.posts[within].median
-    return _rounded(fit.messages([_point(size, 2, one, post) for size, one in taken.items()]), post)
+    link = _rounded(fit.messages([_point(size, 2, one, post) for size, one in taken.items()]), post)
+    return replace(link, shared=_fork(measured, within) > _SHARED)
+
+
+def _fork(measured: Measured, within: bool) -> float:
+    """How much longer messages take if their sender sends as many to another rank; 0 if that was not measured."""
+    if within not in measured.forks:
+        return 0.0
+    alone = measured.streams[within, max(size for where, size in measured.streams if where == within)]
+    return measured.forks[within].median / alone.median
+
+
+def _at_once(measured: Measured, within: bool) -> str:
+    where, longer = _where(within), _fork(measured, within)
+    if not longer:
+        return f"Whether messages {where} share anything was not measured: no rank had two neighbours there."
+    return f"Messages {where} to two ranks at once take {longer:.2f} times as long as to one."
 
 
 def _point(size: int, ranks: int, samples: Samples, post: float) -> Point:
@@ -115,7 +138,11 @@ def _point(size: int, ranks: int, samples: Samples, post: float) -> Point:
 def _messages(measured: Measured, within: bool, link: Link) -> _Series:
     taken = {size: one for (where, size), one in measured.messages.items() if where == within}
     streams = {size: one for (where, size), one in measured.streams.items() if where == within}
-    return _Series(f"messages {'within a node' if within else 'between nodes'}", taken, streams, link.message)
+    return _Series(f"messages {_where(within)}", taken, streams, link.message)
+
+
+def _where(within: bool) -> str:
+    return "within a node" if within else "between nodes"
 
 
 def _sums(measured: Measured, ranks: int, link: Link) -> _Series:

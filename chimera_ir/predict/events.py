@@ -13,7 +13,8 @@ A lane runs its instructions one after another. `send`, `recv` and `all_reduce` 
     wait        of a send until the message has left, of a receive until it has arrived, of a sum until that is over
 
 Every event waits for a fixed set of others and begins when the last of them is over. So an event that takes longer
-never makes another one earlier.
+never makes another one earlier, unless wires share a port (`shares`), where one of them that comes later lets others go
+first.
 """
 
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ from chimera_ir.ir.ops import (
     WaitSend,
 )
 from chimera_ir.predict.charges import Charges
+from chimera_ir.profile.cluster import Link
 
 
 class Role(Enum):
@@ -65,6 +67,14 @@ class Node(NamedTuple):
     seconds: float
 
 
+class Port(NamedTuple):
+    """Where messages over a link leave a worker, or arrive."""
+
+    worker: Worker
+    leaving: bool
+    link: Link
+
+
 class Events(NamedTuple):
     """All events by number: event n waits for those in ``before[n]``.
 
@@ -72,12 +82,15 @@ class Events(NamedTuple):
     what posting takes where it takes something.
 
     ``posted[n]`` are the events after which a wire or a sum was posted: by both ends, by every member.
+    ``ports[n]`` are those that a wire shares with others, where its link is shared; its seconds are those that it would
+    take alone.
     """
 
     nodes: Sequence[Node]
     before: Sequence[Sequence[int]]
     posted: dict[int, list[int]]
     lanes: Sequence[Sequence[int]]
+    ports: dict[int, tuple[Port, Port]]
 
 
 def events(program: Program, charges: Charges) -> Events:
@@ -85,7 +98,7 @@ def events(program: Program, charges: Charges) -> Events:
     gathered = _Gathered(charges)
     for number, lane in enumerate(program.lanes):
         gathered.lane(Worker(number), lane)
-    return Events(gathered.nodes, gathered.before, gathered.posted, gathered.lanes)
+    return Events(gathered.nodes, gathered.before, gathered.posted, gathered.lanes, gathered.ports)
 
 
 class _Gathered:
@@ -96,6 +109,7 @@ class _Gathered:
         self.before: list[list[int]] = []
         self.posted: dict[int, list[int]] = {}
         self.lanes: list[list[int]] = []
+        self.ports: dict[int, tuple[Port, Port]] = {}
         self._charges = charges
         self._wires: dict[Message, int] = {}
         self._sums: dict[tuple[int, int | None], int] = {}
@@ -162,6 +176,8 @@ class _Gathered:
             wire = self._add(Role.WIRE, send, ends, link.beta * self._charges.size(message), [])
             self._add(Role.FLIGHT, send, ends, link.alpha, [wire])
             self._wires[message], self.posted[wire] = wire, []
+            if link.shared:
+                self.ports[wire] = Port(source, True, link), Port(target, False, link)
         return self._wires[message]
 
     def _sum(self, launch: AllReduce) -> int:

@@ -13,6 +13,7 @@ from chimera_ir.ir.ops import Instruction
 from chimera_ir.predict.charges import Charges
 from chimera_ir.predict.events import Events, Role, events
 from chimera_ir.predict.setting import Setting
+from chimera_ir.predict.shares import contended
 from chimera_ir.predict.steady import between_updates, period
 from chimera_ir.undisturbed import undisturbed
 
@@ -82,7 +83,7 @@ def pace(program: Program, setting: Setting) -> float:
 def _events(program: Program, setting: Setting) -> Events:
     if len(setting.stages) != program.header.stages:
         raise ValueError(f"{len(setting.stages)} stages are given and the program has {program.header.stages}")
-    return events(program, Charges(program.header, setting))
+    return contended(events(program, Charges(program.header, setting)))
 
 
 def _replay(program: Program, setting: Setting) -> Replay:

@@ -12,12 +12,14 @@ class Link:
     """A message of L bytes takes alpha + beta L: ``alpha`` in seconds, ``beta`` in seconds per byte (section 3.4).
 
     ``overhead`` is for how many seconds posting keeps a processor from computing, o of the LogP model (Culler and
-    others 1993).
+    others 1993). Messages over ``shared`` links that leave a worker at the same time share its bandwidth, and so do
+    those that arrive.
     """
 
     alpha: float
     beta: float
     overhead: float = 0.0
+    shared: bool = False
 
     def message(self, size: float) -> float:
         """Comm_p2p of so many bytes, in seconds, from when its sender begins to post it."""

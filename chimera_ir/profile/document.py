@@ -166,6 +166,13 @@ class Table:
             return 1
         return value
 
+    def flag(self, name: str, example: str) -> bool:
+        """Whether something is so; if the entry is left out, it is not."""
+        value = self._value(name, True, example)
+        if value is None or isinstance(value, bool):
+            return bool(value)
+        return self._wrong(name, value, "true or false", example, False)
+
     def number(self, name: str, least: float, most: float, example: str) -> float:
         """A number without a unit."""
         value = self._value(name, False, example)

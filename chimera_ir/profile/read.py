@@ -1,5 +1,6 @@
 """Profiles and cluster files, from text."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 from chimera_ir.diagnostics.catalogue.profiles import (
@@ -171,7 +172,7 @@ def read_cluster(source: Source) -> Cluster:
         between = _link(links, "between", "[links.between]", between)
         within = _link(links, "within", "", between)
         links.close()
-    sums = _link(top, "sum", "", between)
+    sums = _link(top, "sum", "", replace(between, shared=False))
     device = _device(top)
     top.close()
     top.document.settle()
@@ -184,6 +185,7 @@ def _memory(table: Table) -> int:
 
 
 def _link(table: Table, name: str, example: str, default: Link) -> Link:
+    """A link; only those of messages can be shared."""
     where = f"[links.{name}]" if table.path else f"[{name}]"
     link = table.table(name, example, where)
     if link is None:
@@ -191,8 +193,9 @@ def _link(table: Table, name: str, example: str, default: Link) -> Link:
     alpha, _ = link.quantity("latency", (TIME,), least=Fraction(0))
     bandwidth, _ = link.quantity("bandwidth", (BANDWIDTH,), least=Fraction(1), words={UNLIMITED: Fraction(0)})
     overhead, _ = link.quantity("overhead", (TIME,), least=Fraction(0), default=Fraction(0))
+    shared = bool(table.path) and link.flag("shared", "shared = true")
     link.close()
-    return Link(float(alpha), inverse(bandwidth) if bandwidth else 0.0, float(overhead))
+    return Link(float(alpha), inverse(bandwidth) if bandwidth else 0.0, float(overhead), shared)
 
 
 def _device(top: Table) -> Device | None:

@@ -89,6 +89,8 @@ def _link(name: str, link: Link) -> Iterator[str]:
     yield f'bandwidth = "{show_bandwidth(link.beta)}"'
     if link.overhead:
         yield f'overhead = "{show_time(link.overhead)}"'
+    if link.shared:
+        yield "shared = true"
 
 
 def _quoted(text: str) -> str:

@@ -47,6 +47,7 @@ def test_the_links_between_ranks_are_a_cluster_file(tmp_path: Path, ranks: int) 
         assert link.beta > 0
         assert link.message(16 << 20) > link.message(64)
     assert text.count("\n# messages within a node") == 1
+    assert text.count("to two ranks at once take" if ranks == 3 else "was not measured") == 1
     assert text.count("\n# sums over") == (1 if ranks == 2 else 2)
     warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     assert all("too noisy" in line or "straight line" in line for line in warnings)

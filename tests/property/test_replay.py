@@ -21,12 +21,22 @@ from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.verify.erase import schedule_of
+from tests.literature.test_facts import schedule
 from tests.property.programs import random_plan
 from tests.property.streams import one_forward_one_backward, random_stream
 from tests.property.test_random_schemes import compiled
 from tests.simulator import Simulator
 
 _FEW = settings(max_examples=150, deadline=None)
+SHARING = [
+    *(("chimera", {"D": D, "N": N}) for D, N in ((4, 4), (4, 12), (6, 6), (8, 8))),
+    *((name, {"D": D, "N": 8}) for name in ("chimera_doubling", "chimera_halving") for D in (4, 8)),
+    ("pipedream", {"D": 4}),
+    ("pipedream_2bw", {"D": 4, "N": 4}),
+    ("dapple", {"D": 8, "N": 16}),
+]
+"""Where a worker talks to two others at once, if links are slow."""
+
 SEEDS = st.integers(0, 2**32)
 STREAMS = {
     **{f"1f1b D={D} K={K}": one_forward_one_backward(D, K) for D in (1, 2, 4) for K in (1, 3)},
@@ -58,6 +68,21 @@ def random_setting(header: Header, random: Random) -> Setting:
     links = [random_link(random) for _ in range(3)]
     cluster = Cluster("any", 4096, random.choice([1, 2, 3, 4]), 1, 0, *links)
     return Setting(stages, cluster, random.choice([1, 2, 4, 8]), 2, random.random() < 0.5)
+
+
+def with_shared_links(setting: Setting, random: Random) -> Setting:
+    """All over one kind of link, so slow that messages meet."""
+    slow = replace(setting.cluster.between, beta=float(random.randint(1, 3)), shared=True)
+    stages = tuple(
+        replace(one, at={2: replace(one.at[2], output=random.choice([2, 4]), gradient=random.choice([2, 4]))})
+        for one in setting.stages
+    )
+    return replace(setting, stages=stages, cluster=replace(setting.cluster, between=slow, within=slow))
+
+
+def with_ports_of_their_own(setting: Setting) -> Setting:
+    own = replace(setting.cluster.between, shared=False)
+    return replace(setting, cluster=replace(setting.cluster, between=own, within=own))
 
 
 def operations(found: Replay) -> set[tuple[object, ...]]:
@@ -102,6 +127,23 @@ def shown(found: Replay, each: Event) -> list[Event]:
 def test_every_event_is_when_a_simulation_of_processes_and_queues_has_it(seed: int) -> None:
     program = random_program(seed)
     consistent(agrees(program, random_setting(program.header, Random(seed))))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("name", "sizes"), SHARING)
+def test_messages_that_share_ports_take_as_long_as_in_the_simulation(
+    name: str, sizes: dict[str, int], seed: int
+) -> None:
+    random, program = Random(seed), lower(schedule(name, **sizes))
+    setting = with_shared_links(random_setting(program.header, random), random)
+    found, simulated = replay(program, setting), Simulator(program, setting)
+    ends = {(worker, what): end for worker, what, _, end in simulated.computes}
+    assert {(worker, what): end for worker, what, _, end in operations(found)} == pytest.approx(ends, rel=1e-9)
+    assert [lane[-1].end if lane else 0 for lane in found.lanes] == pytest.approx(
+        [*map(simulated.ended.get, range(len(found.lanes)))], rel=1e-9
+    )
+    alone = replay(program, with_ports_of_their_own(setting))
+    assert sum(each.end - each.start for each in found.messages) > sum(each.end - each.start for each in alone.messages)
 
 
 @pytest.mark.parametrize("name", STREAMS)

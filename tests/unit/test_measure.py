@@ -11,7 +11,7 @@ import torch
 
 from chimera_ir.measure import fit, machine, stages
 from chimera_ir.measure.fit import Point
-from chimera_ir.measure.links import chosen_pairs
+from chimera_ir.measure.links import chosen_forks, chosen_pairs
 from chimera_ir.measure.model import BadFile, counted
 from chimera_ir.measure.network import Described, Measured, Node, described
 from chimera_ir.measure.samples import Samples, in_rounds, too_noisy
@@ -262,10 +262,20 @@ def test_pairs_are_neighbours_within_nodes_and_first_ranks_between_them() -> Non
     assert chosen_pairs(["a", "a", "b", "b"]) == [(0, 1), (2, 3), (0, 2)]
 
 
-def network(places: str, slow: float = 1.0) -> Described:
+def test_a_fork_is_a_rank_between_two_others_of_the_same_kind() -> None:
+    def forks(places: str) -> dict[bool, tuple[int, tuple[int, int]]]:
+        return chosen_forks(chosen_pairs([*places]), [*places])
+
+    assert forks("ab") == forks("aa") == forks("aabb") == {}
+    assert forks("aaaa") == {True: (1, (0, 2))}
+    assert forks("abcd") == {False: (1, (0, 2))}
+    assert forks("aaabbcc") == {True: (1, (0, 2)), False: (3, (0, 5))}
+
+
+def network(places: str, slow: float = 1.0, at_once: dict[bool, float] | None = None) -> Described:
     """Exact times on a network of two levels: 20 us and 1 GB/s between nodes, 2 us and 10 GB/s within them.
 
-    Posting takes 4 us, 1 us, and of a sum 5 us.
+    Posting takes 4 us, 1 us, and of a sum 5 us. Messages to two ranks at once take ``at_once`` as long, by (within).
     """
     links = {False: Link(2e-5, 1e-9, 4e-6), True: Link(2e-6, 1e-10, 1e-6)}
     sums = Link(3e-5, 2e-9, 5e-6)
@@ -279,7 +289,21 @@ def network(places: str, slow: float = 1.0) -> Described:
     posts = {kind: exactly(links[kind].overhead) for kind in kinds} | {None: exactly(sums.overhead)}
     taken = {(r, size): exactly(sums.overhead + sums.all_reduce(size, r)) for r in (2, len(places)) for size in SIZES}
     nodes = tuple(Node(place, 0, 6 << 20, shared=True) for place in places)
-    return described("here", Measured(nodes, messages, messages, taken, posts))
+    forks = {kind: exactly(longer * messages[kind, SIZES[-1]].median) for kind, longer in (at_once or {}).items()}
+    return described("here", Measured(nodes, messages, messages, forks, taken, posts))
+
+
+def test_links_are_shared_where_two_messages_at_once_take_longer() -> None:
+    found = network("aaabbb", at_once={False: 1.96, True: 1.02})
+    assert (found.cluster.between.shared, found.cluster.within.shared, found.cluster.sums.shared) == (
+        True,
+        False,
+        False,
+    )
+    assert "Messages between nodes to two ranks at once take 1.96 times as long as to one." in found.table
+    cluster = network("aabb").cluster
+    assert not cluster.between.shared
+    assert "not measured" in network("aabb").table[-1]
 
 
 def test_a_network_of_two_levels_is_described_as_it_is() -> None:
@@ -291,7 +315,7 @@ def test_a_network_of_two_levels_is_described_as_it_is() -> None:
     assert (cluster.sums.alpha, cluster.sums.beta) == pytest.approx((3e-5, 2e-9), rel=1e-3)
     assert (cluster.between.overhead, cluster.within.overhead, cluster.sums.overhead) == (4e-6, 1e-6, 5e-6)
     assert found.remarks == ()
-    assert len(found.table) == 4 * (1 + len(SIZES))
+    assert len(found.table) == 4 * (1 + len(SIZES)) + 2
 
 
 @pytest.mark.parametrize(("places", "alpha"), [("aaaa", 2e-6), ("abcd", 2e-5)])

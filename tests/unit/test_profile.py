@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -56,7 +57,8 @@ def profiles(draw: st.DrawFn) -> ModelProfile:
 
 
 times = st.just(0.0) | st.floats(1e-11, 10)
-links = st.builds(Link, times, st.just(0.0) | st.floats(1e-17, 0.5), times)
+sums = st.builds(Link, times, st.just(0.0) | st.floats(1e-17, 0.5), times)
+links = st.builds(replace, sums, shared=st.booleans())
 devices = st.builds(Device, st.floats(1, 1e20), st.floats(0.001, 1), st.floats(0, 10_000))
 
 
@@ -66,7 +68,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
     counts = draw(st.integers(1, 10**6)), draw(st.integers(1, 64))
     reserved = draw(st.integers(0, memory - 1))
     return Cluster(
-        draw(words), *counts, memory, reserved, draw(links), draw(links), draw(links), draw(st.none() | devices)
+        draw(words), *counts, memory, reserved, draw(links), draw(links), draw(sums), draw(st.none() | devices)
     )
 
 
@@ -125,6 +127,15 @@ def test_a_cluster_has_links_of_its_own() -> None:
     assert cluster.between == Link(2e-6, 1 / 9.7e9)
     assert cluster.within == Link(1e-6, 1 / 50e9)
     assert cluster.sums == Link(5e-6, 1 / 6e9)
+
+
+def test_shared_links_are_those_of_messages() -> None:
+    """What is left out is as between nodes, but a sum shares with nobody."""
+    text = (EXAMPLES / "small.cluster.toml").read_text(encoding="utf-8")
+    between = text.index("[links.within]")
+    cluster = read_cluster(Source("shared", text[:between] + "shared = true\n"))
+    assert cluster.between == cluster.within == Link(2e-6, 1 / 9.7e9, shared=True)
+    assert cluster.sums == Link(2e-6, 1 / 9.7e9)
 
 
 def test_work_becomes_time_at_the_rate_of_its_micro_batch_size() -> None:
