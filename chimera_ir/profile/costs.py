@@ -28,13 +28,16 @@ class Timing:
 class StageCosts:
     """One stage: bytes of its parameters (M_theta), of the gradients that are summed, of the optimizer's state.
 
-    ``at[b]`` is what a micro-batch of b items costs.
+    ``at[b]`` is what a micro-batch of b items costs. ``step`` is how long the optimizer's step takes, in seconds; 0
+    where a profile does not say. ``step_noise`` is the spread of its measured times as a share of the median.
     """
 
     weights: int
     gradients: int
     optimizer: int
     at: Mapping[int, Timing]
+    step: float = 0.0
+    step_noise: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from chimera_ir.diagnostics.catalogue.profiles import (
     LastStageSends,
     NothingLeft,
     StagesMissing,
+    StepOfWork,
     TimesAndWork,
 )
 from chimera_ir.profile.cluster import Cluster, Link
@@ -74,6 +75,7 @@ class _Costs:
     def __init__(self) -> None:
         self.times: list[tuple[Table, str]] = []
         self.work: list[tuple[Table, str]] = []
+        self.steps: list[Table] = []
 
     def read(self, table: Table, name: str, default: Fraction | None) -> Fraction:
         """A cost, in seconds or in FLOP."""
@@ -82,10 +84,19 @@ class _Costs:
             (self.times if dimension is TIME else self.work).append((table, name))
         return cost
 
+    def step(self, table: Table) -> float:
+        """The time of the optimizer's step, in seconds."""
+        seconds, _ = table.quantity("step", (TIME,), Fraction(0), Fraction(0))
+        if table.has("step"):
+            self.steps.append(table)
+        return float(seconds)
+
     def settle(self, document: Document) -> None:
-        """Notes the work in a file that has times as well."""
+        """Notes the work in a file that has times as well, and the steps in one that has none."""
         for table, name in self.work if self.times else ():
             document.found.append(TimesAndWork(table.place(name), name, self.times[0][0].place(self.times[0][1])))
+        for table in self.steps if self.work and not self.times else ():
+            document.found.append(StepOfWork(table.place("step")))
 
 
 def _once(table: Table, name: str, value: int, first: dict[int, Table]) -> None:
@@ -107,6 +118,7 @@ def _stage(table: Table, number: int, last: bool, received: dict[int, int], cost
     weights = _size(table, "weights")
     gradients = _size(table, "gradients", weights)
     optimizer = _size(table, "optimizer", 0)
+    step, noise = costs.step(table), _noise(table, "step_noise")
     at: dict[int, Timing] = {}
     first: dict[int, Table] = {}
     for each in table.tables("at", "[[depth.stage.at]]", f"[[depth.stage.at]] of stage {number}"):
@@ -116,7 +128,7 @@ def _stage(table: Table, number: int, last: bool, received: dict[int, int], cost
         at[size] = _timing(each, number, last, received.get(size, 0), costs)
         each.close()
     table.close()
-    return StageCosts(weights, gradients, optimizer, at)
+    return StageCosts(weights, gradients, optimizer, at, step, noise)
 
 
 def _timing(table: Table, stage: int, last: bool, received: int, costs: _Costs) -> Timing:
@@ -130,7 +142,6 @@ def _timing(table: Table, stage: int, last: bool, received: int, costs: _Costs) 
     for name in ("output", "gradient_output") if last else ():
         if table.has(name):
             table.tell(LastStageSends(table.place(name), stage, name))
-    noise, _ = table.quantity("noise", (SHARE,), Fraction(0), Fraction(0))
     return Timing(
         forward=float(forward),
         backward=float(backward),
@@ -139,8 +150,14 @@ def _timing(table: Table, stage: int, last: bool, received: int, costs: _Costs) 
         input=kept,
         output=output,
         gradient=gradient,
-        noise=float(noise) if table.has("noise") else None,
+        noise=_noise(table, "noise"),
     )
+
+
+def _noise(table: Table, name: str) -> float | None:
+    """The spread of a measurement, None where there is none."""
+    noise, _ = table.quantity(name, (SHARE,), Fraction(0), Fraction(0))
+    return float(noise) if table.has(name) else None
 
 
 def _size(table: Table, name: str, default: int | None = None) -> int:

@@ -42,6 +42,10 @@ def _stage(stage: StageCosts, last: bool, cost: Callable[[float], str]) -> Itera
     yield f'  weights = "{show_size(stage.weights)}"'
     yield f'  gradients = "{show_size(stage.gradients)}"'
     yield f'  optimizer = "{show_size(stage.optimizer)}"'
+    if stage.step:
+        yield f'  step = "{show_time(stage.step)}"'
+    if stage.step_noise is not None:
+        yield f'  step_noise = "{show_share(stage.step_noise)}"'
     for size, timing in stage.at.items():
         yield "    [[depth.stage.at]]"
         yield f"    micro_batch_size = {size}"

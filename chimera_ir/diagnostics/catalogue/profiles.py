@@ -282,3 +282,13 @@ class ClusterTooSmall(Diagnostic):
     each: str
     needed: int
     workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepOfWork(Diagnostic):
+    """The optimizer's step has a time, and the forwards and backwards have none."""
+
+    code: ClassVar[str] = "CH720"
+    title: ClassVar[str] = "`step` is a time, and the profile counts work"
+    label: ClassVar[str] = "of which device?"
+    help: ClassVar[str] = "remove `step`, which has no work to count, or give all other costs as times too"
