@@ -13,7 +13,18 @@ from math import log2
 
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Program
-from chimera_ir.ir.ops import AllReduce, Backward, Forward, Instruction, Recv, Send, WaitAllReduce, WaitRecv, WaitSend
+from chimera_ir.ir.ops import (
+    AllReduce,
+    Backward,
+    Forward,
+    Instruction,
+    Recv,
+    Send,
+    Step,
+    WaitAllReduce,
+    WaitRecv,
+    WaitSend,
+)
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import Link
 
@@ -97,8 +108,8 @@ class Rivals:
 
 
 class Simulator:
-    """Runs a program; afterwards ``computes`` are (worker, operation, start, end), ``ended`` says when each lane was
-    through, and ``sums`` are (stage, version, start, end)."""
+    """Runs a program; afterwards ``computes`` are (worker, operation, start, end), and so are ``steps``; ``ended`` says
+    when each lane was through, and ``sums`` are (stage, version, start, end)."""
 
     def __init__(self, program: Program, setting: Setting) -> None:
         self.program, self.header, self.setting = program, program.header, setting
@@ -106,6 +117,7 @@ class Simulator:
         self.agenda: list[tuple[float, int, Callable[[], None]]] = []
         self.counted = 0
         self.computes: list[tuple[int, Instruction, float, float]] = []
+        self.steps: list[tuple[int, Instruction, float, float]] = []
         self.sums: list[tuple[int, int | None, float, float]] = []
         self.ended: dict[int, float] = {}
         self.left: dict[object, Signal] = defaultdict(Signal)
@@ -159,6 +171,10 @@ class Simulator:
                     self.serve()
                 case WaitAllReduce(stage, version=version) if self.ranks(stage) > 1:
                     yield self.summed[stage, version]
+                case Step(stage):
+                    start = self.now
+                    yield self.busy(self.setting.stages[stage].step)
+                    self.steps.append((worker, each, start, self.now))
 
     def busy(self, seconds: float) -> Signal:
         """What the lane waits for while it is kept."""

@@ -1,4 +1,4 @@
-"""A replay as SVG: operations in real proportions, idle time by its cause, sums below each lane, the critical path.
+"""A replay as SVG: operations and steps in real proportions, idle time by its cause, sums, the critical path.
 
 Everything is computed here; ``templates/replay.svg.j2`` only writes it down. Same replay, same bytes.
 """
@@ -10,10 +10,10 @@ from itertools import chain
 
 from chimera_ir.cost.numbers import percent
 from chimera_ir.ir.ids import Worker
-from chimera_ir.ir.ops import AllReduce, Backward, Forward, Send
+from chimera_ir.ir.ops import AllReduce, Backward, Forward, Send, Step
 from chimera_ir.picture.shapes import Box, Entry, Family, Label, Row, Tick
 from chimera_ir.picture.svg import FAIR, FONT, TOLD, WIDEST, WIDTH, pixels, plain, room, written
-from chimera_ir.picture.words import INK, PAPER, colour, hue, ink, label, named, step, strand_numbers, strands
+from chimera_ir.picture.words import INK, PAPER, STEP, colour, hue, ink, label, named, step, strand_numbers, strands
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.idle import Cause, idle, shares
 from chimera_ir.predict.replay import Event, Replay
@@ -50,6 +50,7 @@ class Drawing:
     stroke: str
     ink: str
     paper: str
+    step: str
     heading: str
     summary: str
     rows: tuple[Row, ...]
@@ -65,6 +66,7 @@ class Drawing:
     sum_entry: Entry
     message_entry: Entry
     critical_entry: Entry
+    step_entry: tuple[Entry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +99,14 @@ def drawing(replay: Replay) -> Drawing:
     heading, summary = plain(_heading(replay)), plain(_summary(replay))
     width = int(max(float(right), _LEFT + 10 * len(heading), _LEFT + 7 * len(summary))) + 60
     names = [*(each.value for each in Cause), "sum under way", "message", "critical path"]
-    *entries, sums, messages, critical = _legend(replay, names, width, bottom + 44)
+    names += ["step"] * any(_steps(replay))
+    entries = [*_legend(replay, names, width, bottom + 44)]
+    told_strands, others = entries[: -len(names)], entries[-len(names) :]
+    causes, (sums, messages, critical, *stepped) = others[: len(Cause)], others[len(Cause) :]
     told = sum(map(len, replay.lanes)) <= TOLD
     return Drawing(
         width=width,
-        height=critical.y + 28,
+        height=entries[-1].y + 28,
         left=_LEFT,
         right=pixels(right),
         bottom=bottom,
@@ -111,21 +116,23 @@ def drawing(replay: Replay) -> Drawing:
         stroke="1" if scale.row > 16 else "0.5",
         ink=INK,
         paper=PAPER,
+        step=STEP,
         heading=heading,
         summary=summary,
         rows=tuple(Row(f"P{worker}", scale.y(worker), _baseline(worker, scale)) for worker in range(workers)),
         ticks=tuple(_ticks(replay, scale)),
-        idle=tuple(_idle(replay, scale, entries[-len(Cause) :])),
-        families=tuple(_families(replay, scale, told)),
+        idle=tuple(_idle(replay, scale, causes)),
+        families=(*_families(replay, scale, told), *_stepping(replay, scale, told)),
         messages="".join(_arrow(each, scale) for each in replay.messages if each.end > each.start),
         sums=tuple(_strip(each, worker, scale) for each, worker in _summing(replay)) if told else (),
         sums_path="" if told else "".join(_rectangle(each, worker, scale) for each, worker in _summing(replay)),
         critical="".join(_marked(each, scale) for each in replay.critical if each.role is not Role.NOTICE),
         notices="".join(_arrow(each, scale) for each in replay.critical if each.role is Role.NOTICE),
-        legend=tuple(entries[: -len(Cause)]),
+        legend=tuple(told_strands),
         sum_entry=sums,
         message_entry=messages,
         critical_entry=critical,
+        step_entry=tuple(stepped),
     )
 
 
@@ -149,6 +156,10 @@ def _computes(replay: Replay) -> Iterator[Event]:
     return (each for each in chain.from_iterable(replay.lanes) if each.role is Role.COMPUTE)
 
 
+def _steps(replay: Replay) -> Iterator[Event]:
+    return (each for each in chain.from_iterable(replay.lanes) if each.role is Role.STEP)
+
+
 def _heading(replay: Replay) -> str:
     setting = replay.setting
     return f"{named(replay.header)}  W={setting.copies} B={setting.micro_batch_size} on {setting.cluster.name}"
@@ -158,8 +169,10 @@ def _summary(replay: Replay) -> str:
     """How long an update takes, and what the workers' time goes into."""
     found = shares(replay) if replay.span else dict.fromkeys(Cause, 0.0)
     busy = 1 - sum(found.values())
+    stepping = sum(each.end - each.start for each in _steps(replay)) / (replay.span * len(replay.lanes) or 1.0)
     parts = [
-        ("computing", busy),
+        ("computing", busy - stepping),
+        *([("stepping", stepping)] if stepping else []),
         ("bubbles", found[Cause.BUBBLE]),
         ("waiting for messages", found[Cause.MESSAGE]),
         ("waiting for sums", found[Cause.SUM]),
@@ -226,6 +239,20 @@ def _families(replay: Replay, scale: _Scale, one_by_one: bool) -> Iterator[Famil
             outline="" if one_by_one else "".join(_outline(each, scale) for each in several),
             labels=tuple(_labels(several, scale)),
         )
+
+
+def _stepping(replay: Replay, scale: _Scale, one_by_one: bool) -> Iterator[Family]:
+    """The steps of all stages, if they take time."""
+    if several := [*_steps(replay)]:
+        boxes = tuple(_step(each, scale) for each in several) if one_by_one else ()
+        outline = "" if one_by_one else "".join(_outline(each, scale) for each in several)
+        yield Family(STEP, PAPER, boxes, outline, ())
+
+
+def _step(each: Event, scale: _Scale) -> Box:
+    assert isinstance(each.what, Step)
+    title = f"step of stage {each.what.stage}, {seconds(each.start)} to {seconds(each.end)}"
+    return _placed(each, scale.y(each.workers[0]), title, scale)
 
 
 def _box(each: Event, scale: _Scale) -> Box:

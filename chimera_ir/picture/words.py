@@ -34,6 +34,8 @@ HUES = (
 
 INK = "#1a1a1a"
 PAPER = "#ffffff"
+STEP = "#4d4d4d"
+"""The optimizer's steps."""
 
 
 def hue(strand: int) -> Hue:

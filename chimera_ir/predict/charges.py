@@ -30,6 +30,10 @@ class Charges:
                 assert_never(operation)
         return one * times.numerator / times.denominator
 
+    def step(self, stage: Stage) -> float:
+        """The time of the optimizer's step of a stage."""
+        return self.setting.stages[stage].step
+
     def size(self, message: Message) -> float:
         """Bytes of a message: a stage's output on its way on, or the gradient with respect to it on its way back."""
         forwards = message.source < message.target

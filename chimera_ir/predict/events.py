@@ -4,6 +4,7 @@ A lane runs its instructions one after another. `send`, `recv` and `all_reduce` 
 
     begin       of a lane: nothing; an update that follows another begins once the lane has ended that
     compute     once the lane is there; takes its stage's time
+    step        once the lane is there; takes the time of its stage's optimizer, and is no event where that is 0
     post        keeps the lane for the link's overhead, before anything that it posts begins
     notice      a posted receive tells the sender, which takes the link's latency; gloo sends no payload before that
     wire        a message leaves once it is sent, its notice is there, and what was sent before it on the same link
@@ -47,6 +48,7 @@ class Role(Enum):
 
     BEGIN = auto()
     COMPUTE = auto()
+    STEP = auto()
     POST = auto()
     NOTICE = auto()
     WIRE = auto()
@@ -79,7 +81,7 @@ class Events(NamedTuple):
     """All events by number: event n waits for those in ``before[n]``.
 
     ``lanes[w]`` are in order: the begin of worker w, if it has anything to do, then its computes, its waits, and
-    what posting takes where it takes something.
+    what posting and stepping take where they take something.
 
     ``posted[n]`` are the events after which a wire or a sum was posted: by both ends, by every member.
     ``ports[n]`` are those that a wire shares with others, where its link is shared; its seconds are those that it would
@@ -147,7 +149,10 @@ class _Gathered:
                 case WaitAllReduce(stage, version=version):
                     awaited = [self._sums[stage, version]] if self._charges.ranks(stage) > 1 else []
                     own.append(self._add(Role.WAIT, each, (worker,), 0.0, now + awaited))
-                case Step() | Stash() | Drop():
+                case Step(stage):
+                    if seconds := self._charges.step(stage):
+                        own.append(self._add(Role.STEP, each, (worker,), seconds, now))
+                case Stash() | Drop():
                     pass
                 case _:
                     assert_never(each)

@@ -19,7 +19,7 @@ from chimera_ir.undisturbed import undisturbed
 
 
 class Event(NamedTuple):
-    """Something that takes time, in seconds: an operation or a wait, a message (named by its send), a sum, a notice.
+    """What takes time, in seconds: an operation, a step or a wait, a message (named by its send), a sum, a notice.
 
     ``posted`` is when both ends had posted a message, or all members a sum; of anything else it is the start.
     """
@@ -37,8 +37,8 @@ class Replay:
     """When everything happened, in seconds from the start.
 
     ``seconds`` is the time of an update: of a synchronous program the time until everything is over, of an asynchronous
-    one that of its steady state. ``lanes[w]`` are the computes, posts and waits of worker w, without a gap until the
-    last of them.
+    one that of its steady state. ``lanes[w]`` are the computes, steps, posts and waits of worker w, without a gap
+    until the last of them.
     ``messages`` last from the first byte sent to the last received; ``sums`` are those of more than one rank; both are
     in the order of their starts.
     ``critical`` are events that follow one another without a gap from 0 to the end, each one needing the one before; of

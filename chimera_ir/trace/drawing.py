@@ -9,7 +9,7 @@ from chimera_ir.ir.ids import Micro
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Backward, Forward
 from chimera_ir.picture.svg import written
-from chimera_ir.picture.words import INK, PAPER, colour, hue, ink, label, step, strand_numbers, strands
+from chimera_ir.picture.words import INK, PAPER, STEP, colour, hue, ink, label, step, strand_numbers, strands
 from chimera_ir.trace.compare import Comparison, Side
 from chimera_ir.trace.spans import Kind, Span, Window, cause, kind, shown_micro, words
 
@@ -23,7 +23,7 @@ FILLS = {
     Kind.RECV: ("#f3cfca", "waits for a message"),
     Kind.SUM: ("#f0e2a8", "waits for a sum"),
     Kind.SEND: ("#dcd0ea", "waits for a send"),
-    Kind.STEP: ("#4d4d4d", "step"),
+    Kind.STEP: (STEP, "step"),
     Kind.POST: ("#9c9c9c", "posts or loads"),
     Kind.LOAD: ("#9c9c9c", ""),
 }

@@ -62,6 +62,7 @@ def random_setting(header: Header, random: Random) -> Setting:
             gradients=random.choice([0, 4, 12]),
             optimizer=0,
             at={2: Timing(*(float(random.randint(1, 6)) for _ in range(3)), 1, 1, *random.choices([0, 2, 4, 8], k=2))},
+            step=float(random.choice([0, 0, 1, 3, 20])),
         )
         for _ in range(header.stages)
     )
@@ -85,19 +86,17 @@ def with_ports_of_their_own(setting: Setting) -> Setting:
     return replace(setting, cluster=replace(setting.cluster, between=own, within=own))
 
 
-def operations(found: Replay) -> set[tuple[object, ...]]:
+def operations(found: Replay, role: Role = Role.COMPUTE) -> set[tuple[object, ...]]:
     return {
-        (*each.workers, each.what, each.start, each.end)
-        for lane in found.lanes
-        for each in lane
-        if each.role is Role.COMPUTE
+        (*each.workers, each.what, each.start, each.end) for lane in found.lanes for each in lane if each.role is role
     }
 
 
 def agrees(program: Program, setting: Setting) -> Replay:
-    """Every operation, the end of every lane and every sum, to the last bit."""
+    """Every operation, step and sum and the end of every lane, to the last bit."""
     found, simulated = replay(program, setting), Simulator(program, setting)
     assert operations(found) == set(simulated.computes)
+    assert operations(found, Role.STEP) == {each for each in simulated.steps if each[3] > each[2]}
     assert [lane[-1].end if lane else 0 for lane in found.lanes] == [*map(simulated.ended.get, range(len(found.lanes)))]
     sums = {(each.what.stage, each.what.version, each.start, each.end) for each in found.sums}
     assert sums == set(simulated.sums)
@@ -244,9 +243,10 @@ def costlier(setting: Setting, random: Random) -> Setting:
     which = random.choice(["between", "within", "sums", "stage"])
     if which == "stage":
         number = random.randrange(len(setting.stages))
-        old = setting.stages[number].at[2]
+        stage = setting.stages[number]
+        old = stage.at[2]
         new = replace(old, forward=old.forward + 1, gradient=old.gradient + 1)
-        changed = replace(setting.stages[number], at={2: new})
+        changed = replace(stage, at={2: new}, step=stage.step and stage.step + 1)
         return replace(setting, stages=(*setting.stages[:number], changed, *setting.stages[number + 1 :]))
     old_link: Link = getattr(setting.cluster, which)
     overhead = old_link.overhead and old_link.overhead + random.randint(0, 2)
@@ -265,7 +265,8 @@ def test_no_update_is_shorter_than_its_parts(seed: int) -> None:
     nothing = replace(setting, copies=1, cluster=replace(setting.cluster, between=FREE, within=FREE, sums=FREE))
     assert found.seconds >= replay(program, nothing).seconds
     for lane in found.lanes:
-        assert found.seconds >= sum(each.end - each.start for each in lane if each.role is Role.COMPUTE)
+        busy = (Role.COMPUTE, Role.STEP)
+        assert found.seconds >= sum(each.end - each.start for each in lane if each.role in busy)
     parts = program.header.parts
     times = [setting.timing(stage) for stage in range(program.header.stages)]
     assert found.seconds >= sum(each.forward + min(each.backward, each.recomputing) for each in times) / parts
@@ -282,9 +283,7 @@ def test_a_worker_computes_or_posts_or_is_idle_for_one_reason(seed: int) -> None
     setting = random_setting(program.header, Random(seed))
     found = replay(program, setting)
     for lane, stretches in zip(found.lanes, idle(found), strict=True):
-        times = sorted(
-            (each.start, each.end) for each in (*(e for e in lane if e.role in (Role.COMPUTE, Role.POST)), *stretches)
-        )
+        times = sorted((each.start, each.end) for each in (*(e for e in lane if e.role is not Role.WAIT), *stretches))
         assert [start for start, _ in times] == [0.0, *(end for _, end in times[:-1])]
         assert [end for _, end in times[-1:]] == [found.span]
     unpaid = replace(setting, copies=1, cluster=replace(setting.cluster, between=FREE, within=FREE, sums=FREE))

@@ -1,5 +1,6 @@
 """The replay on cases that can be worked out by hand, and on the library."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import log2
@@ -11,7 +12,7 @@ from chimera_ir.cost.simulate import simulate, ticks
 from chimera_ir.driver import Level, Request, compile_ir
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Program, Schedule
-from chimera_ir.ir.ops import AllReduce, Backward, Forward, Recv, Send, WaitRecv
+from chimera_ir.ir.ops import AllReduce, Backward, Forward, Recv, Send, Step, WaitRecv
 from chimera_ir.lower.lower import lower
 from chimera_ir.predict.equation import equation
 from chimera_ir.predict.events import Role
@@ -36,10 +37,12 @@ def setting(
     costs: tuple[float, float, float] = (F, B, F + B),
     message: int = 1,
     gradients: int = 1,
+    steps: Sequence[float] = (),
 ) -> Setting:
-    """Equal stages; every worker on a node of its own."""
+    """Stages that are equal but for their steps; every worker on a node of its own."""
     stage = StageCosts(1, gradients, 0, {1: Timing(*costs, 1, 1, message, message)})
-    return Setting((stage,) * stages, Cluster("any", 4096, 1, 1, 0, link, link, sums), copies, 1)
+    each = tuple(replace(stage, step=step) for step in steps or [0.0] * stages)
+    return Setting(each, Cluster("any", 4096, 1, 1, 0, link, link, sums), copies, 1)
 
 
 def replayed(plan: Schedule, **how: object) -> Replay:
@@ -243,6 +246,40 @@ def test_updates_in_a_row_hide_sums_where_a_lane_begins_late(D: int) -> None:
     how = replace(how, stages=(*light, heavy[-1]))
     assert replay(program, how).seconds == free + (D - 1) * F
     assert pace(program, how) == free
+
+
+@pytest.mark.parametrize("N", [1, 2, 5])
+@pytest.mark.parametrize(("first", "last"), [(2.0, 0.0), (2.0, 7.0), (0.0, 4.0), (1.0, 12.0)])
+def test_with_a_flush_a_step_counts_where_its_lane_ends_last(N: int, first: float, last: float) -> None:
+    """1F1B on two: the last stage ends a backward before the first, which hides as much of its step."""
+    program, how = lower(one_direction(2, N)), setting(2, steps=(first, last))
+    makespan = (N + 1) * (F + B)
+    found = replay(program, how)
+    assert found.seconds == max(makespan + first, makespan - B + last)
+    ends = [(makespan, first), (makespan - B, last)]
+    assert [[(each.what, each.start, each.end) for each in lane if each.role is Role.STEP] for lane in found.lanes] == [
+        [(Step(Stage(stage)), end, end + step)] if step else [] for stage, (end, step) in enumerate(ends)
+    ]
+    assert pace(program, how) == max(makespan + first, N * (F + B) + last)
+
+
+def test_a_step_waits_for_the_sum_of_its_stage() -> None:
+    """Two copies: the first stage's sum of 4 begins with its last backward, the other's while that runs."""
+    found = replayed(one_direction(2, 4), sums=Link(0.0, 4.0), copies=2, steps=(3.0, 6.0))
+    makespan = 5 * (F + B)
+    assert found.seconds == makespan + 4 + 3 == max(makespan + 4 + 3, makespan - B + 4 + 6)
+    assert [type(each.what) for each in found.critical[-2:]] == [AllReduce, Step]
+
+
+@pytest.mark.parametrize("D", [1, 2, 4])
+@pytest.mark.parametrize("slow", [0, -1])
+def test_without_a_flush_the_longest_step_sets_the_pace(D: int, slow: int) -> None:
+    """All workers compute without a pause; an update of one version each has one micro-batch, of two versions K."""
+    steps = [1.0] * D
+    steps[slow] = 2.5
+    K = 3
+    assert replayed(one_version_each(D), steps=steps).seconds == F + B + 2.5
+    assert replayed(two_versions(D, K), steps=steps).seconds == K * (F + B) + 2.5
 
 
 def test_no_lane_no_time() -> None:

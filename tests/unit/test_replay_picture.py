@@ -9,6 +9,7 @@ import pytest
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.lower.lower import lower
 from chimera_ir.picture.replayed import draw_replay
+from chimera_ir.picture.words import STEP
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.idle import Cause, idle
 from chimera_ir.predict.replay import Replay, replay
@@ -74,6 +75,32 @@ def test_boxes_lie_where_the_replay_says() -> None:
         assert one == pytest.approx(other, abs=0.02)
 
 
+def stepping(plan: Schedule, link: Link, *seconds: float) -> Replay:
+    """The same with steps that take time, stage by stage."""
+    setting = replayed(plan, link).setting
+    stages = tuple(replace(stage, step=step) for stage, step in zip(setting.stages, seconds, strict=True))
+    return replay(lower(plan), replace(setting, stages=stages))
+
+
+@pytest.mark.parametrize("N", [4, 600])
+def test_steps_that_take_time_are_boxes_of_their_own_or_one_path(N: int) -> None:
+    """Two stages step, one does not; few operations are drawn one by one, many as one path for each colour."""
+    found = stepping(one_direction(3, N), LINK, 0.020, 0.0, 0.005)
+    document = draw_replay(found)
+    unit = seconds_per_pixel(found, document)
+    if N == 4:
+        boxes = [box.attrib for title, box in titled(document).items() if title.startswith("step of stage")]
+        drawn = [(float(box["x"]), float(box["width"])) for box in boxes]
+    else:
+        path = next(each for each in elements(document, "g") if each.attrib.get("fill") == STEP).find(f"{SVG}path")
+        assert path is not None
+        drawn = [(float(x), float(end) - float(x)) for x, _, end, *_ in PATH.findall(path.attrib["d"])]
+    wanted = [(46 + (found.lanes[w][-1].end - s) / unit, s / unit) for w, s in ((0, 0.020), (2, 0.005))]
+    assert sorted(drawn) == [pytest.approx(each, abs=0.02) for each in sorted(wanted)]
+    assert [each.text for each in elements(document, "text")].count("step") == 1
+    assert "step" not in draw_replay(replayed(one_direction(3, 4)))
+
+
 def test_every_event_of_the_critical_path_is_marked_in_its_place() -> None:
     found = replayed(two_directions(4))
     document = draw_replay(found)
@@ -135,4 +162,6 @@ def test_the_summary_says_what_an_update_takes() -> None:
     flushed = draw_replay(replayed(one_direction(1, 4), FREE))
     assert "one update: 120 ms; computing 100.0%, bubbles 0.0%" in flushed
     streamed = draw_replay(replayed(two_versions(1, 4), FREE))
+    stepped = draw_replay(stepping(one_direction(1, 4), FREE, 0.030))
+    assert "one update: 150 ms; computing 80.0%, stepping 20.0%, bubbles 0.0%" in stepped
     assert "one update in the steady state: 120 ms; the first 8 updates, in 960 ms: computing 100.0%" in streamed
