@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from chimera_ir.measure.samples import Told, in_rounds, rounded, too_noisy
+from chimera_ir.measure.samples import Samples, Told, in_rounds, rounded, too_noisy
 from chimera_ir.measure.stations import Cut, Station, message_bytes, running, stations
 from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
 from chimera_ir.profile.work import WorkProfile
@@ -42,8 +42,11 @@ class Found:
 
 
 class _Measure(Protocol):
-    def __call__(self, cut: Cut, number: int, station: Station) -> tuple[tuple[float, float, float], float | None]:
+    def passes(self, cut: Cut, number: int, station: Station) -> tuple[tuple[float, float, float], float | None]:
         """Forward, backward and recomputing backward of a station, and their noise."""
+
+    def step(self, cut: Cut, number: int, station: Station) -> tuple[float, float | None]:
+        """The optimizer's step of a station's stage, and its noise."""
 
 
 def timed(model: Model, request: Request, device: torch.device, told: Told) -> Found:
@@ -51,28 +54,56 @@ def timed(model: Model, request: Request, device: torch.device, told: Told) -> F
 
     A round is a forward and its backward, and a forward that keeps its input with the backward that recomputes, by the
     stages of the generated programs. The first stage's forward loads its items, as it does there; gradients add up
-    over the rounds as over the micro-batches of an update.
+    over the rounds as over the micro-batches of an update. Steps have rounds of their own: a forward and a backward of
+    the smallest micro-batch and then, which counts, all that a rank does in the line ``step``.
 
     Raises
     ------
     Misuse
         If the model file is not as its interface wants it, or a micro-batch does not fit into memory.
     """
-    remarks: list[str] = []
-    clock = _cuda_clock if device.type == "cuda" else _clock
-
-    def measure(cut: Cut, number: int, station: Station) -> tuple[tuple[float, float, float], float | None]:
-        micros = count()
-        taken = in_rounds(lambda: _round(station, next(micros), clock), WARM_UP, request.rounds)
-        where = f"stage {number} of {cut.stages}, micro-batch size {station.size}"
-        names = ("forward", "backward", "recomputing")
-        remarks.extend(too_noisy(where, [*zip(names, taken, strict=True)]))
-        forward, backward, recomputing = (rounded(one.median) for one in taken)
-        return (forward, backward, recomputing), min(1.0, rounded(max(one.spread for one in taken), 2))
-
+    measure = _Times(request.rounds, _cuda_clock if device.type == "cuda" else _clock)
     note = f"times on {_described(device)}"
     profile = _profile(model, request, device, measure, note, told)
-    return Found(profile, tuple(remarks))
+    return Found(profile, tuple(measure.remarks))
+
+
+class _Times:
+    """Measures in seconds; ``remarks`` has a line for every figure that is too noisy to use."""
+
+    def __init__(self, rounds: int, clock: "_Clock") -> None:
+        self.remarks: list[str] = []
+        self._rounds = rounds
+        self._clock = clock
+
+    def passes(self, cut: Cut, number: int, station: Station) -> tuple[tuple[float, float, float], float | None]:
+        """Medians, and the largest spread of the three."""
+        micros = count()
+        taken = in_rounds(lambda: _round(station, next(micros), self._clock), WARM_UP, self._rounds)
+        where = f"stage {number} of {cut.stages}, micro-batch size {station.size}"
+        names = ("forward", "backward", "recomputing")
+        self.remarks += too_noisy(where, [*zip(names, taken, strict=True)])
+        forward, backward, recomputing = (rounded(one.median) for one in taken)
+        return (forward, backward, recomputing), _noise(*taken)
+
+    def step(self, cut: Cut, number: int, station: Station) -> tuple[float, float | None]:
+        """The median and the spread; the weights stay what they were, so that the model's numbers do, too."""
+        micros = count()
+        initial = [parameter.detach().clone() for parameter in station.trained]
+
+        def measured() -> tuple[float]:
+            for parameter, value in zip(station.trained, initial, strict=True):
+                parameter.data.copy_(value)
+            _forward_and_backward(station, next(micros))
+            return (self._clock(station.step)[0],)
+
+        (taken,) = in_rounds(measured, WARM_UP, self._rounds)
+        self.remarks += too_noisy(f"stage {number} of {cut.stages}", [("step", taken)])
+        return rounded(taken.median), _noise(taken)
+
+
+def _noise(*taken: Samples) -> float:
+    return min(1.0, rounded(max(one.spread for one in taken), 2))
 
 
 def counted(model: Model, request: Request, told: Told) -> WorkProfile:
@@ -88,7 +119,15 @@ def counted(model: Model, request: Request, told: Told) -> WorkProfile:
         If the model file is not as its interface wants it, or asks for values where there are shapes alone.
     """
 
-    def measure(cut: Cut, number: int, station: Station) -> tuple[tuple[float, float, float], float | None]:
+    note = f"work counted on shapes, torch {torch.__version__}"
+    return WorkProfile(_profile(model, request, torch.device("meta"), _Work(), note, told))
+
+
+class _Work:
+    """Counts in FLOP, of which a step has none that torch.utils.flop_counter would count."""
+
+    def passes(self, cut: Cut, _number: int, station: Station) -> tuple[tuple[float, float, float], float | None]:
+        """Counts, which have no noise."""
         with cut.here(), FlopCounterMode(display=False) as flops:
             state = station.forward(0)
             forward = flops.get_total_flops()
@@ -96,14 +135,15 @@ def counted(model: Model, request: Request, told: Told) -> WorkProfile:
             once = flops.get_total_flops()
         return (float(forward), float(once - forward), float(once)), None
 
-    note = f"work counted on shapes, torch {torch.__version__}"
-    return WorkProfile(_profile(model, request, torch.device("meta"), measure, note, told))
+    def step(self, _cut: Cut, _number: int, _station: Station) -> tuple[float, float | None]:
+        """Nothing."""
+        return 0.0, None
 
 
 def _profile(
     model: Model, request: Request, device: torch.device, measure: _Measure, note: str, told: Told
 ) -> ModelProfile:
-    done, steps = count(1), sum(request.depths) * (1 + len(request.sizes))
+    done, steps = count(1), sum(request.depths) * (2 + len(request.sizes))
 
     def tell(doing: str) -> None:
         told(doing, next(done), steps)
@@ -119,24 +159,28 @@ def _profile(
             at: dict[int, Timing] = {}
             for station in ready:
                 with running(cut, number, station.size):
-                    at[station.size] = _timing(station, *measure(cut, number, station))
+                    at[station.size] = _timing(station, *measure.passes(cut, number, station))
                 tell(f"{depth} stages: stage {number}, micro-batch size {station.size}")
-            kinds |= {str(p.dtype).removeprefix("torch.") for p in ready[0].module.parameters()}
-            found.append(_costs(cut, ready[0], at))
+            smallest = min(ready, key=lambda station: station.size)
+            with running(cut, number, smallest.size):
+                found.append(_costs(model, smallest, at, measure.step(cut, number, smallest)))
+            tell(f"{depth} stages: stage {number}, optimizer")
+            kinds |= {str(p.dtype).removeprefix("torch.") for p in smallest.module.parameters()}
         depths[depth] = tuple(found[::-1])
     return ModelProfile(model.file.stem, depths, ", ".join([note, *sorted(kinds)]))
 
 
-def _costs(cut: Cut, station: Station, at: dict[int, Timing]) -> StageCosts:
+def _costs(model: Model, station: Station, at: dict[int, Timing], step: tuple[float, float | None]) -> StageCosts:
     """Gradients are summed in one flat buffer, with a number for each parameter behind them (runtime.py)."""
     trained = station.trained
-    with running(cut, station.stage.number, station.size):
-        optimizer = state_bytes(cut.model.steps, trained)
+    seconds, noise = step
     return StageCosts(
         weights=bytes_of(station.module.parameters()),
         gradients=bytes_of(trained) + sum(p.element_size() for p in trained),
-        optimizer=optimizer,
+        optimizer=state_bytes(model.steps, trained),
         at=at,
+        step=seconds,
+        step_noise=noise,
     )
 
 
@@ -163,6 +207,16 @@ def _round(station: Station, micro: int, clock: "_Clock") -> tuple[float, float,
     if isinstance(station.stage, LastStage):
         station.stage.take_loss(micro)
     return forward, backward, recomputing
+
+
+def _forward_and_backward(station: Station, micro: int) -> None:
+    """Leaves gradients behind, and the processor's caches as a backward leaves them."""
+    station.refill()
+    state = station.forward(micro)
+    state.take()
+    station.backward(state)
+    if isinstance(station.stage, LastStage):
+        station.stage.take_loss(micro)
 
 
 class _Clock(Protocol):

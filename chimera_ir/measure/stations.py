@@ -117,6 +117,10 @@ class Station:
         else:
             self.stage.backward_recompute(state, self.stage.gradients[0])
 
+    def step(self) -> None:
+        """The optimizer's step, and all else that begins the next update."""
+        self.stage.step()
+
     @property
     def trained(self) -> list[torch.nn.Parameter]:
         """The parameters that have gradients."""
@@ -195,7 +199,7 @@ def running(cut: Cut, stage: int, size: int) -> Iterator[None]:
         with cut.model.blamed():
             yield
     except torch.OutOfMemoryError as error:
-        raise Misuse(f"stage {stage} of {cut.stages}: a micro-batch of {size} does not fit into memory") from error
+        raise Misuse(f"stage {stage} of {cut.stages} does not fit into memory, with a micro-batch of {size}") from error
 
 
 def _look(
@@ -222,7 +226,7 @@ def _station(cut: Cut, stage: int, size: int, module: torch.nn.Module, seen: _Se
     common = (
         stage,
         module,
-        Weights(None),
+        Weights(_optimizer(cut, module)),
         seen.before,
         seen.after,
         GradientSum(stage, _trained(module), None, (0,), names, lambda work: work.wait()),
@@ -254,6 +258,11 @@ def _loader(load: Callable[[int, int], Any], device: torch.device, wanted: bool)
         return lambda micro: to_device(load(micro, 0), device)
     first = to_device(load(0, 0), device) if wanted else None
     return lambda _: first
+
+
+def _optimizer(cut: Cut, module: torch.nn.Module) -> Any:
+    """What steps the weights, without state before the first step; where there is no memory for weights, nothing."""
+    return None if cut.device.type == "meta" else cut.model.steps(_trained(module))
 
 
 def _trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:

@@ -43,7 +43,10 @@ class Model:
 
     def steps(self, parameters: list[torch.nn.Parameter]) -> Any:
         """The optimizer of a stage; a stage without parameters needs none."""
-        return self.optimizer(parameters) if parameters else _Idle()
+        steps = self.optimizer(parameters) if parameters else _Idle()
+        if not callable(getattr(steps, "step", None)):
+            raise Misuse(f"{self.file}: optimizer returned {_kind(steps)}, not a torch.optim.Optimizer")
+        return steps
 
     @contextmanager
     def blamed(self) -> Iterator[None]:

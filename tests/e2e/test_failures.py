@@ -73,7 +73,7 @@ MISTAKES = {
     "few-items": "the dataset has 3 items and one update takes B*N*W = 1*4*1 = 4",
     "no-map": "dataset() must return a map-style dataset",
     "no-pairs": "item 35 of the dataset is a dict, not a pair (input, target)",
-    "no-optimizer": "optimizer returned a NoneType, not a torch.optim.Optimizer",
+    "no-optimizer": "optimizer returned None, not a torch.optim.Optimizer",
     "own-randomness": "starts with other weights on rank 1 than on rank 0",
     "tied": "stages 0 and 1 share the parameter linear.weight",
     "lazy": "stage 0 has lazy parameters; give every layer its sizes",

@@ -18,6 +18,7 @@ from chimera_ir.measure.samples import Samples, in_rounds, too_noisy
 from chimera_ir.measure.stages import Request
 from chimera_ir.profile.cluster import Link
 from chimera_ir.profile.costs import StageCosts
+from support.faults import Misuse
 from support.model import load
 
 WIDTH, LAYERS, FLOAT = 24, 3, 4
@@ -84,19 +85,55 @@ def test_a_stack_of_linear_layers_has_the_work_and_the_bytes_of_the_formulas(mod
                 assert at.backward == backward * product
                 assert at.recomputing == (LAYERS + backward) * product
                 assert at.noise is None
+            assert (stage.step, stage.step_noise) == (0, None)
 
 
 def test_what_is_timed_has_the_same_bytes_and_a_time_and_a_spread_for_everything(model: Path) -> None:
     told: list[tuple[int, int]] = []
     request = Request((2,), (4, 8), 5, 0)
     found = stages.timed(load(model), request, torch.device("cpu"), lambda _, done, steps: told.append((done, steps)))
-    assert told == [(n, 6) for n in range(1, 7)]
+    assert told == [(n, 8) for n in range(1, 9)]
     for number, stage in enumerate(found.profile.depths[2]):
         assert_linear(stage, number == 1)
+        assert stage.step > 0
+        assert stage.step_noise is not None
+        assert 0 <= stage.step_noise <= 1
         for at in stage.at.values():
             assert min(at.forward, at.backward, at.recomputing) > 0
             assert at.noise is not None
             assert 0 <= at.noise <= 1
+
+
+STEPPING = """
+import time
+
+class Slow(torch.optim.SGD):
+    def step(self):
+        assert all(each.grad is not None for group in self.param_groups for each in group["params"])
+        time.sleep(0.02)
+        super().step()
+
+def optimizer(parameters):
+    return Slow(parameters, lr=1e30)
+"""
+
+
+def test_a_step_is_the_optimizer_s_of_the_model_file_and_leaves_the_weights_as_they_were(tmp_path: Path) -> None:
+    """It sleeps for 20 ms, and makes weights of which no loss would be a number; the first stage has none to step."""
+    text = LINEAR.replace("return nn.Sequential", "return nn.Identity() if stage == 0 else nn.Sequential")
+    text = text.replace("    return nn.functional", "    assert output.isfinite().all()\n    return nn.functional")
+    (tmp_path / "slow.py").write_text(text.partition("def optimizer")[0] + STEPPING)
+    found = stages.timed(load(tmp_path / "slow.py"), Request((3,), (4,), 5, 0), torch.device("cpu"), quiet)
+    none, *others = found.profile.depths[3]
+    assert none.weights == 0
+    assert none.step > 0
+    assert min(each.step for each in others) >= 0.02
+
+
+def test_an_optimizer_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "none.py").write_text(LINEAR.replace("return torch.optim.Adam(parameters)", "pass"))
+    with pytest.raises(Misuse, match=r"optimizer returned None, not a torch\.optim\.Optimizer"):
+        stages.timed(load(tmp_path / "none.py"), Request((1,), (4,), 5, 0), torch.device("cpu"), quiet)
 
 
 ATTENTION = """

@@ -67,6 +67,8 @@ def test_a_timed_profile_reads_back_and_only_warns_of_noise(profile: Profile, tm
     for number, stage in enumerate(found.depths[2]):
         assert_linear(stage, number == 1)
         assert stage.at[4].noise is not None
+        assert stage.step > 0
+        assert stage.step_noise is not None
 
 
 def test_its_own_file_is_written_over_and_no_other_without_force(profile: Profile, tmp_path: Path) -> None:
@@ -125,5 +127,5 @@ def test_who_measures_on_a_terminal_sees_how_far_it_is_and_a_pipe_sees_nothing(t
     program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from chimera_ir.profiler import main; main()"
     ended = on_a_terminal(program, *COUNTED, cwd=tmp_path, env={"TERM": "xterm-256color"})
     assert ended.status == 0
-    assert "4/4" in ended.out
-    assert "2 stages: stage 0, micro-batch size 4" in ended.out
+    assert "6/6" in ended.out
+    assert "2 stages: stage 0, optimizer" in ended.out
