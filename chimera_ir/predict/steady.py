@@ -99,7 +99,7 @@ def _reduced(header: Header, node: Node) -> tuple[tuple[object, ...], int]:
             return _of_micros(header, node, message.micros, message.source, message.target)
         case AllReduce(stage, version=version) | WaitAllReduce(stage, version=version) | Step(stage, version=version):
             turn, update = divmod((version or 0) - 1, updates_a_turn(header))
-            return (node.role, type(node.what), update, stage), turn
+            return (node.role, type(node.what), update, stage, *node.workers), turn
         case Stash() | Drop():
             raise ValueError("keeping and dropping weights takes no time: they are no events")
         case _:

@@ -23,7 +23,9 @@ from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.source import Source
 from chimera_ir.verify.verify import Verified
 from tests.literature.test_facts import schedule
+from tests.simulator import Simulator
 from tests.unit.clocked import all_then_all, one_direction, one_version_each, two_directions, two_versions
+from tests.unit.test_steady import uneven
 
 F, B = 3.0, 5.0
 
@@ -280,6 +282,16 @@ def test_without_a_flush_the_longest_step_sets_the_pace(D: int, slow: int) -> No
     K = 3
     assert replayed(one_version_each(D), steps=steps).seconds == F + B + 2.5
     assert replayed(two_versions(D, K), steps=steps).seconds == K * (F + B) + 2.5
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize("step", [0.0, 2.0])
+@pytest.mark.parametrize("sums", [FREE, Link(0.0, 3.0)])
+def test_workers_of_one_stage_wait_and_step_each_for_itself(lag: int, step: float, sums: Link) -> None:
+    """In turns one has two micro-batches of an update and the other one: a simulation of many updates has the same."""
+    how = setting(1, sums=sums, copies=2, gradients=2, steps=[step])
+    spans = [max(Simulator(lower(uneven(lag, updates)), how).ended.values()) for updates in (20, 40)]
+    assert replay(lower(uneven(lag)), how).seconds == (spans[1] - spans[0]) / 20
 
 
 def test_no_lane_no_time() -> None:
