@@ -1,12 +1,13 @@
 """Predicted against measured: equation 1 and the replay beside the median step of the generated programs.
 
     .venv/bin/python benchmarks/accuracy.py [--parts rehearsal links compute] [--depths 4 8] [--forward 10 20]
-                                            [--steps 5] [--schemes chimera ..] [--markdown docs/benchmarks.md]
+                                            [--steps 6] [--schemes chimera ..] [--markdown docs/benchmarks.md]
 
 `rehearsal`: stages sleep F forward and 2 F backward (`train.py --rehearse`), messages are small, links are what
 `chimera-profile links` finds on as many ranks in the same launch. `links`: the same with larger messages, every rank in
 a network namespace of its own behind a link of limited bandwidth; skipped where that is not permitted. `compute`: two
 ranks train a real model, each with one thread; stages are measured by `chimera-profile stages` on both cores at once.
+There, profile and programs take turns: what slows the machine down for a while meets both.
 
 A step of a rehearsal with a flush begins at a barrier: it is compared with the seconds of a replay. Steps of training
 follow each other: they are compared with `pace`. The first step does not count, nor do the warm-up and the drain of a
@@ -34,7 +35,7 @@ from chimera_ir.ir.levels import Program
 from chimera_ir.predict.equation import equation
 from chimera_ir.predict.replay import pace, replay
 from chimera_ir.predict.setting import Setting
-from chimera_ir.profile.costs import ModelProfile, StageCosts
+from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
 from chimera_ir.profile.read import read_cluster, read_profile
 from chimera_ir.source import Source
 from chimera_ir.verify.verify import Verified
@@ -51,7 +52,10 @@ HEADS = ("", "D", "N", "F, ms", "equation 1, ms", "replay, ms", "measured, ms", 
 
 @dataclass(frozen=True)
 class Run:
-    """A program to be run and predicted: where it lies, for how many steps, and which of them count."""
+    """A program to be run and predicted: where it lies, for how many steps, and which of them count.
+
+    Where it takes turns with others, ``turn`` is how often it has run before.
+    """
 
     scheme: str
     program: Program
@@ -59,11 +63,12 @@ class Run:
     forward: float
     steps: int
     counted: slice
+    turn: int = 0
 
     @property
     def metrics(self) -> Path:
         """Where train.py writes the seconds of the steps."""
-        return self.folder / f"{self.forward:g}.json"
+        return self.folder / f"{self.forward:g}-{self.turn}.json"
 
     def command(self, model: Path, size: int, rehearsed: bool) -> list[str]:
         """The command line of train.py."""
@@ -109,6 +114,36 @@ def runs(
             fill = 1 + -(-2 * depth // header.whole_micro_batches)
             count = max(steps, 4 * depth // header.whole_micro_batches)
             yield Run(scheme, program, folder, seconds, 2 * fill + count, slice(fill, fill + count))
+
+
+def profiled(path: Path) -> tuple[StageCosts, ...]:
+    """The stages of a profile with one depth, in seconds."""
+    profile = read_profile(Source(str(path), path.read_text()))
+    assert isinstance(profile, ModelProfile)
+    (stages,) = profile.depths.values()
+    return stages
+
+
+def middle(profiles: Sequence[tuple[StageCosts, ...]]) -> tuple[StageCosts, ...]:
+    """The same stages with the medians of what was measured."""
+    return tuple(
+        replace(
+            several[0],
+            step=statistics.median(one.step for one in several),
+            at={size: median_timing([one.at[size] for one in several]) for size in several[0].at},
+        )
+        for several in zip(*profiles, strict=True)
+    )
+
+
+def median_timing(several: Sequence[Timing]) -> Timing:
+    """The medians of forwards and of both backwards."""
+    return replace(
+        several[0],
+        forward=statistics.median(one.forward for one in several),
+        backward=statistics.median(one.backward for one in several),
+        recomputing=statistics.median(one.recomputing for one in several),
+    )
 
 
 def counted(model: Path, depth: int, size: int, place: Path) -> tuple[StageCosts, ...]:
@@ -180,7 +215,9 @@ def rehearsed(
     launch([measured, *(run.command(model, BATCH, rehearsed=True) for run in wanted)])
     print(cluster.read_text(), file=sys.stderr)
     found, stages = read_cluster(Source(str(cluster), cluster.read_text())), counted(model, depth, BATCH, place)
-    return [row(run, Setting(slept(stages, run.forward), found, 1, BATCH), bound, replayed) for run in wanted]
+    return [
+        row(run, Setting(slept(stages, run.forward), found, 1, BATCH), bound, replayed, run.seconds()) for run in wanted
+    ]
 
 
 def replayed(program: Program, setting: Setting) -> float:
@@ -188,10 +225,16 @@ def replayed(program: Program, setting: Setting) -> float:
     return replay(program, setting).seconds
 
 
-def row(run: Run, setting: Setting, bound: float, predicted: Callable[[Program, Setting], float]) -> list[str]:
-    """Predictions beside the measurement."""
-    said, foreseen, taken = equation(run.program, setting).seconds, predicted(run.program, setting), run.seconds()
-    low, mid, high = statistics.quantiles(taken, n=4) if len(taken) > 1 else taken * 3
+def row(
+    run: Run,
+    setting: Setting,
+    bound: float,
+    predicted: Callable[[Program, Setting], float],
+    taken: Sequence[float],
+) -> list[str]:
+    """Predictions beside the measurement, the seconds that steps have taken."""
+    said, foreseen = equation(run.program, setting).seconds, predicted(run.program, setting)
+    low, mid, high = statistics.quantiles(taken, n=4) if len(taken) > 1 else (*taken, *taken, *taken)
     header, slowest = run.program.header, max(one.at[setting.micro_batch_size].forward for one in setting.stages)
     off = foreseen / mid - 1
     return [
@@ -225,27 +268,26 @@ def links(options: argparse.Namespace) -> str:
 
 
 def compute(options: argparse.Namespace) -> str:
-    """A real model on two ranks of one thread."""
+    """A real model on two ranks of one thread, in turns with its profile."""
     depth, size = 2, options.micro_batch_size
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        profile, cluster = place / "profile.toml", place / "cluster.toml"
-        wanted = [*runs(options.schemes, depth, [k * depth for k in options.times], [0.0], options.steps, place)]
+        cluster, profiles = place / "cluster.toml", [place / f"profile-{turn}.toml" for turn in range(options.turns)]
+        steps = -(-options.steps // options.turns)
+        wanted = [*runs(options.schemes, depth, [k * depth for k in options.times], [0.0], steps, place)]
         sizes = ",".join(str(each) for each in (size // 2, size, 2 * size))
-        stages = ["stages", str(GPT), "--stages", str(depth), "--micro-batch-size", sizes, "--out", str(profile)]
-        here(depth, place)(
-            [
-                ["chimera-profile", "links", "--largest", "1024", "--sum-ranks", "2", "--out", str(cluster)],
-                ["chimera-profile", *stages],
-                *(run.command(GPT, size, rehearsed=False) for run in wanted),
-            ]
-        )
-        read = read_profile(Source(str(profile), profile.read_text()))
-        assert isinstance(read, ModelProfile)
+        stages = ["chimera-profile", "stages", str(GPT), "--stages", str(depth), "--micro-batch-size", sizes]
+        plan = [["chimera-profile", "links", "--largest", "4096", "--sum-ranks", "2", "--out", str(cluster)]]
+        for turn, profile in enumerate(profiles):
+            plan.append([*stages, "--out", str(profile)])
+            plan += [replace(run, turn=turn).command(GPT, size, rehearsed=False) for run in wanted]
+        here(depth, place)(plan)
         found = read_cluster(Source(str(cluster), cluster.read_text()))
-        print(profile.read_text(), cluster.read_text(), file=sys.stderr)
-        setting = Setting(read.depths[depth], found, 1, size)
-        return table(HEADS, [row(run, setting, 0.1, pace) for run in wanted])
+        print(*(profile.read_text() for profile in profiles), cluster.read_text(), file=sys.stderr)
+        setting = Setting(middle([profiled(profile) for profile in profiles]), found, 1, size)
+        turns = range(options.turns)
+        taken = [[second for turn in turns for second in replace(run, turn=turn).seconds()] for run in wanted]
+        return table(HEADS, [row(run, setting, 0.1, pace, seconds) for run, seconds in zip(wanted, taken, strict=True)])
 
 
 PARTS = {
@@ -263,19 +305,19 @@ def main() -> None:
     parser.add_argument("--depths", type=int, nargs="+", default=[4, 8], metavar="D")
     parser.add_argument("--times", type=int, nargs="+", default=[1, 4], metavar="K", help="N = K D [default: 1 4]")
     parser.add_argument("--forward", type=float, nargs="+", default=[10, 20], metavar="MS", help="F [default: 10 20]")
-    parser.add_argument("--steps", type=int, default=5, help="steps that count, at least [default: 5]")
+    parser.add_argument("--steps", type=int, default=6, help="steps that count, at least [default: 6]")
+    parser.add_argument("--turns", type=int, default=3, help="of the real model and its profile [default: 3]")
     parser.add_argument("--micro-batch-size", type=int, default=8, help="of the real model [default: 8]")
     parser.add_argument("--rate", default="200mbit", help="of a limited link, as tc has it [default: 200mbit]")
     parser.add_argument("--markdown", type=Path, metavar="PAGE", help="write the tables between the page's marks")
     options = parser.parse_args()
     options.seconds = [each / 1000 for each in options.forward]
-    sections = [circumstances()]
     for part in options.parts:
         title, measure = PARTS[part]
-        sections += [f"### {title}", measure(options)]
-        print("\n\n".join(sections[-2:]), flush=True)
-    if options.markdown is not None:
-        put(options.markdown, "accuracy", "\n\n".join(sections))
+        found = f"### {title}\n\n{circumstances()}\n\n{measure(options)}"
+        print(found, flush=True)
+        if options.markdown is not None:
+            put(options.markdown, f"accuracy {part}", found)
 
 
 if __name__ == "__main__":
