@@ -16,7 +16,9 @@ class Progress:
     """What rank 0 prints and writes; on every rank, what it contributes.
 
     Nothing in the loop waits for a number: a gather that is complete is read at the end of a later update. Updates that
-    overlap begin together, and each lasts from the end of the one before.
+    overlap begin together, and each lasts from the end of the one before. Of those a worker has a part in several at
+    any time, so as many are gathered together: with an update for each micro-batch, a gather for each would take longer
+    than all messages.
     """
 
     def __init__(self, world: World, updates: int, weight: float, rehearsal: bool) -> None:
@@ -27,6 +29,10 @@ class Progress:
         self._rehearsal = rehearsal
         self._apart = rehearsal and not world.job.period
         self._first = dist.get_rank() == 0
+        job = world.job
+        self._together = max(1, job.workers // job.micro_batches) if job.period else 1
+        self._ended = 0
+        self._facts: list[tuple[float, float, float, float]] = []
         self._pending: deque[tuple[dist.Work, list[torch.Tensor] | None, torch.Tensor]] = deque()
         self._start = 0.0
         self._cpu = 0.0
@@ -45,11 +51,17 @@ class Progress:
 
     def end(self, loss: float) -> None:
         """The update is over on this rank; ``loss`` is the sum over the micro-batches whose loss it computed."""
-        facts = torch.tensor([self._start, time.time(), time.process_time() - self._cpu, loss], dtype=torch.float64)
+        self._facts.append((self._start, time.time(), time.process_time() - self._cpu, loss))
+        self._cpu = time.process_time()
+        self._ended += 1
+        if len(self._facts) == self._together or self._ended == self._updates:
+            self._gather()
+
+    def _gather(self) -> None:
+        facts, self._facts = torch.tensor(self._facts, dtype=torch.float64), []
         room = [torch.empty_like(facts) for _ in range(dist.get_world_size())] if self._first else None
         work = dist.gather(facts, room, dst=0, group=self._group, async_op=True)
         assert work is not None
-        self._cpu = time.process_time()
         self._pending.append((work, room, facts))
         while self._pending and self._pending[0][0].is_completed():
             self._read(*self._pending.popleft())
@@ -63,7 +75,11 @@ class Progress:
         self._world.settle(work, "for the losses and times of a step")
         if room is None:
             return
-        starts, ends, cpu, losses = torch.stack(room).unbind(dim=1)
+        for update in torch.stack(room, dim=1):
+            self._tell(*update.unbind(dim=1))
+
+    def _tell(self, starts: torch.Tensor, ends: torch.Tensor, cpu: torch.Tensor, losses: torch.Tensor) -> None:
+        """One update, of which every rank says the same four."""
         end = float(ends.max())
         self.step_seconds.append(end - (float(starts.min()) if self._apart else self._before))
         self.cpu_seconds.append(float(cpu.max()))
