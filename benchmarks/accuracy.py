@@ -7,7 +7,7 @@
 `chimera-profile links` finds on as many ranks in the same launch. `links`: the same with larger messages, every rank in
 a network namespace of its own behind a link of limited bandwidth; skipped where that is not permitted. `compute`: two
 ranks train a real model, each with one thread; stages are measured by `chimera-profile stages` on both cores at once.
-There, profile and programs take turns: what slows the machine down for a while meets both.
+Programs take turns, there also with the profile: what slows the machine down for a while meets all of them.
 
 A step of a rehearsal with a flush begins at a barrier: it is compared with the seconds of a replay. Steps of training
 follow each other: they are compared with `pace`. The first step does not count, nor do the warm-up and the drain of a
@@ -52,10 +52,7 @@ HEADS = ("", "D", "N", "F, ms", "equation 1, ms", "replay, ms", "measured, ms", 
 
 @dataclass(frozen=True)
 class Run:
-    """A program to be run and predicted: where it lies, for how many steps, and which of them count.
-
-    Where it takes turns with others, ``turn`` is how often it has run before.
-    """
+    """A program to be run and predicted: where it lies, in how many turns, for how many steps, and which count."""
 
     scheme: str
     program: Program
@@ -63,23 +60,22 @@ class Run:
     forward: float
     steps: int
     counted: slice
-    turn: int = 0
+    turns: int
 
-    @property
-    def metrics(self) -> Path:
+    def metrics(self, turn: int) -> Path:
         """Where train.py writes the seconds of the steps."""
-        return self.folder / f"{self.forward:g}-{self.turn}.json"
+        return self.folder / f"{self.forward:g}-{turn}.json"
 
-    def command(self, model: Path, size: int, rehearsed: bool) -> list[str]:
+    def command(self, turn: int, model: Path, size: int, rehearsed: bool) -> list[str]:
         """The command line of train.py."""
         sleeps = ["--rehearse", f"F={self.forward},B={2 * self.forward}"] if rehearsed else []
         common = ["--model", str(model), "--micro-batch-size", str(size), "--steps", str(self.steps)]
-        return [str(self.folder / "train.py"), *common, *sleeps, "--metrics", str(self.metrics)]
+        return [str(self.folder / "train.py"), *common, *sleeps, "--metrics", str(self.metrics(turn))]
 
     def seconds(self) -> list[float]:
-        """The steps that count."""
-        found: list[float] = json.loads(self.metrics.read_text())["step_seconds"]
-        return found[self.counted]
+        """The steps that count, of all turns."""
+        taken = (json.loads(self.metrics(turn).read_text())["step_seconds"] for turn in range(self.turns))
+        return [second for seconds in taken for second in seconds[self.counted]]
 
 
 def compiled(scheme: str, depth: int, micro_batches: int, place: Path) -> tuple[Program, Path] | None:
@@ -97,11 +93,11 @@ def compiled(scheme: str, depth: int, micro_batches: int, place: Path) -> tuple[
     return verified.program, folder
 
 
-def runs(
-    schemes: Sequence[str], depth: int, many: Sequence[int], forward: Sequence[float], steps: int, place: Path
-) -> Iterator[Run]:
+def runs(options: argparse.Namespace, depth: int, forward: Sequence[float], place: Path) -> Iterator[Run]:
     """Everything that is measured on so many ranks."""
-    made = [(scheme, compiled(scheme, depth, n, place)) for n in many for scheme in schemes]
+    many = [k * depth for k in options.times]
+    made = [(scheme, compiled(scheme, depth, n, place)) for n in many for scheme in options.schemes]
+    steps = -(-options.steps // options.turns)
     for seconds in forward:
         for scheme, found in made:
             if found is None:
@@ -109,11 +105,11 @@ def runs(
             program, folder = found
             header = program.header
             if not header.asynchronous:
-                yield Run(scheme, program, folder, seconds, 1 + steps, slice(1, None))
+                yield Run(scheme, program, folder, seconds, 1 + steps, slice(1, None), options.turns)
                 continue
             fill = 1 + -(-2 * depth // header.whole_micro_batches)
             count = max(steps, 4 * depth // header.whole_micro_batches)
-            yield Run(scheme, program, folder, seconds, 2 * fill + count, slice(fill, fill + count))
+            yield Run(scheme, program, folder, seconds, 2 * fill + count, slice(fill, fill + count), options.turns)
 
 
 def profiled(path: Path) -> tuple[StageCosts, ...]:
@@ -210,14 +206,12 @@ def rehearsed(
 ) -> list[list[str]]:
     """A row for every scheme at a depth, of rehearsals on links that are measured in the same launch."""
     cluster = place / "cluster.toml"
-    wanted = [*runs(options.schemes, depth, [k * depth for k in options.times], options.seconds, options.steps, place)]
+    wanted, turns = [*runs(options, depth, options.seconds, place)], range(options.turns)
     measured = ["chimera-profile", "links", "--largest", "1024", "--sum-ranks", "2", "--out", str(cluster)]
-    launch([measured, *(run.command(model, BATCH, rehearsed=True) for run in wanted)])
+    launch([measured, *(run.command(turn, model, BATCH, rehearsed=True) for turn in turns for run in wanted)])
     print(cluster.read_text(), file=sys.stderr)
     found, stages = read_cluster(Source(str(cluster), cluster.read_text())), counted(model, depth, BATCH, place)
-    return [
-        row(run, Setting(slept(stages, run.forward), found, 1, BATCH), bound, replayed, run.seconds()) for run in wanted
-    ]
+    return [row(run, Setting(slept(stages, run.forward), found, 1, BATCH), bound, replayed) for run in wanted]
 
 
 def replayed(program: Program, setting: Setting) -> float:
@@ -225,16 +219,10 @@ def replayed(program: Program, setting: Setting) -> float:
     return replay(program, setting).seconds
 
 
-def row(
-    run: Run,
-    setting: Setting,
-    bound: float,
-    predicted: Callable[[Program, Setting], float],
-    taken: Sequence[float],
-) -> list[str]:
-    """Predictions beside the measurement, the seconds that steps have taken."""
-    said, foreseen = equation(run.program, setting).seconds, predicted(run.program, setting)
-    low, mid, high = statistics.quantiles(taken, n=4) if len(taken) > 1 else (*taken, *taken, *taken)
+def row(run: Run, setting: Setting, bound: float, predicted: Callable[[Program, Setting], float]) -> list[str]:
+    """Predictions beside the measurement."""
+    said, foreseen, taken = equation(run.program, setting).seconds, predicted(run.program, setting), run.seconds()
+    low, mid, high = statistics.quantiles(taken, n=4) if len(taken) > 1 else taken * 3
     header, slowest = run.program.header, max(one.at[setting.micro_batch_size].forward for one in setting.stages)
     off = foreseen / mid - 1
     return [
@@ -273,21 +261,18 @@ def compute(options: argparse.Namespace) -> str:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         cluster, profiles = place / "cluster.toml", [place / f"profile-{turn}.toml" for turn in range(options.turns)]
-        steps = -(-options.steps // options.turns)
-        wanted = [*runs(options.schemes, depth, [k * depth for k in options.times], [0.0], steps, place)]
+        wanted = [*runs(options, depth, [0.0], place)]
         sizes = ",".join(str(each) for each in (size // 2, size, 2 * size))
         stages = ["chimera-profile", "stages", str(GPT), "--stages", str(depth), "--micro-batch-size", sizes]
         plan = [["chimera-profile", "links", "--largest", "4096", "--sum-ranks", "2", "--out", str(cluster)]]
         for turn, profile in enumerate(profiles):
             plan.append([*stages, "--out", str(profile)])
-            plan += [replace(run, turn=turn).command(GPT, size, rehearsed=False) for run in wanted]
+            plan += [run.command(turn, GPT, size, rehearsed=False) for run in wanted]
         here(depth, place)(plan)
         found = read_cluster(Source(str(cluster), cluster.read_text()))
         print(*(profile.read_text() for profile in profiles), cluster.read_text(), file=sys.stderr)
         setting = Setting(middle([profiled(profile) for profile in profiles]), found, 1, size)
-        turns = range(options.turns)
-        taken = [[second for turn in turns for second in replace(run, turn=turn).seconds()] for run in wanted]
-        return table(HEADS, [row(run, setting, 0.1, pace, seconds) for run, seconds in zip(wanted, taken, strict=True)])
+        return table(HEADS, [row(run, setting, 0.1, pace) for run in wanted])
 
 
 PARTS = {
@@ -306,7 +291,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, nargs="+", default=[1, 4], metavar="K", help="N = K D [default: 1 4]")
     parser.add_argument("--forward", type=float, nargs="+", default=[10, 20], metavar="MS", help="F [default: 10 20]")
     parser.add_argument("--steps", type=int, default=6, help="steps that count, at least [default: 6]")
-    parser.add_argument("--turns", type=int, default=3, help="of the real model and its profile [default: 3]")
+    parser.add_argument("--turns", type=int, default=3, help="in which they are taken [default: 3]")
     parser.add_argument("--micro-batch-size", type=int, default=8, help="of the real model [default: 8]")
     parser.add_argument("--rate", default="200mbit", help="of a limited link, as tc has it [default: 200mbit]")
     parser.add_argument("--markdown", type=Path, metavar="PAGE", help="write the tables between the page's marks")
