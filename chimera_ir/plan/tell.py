@@ -38,7 +38,7 @@ def _heading(ranking: Ranking) -> Text:
 
 def _choices(ranking: Ranking, top: int) -> RenderableType:
     if not ranking.choices:
-        return Text("nothing fits", "bold red")
+        return Text("no configuration is left", "bold red")
     shown = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in _COLUMNS:
         shown.add_column(column, justify="left" if column in ("scheme", "more") else "right")

@@ -102,10 +102,10 @@ def load(path: Path) -> Model:
     try:
         file.read_bytes()
     except OSError as error:
-        raise Misuse(f"--model {path}: {error.strerror}") from error
+        raise Misuse(f"model file {path}: {error.strerror}") from error
     spec = importlib.util.spec_from_file_location("chimera_model", file)
     if spec is None or spec.loader is None:
-        raise Misuse(f"--model {path}: not a Python file (its name must end in .py)")
+        raise Misuse(f"model file {path}: not a Python file (its name must end in .py)")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     sys.path.insert(1, str(file.parent))

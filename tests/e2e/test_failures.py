@@ -84,7 +84,7 @@ OPTIONS = {
     ("--nonsense",): "unrecognized arguments: --nonsense",
     ("--timeout", "soon"): "'soon' is not a positive number of seconds",
     ("--rehearse", "F=1"): "'F=1' needs both F and B",
-    ("--model", "nowhere.py"): "--model nowhere.py: No such file or directory",
+    ("--model", "nowhere.py"): "model file nowhere.py: No such file or directory",
     ("--model", str(MODELS / "empty.py")): "lacks the functions build_stage(stage: int, num_stages: int)",
     ("--model", str(MODELS / "broken.py")): "broken.py:3: SyntaxError: ",
     ("--metrics", "/nowhere/metrics.json"): "--metrics /nowhere/metrics.json: No such file or directory",
