@@ -108,8 +108,8 @@ def plan_command(
     every micro-batch size B of the profile with as many micro-batches N as the mini-batch takes (B N W items), and
     every value of further parameters that divides D. The first ones are replayed event by event.
 
-    Exit status: 0, 1 something is wrong in a file or no configuration is left, 2 on the command line, 70 in the compiler;
-    130 interrupted.
+    Exit status: 0, 1 something is wrong in a file or no configuration is left, 2 on the command line, 70 in the
+    compiler; 130 interrupted.
     """
     sources = tuple(map(_scheme, schemes)) if schemes else tuple(map(library.source, library.names()))
     recomputation = {None: Recomputation.WHERE_NEEDED, True: Recomputation.ALWAYS, False: Recomputation.NEVER}[
