@@ -1,6 +1,6 @@
 """The bubble that is really there: every library scheme rehearsed on real ranks, beside what its report says.
 
-    .venv/bin/python benchmarks/bubbles.py [--forward 0.02] [--steps 13] [--markdown]
+    .venv/bin/python benchmarks/bubbles.py [--forward 0.02] [--steps 13] [--markdown docs/benchmarks.md]
 
 Each stage sleeps F for a forward and 2F for a backward; messages and sums are real. The measured bubble is the share
 of a step in which a worker does not sleep: one minus the work of a worker per update over the median step time. The
@@ -16,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from tables import circumstances, put, table
 
 BIN = Path(sys.executable).parent
 MODEL = Path(__file__).resolve().parent.parent / "docs" / "examples" / "tiny.py"
@@ -47,20 +49,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The bubbles of rehearsed steps beside those of reports.")
     parser.add_argument("--forward", type=float, default=0.02, help="seconds of a forward [default: 0.02]")
     parser.add_argument("--steps", type=int, default=13, help="steps per scheme [default: 13]")
-    parser.add_argument("--markdown", action="store_true", help="print a table for a page")
+    parser.add_argument("--markdown", type=Path, metavar="PAGE", help="write the table between the page's marks")
     options = parser.parse_args()
-    edge, between = ("| ", " | ") if options.markdown else ("", "  ")
-    head = ("scheme", "bubble, report", "bubble, measured", "step over makespan")
-    print(edge + between.join(f"{word:<24}" for word in head).rstrip() + (" |" if edge else ""))
-    if options.markdown:
-        print("|---|---|---|---|")
+    rows = []
     for case in SCHEMES:
         report, seconds = rehearsed(case, options.forward, options.steps)
         step = statistics.median(seconds[int(report["workers"]) + 1 :])
         makespan = float(report["makespan"]) * options.forward
         work = makespan * (1 - float(report["bubble_ratio"]))
-        cells = (case, f"{report['bubble_ratio']:.1%}", f"{1 - work / step:.1%}", f"{step / makespan:.3f}")
-        print(edge + between.join(f"{cell:<24}" for cell in cells).rstrip() + (" |" if edge else ""), flush=True)
+        rows.append([case, f"{report['bubble_ratio']:.1%}", f"{1 - work / step:.1%}", f"{step / makespan:.3f}"])
+    found = table(("", "bubble, report", "bubble, measured", "step over makespan"), rows)
+    print(found)
+    if options.markdown is not None:
+        put(options.markdown, "bubbles", f"{circumstances()}\n\n{found}")
 
 
 if __name__ == "__main__":
