@@ -94,6 +94,14 @@ class Events(NamedTuple):
     lanes: Sequence[Sequence[int]]
     ports: dict[int, tuple[Port, Port]]
 
+    def after(self) -> list[list[int]]:
+        """Those that wait for each event."""
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for number, before in enumerate(self.before):
+            for other in before:
+                found[other].append(number)
+        return found
+
 
 def events(program: Program, charges: Charges) -> Events:
     """The events of a verified program, in time linear in its instructions."""

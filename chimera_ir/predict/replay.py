@@ -116,11 +116,7 @@ class _Times(NamedTuple):
 
 
 def _times(found: Events) -> _Times:
-    after: list[list[int]] = [[] for _ in found.nodes]
-    missing = [len(before) for before in found.before]
-    for number, before in enumerate(found.before):
-        for other in before:
-            after[other].append(number)
+    after, missing = found.after(), [len(before) for before in found.before]
     starts, ends, decided = [0.0] * len(missing), [0.0] * len(missing), list(range(len(missing)))
     order = [number for number, count in enumerate(missing) if not count]
     for number in order:

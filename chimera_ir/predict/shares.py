@@ -27,11 +27,7 @@ def contended(found: Events) -> Events:
 def _taken(found: Events) -> dict[int, float]:
     """Seconds from the start to the end of every wire that has a port."""
     flows = _Flows(found.ports)
-    after: list[list[int]] = [[] for _ in found.nodes]
-    missing = [len(before) for before in found.before]
-    for number, before in enumerate(found.before):
-        for other in before:
-            after[other].append(number)
+    after, missing = found.after(), [len(before) for before in found.before]
     agenda: list[tuple[float, int]] = []
 
     def begin(number: int, now: float) -> None:
