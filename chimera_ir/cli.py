@@ -16,7 +16,7 @@ from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.diagnostics.render import render, render_all
 from chimera_ir.driver import MAX_OPERATIONS, Level, Request, TooLarge
 from chimera_ir.elaborate.settings import SettingError
-from chimera_ir.forecast import forecast_options, read_forecast
+from chimera_ir.forecast import forecast_options, read_forecast, unfit_text
 from chimera_ir.predict.prediction import Forecast
 from chimera_ir.profile.choose import Unfit
 from chimera_ir.syntax.ast import SyncMode
@@ -116,8 +116,7 @@ def compile_command(
     except TooLarge as error:
         raise Misuse(f"{source.name}: {error}") from error
     except Unfit as unfit:
-        told = (render_all(diagnostics, file, color) for file, diagnostics in unfit.found)
-        click.echo("\n\n".join(told), err=True)
+        click.echo(unfit_text(unfit, color), err=True)
         sys.exit(WRONG_TEXT)
     except Rejected as rejected:
         click.echo(render_all(rejected.diagnostics, source, color), err=True)

@@ -8,8 +8,9 @@ import click
 
 from chimera_ir import texts
 from chimera_ir.command import Misuse
+from chimera_ir.diagnostics.render import render_all
 from chimera_ir.predict.prediction import Forecast
-from chimera_ir.profile.choose import Inputs, read_both
+from chimera_ir.profile.choose import Inputs, Unfit, read_both
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
@@ -62,3 +63,8 @@ def read_forecast(given: Mapping[str, Path | int | str | None]) -> Forecast | No
 def read_inputs(profile: Path, cluster: Path) -> Inputs:
     """The profile and the cluster that the options of these names give; errors as in `read_forecast`."""
     return read_both(texts.read(profile, "--profile"), texts.read(cluster, "--cluster"))
+
+
+def unfit_text(unfit: Unfit, color: bool) -> str:
+    """What is wrong in the files, for a terminal."""
+    return "\n\n".join(render_all(diagnostics, file, color) for file, diagnostics in unfit.found)

@@ -120,7 +120,7 @@ def plan_command(
         inputs = forecast.read_inputs(profile, cluster)
         model = inputs.model()
     except Unfit as unfit:
-        click.echo("\n\n".join(render_all(found, file, sys.stderr.isatty()) for file, found in unfit.found), err=True)
+        click.echo(forecast.unfit_text(unfit, sys.stderr.isatty()), err=True)
         sys.exit(WRONG_TEXT)
     number = _workers(inputs, workers)
     parsed = _parsed(sources, settings)

@@ -1,22 +1,27 @@
 """``chimera-trace``: what ``train.py --trace`` recorded, beside what the schedule promised."""
 
 import json
+import sys
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
-from chimera_ir import __version__
+from chimera_ir import __version__, forecast
 from chimera_ir import output as output_directory
 from chimera_ir.command import WRONG_TEXT, Misuse, printed, run, write
+from chimera_ir.profile.choose import Inputs, Unfit
 from chimera_ir.trace import show
 from chimera_ir.trace.compare import compare
 from chimera_ir.trace.drawing import draw
 from chimera_ir.trace.events import events
+from chimera_ir.trace.foretold import foretold
 from chimera_ir.trace.page import page
 from chimera_ir.trace.read import BadTrace, read
 
 NAME = "chimera-trace"
+
+_FILE = click.Path(path_type=Path)
 
 
 class Unreadable(click.ClickException):
@@ -30,21 +35,31 @@ class Unreadable(click.ClickException):
 @click.option(
     "--out", metavar="DIR", type=click.Path(path_type=Path), help="Where to write; by default the folder view in DIR."
 )
+@click.option("--profile", type=_FILE, metavar="FILE", help="What the model's stages cost; with it goes --cluster.")
+@click.option("--cluster", type=_FILE, metavar="FILE", help="What the model runs on: compares with that prediction.")
 @click.option("--json", "as_json", is_flag=True, help="Print the residuals as JSON.")
 @click.version_option(__version__, prog_name=NAME)
-def trace_command(directory: Path, out: Path | None, as_json: bool) -> None:
+def trace_command(directory: Path, out: Path | None, profile: Path | None, cluster: Path | None, as_json: bool) -> None:
     """Compare what the ranks recorded in DIR with what their schedule promises.
 
     DIR is what train.py --trace DIR wrote, with the files of all ranks. Prints the residuals by kind and worker, and
     writes trace.html (the page), compare.svg (its picture) and trace.json (for Perfetto or chrome://tracing).
 
-    Exit status: 0, 1 something is wrong in the trace, 2 on the command line, 70 our own fault; 130 interrupted.
+    The promise is made from what operations took in the run itself, with messages that take no time; with --profile
+    and --cluster it is the prediction that these made before: a replay of the program.
+
+    Exit status: 0, 1 something is wrong in the trace or a file, 2 on the command line, 70 our own fault;
+    130 interrupted.
     """
     try:
+        inputs = _inputs(profile, cluster)
         trace = read(directory)
-        comparison = compare(trace)
+        comparison = compare(trace, foretold(trace, inputs) if inputs else None)
     except BadTrace as error:
         raise Unreadable(str(error)) from error
+    except Unfit as unfit:
+        click.echo(forecast.unfit_text(unfit, sys.stderr.isatty()), err=True)
+        sys.exit(WRONG_TEXT)
     drawing = draw(comparison)
     files = {"trace.html": page(comparison, drawing), "compare.svg": drawing, "trace.json": events(trace, comparison)}
     target = directory / "view" if out is None else out
@@ -57,6 +72,15 @@ def trace_command(directory: Path, out: Path | None, as_json: bool) -> None:
         return
     write(printed(lambda console: console.print(show.text(comparison))))
     write(f"wrote {target}: {', '.join(files)}\n")
+
+
+def _inputs(profile: Path | None, cluster: Path | None) -> Inputs | None:
+    if profile is None and cluster is None:
+        return None
+    if profile is None or cluster is None:
+        alone = "--profile" if cluster is None else "--cluster"
+        raise Misuse(f"{alone}: a prediction needs --profile and --cluster together")
+    return forecast.read_inputs(profile, cluster)
 
 
 def main() -> NoReturn:

@@ -7,11 +7,11 @@ every version by the updates that they make, and a receive goes round the slots 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, assert_never
 
 from chimera_ir.ir.ids import Micro, Slot, Stage, Version
-from chimera_ir.ir.levels import Header
+from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import (
     AllReduce,
     Backward,
@@ -135,6 +135,41 @@ def turns(header: Header, lane: Body, updates: int) -> range:
     start = min(-(first // step) for first, _, step, _ in bounds)
     stop = max(-((last - end) // step) for _, last, step, end in bounds)
     return range(start, max(start, stop))
+
+
+def longer(program: Program, updates: int) -> Program:
+    """A program of so many updates that follow one another without a barrier.
+
+    An asynchronous program shows more updates of its stream, or fewer; a synchronous one becomes one long update, in
+    which micro-batches and sums are numbered on.
+
+    Raises
+    ------
+    ValueError
+        If an asynchronous program shows no turn of its steady state.
+    """
+    old = program.header
+    count = updates * old.per_update
+    if old.asynchronous:
+        bodies = [body(old, lane) for lane in program.lanes]
+        if None in bodies:
+            raise ValueError("the program shows no turn of a steady state")
+        pipes = tuple(replace(pipe, micros=further(old, pipe.micros, count)) for pipe in old.pipes)
+        header = replace(old, micro_batches=count, updates=updates, pipes=pipes)
+        return Program(header, tuple(tuple(unroll(old, each, updates)) for each in bodies if each))
+    turns = range(updates)
+    again = [tuple(Micro(m + u * old.per_update) for u in turns for m in pipe.micros) for pipe in old.pipes]
+    pipes = tuple(replace(pipe, micros=micros) for pipe, micros in zip(old.pipes, again, strict=True))
+    return Program(
+        replace(old, micro_batches=count, pipes=pipes),
+        tuple(tuple(moved(each, u * old.per_update, u) for u in turns for each in lane) for lane in program.lanes),
+    )
+
+
+def further(header: Header, micros: Sequence[Micro], count: int) -> tuple[Micro, ...]:
+    """The micro-batches of an asynchronous pipe below a number: those that are at the same place in their turn."""
+    places = {micro % header.period for micro in micros}
+    return tuple(Micro(micro) for micro in range(count) if micro % header.period in places)
 
 
 def later(header: Header, instruction: Instruction, turns: int) -> Instruction:

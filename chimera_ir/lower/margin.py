@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute, Instruction, Recv, Send, WaitRecv, WaitSend
-from chimera_ir.ir.turns import Body, body, extent, later, moved, unroll, updates_a_turn
+from chimera_ir.ir.turns import Body, body, extent, further, later, moved, unroll, updates_a_turn
 from chimera_ir.lower.sync import Duration
 
 _TALK = (Send, Recv, WaitSend, WaitRecv)
@@ -82,7 +82,7 @@ def widened(schedule: Schedule) -> tuple[Schedule, Margin]:
         header,
         micro_batches=turns * header.period,
         updates=turns * updates_a_turn(header),
-        pipes=tuple(replace(pipe, micros=_further(header, pipe.micros, turns)) for pipe in header.pipes),
+        pipes=tuple(replace(pipe, micros=further(header, pipe.micros, turns * header.period)) for pipe in header.pipes),
     )
     lanes = [
         unroll(
@@ -104,12 +104,6 @@ def _span(header: Header, bodies: Iterable[Body]) -> int:
             if version is not None:
                 turns.append(version // updates_a_turn(header) - each.turn)
     return max(turns, default=0) - min(turns, default=0)
-
-
-def _further(header: Header, micros: tuple[Micro, ...], turns: int) -> tuple[Micro, ...]:
-    """The micro-batches of a pipe in so many turns: those that are at the same place in their turn."""
-    places = {micro % header.period for micro in micros}
-    return tuple(Micro(micro) for micro in range(turns * header.period) if micro % header.period in places)
 
 
 def _computes(lane: Iterable[Instruction]) -> Iterable[Compute]:

@@ -49,15 +49,17 @@ class Inputs:
             If the profile has no such costs, or the cluster not as many workers.
         """
         timed = self._timed()
-        depths = (timed or self._counts()).depths
-        in_profile = tuple(_lacks(depths, wanted, self.profile_source))
-        in_cluster = tuple(_too_small(self.cluster, wanted, self.cluster_source))
-        if timed is None:
-            span = Places(self.cluster_source.text).key(("cluster",))
-            in_cluster = (*in_cluster, NoDevice(span))
-        if in_profile or in_cluster or timed is None:
-            raise Unfit(_those((self.profile_source, in_profile), (self.cluster_source, in_cluster)))
-        return timed.depths[wanted.stages]
+        return self._chosen(timed or self.counts, wanted, () if timed else (self._no_device(),))
+
+    def choose_sizes(self, wanted: Wanted) -> tuple[StageCosts, ...]:
+        """The same where nobody asks for seconds: of a profile that counts work, the times are FLOP.
+
+        Raises
+        ------
+        Unfit
+            As `choose`, but for the device, which nothing is asked of.
+        """
+        return self._chosen(self.counts, wanted, ())
 
     def model(self) -> ModelProfile:
         """The profile in seconds.
@@ -69,17 +71,28 @@ class Inputs:
         """
         timed = self._timed()
         if timed is None:
-            span = Places(self.cluster_source.text).key(("cluster",))
-            raise Unfit(((self.cluster_source, (NoDevice(span),)),))
+            raise Unfit(((self.cluster_source, (self._no_device(),)),))
         return timed
+
+    @property
+    def counts(self) -> ModelProfile:
+        """The profile as it is written: in seconds, or in FLOP."""
+        return self.profile.counts if isinstance(self.profile, WorkProfile) else self.profile
+
+    def _chosen(self, model: ModelProfile, wanted: Wanted, unknown: tuple[Diagnostic, ...]) -> tuple[StageCosts, ...]:
+        in_profile = tuple(_lacks(model.depths, wanted, self.profile_source))
+        in_cluster = (*_too_small(self.cluster, wanted, self.cluster_source), *unknown)
+        if in_profile or in_cluster:
+            raise Unfit(_those((self.profile_source, in_profile), (self.cluster_source, in_cluster)))
+        return model.depths[wanted.stages]
+
+    def _no_device(self) -> Diagnostic:
+        return NoDevice(Places(self.cluster_source.text).key(("cluster",)))
 
     def _timed(self) -> ModelProfile | None:
         if isinstance(self.profile, ModelProfile):
             return self.profile
         return self.profile.on(self.cluster.device) if self.cluster.device else None
-
-    def _counts(self) -> ModelProfile:
-        return self.profile.counts if isinstance(self.profile, WorkProfile) else self.profile
 
 
 def read_both(profile_source: Source, cluster_source: Source) -> Inputs:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Backward, Drop, Forward, Instruction, Stash, Step
 from chimera_ir.trace.account import Account, account, inside, length, windows
-from chimera_ir.trace.forecast import Stuck, play
+from chimera_ir.trace.forecast import Promised, Stuck, alike, play, played_updates
+from chimera_ir.trace.foretold import Foretold, foretell
 from chimera_ir.trace.match import lanes
 from chimera_ir.trace.read import About, BadTrace, Trace
 from chimera_ir.trace.spans import Kind, Lane, Load, Span, Window
@@ -51,10 +52,11 @@ class Comparison:
     ``predicted`` and ``measured`` show one update: the promised one, and of copy 0 the chosen one of median length.
     ``operations`` are those of both, if an update has its lanes to itself.
     ``updates`` were recorded whole, the one shown from ``origin`` on, in nanoseconds; ``ended`` says how the run ended
-    early.
+    early. ``foretold`` is what the prediction was made from, if not from the run itself.
     """
 
     about: About
+    foretold: Foretold | None
     header: Header
     updates: int
     chosen: tuple[int, ...]
@@ -88,8 +90,8 @@ class Comparison:
         )
 
 
-def compare(trace: Trace) -> Comparison:
-    """The comparison of a trace with what its program promises.
+def compare(trace: Trace, foretold: Foretold | None = None) -> Comparison:
+    """The comparison of a trace with what its program promises: by what was said before, or by what operations took.
 
     Raises
     ------
@@ -105,9 +107,12 @@ def compare(trace: Trace) -> Comparison:
         raise BadTrace("no update was recorded whole; trace a run of more updates (--steps)")
     chosen = choose([length(window) for window in whole], header.workers if header.asynchronous else 1)
     typical = chosen[len(chosen) // 2]
-    cost = costs(header, about.rehearse, found, [whole[update] for update in chosen])
     try:
-        promised, frame, update = forecast(trace, cost, barriered, typical)
+        if foretold is None:
+            cost = costs(header, about.rehearse, found, [whole[update] for update in chosen])
+            promised = forecast(trace, cost, barriered, typical)
+        else:
+            promised = foretell(trace.program, foretold.setting, barriered, typical)
     except Stuck as error:
         raise BadTrace("the program of the trace never ends: it is not what chimera-compile wrote") from error
     accounts: list[list[Account]] = [[] for _ in range(header.workers)]
@@ -115,20 +120,24 @@ def compare(trace: Trace) -> Comparison:
         accounts[rank.worker] += [account(header, lane, whole[update][rank.rank], barriered) for update in chosen]
     first = [rank for rank in trace.ranks if rank.copy == 0]
     shown = [found[rank.rank] for rank in first], [whole[typical][rank.rank] for rank in first]
+    frame = promised.windows[promised.shown]
     origins = _origin(frame), _origin(shown[1])
+    expected = [
+        [account(header, lane, promised.windows[update][worker], barriered) for update in promised.counted]
+        for worker, lane in enumerate(promised.lanes)
+    ]
     return Comparison(
         about=about,
+        foretold=foretold,
         header=header,
         updates=len(whole),
         chosen=tuple(sorted(chosen)),
         typical=typical,
         origin=origins[1],
-        rows=tuple(
-            _rows(account(header, promised[w], frame[w], barriered), accounts[w]) for w in range(header.workers)
-        ),
-        predicted=_side(header, promised, frame),
+        rows=tuple(map(_rows, expected, accounts)),
+        predicted=_side(header, promised.lanes, frame),
         measured=_side(header, *shown),
-        operations=() if header.asynchronous else tuple(_paired(promised, update, shown[0], typical, origins)),
+        operations=() if header.asynchronous else tuple(_paired(promised, shown[0], typical, origins)),
         recorded=found,
         ended=ended,
     )
@@ -187,34 +196,31 @@ def _like(operation: Forward | Backward | Step | Stash | Drop) -> tuple[type, in
     return type(operation), int(operation.stage), micros
 
 
-def forecast(
-    trace: Trace, cost: Callable[[Instruction], int], barriered: bool, typical: int
-) -> tuple[tuple[Lane, ...], tuple[Window, ...], int]:
-    """What the program promises, and which part of it is an update like those that are measured: which one.
-
-    With a barrier before each, any; of updates that follow one another, one after others; in the middle of a stream,
-    even or odd as the typical one is.
-    """
+def forecast(trace: Trace, cost: Callable[[Instruction], int], barriered: bool, typical: int) -> Promised:
+    """What the program promises, with these costs and messages that take no time."""
     header = trace.program.header
-    updates = header.updates if header.asynchronous else 1 if barriered else 4
+    updates = played_updates(header, barriered)
     promised = play(trace.program, updates, cost)
-    shown = updates // 2
-    if header.asynchronous and shown > 1:
-        shown -= (shown - typical) % 2
-    return promised, windows(header, promised, barriered)[shown], shown
+    shown = alike(header, updates, typical)
+    return Promised(promised, windows(header, promised, barriered), shown, range(shown, shown + 1))
 
 
-def _rows(promised: Account, accounts: Sequence[Account]) -> tuple[Row, ...]:
-    total: Account = Counter()
-    for each in accounts:
-        total.update(each)
+def _rows(expected: Sequence[Account], accounts: Sequence[Account]) -> tuple[Row, ...]:
+    promised, total = _sum(expected), _sum(accounts)
     order = list(Kind)
     keys = sorted(promised.keys() | total.keys(), key=lambda key: (order.index(key[0]), key[1]))
     return tuple(
-        Row(*key, predicted=promised[key] / 1e9, measured=total[key] / len(accounts) / 1e9)
+        Row(*key, predicted=promised[key] / len(expected) / 1e9, measured=total[key] / len(accounts) / 1e9)
         for key in keys
         if promised[key] or total[key]
     )
+
+
+def _sum(accounts: Iterable[Account]) -> Account:
+    total: Account = Counter()
+    for each in accounts:
+        total.update(each)
+    return total
 
 
 def _side(header: Header, lanes: Sequence[Lane], frame: Sequence[Window]) -> Side:
@@ -236,12 +242,10 @@ def _later(span: Span, by: int) -> Span:
     return span._replace(start=span.start + by, end=span.end + by)
 
 
-def _paired(
-    promised: Sequence[Lane], update: int, recorded: Sequence[Lane], typical: int, origins: tuple[int, int]
-) -> Iterator[Paired]:
+def _paired(promised: Promised, recorded: Sequence[Lane], typical: int, origins: tuple[int, int]) -> Iterator[Paired]:
     """The operations of an update that has its lanes to itself, predicted and measured, from its beginning."""
-    for worker, (theirs, ours) in enumerate(zip(promised, recorded, strict=True)):
-        expected = [span for span in theirs if span.update == update]
+    for worker, (theirs, ours) in enumerate(zip(promised.lanes, recorded, strict=True)):
+        expected = [span for span in theirs if span.update == promised.shown]
         done = [span for span in ours if span.update == typical and not isinstance(span.operation, Load)]
         for p, m in zip(expected, done, strict=True):
             yield Paired(worker, _later(p, -origins[0]), _later(m, -origins[1]))

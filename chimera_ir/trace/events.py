@@ -11,7 +11,7 @@ from typing import Any
 from chimera_ir.ir.ops import AllReduce, Recv, Send, WaitAllReduce, WaitRecv
 from chimera_ir.trace.compare import Comparison
 from chimera_ir.trace.read import Trace
-from chimera_ir.trace.spans import Kind, Span, kind, words
+from chimera_ir.trace.spans import Span, kind, words
 
 Event = dict[str, Any]
 
@@ -97,6 +97,6 @@ def _promised(trace: Trace, comparison: Comparison) -> Iterator[Event]:
     """The predicted update, beginning with the one that is shown."""
     for rank in trace.ranks:
         for span in comparison.predicted.lanes[rank.worker]:
-            if kind(span.operation) is not Kind.POST and span.start < span.end:
+            if span.start < span.end:
                 moved = span._replace(start=span.start + comparison.origin, end=span.end + comparison.origin)
                 yield _complete(moved, rank.rank, PREDICTED, {})

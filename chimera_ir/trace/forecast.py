@@ -2,11 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
-from chimera_ir.ir.levels import Program
+from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import AllReduce, Instruction, Send, WaitAllReduce, WaitRecv
 from chimera_ir.trace.match import instructions
-from chimera_ir.trace.spans import Lane, Span
+from chimera_ir.trace.spans import Lane, Span, Window
 
 Cost = Callable[[Instruction], int]
 """How long an operation takes, in nanoseconds; waits are not asked for."""
@@ -14,6 +15,36 @@ Cost = Callable[[Instruction], int]
 
 class Stuck(Exception):
     """The program does not finish: it was not verified."""
+
+
+class Promised(NamedTuple):
+    """What is predicted: ``windows[u][w]`` is update u on worker w, whose lane is ``lanes[w]``.
+
+    ``shown`` is an update like those that are measured; the mean of the ``counted`` ones is what one is predicted to
+    take.
+    """
+
+    lanes: tuple[Lane, ...]
+    windows: Sequence[tuple[Window, ...]]
+    shown: int
+    counted: range
+
+
+def played_updates(header: Header, barriered: bool) -> int:
+    """How many updates show one like those that are measured.
+
+    With a barrier before each, one; of updates that follow one another, some; of a stream as many as the program shows.
+    """
+    return header.updates if header.asynchronous else 1 if barriered else 4
+
+
+def alike(header: Header, updates: int, typical: int) -> int:
+    """Which of so many updates is like the typical one of a run.
+
+    One after others; in the middle of a stream, even or odd as the typical one is.
+    """
+    shown = updates // 2
+    return shown - (shown - typical) % 2 if header.asynchronous and shown > 1 else shown
 
 
 def play(program: Program, updates: int, cost: Cost) -> tuple[Lane, ...]:

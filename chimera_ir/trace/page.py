@@ -4,7 +4,7 @@ from chimera_ir.picture.sheet import Drawing
 from chimera_ir.picture.svg import written
 from chimera_ir.trace.compare import Comparison
 from chimera_ir.trace.drawing import summary
-from chimera_ir.trace.show import basis, blocks, bubbles
+from chimera_ir.trace.show import basis, blocks, bubbles, ground
 
 
 def page(comparison: Comparison, drawing: str) -> str:
@@ -14,6 +14,7 @@ def page(comparison: Comparison, drawing: str) -> str:
         title=comparison.about.scheme,
         summary=summary(comparison),
         basis=basis(comparison),
+        ground=ground(comparison),
         drawing=Drawing(drawing),
         blocks=blocks(comparison),
         bubbles=bubbles(comparison),

@@ -101,6 +101,7 @@ def text(comparison: Comparison) -> RenderableType:
         Text(comparison.about.scheme, "bold"),
         Text(summary(comparison)),
         Text(basis(comparison)),
+        Text(ground(comparison)),
         *(_table(block.name, block.lines, block.total) for block in shown),
         _table("where the bubble was", longest, None),
     )
@@ -116,6 +117,17 @@ def basis(comparison: Comparison) -> str:
         f"in milliseconds; the mean of {count} of {comparison.updates} updates, those in the middle by length"
         f"{copies}; {about.backend}{slept}{early}"
     )
+
+
+def ground(comparison: Comparison) -> str:
+    """What the prediction was made from."""
+    slept = comparison.about.rehearse is not None
+    told = comparison.foretold
+    if told:
+        sleeps = "; F and B are those of the rehearsal" if slept else ""
+        return f"predicted by a replay, from the profile '{told.profile}' and the cluster '{told.cluster}'{sleeps}"
+    costs = "F and B of the rehearsal" if slept else "the run's own medians"
+    return f"predicted from {costs}; messages, sums and posting take no time"
 
 
 def _table(name: str, lines: Sequence[Line], total: Line | None) -> Table:
@@ -134,8 +146,10 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     """The same for programs, in seconds; docs/trace.md describes it."""
     predicted, measured = comparison.steps
     promised, found = comparison.bubbles
+    told = comparison.foretold
     return {
         "scheme": comparison.about.scheme,
+        "prediction": {"profile": told.profile, "cluster": told.cluster} if told else None,
         "updates": comparison.updates,
         "chosen": list(comparison.chosen),
         "shown": comparison.typical,

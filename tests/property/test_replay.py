@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import simulate
-from chimera_ir.ir.ids import Micro
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import Backward, Forward
-from chimera_ir.ir.turns import body, moved, unroll
+from chimera_ir.ir.turns import longer
 from chimera_ir.lower.lower import lower
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.idle import Cause, idle
@@ -182,7 +181,7 @@ def test_the_steady_period_is_what_many_updates_take_on_average(name: str) -> No
     few = lower(stream.schedule(2 * stream.turns + 3))
     assert replay(few, free(few.header)).seconds == simulate(schedule_of(few), Costs()).makespan
     setting = replace(random_setting(few.header, Random(name)), copies=2)
-    spans = [replay(unrolled(few, updates), setting).span for updates in (120, 240)]
+    spans = [replay(longer(few, updates), setting).span for updates in (120, 240)]
     assert replay(few, setting).seconds == pytest.approx((spans[1] - spans[0]) / 120, rel=1e-12)
 
 
@@ -191,41 +190,10 @@ def test_the_steady_period_is_what_many_updates_take_on_average(name: str) -> No
 def test_the_pace_is_what_updates_take_on_average_that_follow_one_another(seed: int) -> None:
     program = random_program(seed)
     setting = replace(random_setting(program.header, Random(seed)), copies=2)
-    spans = [max(Simulator(repeated(program, updates), setting).ended.values()) for updates in (24, 48)]
+    spans = [max(Simulator(longer(program, updates), setting).ended.values()) for updates in (24, 48)]
     found = pace(program, setting)
     assert found == pytest.approx((spans[1] - spans[0]) / 24, rel=1e-12)
     assert found <= replay(program, setting).seconds * (1 + 1e-12)
-
-
-def repeated(program: Program, updates: int) -> Program:
-    """A synchronous program so many times, one after the other, as a program of one long update."""
-    old = program.header
-    size = old.micro_batches
-    header = replace(
-        old,
-        micro_batches=updates * size,
-        pipes=tuple(
-            replace(pipe, micros=tuple(Micro(m + u * size) for u in range(updates) for m in pipe.micros))
-            for pipe in old.pipes
-        ),
-    )
-    return Program(
-        header,
-        tuple(tuple(moved(each, u * size, u) for u in range(updates) for each in lane) for lane in program.lanes),
-    )
-
-
-def unrolled(program: Program, updates: int) -> Program:
-    old = program.header
-    micros = tuple(range(updates * old.per_update))
-    header = replace(
-        old,
-        micro_batches=len(micros),
-        updates=updates,
-        pipes=tuple(replace(pipe, micros=micros) for pipe in old.pipes),
-    )
-    bodies = [body(old, lane) for lane in program.lanes]
-    return Program(header, tuple(tuple(unroll(old, each, updates)) if each else () for each in bodies))
 
 
 @_FEW

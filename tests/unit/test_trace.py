@@ -1,7 +1,6 @@
 """From recorded operations to residuals: against numbers added up by hand, the compiler's timelines and the formats."""
 
 import json
-import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -21,11 +20,10 @@ from chimera_ir.trace.compare import choose, compare
 from chimera_ir.trace.forecast import play
 from chimera_ir.trace.read import Offset, aligned, read
 from chimera_ir.trace.spans import Kind
-from chimera_ir.tracer import main
 from chimera_ir.verify.verify import Verified
 from support import clocks
 from tests.unit import traced
-from tests.unit.command import Ended, contents
+from tests.unit.command import contents
 from tests.unit.trace_events import assert_valid
 
 PREDICTED = (
@@ -56,18 +54,6 @@ MEASURED = (
     },
 )
 """Microseconds of an update of `traced` on each worker, added up by hand; 6 ms are promised and 7.2 ms were taken."""
-
-
-@pytest.fixture
-def tracer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    def call(*arguments: object) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["chimera-trace", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        said = capsys.readouterr()
-        return Ended(int(end.value.code or 0), said.out, said.err)
-
-    return call
 
 
 def test_the_residuals_are_what_adding_up_by_hand_gives(tmp_path: Path) -> None:
