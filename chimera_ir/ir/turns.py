@@ -156,7 +156,7 @@ def longer(program: Program, updates: int) -> Program:
             raise ValueError("the program shows no turn of a steady state")
         pipes = tuple(replace(pipe, micros=further(old, pipe.micros, count)) for pipe in old.pipes)
         header = replace(old, micro_batches=count, updates=updates, pipes=pipes)
-        return Program(header, tuple(tuple(unroll(old, each, updates)) for each in bodies if each))
+        return Program(header, tuple(tuple(unroll(old, each, updates)) if each else () for each in bodies))
     turns = range(updates)
     again = [tuple(Micro(m + u * old.per_update) for u in turns for m in pipe.micros) for pipe in old.pipes]
     pipes = tuple(replace(pipe, micros=micros) for pipe, micros in zip(old.pipes, again, strict=True))
