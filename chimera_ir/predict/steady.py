@@ -6,7 +6,6 @@ ratio of seconds to turns of all cycles of waits is found exactly, without waiti
 
 from collections import defaultdict
 from collections.abc import Sequence
-from fractions import Fraction
 from math import lcm
 from typing import assert_never
 
@@ -63,7 +62,7 @@ def period(header: Header, found: Events, order: Sequence[int]) -> float:
             ago = turn - its_turn
             nearest[node][before] = min(ago, nearest[node].get(before, ago))
     waits = [tuple(nearest[node].items()) for node in range(len(seconds))]
-    middle = [Fraction(each[len(each) // 2]) for each in seconds]
+    middle = [each[len(each) // 2] for each in seconds]
     return _ratio(waits, middle) / updates_a_turn(header)
 
 
@@ -78,13 +77,14 @@ def between_updates(found: Events, order: Sequence[int]) -> float:
         ((node[last[number]], 1),) if number in last else tuple((node[other], 0) for other in found.before[number])
         for number in order
     ]
-    return _ratio(waits, [Fraction(found.nodes[number].seconds) for number in order])
+    return _ratio(waits, [found.nodes[number].seconds for number in order])
 
 
-def _ratio(waits: Waits, seconds: Sequence[Fraction]) -> float:
-    """Seconds a turn, on the critical cycle."""
-    unit = lcm(*(each.denominator for each in seconds))
-    cycle = critical(waits, [int(each * unit) for each in seconds]).cycle
+def _ratio(waits: Waits, seconds: Sequence[float]) -> float:
+    """Seconds a turn, on the critical cycle, in whole numbers of a unit in which no float is rounded."""
+    exact = [each.as_integer_ratio() for each in seconds]
+    unit = lcm(*(denominator for _, denominator in exact))
+    cycle = critical(waits, [numerator * (unit // denominator) for numerator, denominator in exact]).cycle
     if cycle == NO_CYCLE and any(seconds):
         raise ValueError("the program is too short to show a steady state; only a verified one has its time")
     return float(cycle.ratio / unit)
