@@ -152,12 +152,6 @@ def counted(model: Path, depth: int, size: int, place: Path) -> tuple[StageCosts
     return profile.counts.depths[depth]
 
 
-def slept(stages: Sequence[StageCosts], forward: float) -> tuple[StageCosts, ...]:
-    """The stages as `--rehearse` has them sleep: B is 2 F, recomputing or not."""
-    times = {"forward": forward, "backward": 2 * forward, "recomputing": 2 * forward}
-    return tuple(replace(one, at={size: replace(at, **times) for size, at in one.at.items()}) for one in stages)
-
-
 Launch = Callable[[Sequence[Sequence[str]]], None]
 """Runs command lines one after another on all ranks."""
 
@@ -211,7 +205,11 @@ def rehearsed(
     launch([measured, *(run.command(turn, model, BATCH, rehearsed=True) for turn in turns for run in wanted)])
     print(cluster.read_text(), file=sys.stderr)
     found, stages = read_cluster(Source(str(cluster), cluster.read_text())), counted(model, depth, BATCH, place)
-    return [row(run, Setting(slept(stages, run.forward), found, 1, BATCH), bound, replayed) for run in wanted]
+    rows = []
+    for run in wanted:
+        sleeping = tuple(one.slept(BATCH, run.forward, 2 * run.forward) for one in stages)
+        rows.append(row(run, Setting(sleeping, found, 1, BATCH), bound, replayed))
+    return rows
 
 
 def replayed(program: Program, setting: Setting) -> float:

@@ -157,12 +157,12 @@ def longer(program: Program, updates: int) -> Program:
         pipes = tuple(replace(pipe, micros=further(old, pipe.micros, count)) for pipe in old.pipes)
         header = replace(old, micro_batches=count, updates=updates, pipes=pipes)
         return Program(header, tuple(tuple(unroll(old, each, updates)) if each else () for each in bodies))
-    turns = range(updates)
-    again = [tuple(Micro(m + u * old.per_update) for u in turns for m in pipe.micros) for pipe in old.pipes]
+    every = range(updates)
+    again = [tuple(Micro(m + u * old.per_update) for u in every for m in pipe.micros) for pipe in old.pipes]
     pipes = tuple(replace(pipe, micros=micros) for pipe, micros in zip(old.pipes, again, strict=True))
     return Program(
         replace(old, micro_batches=count, pipes=pipes),
-        tuple(tuple(moved(each, u * old.per_update, u) for u in turns for each in lane) for lane in program.lanes),
+        tuple(tuple(moved(each, u * old.per_update, u) for u in every for each in lane) for lane in program.lanes),
     )
 
 

@@ -1,7 +1,7 @@
 """A model's profile: what each of its stages costs at each micro-batch size."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,14 @@ class StageCosts:
     at: Mapping[int, Timing]
     step: float = 0.0
     step_noise: float | None = None
+
+    def slept(self, size: int, forward: float, backward: float) -> "StageCosts":
+        """The stage in a rehearsal: it sleeps F and B seconds, recomputing or not, and makes no steps.
+
+        Over k micro-batches of so many items it sleeps k times as long, whatever the profile has for those.
+        """
+        timing = replace(self.at[size], forward=forward, backward=backward, recomputing=backward)
+        return replace(self, at={size: timing}, step=0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What was predicted before the run: the program replayed, with the costs of a profile, on the links of a cluster."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.ir.levels import Program
@@ -10,7 +10,6 @@ from chimera_ir.ir.turns import longer, updates_a_turn
 from chimera_ir.predict.replay import Event, pace, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.choose import Inputs, Wanted
-from chimera_ir.profile.costs import StageCosts
 from chimera_ir.trace.account import windows
 from chimera_ir.trace.forecast import Promised, alike, played_updates
 from chimera_ir.trace.match import instructions
@@ -52,19 +51,13 @@ def foretold(trace: Trace, inputs: Inputs) -> Foretold:
     if about.rehearse is None:
         stages = inputs.choose(wanted)
     else:
-        stages = tuple(_slept(each, wanted.micro_batch_size, *about.rehearse) for each in inputs.choose_sizes(wanted))
+        stages = tuple(each.slept(wanted.micro_batch_size, *about.rehearse) for each in inputs.choose_sizes(wanted))
     try:
         verify_program(trace.program)
     except Rejected as error:
         raise BadTrace("the program of the trace breaks a rule: it is not what chimera-compile wrote") from error
     setting = Setting(stages, inputs.cluster, about.copies, about.micro_batch_size, about.layout == "replica")
     return Foretold(inputs.counts.name, inputs.cluster.name, setting)
-
-
-def _slept(stage: StageCosts, size: int, forward: float, backward: float) -> StageCosts:
-    """A stage of a rehearsal, which sleeps k times as long over k micro-batches, whatever the profile has for those."""
-    timing = replace(stage.at[size], forward=forward, backward=backward, recomputing=backward)
-    return replace(stage, at={size: timing}, step=0.0)
 
 
 def foretell(program: Program, setting: Setting, barriered: bool, typical: int) -> Promised:
