@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -90,12 +90,19 @@ class Names:
         return PeerLost(f"rank {self.rank} (worker {self.worker}): wait {operation}: {peer}: {cause}", peers)
 
 
+class Pending(Protocol):
+    """What was posted to a backend and can be waited for."""
+
+    def wait(self, timeout: timedelta = ..., /) -> object:
+        """Returns when it is over, or raises a RuntimeError."""
+
+
 class Transfer:
     """Messages under way; ``tensors`` may be read (received) or let go (sent) after ``wait``."""
 
     __slots__ = ("_peer", "_tag", "_verb", "_works", "tensors")
 
-    def __init__(self, tensors: Tensors, works: list[dist.Work], peer: "Peer", verb: str, tag: int) -> None:
+    def __init__(self, tensors: Tensors, works: Sequence[Pending], peer: "Peer", verb: str, tag: int) -> None:
         self.tensors = tensors
         self._works = works
         self._peer = peer
@@ -116,7 +123,7 @@ class Transfer:
                 peer.settle(work)
         except RuntimeError as error:
             raise peer.lost(self._verb, self._tag, error) from error
-        self._works = []
+        self._works = ()
         if self._verb == "send":
             self.tensors = ()
 
@@ -133,7 +140,7 @@ class Peer:
         outgoing: dist.ProcessGroup | None,
         incoming: dist.ProcessGroup | None,
         names: Names,
-        settle: Callable[[dist.Work], object],
+        settle: Callable[[Pending], object],
     ) -> None:
         self._rank = rank
         everyone = dist.group.WORLD
@@ -195,7 +202,7 @@ class GradientSum:
         group: dist.ProcessGroup | None,
         members: Sequence[int],
         names: Names,
-        settle: Callable[[dist.Work], object],
+        settle: Callable[[Pending], object],
     ) -> None:
         self._stage = stage
         self._parameters = list(parameters)
@@ -330,7 +337,7 @@ class Lane:
         return iter(self._stages.values())
 
 
-def waiter(backend: str, timeout: float) -> Callable[[dist.Work], object]:
+def waiter(backend: str, timeout: float) -> Callable[[Pending], object]:
     """How a posted operation is waited for: with a time-out on gloo; on NCCL its own watchdog keeps the time."""
     if backend == "nccl":
         return lambda work: work.wait()

@@ -15,6 +15,7 @@ from torch.distributed.rendezvous import rendezvous
 from runtime import Names, Peer, PeerLost, plain, waiter
 from support.faults import Misuse
 from support.job import Job, Place
+from support.wires import NearPeer, Wire, connect
 
 _A_DAY = timedelta(days=1)
 
@@ -33,6 +34,7 @@ class World:
     chat: dist.ProcessGroup
     sums: dict[int, tuple[dist.ProcessGroup | None, tuple[int, ...]]]
     channels: dict[tuple[int, int], dist.ProcessGroup | None]
+    wires: dict[int, Wire]
 
     def learn(self, key: str, source: int, what: str, seconds: float) -> bytes:
         """What another rank leaves in the store.
@@ -91,14 +93,14 @@ class World:
 
     def peer(self, worker: int) -> Peer:
         """Another worker of this rank's copy."""
-        mine, copy = self.place.worker, self.place.copy
-        return Peer(
-            self.place.rank_of(copy, worker),
-            self.channels.get((mine, worker)),
-            self.channels.get((worker, mine)),
-            self.names,
+        mine, rank, settle = (
+            self.place.worker,
+            self.place.rank_of(self.place.copy, worker),
             waiter(self.backend, self.timeout),
         )
+        if rank in self.wires:
+            return NearPeer(self.wires[rank], rank, self.names, settle)
+        return Peer(rank, self.channels.get((mine, worker)), self.channels.get((worker, mine)), self.names, settle)
 
 
 def meet(timeout: float) -> tuple[Store, int, int]:
@@ -171,10 +173,29 @@ def join(job: Job, store: Store, rank: int, size: int, layout: str, backend: str
         chat=_chat(size, backend),
         sums=_sums(job, place, backend),
         channels=_channels(job, place, backend),
+        wires=wires(job, place, store, timeout) if backend == "gloo" else {},
     )
     if backend == "nccl":
         _warm_up(world)
     return world
+
+
+def wires(job: Job, place: Place, store: Store, timeout: float) -> dict[int, Wire]:
+    """Wires to the ranks on this machine that this one exchanges messages with; every rank calls it.
+
+    Raises
+    ------
+    PeerLost
+        If another rank has died, or does not answer within the time-out.
+    """
+    pairs = ((a, b) for a, b in job.links if place.worker in (a, b))
+    others = [place.rank_of(place.copy, b if a == place.worker else a) for a, b in pairs]
+    what = f"rank {place.rank} (worker {place.worker}): wait for a connection"
+
+    def ask(key: str, other: int) -> str:
+        return learn(store, key, other, what, timeout).decode()
+
+    return connect(place.rank, others, store.set, ask, timeout)
 
 
 def _warm_up(world: World) -> None:
