@@ -47,9 +47,8 @@ class Wire:
 
     def __init__(self, connected: socket.socket, timeout: float) -> None:
         connected.setblocking(True)
-        whole = int(timeout)
-        limit = _TIME.pack(whole, int((timeout - whole) * 1e6) + 1)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        limit = divmod(max(1, round(1e6 * timeout)), 10**6)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(*limit))
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         self._socket = connected
         self._room = bytearray(_TAG + SHORT)
