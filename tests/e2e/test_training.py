@@ -35,6 +35,9 @@ def four_ranks(folder: Path) -> Iterator[Job]:
     for scheme in ("wave", "shared", "crossed", "again"):
         yield Job(scheme, compiled(folder, str(SCHEMES / f"{scheme}.chim")))
     yield from several_at_once(folder)
+    for items in ("1", "2", "4"):
+        arguments = ("--check-only", "--micro-batch-size", items)
+        yield Job(f"wide-{items}", compiled(folder, "chimera", D=4, N=4), arguments, "wide.py")
 
 
 def several_at_once(folder: Path) -> Iterator[Job]:
