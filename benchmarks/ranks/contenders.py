@@ -19,7 +19,7 @@ from support.job import Job
 from support.model import Model
 from support.rehearsal import Rehearsal
 from support.setting import Setting
-from support.world import World, wires
+from support.world import World, connections
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class Generated:
         self._number += 1
 
     def close(self) -> None:
-        """Destroys the groups of its gradient sums and closes its wires."""
-        for wire in self._world.wires.values():
-            wire.close()
+        """Destroys the groups of its gradient sums and closes its connections."""
+        for connection in self._world.near.values():
+            connection.close()
         for group, _ in self._world.sums.values():
             if group is not None:
                 dist.destroy_process_group(group)
@@ -92,8 +92,8 @@ def _module(path: Path) -> Any:
 def _world(world: World, job: Job, name: str) -> World:
     """The same ranks with the communicators of another job."""
     names, store = replace(world.names, stages=job.stages), PrefixStore(name, world.store)
-    near = wires(job, world.place, store, world.timeout)
-    world = replace(world, job=job, names=names, store=store, sums={}, wires=near)
+    near = connections(job, world.place, store, world.timeout)
+    world = replace(world, job=job, names=names, store=store, sums={}, near=near)
     for stage in range(job.stages):
         ranks = world.ranks_of(stage)
         group = dist.new_group(ranks) if len(ranks) > 1 else None

@@ -66,6 +66,7 @@ def compared(world: World, comparison: dict[str, Any]) -> dict[str, list[list[fl
     for number in range(comparison["rounds"] + 1):
         for label in list(contenders)[:: -1 if number % 2 else 1]:
             taken[label].append(timed(world, contenders[label]))
+    world.meet("for everybody to be done")
     for one in contenders.values():
         one.close()
     everyone: list[Any] = [None] * dist.get_world_size()

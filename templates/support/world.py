@@ -13,9 +13,9 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from runtime import Names, Peer, PeerLost, plain, waiter
+from support.connections import Connection, NearPeer, connect
 from support.faults import Misuse
 from support.job import Job, Place
-from support.wires import NearPeer, Wire, connect
 
 _A_DAY = timedelta(days=1)
 
@@ -34,7 +34,7 @@ class World:
     chat: dist.ProcessGroup
     sums: dict[int, tuple[dist.ProcessGroup | None, tuple[int, ...]]]
     channels: dict[tuple[int, int], dist.ProcessGroup | None]
-    wires: dict[int, Wire]
+    near: dict[int, Connection]
 
     def learn(self, key: str, source: int, what: str, seconds: float) -> bytes:
         """What another rank leaves in the store.
@@ -98,8 +98,8 @@ class World:
             self.place.rank_of(self.place.copy, worker),
             waiter(self.backend, self.timeout),
         )
-        if rank in self.wires:
-            return NearPeer(self.wires[rank], rank, self.names, settle)
+        if rank in self.near:
+            return NearPeer(self.near[rank], rank, self.names, settle)
         return Peer(rank, self.channels.get((mine, worker)), self.channels.get((worker, mine)), self.names, settle)
 
 
@@ -173,15 +173,15 @@ def join(job: Job, store: Store, rank: int, size: int, layout: str, backend: str
         chat=_chat(size, backend),
         sums=_sums(job, place, backend),
         channels=_channels(job, place, backend),
-        wires=wires(job, place, store, timeout) if backend == "gloo" else {},
+        near=connections(job, place, store, timeout) if backend == "gloo" else {},
     )
     if backend == "nccl":
         _warm_up(world)
     return world
 
 
-def wires(job: Job, place: Place, store: Store, timeout: float) -> dict[int, Wire]:
-    """Wires to the ranks on this machine that this one exchanges messages with; every rank calls it.
+def connections(job: Job, place: Place, store: Store, timeout: float) -> dict[int, Connection]:
+    """To those ranks on this machine that this one exchanges messages with; every rank calls it.
 
     Raises
     ------
@@ -195,7 +195,10 @@ def wires(job: Job, place: Place, store: Store, timeout: float) -> dict[int, Wir
     def ask(key: str, other: int) -> str:
         return learn(store, key, other, what, timeout).decode()
 
-    return connect(place.rank, others, store.set, ask, timeout)
+    try:
+        return connect(place.rank, others, store.set, ask, timeout)
+    except OSError as error:
+        raise PeerLost(f"{what}: {error}", others) from error
 
 
 def _warm_up(world: World) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,17 @@ def compiled(folder: Path, scheme: str, **parameters: int) -> Path:
     result = CliRunner().invoke(compile_command, [scheme, *settings, "--out", str(out)])
     assert result.exit_code == 0, result.output
     return out
+
+
+def over_gloo(directory: Path) -> Path:
+    """A copy of generated scripts that sends short messages through gloo too, as between machines."""
+    copy = directory.with_name(f"{directory.name}-gloo")
+    shutil.copytree(directory, copy)
+    connections = copy / "support" / "connections.py"
+    text = connections.read_text()
+    assert text.count("SHORT = 2**16\n") == 1
+    connections.write_text(text.replace("SHORT = 2**16\n", "SHORT = 1\n"))
+    return copy
 
 
 @dataclass(frozen=True)

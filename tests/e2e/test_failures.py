@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.ranks import MODELS, Job, compiled, interrupted, ranks_left, run_all, torchrun
+from tests.e2e.ranks import MODELS, Job, compiled, interrupted, over_gloo, ranks_left, run_all, torchrun
 
 FAILING = str(MODELS / "failing.py")
 
@@ -15,6 +15,11 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture(scope="module")
 def two_stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(tmp_path_factory.mktemp("failures"), "chimera", D=2, N=4)
+
+
+@pytest.fixture(scope="module")
+def two_over_gloo(two_stages: Path) -> Path:
+    return over_gloo(two_stages)
 
 
 def ours(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -31,6 +36,25 @@ def test_a_rank_that_is_killed_ends_the_others_with_one_message(two_stages: Path
     assert message.startswith("train.py: rank 0 (worker 0): wait ")
     assert "rank 1: the connection was closed" in message
     assert not ranks_left(two_stages)
+
+
+@pytest.mark.parametrize(
+    ("fault", "timeout", "cause"),
+    [
+        ("kill-in-forward", "20", "the connection was closed"),
+        ("stop-in-forward", "3", "no answer within 3 s (--timeout)"),
+    ],
+)
+def test_a_rank_whose_messages_are_gloos_is_named_too(
+    two_over_gloo: Path, fault: str, timeout: str, cause: str
+) -> None:
+    arguments = ("--model", FAILING, "--steps", "500", "--timeout", timeout)
+    done = torchrun(two_over_gloo, 2, *arguments, FAIL=f"{fault}:1:2")
+    assert done.returncode != 0
+    (message,) = ours(done)
+    assert message.startswith("train.py: rank 0 (worker 0): wait ")
+    assert f"rank 1: {cause}" in message
+    assert not ranks_left(two_over_gloo)
 
 
 def test_a_rank_that_dies_while_the_other_computes_is_named(two_stages: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.ranks import MODELS, Job, Outcome, compiled, run_all, torchrun
+from tests.e2e.ranks import MODELS, Job, Outcome, compiled, over_gloo, run_all, torchrun
 
 SCHEMES = Path(__file__).resolve().parent / "schemes"
 LIBRARY = ("gpipe", "dapple", "gems", "chimera")
@@ -38,6 +38,8 @@ def four_ranks(folder: Path) -> Iterator[Job]:
     for items in ("1", "2", "4"):
         arguments = ("--check-only", "--micro-batch-size", items)
         yield Job(f"wide-{items}", compiled(folder, "chimera", D=4, N=4), arguments, "wide.py")
+    for scheme in ("dapple", "chimera"):
+        yield Job(f"{scheme}-gloo", over_gloo(compiled(folder, scheme, D=4, N=4)), ("--check", "--steps", "2"))
 
 
 def several_at_once(folder: Path) -> Iterator[Job]:
@@ -63,6 +65,8 @@ def two_ranks(folder: Path) -> Iterator[Job]:
         for scheme in ("dapple", "chimera"):
             directory = compiled(folder, scheme, D=2, N=2)
             yield Job(f"{what}-{scheme}", directory, ("--check", "--steps", "2"), "vary.py", {"VARY": what})
+    conjugate = over_gloo(compiled(folder, "chimera", D=2, N=2))
+    yield Job("conjugate-gloo", conjugate, ("--check", "--steps", "2"), "vary.py", {"VARY": "conjugate"})
 
 
 def eight_ranks(folder: Path) -> Iterator[Job]:
