@@ -7,11 +7,12 @@
 `chimera-profile links` finds on as many ranks in the same launch. `links`: the same with larger messages, every rank in
 a network namespace of its own behind a link of limited bandwidth; skipped where that is not permitted. `compute`: two
 ranks train a real model, each with one thread; stages are measured by `chimera-profile stages` on both cores at once.
-Programs take turns, there also with the profile: what slows the machine down for a while meets all of them.
+Programs take turns, there also with the profile and the links: what slows the machine down for a while meets all of them.
 
 A step of a rehearsal with a flush begins at a barrier: it is compared with the seconds of a replay. Steps of training
-follow each other: they are compared with `pace`. The first step does not count, nor do the warm-up and the drain of a
-scheme without a flush.
+follow each other, and do not take equally long: they are compared with `pace`, and with what is `expected`, which is
+`pace` with the noise of the profile. The first step does not count, nor do the warm-up and the drain of a scheme
+without a flush.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,8 +34,9 @@ from chimera_ir.cost.simulate import Timeline
 from chimera_ir.driver import Level, Request, compile_scheme, files
 from chimera_ir.ir.levels import Program
 from chimera_ir.predict.equation import equation
-from chimera_ir.predict.replay import pace, replay
+from chimera_ir.predict.replay import expected, pace, replay
 from chimera_ir.predict.setting import Setting
+from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
 from chimera_ir.profile.read import read_cluster, read_profile
 from chimera_ir.source import Source
@@ -47,7 +49,15 @@ PROFILE = (sys.executable, "-c", "from chimera_ir.profiler import main; main()")
 BATCH = 2
 """Items of a micro-batch in a rehearsal; some schemes halve it."""
 
-HEADS = ("", "D", "N", "F, ms", "equation 1, ms", "replay, ms", "measured, ms", "equation off", "replay off", "within")
+Predicted = Callable[[Program, Setting], float]
+"""Seconds of an update."""
+
+FROM_A_BARRIER: dict[str, Predicted] = {
+    "equation 1": lambda program, setting: equation(program, setting).seconds,
+    "replay": lambda program, setting: replay(program, setting).seconds,
+}
+ONE_AFTER_ANOTHER: dict[str, Predicted] = FROM_A_BARRIER | {"replay": pace, "expected": expected}
+"""What is compared, in the order of the columns; the last one is what should be within the bound."""
 
 
 @dataclass(frozen=True)
@@ -121,11 +131,12 @@ def profiled(path: Path) -> tuple[StageCosts, ...]:
 
 
 def middle(profiles: Sequence[tuple[StageCosts, ...]]) -> tuple[StageCosts, ...]:
-    """The same stages with the medians of what was measured."""
+    """The same stages with the medians of what was measured, spreads included."""
     return tuple(
         replace(
             several[0],
             step=statistics.median(one.step for one in several),
+            step_noise=statistics.median(one.step_noise or 0.0 for one in several),
             at={size: median_timing([one.at[size] for one in several]) for size in several[0].at},
         )
         for several in zip(*profiles, strict=True)
@@ -133,12 +144,31 @@ def middle(profiles: Sequence[tuple[StageCosts, ...]]) -> tuple[StageCosts, ...]
 
 
 def median_timing(several: Sequence[Timing]) -> Timing:
-    """The medians of forwards and of both backwards."""
+    """The medians of forwards, of both backwards, and of their spread."""
     return replace(
         several[0],
         forward=statistics.median(one.forward for one in several),
         backward=statistics.median(one.backward for one in several),
         recomputing=statistics.median(one.recomputing for one in several),
+        noise=statistics.median(one.noise or 0.0 for one in several),
+    )
+
+
+def middle_cluster(clusters: Sequence[Cluster]) -> Cluster:
+    """The same cluster with the medians of what was measured of its links."""
+    within, between, sums = (
+        median_link([getattr(one, name) for one in clusters]) for name in ("within", "between", "sums")
+    )
+    return replace(clusters[0], within=within, between=between, sums=sums)
+
+
+def median_link(several: Sequence[Link]) -> Link:
+    """The medians of alpha, beta and the overhead."""
+    return replace(
+        several[0],
+        alpha=statistics.median(one.alpha for one in several),
+        beta=statistics.median(one.beta for one in several),
+        overhead=statistics.median(one.overhead for one in several),
     )
 
 
@@ -208,25 +238,28 @@ def rehearsed(
     rows = []
     for run in wanted:
         sleeping = tuple(one.slept(BATCH, run.forward, 2 * run.forward) for one in stages)
-        rows.append(row(run, Setting(sleeping, found, 1, BATCH), bound, replayed))
+        rows.append(row(run, Setting(sleeping, found, 1, BATCH), bound, FROM_A_BARRIER))
     return rows
 
 
-def replayed(program: Program, setting: Setting) -> float:
-    """Seconds of an update that begins at a barrier."""
-    return replay(program, setting).seconds
+def heads(predictions: Iterable[str]) -> list[str]:
+    """The headings of a table."""
+    foreseen, off = [f"{name}, ms" for name in predictions], [f"{name.split()[0]} off" for name in predictions]
+    return ["", "D", "N", "F, ms", *foreseen, "measured, ms", *off, "within"]
 
 
-def row(run: Run, setting: Setting, bound: float, predicted: Callable[[Program, Setting], float]) -> list[str]:
+def row(run: Run, setting: Setting, bound: float, predictions: Mapping[str, Predicted]) -> list[str]:
     """Predictions beside the measurement."""
-    said, foreseen, taken = equation(run.program, setting).seconds, predicted(run.program, setting), run.seconds()
+    foreseen, taken = [each(run.program, setting) for each in predictions.values()], run.seconds()
     low, mid, high = statistics.quantiles(taken, n=4) if len(taken) > 1 else taken * 3
     header, slowest = run.program.header, max(one.at[setting.micro_batch_size].forward for one in setting.stages)
-    off = foreseen / mid - 1
+    off = [each / mid - 1 for each in foreseen]
     return [
         *(run.scheme, str(header.stages), str(header.whole_micro_batches), f"{1000 * slowest:.4g}"),
-        *(f"{1000 * said:.1f}", f"{1000 * foreseen:.1f}", f"{1000 * mid:.1f} ({1000 * low:.1f}..{1000 * high:.1f})"),
-        *(f"{said / mid - 1:+.1%}", f"{off:+.1%}", "yes" if abs(off) <= bound else "no"),
+        *(f"{1000 * each:.1f}" for each in foreseen),
+        f"{1000 * mid:.1f} ({1000 * low:.1f}..{1000 * high:.1f})",
+        *(f"{each:+.1%}" for each in off),
+        "yes" if abs(off[-1]) <= bound else "no",
     ]
 
 
@@ -237,7 +270,7 @@ def rehearsal(options: argparse.Namespace) -> str:
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder)
             rows += rehearsed(options, depth, TINY, here(depth, place), place, 0.03)
-    return table(HEADS, rows)
+    return table(heads(FROM_A_BARRIER), rows)
 
 
 def links(options: argparse.Namespace) -> str:
@@ -250,27 +283,28 @@ def links(options: argparse.Namespace) -> str:
                 rows += rehearsed(options, depth, WIDE, apart(depth, Limit(options.rate), place), place, 0.05)
             except NotPermitted as error:
                 return f"Skipped, for this machine does not permit it: {error}"
-    return table(HEADS, rows)
+    return table(heads(FROM_A_BARRIER), rows)
 
 
 def compute(options: argparse.Namespace) -> str:
-    """A real model on two ranks of one thread, in turns with its profile."""
-    depth, size = 2, options.micro_batch_size
+    """A real model on two ranks of one thread, in turns with its profile and its links."""
+    depth, size, turns = 2, options.micro_batch_size, range(options.turns)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        cluster, profiles = place / "cluster.toml", [place / f"profile-{turn}.toml" for turn in range(options.turns)]
+        clusters, profiles = ([place / f"{what}-{turn}.toml" for turn in turns] for what in ("cluster", "profile"))
         wanted = [*runs(options, depth, [0.0], place)]
         sizes = ",".join(str(each) for each in (size // 2, size, 2 * size))
         stages = ["chimera-profile", "stages", str(GPT), "--stages", str(depth), "--micro-batch-size", sizes]
-        plan = [["chimera-profile", "links", "--largest", "4096", "--sum-ranks", "2", "--out", str(cluster)]]
-        for turn, profile in enumerate(profiles):
-            plan.append([*stages, "--out", str(profile)])
+        links = ["chimera-profile", "links", "--sum-ranks", "2"]
+        plan = []
+        for turn in turns:
+            plan += [[*links, "--out", str(clusters[turn])], [*stages, "--out", str(profiles[turn])]]
             plan += [run.command(turn, GPT, size, rehearsed=False) for run in wanted]
         here(depth, place)(plan)
-        found = read_cluster(Source(str(cluster), cluster.read_text()))
-        print(*(profile.read_text() for profile in profiles), cluster.read_text(), file=sys.stderr)
+        print(*(file.read_text() for file in [*profiles, *clusters]), file=sys.stderr)
+        found = middle_cluster([read_cluster(Source(str(each), each.read_text())) for each in clusters])
         setting = Setting(middle([profiled(profile) for profile in profiles]), found, 1, size)
-        return table(HEADS, [row(run, setting, 0.1, pace) for run in wanted])
+        return table(heads(ONE_AFTER_ANOTHER), [row(run, setting, 0.1, ONE_AFTER_ANOTHER) for run in wanted])
 
 
 PARTS = {

@@ -173,7 +173,7 @@ class Simulator:
                     yield self.summed[stage, version]
                 case Step(stage):
                     start = self.now
-                    yield self.busy(self.setting.stages[stage].step)
+                    yield self.busy(self.step(stage))
                     self.steps.append((worker, each, start, self.now))
 
     def busy(self, seconds: float) -> Signal:
@@ -238,6 +238,9 @@ class Simulator:
         backward = costs.recomputing if each.stage in pipe.recompute else costs.backward
         one = costs.forward if isinstance(each, Forward) else backward
         return sum(one for _ in each.micros) / (2 if self.header.halves else 1)
+
+    def step(self, stage: int) -> float:
+        return self.setting.stages[stage].step
 
     def size(self, send: Send) -> float:
         message = send.message

@@ -50,7 +50,7 @@ class _Measure(Protocol):
 
 
 def timed(model: Model, request: Request, device: torch.device, told: Told) -> Found:
-    """The profile in seconds: each figure the median of rounds, ``noise`` the largest spread of the three, at most 1.
+    """The profile in seconds: each figure the median of rounds, ``noise`` the largest scatter of the three, at most 1.
 
     A round is a forward and its backward, and a forward that keeps its input with the backward that recomputes, by the
     stages of the generated programs. The first stage's forward loads its items, as it does there; gradients add up
@@ -77,7 +77,7 @@ class _Times:
         self._clock = clock
 
     def passes(self, cut: Cut, number: int, station: Station) -> tuple[tuple[float, float, float], float | None]:
-        """Medians, and the largest spread of the three."""
+        """Medians, and the largest scatter of the three."""
         micros = count()
         taken = in_rounds(lambda: _round(station, next(micros), self._clock), WARM_UP, self._rounds)
         where = f"stage {number} of {cut.stages}, micro-batch size {station.size}"
@@ -87,7 +87,7 @@ class _Times:
         return (forward, backward, recomputing), _noise(*taken)
 
     def step(self, cut: Cut, number: int, station: Station) -> tuple[float, float | None]:
-        """The median and the spread; the weights stay what they were, so that the model's numbers do, too."""
+        """The median and the scatter; the weights stay what they were, so that the model's numbers do, too."""
         micros = count()
         initial = [parameter.detach().clone() for parameter in station.trained]
 
@@ -103,7 +103,7 @@ class _Times:
 
 
 def _noise(*taken: Samples) -> float:
-    return min(1.0, rounded(max(one.spread for one in taken), 2))
+    return min(1.0, rounded(max(one.scatter for one in taken), 2))
 
 
 def counted(model: Model, request: Request, told: Told) -> WorkProfile:

@@ -5,7 +5,7 @@ from typing import assert_never
 
 from chimera_ir.ir.ids import Stage, Worker
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import AllReduce, Backward, Compute, Forward, Instruction, Message, Recv, Send
+from chimera_ir.ir.ops import AllReduce, Backward, Compute, Forward, Instruction, Message, Recv, Send, Step
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import Link
 
@@ -33,6 +33,16 @@ class Charges:
     def step(self, stage: Stage) -> float:
         """The time of the optimizer's step of a stage."""
         return self.setting.stages[stage].step
+
+    def noise(self, instruction: Instruction) -> float:
+        """The spread of an operation's times, or of a step's, as a share of their median; 0 where none is known."""
+        match instruction:
+            case Forward(micros, stage) | Backward(micros, stage):
+                return self.setting.over(stage, len(micros), self.header.parts)[0].noise or 0.0
+            case Step(stage):
+                return self.setting.stages[stage].step_noise or 0.0
+            case _:
+                return 0.0
 
     def size(self, message: Message) -> float:
         """Bytes of a message: a stage's output on its way on, or the gradient with respect to it on its way back."""

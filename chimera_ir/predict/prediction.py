@@ -6,7 +6,7 @@ from fractions import Fraction
 from chimera_ir.ir.levels import Program
 from chimera_ir.predict.equation import Equation, equation
 from chimera_ir.predict.memory import Memory, memory
-from chimera_ir.predict.replay import Replay, replay
+from chimera_ir.predict.replay import Replay, expected, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.choose import Inputs, Wanted
 from chimera_ir.profile.cluster import torchrun
@@ -16,12 +16,14 @@ from chimera_ir.profile.cluster import torchrun
 class Prediction:
     """An iteration, or an update of the steady state, in seconds and bytes; ``items`` is how many it trains on.
 
-    The time is given twice: by equation 1, and by a replay of the program.
+    The time is given twice: by equation 1, and by a replay of the program. Where the profile has noise, ``expected`` is
+    the mean of many updates that follow one another.
     """
 
     setting: Setting
     equation: Equation
     replay: Replay
+    expected: float | None
     memory: tuple[Memory, ...]
     items: int
 
@@ -44,6 +46,7 @@ class Prediction:
         """The prediction in the shape of ``prediction`` in report.json."""
         terms = self.equation
         recomputing = {} if terms.recomputing is None else {"B_t_recomputing": terms.recomputing}
+        noisy = {} if self.expected is None else {"T_expected": self.expected}
         return {
             "F_t": terms.forward,
             "B_t": terms.backward,
@@ -58,6 +61,7 @@ class Prediction:
             "Comm_unoverlapped": list(terms.unoverlapped),
             "T": terms.seconds,
             "T_replay": self.replay.seconds,
+            **noisy,
             "throughput": self.throughput,
             "throughput_replay": self.replayed_throughput,
             "memory": [each.total for each in self.memory],
@@ -99,5 +103,10 @@ class Forecast:
         setting = Setting(stages, self.inputs.cluster, self.copies, self.micro_batch_size, self.replica_layout)
         items = header.whole_micro_batches * self.micro_batch_size * self.copies
         return Prediction(
-            setting, equation(program, setting), replay(program, setting), memory(program, setting), items
+            setting=setting,
+            equation=equation(program, setting),
+            replay=replay(program, setting),
+            expected=expected(program, setting) if setting.noisy else None,
+            memory=memory(program, setting),
+            items=items,
         )

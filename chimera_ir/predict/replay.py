@@ -14,7 +14,8 @@ from chimera_ir.predict.charges import Charges
 from chimera_ir.predict.events import Events, Role, events
 from chimera_ir.predict.setting import Setting
 from chimera_ir.predict.shares import contended
-from chimera_ir.predict.steady import between_updates, period
+from chimera_ir.predict.spread import longer_by
+from chimera_ir.predict.steady import period, turn_of
 from chimera_ir.undisturbed import undisturbed
 
 
@@ -73,11 +74,24 @@ def pace(program: Program, setting: Setting) -> float:
     A worker goes on as soon as it is through, and so hides a part of what others still do. Never more than the seconds
     of a replay, and as much where one lane begins first and ends last; arguments and errors as in `replay`.
     """
-    if program.header.asynchronous:
-        return replay(program, setting).seconds
     with undisturbed():
         found = _events(program, setting)
-        return between_updates(found, _times(found).order)
+        return period(turn_of(program.header, found, _times(found).order))
+
+
+def expected(program: Program, setting: Setting) -> float:
+    """Mean seconds of an update in the long run, where operations and steps scatter as they did in the profile.
+
+    `pace`, and what is lost because whoever waits for several waits for the slowest of them (`spread`). Exactly `pace`
+    where the profile has no noise. Messages and sums take what they take in a replay. Arguments and errors as there.
+    """
+    with undisturbed():
+        found, charges = _events(program, setting), Charges(program.header, setting)
+        turn = turn_of(program.header, found, _times(found).order)
+        nodes = [found.nodes[number] for number in turn.events]
+        noise = [charges.noise(each.what) if each.seconds else 0.0 for each in nodes]
+        joint = [each.role is Role.SUM for each in nodes]
+        return period(turn) + (longer_by(turn, noise, joint, setting.copies) if any(noise) else 0.0)
 
 
 def _events(program: Program, setting: Setting) -> Events:
@@ -94,7 +108,7 @@ def _replay(program: Program, setting: Setting) -> Replay:
     return Replay(
         header=program.header,
         setting=setting,
-        seconds=period(program.header, found, times.order) if program.header.asynchronous else span,
+        seconds=period(turn_of(program.header, found, times.order)) if program.header.asynchronous else span,
         span=span,
         lanes=tuple(tuple(told[number] for number in lane[1:]) for lane in found.lanes),
         messages=_by_start(_whole(told[n], told[n + 1]) for n in told if found.nodes[n].role is Role.WIRE),

@@ -20,6 +20,11 @@ class Setting:
     micro_batch_size: int
     replica_layout: bool = False
 
+    @property
+    def noisy(self) -> bool:
+        """Whether any of the times is known to scatter."""
+        return any(one.step_noise or any(each.noise for each in one.at.values()) for one in self.stages)
+
     def timing(self, stage: int) -> Timing:
         """What a micro-batch costs on a stage."""
         return self.stages[stage].at[self.micro_batch_size]

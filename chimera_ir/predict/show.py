@@ -77,6 +77,9 @@ def _rows(prediction: Prediction) -> Iterator[tuple[str, str]]:
     yield "T", f"{seconds(terms.seconds)}, {prediction.throughput:.4g} items/s"
     replayed = f"{seconds(prediction.replay.seconds)}, {prediction.replayed_throughput:.4g} items/s"
     yield "T by replay of the program", replayed
+    if prediction.expected is not None:
+        often = prediction.items / prediction.expected
+        yield "T with the profile's noise", f"{seconds(prediction.expected)}, {often:.4g} items/s"
     fullest = max(prediction.memory, key=lambda each: each.total)
     yield "memory, fullest worker", f"{size(fullest.total)} of {size(prediction.available)}"
     yield from ((f"  {name}", size(count)) for name, count in asdict(fullest).items() if count)

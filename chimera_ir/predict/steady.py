@@ -7,7 +7,7 @@ ratio of seconds to turns of all cycles of waits is found exactly, without waiti
 from collections import defaultdict
 from collections.abc import Sequence
 from math import lcm
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from chimera_ir.cost.cycles import NO_CYCLE, Waits, critical
 from chimera_ir.ir.ids import Micro, Stage
@@ -29,23 +29,38 @@ from chimera_ir.ir.turns import updates_a_turn
 from chimera_ir.predict.events import Events, Node, Role
 
 
-def period(header: Header, found: Events, order: Sequence[int]) -> float:
-    """Seconds per update in the long run, of a program that shows a turn of its steady state.
+class Turn(NamedTuple):
+    """The events that come again and again: node n is event ``events[n]`` of its turn and takes ``seconds[n]``.
 
-    What warm-up and drain lack does no harm (`cost.turn`). Where messages share ports they may take longer in one turn
-    than in another; those in the middle stand for all.
+    ``waits`` are those of `cost.cycles`; where a turn overlaps with others, some are for a turn that begins later. A
+    turn makes so many ``updates``.
+    """
+
+    events: Sequence[int]
+    waits: Waits
+    seconds: Sequence[float]
+    updates: int
+
+
+def turn_of(header: Header, found: Events, order: Sequence[int]) -> Turn:
+    """What a program repeats where its updates follow one another without a barrier.
 
     Parameters
     ----------
     order
         The numbers of the events, each after all that it waits for.
+    """
+    return _folded(header, found, order) if header.asynchronous else _whole(found, order)
 
-    Raises
-    ------
-    ValueError
-        If nothing in the program comes again: it was not verified.
+
+def _folded(header: Header, found: Events, order: Sequence[int]) -> Turn:
+    """Of a program that shows turns of a stream.
+
+    What warm-up and drain lack does no harm (`cost.turn`). Where messages share ports they may take longer in one turn
+    than in another; those in the middle stand for all.
     """
     kinds: dict[tuple[object, ...], int] = {}
+    numbers: list[int] = []
     seconds: list[list[float]] = []
     placed: dict[int, tuple[int, int]] = {}
     nearest: dict[int, dict[int, int]] = defaultdict(dict)
@@ -56,18 +71,18 @@ def period(header: Header, found: Events, order: Sequence[int]) -> float:
         node = kinds.setdefault(alike, len(kinds))
         if node == len(seconds):
             seconds.append([])
+            numbers.append(number)
         seconds[node].append(found.nodes[number].seconds)
         placed[number] = node, turn
         for before, its_turn in (placed[other] for other in found.before[number] if other in placed):
             ago = turn - its_turn
             nearest[node][before] = min(ago, nearest[node].get(before, ago))
     waits = [tuple(nearest[node].items()) for node in range(len(seconds))]
-    middle = [each[len(each) // 2] for each in seconds]
-    return _ratio(waits, middle) / updates_a_turn(header)
+    return Turn(numbers, waits, [each[len(each) // 2] for each in seconds], updates_a_turn(header))
 
 
-def between_updates(found: Events, order: Sequence[int]) -> float:
-    """Seconds from an update of a synchronous program to the next: each lane begins once it has ended the one before.
+def _whole(found: Events, order: Sequence[int]) -> Turn:
+    """Of a synchronous program, whose update is a turn: each lane begins once it has ended the one before.
 
     Whatever else could wait for the update before is over by then: a lane ends after all its messages and sums.
     """
@@ -77,17 +92,23 @@ def between_updates(found: Events, order: Sequence[int]) -> float:
         ((node[last[number]], 1),) if number in last else tuple((node[other], 0) for other in found.before[number])
         for number in order
     ]
-    return _ratio(waits, [found.nodes[number].seconds for number in order])
+    return Turn(order, waits, [found.nodes[number].seconds for number in order], 1)
 
 
-def _ratio(waits: Waits, seconds: Sequence[float]) -> float:
-    """Seconds a turn, on the critical cycle, in whole numbers of a unit in which no float is rounded."""
-    exact = [each.as_integer_ratio() for each in seconds]
+def period(turn: Turn) -> float:
+    """Seconds per update in the long run, on the critical cycle, in whole numbers of a unit that rounds no float.
+
+    Raises
+    ------
+    ValueError
+        If nothing in the program comes again: it was not verified.
+    """
+    exact = [each.as_integer_ratio() for each in turn.seconds]
     unit = lcm(*(denominator for _, denominator in exact))
-    cycle = critical(waits, [numerator * (unit // denominator) for numerator, denominator in exact]).cycle
-    if cycle == NO_CYCLE and any(seconds):
+    cycle = critical(turn.waits, [numerator * (unit // denominator) for numerator, denominator in exact]).cycle
+    if cycle == NO_CYCLE and any(turn.seconds):
         raise ValueError("the program is too short to show a steady state; only a verified one has its time")
-    return float(cycle.ratio / unit)
+    return float(cycle.ratio / unit) / turn.updates
 
 
 def _reduced(header: Header, node: Node) -> tuple[tuple[object, ...], int]:

@@ -40,12 +40,12 @@ class StageCosts:
     step_noise: float | None = None
 
     def slept(self, size: int, forward: float, backward: float) -> "StageCosts":
-        """The stage in a rehearsal: it sleeps F and B seconds, recomputing or not, and makes no steps.
+        """The stage in a rehearsal: it sleeps F and B seconds, recomputing or not, without noise, and makes no steps.
 
         Over k micro-batches of so many items it sleeps k times as long, whatever the profile has for those.
         """
-        timing = replace(self.at[size], forward=forward, backward=backward, recomputing=backward)
-        return replace(self, at={size: timing}, step=0.0)
+        timing = replace(self.at[size], forward=forward, backward=backward, recomputing=backward, noise=None)
+        return replace(self, at={size: timing}, step=0.0, step_noise=None)
 
 
 @dataclass(frozen=True, slots=True)

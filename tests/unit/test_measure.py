@@ -245,6 +245,18 @@ def test_median_and_spread_are_those_of_the_distribution(share: float) -> None:
     samples = spread_samples(101, share)
     assert samples.median == pytest.approx(1)
     assert samples.spread == pytest.approx(share, rel=0.05)
+    assert samples.scatter == pytest.approx(share, rel=0.05)
+
+
+def test_a_neighbour_now_and_then_makes_the_spread_larger_and_leaves_the_scatter() -> None:
+    """Of 101 rounds 30 take twice as long: the upper quartile is among them, the median 20 places further up.
+
+    That is at 50 / 71 of the others, the quartile at 25 / 71: 0.533 and -0.380 deviations, 0.10 / 1.349 each.
+    """
+    values = spread_samples(71, 0.10).values + tuple(2 * value for value in spread_samples(30, 0.10).values)
+    samples = Samples(values)
+    assert samples.spread > 0.8
+    assert samples.scatter == pytest.approx(2 * (0.533 + 0.380) * 0.10 / 1.349 / samples.median, rel=0.05)
 
 
 @pytest.mark.parametrize(("rounds", "share", "noisy"), [(25, 0.1, False), (25, 0.2, True), (400, 0.2, False)])

@@ -1,6 +1,7 @@
 """``chimera-compile --profile --cluster``: a prediction in the table and in report.json, or a message that helps."""
 
 import json
+from math import asinh, exp
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,30 @@ def test_the_replay_stands_beside_it(run: Run, files: tuple[str, ...], tmp_path:
     ended = run(*DAPPLE, *files, "--out", "o")
     assert "92 ms, 86.96 items/s" in ended.out
     assert "one update: 92 ms" in (tmp_path / "o" / "replay.svg").read_text(encoding="utf-8")
+
+
+def test_the_noise_of_the_profile_makes_an_update_longer(run: Run, files: tuple[str, ...], tmp_path: Path) -> None:
+    """By hand: two forwards and backwards on one worker take 60 ms, and of lognormal times the mean exp(s s / 2) more.
+
+    s = asinh(noise / 2) / 0.6745, as quartiles 0.6745 deviations of the logarithm from the median are so far apart.
+    """
+    alone = """
+[model]
+name = "m"
+[[depth]]
+stages = 1
+stage = [{ weights = "1 MB", at = [{ micro_batch_size = 4, forward = "10 ms", activations = "1 MB"NOISE }] }]
+"""
+    scheme = "dapple", "--set", "D=1", "--set", "N=2", *files
+    for noise in ("", ', noise = "0 %"'):
+        (tmp_path / "m.toml").write_text(alone.replace("NOISE", noise), encoding="utf-8")
+        assert "T_expected" not in predicted(run(*scheme, "--emit", "report"))
+        assert "noise" not in run(*scheme, "--out", "o").out
+    (tmp_path / "m.toml").write_text(alone.replace("NOISE", ', noise = "40 %"'), encoding="utf-8")
+    found = predicted(run(*scheme, "--emit", "report"))
+    assert found["T_replay"] == pytest.approx(0.060)
+    assert found["T_expected"] == pytest.approx(0.060 * exp((asinh(0.2) / 0.6745) ** 2 / 2), rel=0.005)
+    assert "T with the profile's noise     62." in run(*scheme, "--out", "o").out
 
 
 def test_the_layout_says_which_link_a_message_takes(run: Run, files: tuple[str, ...]) -> None:
