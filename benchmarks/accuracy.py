@@ -7,12 +7,12 @@
 `chimera-profile links` finds on as many ranks in the same launch. `links`: the same with larger messages, every rank in
 a network namespace of its own behind a link of limited bandwidth; skipped where that is not permitted. `compute`: two
 ranks train a real model, each with one thread; stages are measured by `chimera-profile stages` on both cores at once.
-Programs take turns, there also with the profile and the links: what slows the machine down for a while meets all of them.
+Programs take turns, there also with profile and links: what slows the machine down for a while meets all of them.
 
 A step of a rehearsal with a flush begins at a barrier: it is compared with the seconds of a replay. Steps of training
 follow each other, and do not take equally long: they are compared with `pace`, and with what is `expected`, which is
-`pace` with the noise of the profile. The first step does not count, nor do the warm-up and the drain of a scheme
-without a flush.
+`pace` with the noise of the profile. The first step does not count, of training the first three, nor do the warm-up and
+the drain of a scheme without a flush.
 """
 
 import argparse
@@ -48,6 +48,9 @@ TORCHRUN = str(Path(sys.executable).parent / "torchrun")
 PROFILE = (sys.executable, "-c", "from chimera_ir.profiler import main; main()")
 BATCH = 2
 """Items of a micro-batch in a rehearsal; some schemes halve it."""
+
+WARM_UP, COUNTED = 3, 5
+"""Steps of training that do not count, as rounds of a profile do not, and the least that do, in every turn."""
 
 Predicted = Callable[[Program, Setting], float]
 """Seconds of an update."""
@@ -103,11 +106,13 @@ def compiled(scheme: str, depth: int, micro_batches: int, place: Path) -> tuple[
     return verified.program, folder
 
 
-def runs(options: argparse.Namespace, depth: int, forward: Sequence[float], place: Path) -> Iterator[Run]:
-    """Everything that is measured on so many ranks."""
+def runs(
+    options: argparse.Namespace, depth: int, forward: Sequence[float], place: Path, warm_up: int = 1, least: int = 1
+) -> Iterator[Run]:
+    """Everything that is measured on so many ranks; of each turn at least so many steps count, after a warm-up."""
     many = [k * depth for k in options.times]
     made = [(scheme, compiled(scheme, depth, n, place)) for n in many for scheme in options.schemes]
-    steps = -(-options.steps // options.turns)
+    steps = max(least, -(-options.steps // options.turns))
     for seconds in forward:
         for scheme, found in made:
             if found is None:
@@ -115,9 +120,9 @@ def runs(options: argparse.Namespace, depth: int, forward: Sequence[float], plac
             program, folder = found
             header = program.header
             if not header.asynchronous:
-                yield Run(scheme, program, folder, seconds, 1 + steps, slice(1, None), options.turns)
+                yield Run(scheme, program, folder, seconds, warm_up + steps, slice(warm_up, None), options.turns)
                 continue
-            fill = 1 + -(-2 * depth // header.whole_micro_batches)
+            fill = max(warm_up, 1 + -(-2 * depth // header.whole_micro_batches))
             count = max(steps, 4 * depth // header.whole_micro_batches)
             yield Run(scheme, program, folder, seconds, 2 * fill + count, slice(fill, fill + count), options.turns)
 
@@ -292,7 +297,7 @@ def compute(options: argparse.Namespace) -> str:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         clusters, profiles = ([place / f"{what}-{turn}.toml" for turn in turns] for what in ("cluster", "profile"))
-        wanted = [*runs(options, depth, [0.0], place)]
+        wanted = [*runs(options, depth, [0.0], place, WARM_UP, COUNTED)]
         sizes = ",".join(str(each) for each in (size // 2, size, 2 * size))
         stages = ["chimera-profile", "stages", str(GPT), "--stages", str(depth), "--micro-batch-size", sizes]
         links = ["chimera-profile", "links", "--sum-ranks", "2"]

@@ -1,4 +1,4 @@
-"""What is expected of an update whose operations do not take equally long each time, where there is a formula for it."""
+"""What is expected of an update whose operations scatter, where there is a formula for it."""
 
 import doctest
 from dataclasses import replace
