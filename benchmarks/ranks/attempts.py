@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from contextlib import redirect_stdout
+from datetime import timedelta
 from pathlib import Path
 
 from torch.distributed.distributed_c10d import Store
@@ -22,6 +23,10 @@ from torch.distributed.rendezvous import rendezvous
 
 OWN = ("runtime", "support", "rank_")
 """The modules that come with a program; those of one are not those of the next."""
+
+
+LONGEST = timedelta(hours=1)
+"""For how long a rank waits for others to end a program; each measures a profile in a time of its own."""
 
 
 def attempt(command: list[str]) -> None:
@@ -56,12 +61,14 @@ def meeting_point(store: Store, number: int) -> None:
 def main() -> None:
     """Runs the plan; rank 0 says how far it is."""
     plan = json.loads(Path(sys.argv[1]).read_text())
-    store, rank, _ = next(rendezvous("env://"))
+    store, rank, size = next(rendezvous("env://"))
     for number, command in enumerate(plan):
         begin = time.monotonic()
         meeting_point(store, number)
         with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
             attempt(command)
+        store.set(f"ended/{number}/{rank}", "")
+        store.wait([f"ended/{number}/{other}" for other in range(size)], LONGEST)
         if rank == 0:
             said = f"{number + 1}/{len(plan)}: {time.monotonic() - begin:.0f} s"
             print(said, file=sys.stderr, flush=True)

@@ -19,7 +19,7 @@ from chimera_ir.predict.steady import Turn
 MOST = 300_000
 """So many events are played at most, but for FEWEST turns of one copy."""
 
-FEWEST = 16
+FEWEST = 8
 """So many turns are played at least; the first quarter of them does not count."""
 
 _SEED = 0
