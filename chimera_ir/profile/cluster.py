@@ -13,21 +13,37 @@ class Link:
 
     ``overhead`` is for how many seconds posting keeps a processor from computing, o of the LogP model (Culler and
     others 1993). Messages over ``shared`` links that leave a worker at the same time share its bandwidth, and so do
-    those that arrive.
+    those that arrive. An ``eager`` message leaves whether or not its receipt is posted, and its send is over at once.
+    Where ``short`` ones cost something else, that is for them, but for ``shared``, which is of all messages together.
     """
 
     alpha: float
     beta: float
     overhead: float = 0.0
     shared: bool = False
+    eager: bool = False
+    short: "Short | None" = None
+
+    def of(self, size: float) -> "Link":
+        """What a message of so many bytes costs."""
+        return self if self.short is None or size > self.short.up_to else self.short.link
 
     def message(self, size: float) -> float:
         """Comm_p2p of so many bytes, in seconds, from when its sender begins to post it."""
-        return self.overhead + self.alpha + self.beta * size
+        link = self.of(size)
+        return link.overhead + link.alpha + link.beta * size
 
     def all_reduce(self, size: float, ranks: int) -> float:
         """Comm_allreduce of so many bytes over r ranks by Rabenseifner's algorithm, in seconds (section 3.4)."""
         return 2 * log2(ranks) * self.alpha + 2 * (ranks - 1) * self.beta * size / ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """What messages of at most ``up_to`` bytes cost: an eager link, which says nothing of ports."""
+
+    up_to: int
+    link: Link
 
 
 def torchrun(ranks: int, per_node: int, script: str, micro_batch_size: int, replica_layout: bool) -> str:

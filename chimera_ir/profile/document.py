@@ -228,7 +228,7 @@ class Table:
         if value is None:
             return None
         if not isinstance(value, dict):
-            return self._wrong(name, value, "a table", example or f"[{name}]", None)
+            return self._wrong(name, value, "a table", example or where, None)
         return Table(self.document, (*self.path, name), value, where)
 
     def tables(self, name: str, example: str, where: str) -> "list[Table]":

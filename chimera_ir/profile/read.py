@@ -11,7 +11,7 @@ from chimera_ir.diagnostics.catalogue.profiles import (
     StepOfWork,
     TimesAndWork,
 )
-from chimera_ir.profile.cluster import Cluster, Link
+from chimera_ir.profile.cluster import Cluster, Link, Short
 from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
 from chimera_ir.profile.document import Document, Table, load
 from chimera_ir.profile.quantity import (
@@ -27,6 +27,8 @@ from chimera_ir.profile.quantity import (
 )
 from chimera_ir.profile.work import Device, WorkProfile
 from chimera_ir.source import Source
+
+_UP_TO = replace(SIZE, example="64 KiB")
 
 BACKWARD = 2
 """How many forwards a backward takes where a profile does not say (section 3.4); one that recomputes, one more."""
@@ -189,7 +191,7 @@ def read_cluster(source: Source) -> Cluster:
         between = _link(links, "between", "[links.between]", between)
         within = _link(links, "within", "", between)
         links.close()
-    sums = _link(top, "sum", "", replace(between, shared=False))
+    sums = _link(top, "sum", "", replace(between, shared=False, short=None))
     device = _device(top)
     top.close()
     top.document.settle()
@@ -202,17 +204,33 @@ def _memory(table: Table) -> int:
 
 
 def _link(table: Table, name: str, example: str, default: Link) -> Link:
-    """A link; only those of messages can be shared."""
+    """A link; only those of messages can be shared, or have short ones that cost something else."""
     where = f"[links.{name}]" if table.path else f"[{name}]"
     link = table.table(name, example, where)
     if link is None:
         return default
+    found = _costs(link)
+    if table.path:
+        found = replace(found, shared=link.flag("shared", "shared = true"), short=_short(link, f"[links.{name}.short]"))
+    link.close()
+    return found
+
+
+def _costs(link: Table) -> Link:
     alpha, _ = link.quantity("latency", (TIME,), least=Fraction(0))
     bandwidth, _ = link.quantity("bandwidth", (BANDWIDTH,), least=Fraction(1), words={UNLIMITED: Fraction(0)})
     overhead, _ = link.quantity("overhead", (TIME,), least=Fraction(0), default=Fraction(0))
-    shared = bool(table.path) and link.flag("shared", "shared = true")
-    link.close()
-    return Link(float(alpha), inverse(bandwidth) if bandwidth else 0.0, float(overhead), shared)
+    return Link(float(alpha), inverse(bandwidth) if bandwidth else 0.0, float(overhead))
+
+
+def _short(link: Table, where: str) -> Short | None:
+    table = link.table("short", "", where)
+    if table is None:
+        return None
+    up_to, _ = table.quantity("up_to", (_UP_TO,), least=Fraction(1))
+    found = Short(int(up_to), replace(_costs(table), eager=True))
+    table.close()
+    return found
 
 
 def _device(top: Table) -> Device | None:
