@@ -122,9 +122,10 @@ class Simulator:
         self.ended: dict[int, float] = {}
         self.left: dict[object, Signal] = defaultdict(Signal)
         self.arrived: dict[object, Signal] = defaultdict(Signal)
+        self.buffered: set[object] = set()
         self.summed: dict[object, Signal] = defaultdict(Signal)
         self.halves_met: dict[object, int] = defaultdict(int)
-        self.on_link: dict[tuple[int, int], deque[tuple[Send, Link]]] = defaultdict(deque)
+        self.on_link: dict[tuple[int, int, bool], deque[tuple[int, Send, Link]]] = defaultdict(deque)
         self.launched: dict[int, deque[AllReduce]] = defaultdict(deque)
         self.running: set[AllReduce] = set()
         self.rivals = Rivals(self)
@@ -154,15 +155,23 @@ class Simulator:
                     self.after(self.compute(each), done.give)
                     yield done
                     self.computes.append((worker, each, start, self.now))
-                case Send(message, to):
-                    yield self.busy(self.link(worker, to).overhead)
-                    self.meet(each, self.link(worker, to), worker)
+                case Send(message):
+                    link, at_once = self.way(each, worker)
+                    yield self.busy(link.overhead)
+                    if at_once:
+                        self.enqueue(each, link, worker, at_once)
+                        self.buffered.add(message)
+                    else:
+                        self.meet(each, link, worker)
                 case Recv(message, source):
-                    yield self.busy(self.link(source, worker).overhead)
-                    link, send = self.link(source, worker), Send(message, Worker(worker))
-                    self.after(link.alpha, lambda s=send, k=link, w=source: self.meet(s, k, w))
+                    send = Send(message, Worker(worker))
+                    link, at_once = self.way(send, source)
+                    yield self.busy(link.overhead)
+                    if not at_once:
+                        self.after(link.alpha, lambda s=send, k=link, w=source: self.meet(s, k, w))
                 case WaitSend(message):
-                    yield self.left[message]
+                    if message not in self.buffered:
+                        yield self.left[message]
                 case WaitRecv(message):
                     yield self.arrived[message]
                 case AllReduce(stage) if self.ranks(stage) > 1:
@@ -186,13 +195,17 @@ class Simulator:
         """One end of a message is there; with the second it asks for the link."""
         self.halves_met[send.message] += 1
         if self.halves_met[send.message] == 2:
-            queue = self.on_link[source, send.to]
-            queue.append((send, link))
-            if len(queue) == 1:
-                self.transmit(queue)
+            self.enqueue(send, link, source, False)
 
-    def transmit(self, queue: deque[tuple[Send, Link]]) -> None:
-        send, link = queue[0]
+    def enqueue(self, send: Send, link: Link, source: int, at_once: bool) -> None:
+        """Messages that were sent at once have a queue of their own beside that of the others."""
+        queue = self.on_link[source, send.to, at_once]
+        queue.append((source, send, link))
+        if len(queue) == 1:
+            self.transmit(queue)
+
+    def transmit(self, queue: deque[tuple[int, Send, Link]]) -> None:
+        source, send, link = queue[0]
 
         def through() -> None:
             self.after(link.alpha, self.arrived[send.message].give)
@@ -202,15 +215,11 @@ class Simulator:
             self.left[send.message].give()
 
         seconds = link.beta * self.size(send)
-        if link.shared and seconds:
-            self.rivals.begin(Stream(seconds, self.ports(send, link), through))
+        whole = self.link(source, send.to)
+        if whole.shared and seconds:
+            self.rivals.begin(Stream(seconds, (("out", source, whole), ("in", send.to, whole)), through))
         else:
             self.after(seconds, through)
-
-    def ports(self, send: Send, link: Link) -> tuple[object, object]:
-        """Where a message leaves its sender and reaches its receiver, with all others over such a link."""
-        sender = next(w for w, lane in enumerate(self.program.lanes) if send in lane)
-        return ("out", sender, link), ("in", send.to, link)
 
     def serve(self) -> None:
         """Starts every sum that is first in the queue of all its members."""
@@ -257,6 +266,13 @@ class Simulator:
             if ranks[0] // cluster.per_node != ranks[1] // cluster.per_node:
                 return cluster.between
         return cluster.within
+
+    def way(self, send: Send, source: int) -> tuple[Link, bool]:
+        """What a message costs, and whether it is sent at once, without asking its receiver."""
+        link = self.link(source, send.to)
+        if link.short is not None and self.size(send) <= link.short.up_to:
+            return link.short.link, True
+        return link, False
 
     def ranks(self, stage: int) -> int:
         return self.setting.copies * len({pipe.workers[stage] for pipe in self.header.pipes})

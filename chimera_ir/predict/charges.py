@@ -60,8 +60,9 @@ class Charges:
     def overhead(self, worker: Worker, instruction: Instruction) -> float:
         """For how long an instruction keeps its lane by posting."""
         match instruction:
-            case Send(to=other) | Recv(source=other):
-                return self.link(worker, other).overhead
+            case Send(message, to=other) | Recv(message, source=other):
+                link = self.link(worker, other)
+                return link.overhead if link.short is None else link.of(self.size(message)).overhead
             case AllReduce(stage) if self.ranks(stage) > 1:
                 return self.setting.cluster.sums.overhead
             case _:

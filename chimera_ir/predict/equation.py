@@ -136,13 +136,17 @@ def _timings(schedule: Schedule, setting: Setting, kind: type[Compute]) -> list[
 
 
 def _p2p(header: Header, setting: Setting) -> float:
-    """Comm_p2p: alpha + beta L, of a micro-batch's activations or gradients over any link that they take."""
+    """Comm_p2p: alpha + beta L, of a micro-batch's activations or gradients over any link that they take.
+
+    Where short messages have an alpha and a beta of their own, each of both by its size.
+    """
     return max(
         (
-            setting.link(header.workers, source, target).message(max(timing.output, timing.gradient))
+            setting.link(header.workers, source, target).message(size)
             for pipe in header.pipes
             for stage, (source, target) in enumerate(zip(pipe.workers, pipe.workers[1:], strict=False))
             for timing in (setting.timing(stage),)
+            for size in (timing.output, timing.gradient)
         ),
         default=0.0,
     )

@@ -10,6 +10,8 @@ A lane runs its instructions one after another. `send`, `recv` and `all_reduce` 
     wire        a message leaves once it is sent, its notice is there, and what was sent before it on the same link
                 (from one worker to one other) has left; takes bytes times beta
     flight      until it has arrived: the link's latency
+    eager       messages have no notice: one leaves once it is sent, and what was sent eagerly before it has left;
+                a wait of its send waits for nothing
     sum         an all-reduce runs once its last member has launched it, and what each of them launched before is over
     wait        of a send until the message has left, of a receive until it has arrived, of a sum until that is over
 
@@ -83,7 +85,8 @@ class Events(NamedTuple):
     ``lanes[w]`` are in order: the begin of worker w, if it has anything to do, then its computes, its waits, and
     what posting and stepping take where they take something.
 
-    ``posted[n]`` are the events after which a wire or a sum was posted: by both ends, by every member.
+    ``posted[n]`` are the events after which a wire or a sum was posted: by both ends, an eager one by its sender alone,
+    a sum by every member.
     ``ports[n]`` are those that a wire shares with others, where its link is shared; its seconds are those that it would
     take alone.
     """
@@ -122,12 +125,13 @@ class _Gathered:
         self.ports: dict[int, tuple[Port, Port]] = {}
         self._charges = charges
         self._wires: dict[Message, int] = {}
+        self._eager: set[int] = set()
         self._sums: dict[tuple[int, int | None], int] = {}
 
     def lane(self, worker: Worker, instructions: Sequence[Instruction]) -> None:
         """Adds what a worker does; what it waits for may be added only later."""
         own = [self._add(Role.BEGIN, each, (worker,), 0.0, []) for each in instructions[:1]]
-        on_link: dict[Worker, int] = {}
+        on_link: dict[tuple[Worker, bool], list[int]] = {}
         last_sum: list[int] = []
         for each in instructions:
             own += self._overhead(worker, each, own[-1:])
@@ -137,16 +141,20 @@ class _Gathered:
                     own.append(self._add(Role.COMPUTE, each, (worker,), self._charges.compute(each), now))
                 case Send(message, to):
                     wire = self._wire(each, worker, to)
-                    self._post(wire, now, [on_link[to]] if to in on_link else [])
-                    on_link[to] = wire
+                    queue = to, wire in self._eager
+                    self._post(wire, now, on_link.get(queue, []))
+                    on_link[queue] = [wire]
                 case Recv(message, source):
-                    alpha = self._charges.link(source, worker).alpha
-                    notice = self._add(Role.NOTICE, each, (worker, source), alpha, now)
                     wire = self._wire(Send(message, worker), source, worker)
-                    self.before[wire].append(notice)
-                    self.posted[wire] += now
+                    if wire not in self._eager:
+                        alpha = self.nodes[wire + 1].seconds
+                        notice = self._add(Role.NOTICE, each, (worker, source), alpha, now)
+                        self.before[wire].append(notice)
+                        self.posted[wire] += now
                 case WaitSend(message):
-                    own.append(self._add(Role.WAIT, each, (worker,), 0.0, [*now, self._wires[message]]))
+                    wire = self._wires[message]
+                    awaited = [] if wire in self._eager else [wire]
+                    own.append(self._add(Role.WAIT, each, (worker,), 0.0, now + awaited))
                 case WaitRecv(message):
                     own.append(self._add(Role.WAIT, each, (worker,), 0.0, [*now, self._wires[message] + 1]))
                 case AllReduce(stage):
@@ -185,12 +193,15 @@ class _Gathered:
         """The wire of a message, which its flight follows by number; whichever end comes first adds both."""
         message = send.message
         if message not in self._wires:
-            link, ends = self._charges.link(source, target), (source, target)
-            wire = self._add(Role.WIRE, send, ends, link.beta * self._charges.size(message), [])
+            whole, size, ends = self._charges.link(source, target), self._charges.size(message), (source, target)
+            link = whole.of(size)
+            wire = self._add(Role.WIRE, send, ends, link.beta * size, [])
             self._add(Role.FLIGHT, send, ends, link.alpha, [wire])
             self._wires[message], self.posted[wire] = wire, []
-            if link.shared:
-                self.ports[wire] = Port(source, True, link), Port(target, False, link)
+            if link.eager:
+                self._eager.add(wire)
+            if whole.shared:
+                self.ports[wire] = Port(source, True, whole), Port(target, False, whole)
         return self._wires[message]
 
     def _sum(self, launch: AllReduce) -> int:

@@ -84,7 +84,9 @@ def _folded(header: Header, found: Events, order: Sequence[int]) -> Turn:
 def _whole(found: Events, order: Sequence[int]) -> Turn:
     """Of a synchronous program, whose update is a turn: each lane begins once it has ended the one before.
 
-    Whatever else could wait for the update before is over by then: a lane ends after all its messages and sums.
+    Whatever else could wait for the update before is over by then: a lane ends after all its messages and sums. An
+    eager message may still be under way, but not when the next update's first one is sent over its link: the stages
+    below have their backwards after it, and their next forwards after the sums of these.
     """
     last = {lane[0]: lane[-1] for lane in found.lanes if lane}
     node = {number: place for place, number in enumerate(order)}

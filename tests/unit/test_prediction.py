@@ -134,6 +134,17 @@ def test_memory_is_told_in_bytes(run: Run, files: tuple[str, ...]) -> None:
     assert found["memory"] == [(25 + 6 + 4 + 4) * 10**6, (40 + 1 + 4 + 4) * 10**6]
 
 
+@pytest.mark.parametrize(("up_to", "seconds"), [("2 MB", 0.004), ("1.9 MB", 0.001)])
+def test_short_messages_have_costs_of_their_own(
+    run: Run, files: tuple[str, ...], tmp_path: Path, up_to: str, seconds: float
+) -> None:
+    """As above, or 3 ms whatever the size, and 1 to post it."""
+    short = f'short = {{ up_to = "{up_to}", latency = "3 ms", bandwidth = "unlimited", overhead = "1 ms" }}'
+    (tmp_path / "c.toml").write_text(CLUSTER.replace('"2 GB/s" }', f'"2 GB/s", {short} }}'), encoding="utf-8")
+    found = predicted(run(*DAPPLE, *files, "--emit", "report"))
+    assert found["Comm_p2p"] == pytest.approx(seconds)
+
+
 def test_without_the_files_there_is_no_prediction(run: Run) -> None:
     assert "prediction" not in json.loads(run(*DAPPLE, "--emit", "report").out)
 

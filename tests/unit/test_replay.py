@@ -18,7 +18,7 @@ from chimera_ir.predict.equation import equation
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.replay import Replay, pace, replay
 from chimera_ir.predict.setting import Setting
-from chimera_ir.profile.cluster import FREE, Cluster, Link
+from chimera_ir.profile.cluster import FREE, Cluster, Link, Short
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.source import Source
 from chimera_ir.verify.verify import Verified
@@ -202,6 +202,22 @@ def test_a_receive_that_is_posted_late_is_announced_before_anything_is_sent() ->
         *(Role.NOTICE, Role.WIRE, Role.COMPUTE, Role.COMPUTE, Role.WIRE, Role.COMPUTE)
     ]
     assert (slow[0].workers, slow[0].start, slow[0].end) == ((1, 0), 0.0, 10.0)
+
+
+def test_a_short_message_leaves_whether_or_not_its_receipt_is_posted_and_its_send_is_over_at_once() -> None:
+    """As above, but that 7 + 2 is all that a message of one byte takes; one of two asks first, for 10."""
+    hasty = by_hand(
+        LATE.replace("  wait send m0 s0->s1\n", "").replace("  recv m0 s1", "  wait send m0 s0->s1\n  recv m0 s1")
+    )
+    link = Link(10.0, 1.0, short=Short(1, Link(7.0, 2.0, eager=True)))
+    found = replay(hasty, setting(2, link=link))
+    assert found.seconds == 2 * (F + B) + 2 * 9
+    assert [each.end - each.start for each in found.lanes[0]] == [F, 0.0, 9 + F + B + 9, B, 0.0]
+    assert Role.NOTICE not in {each.role for each in found.critical}
+    assert [(each.posted, each.start, each.end) for each in found.messages] == [
+        *((F, F, F + 9), (2 * F + B + 9, 2 * F + B + 9, 2 * F + B + 18))
+    ]
+    assert replay(hasty, setting(2, link=link, message=2)).seconds == 2 * (F + B) + (10 + 2 + 10 - F) + (10 + 2)
 
 
 def test_a_wait_tells_since_when() -> None:
