@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
@@ -18,6 +18,7 @@ from chimera_ir.measure import machine
 from chimera_ir.measure.network import Measured, Node
 from chimera_ir.measure.samples import FEWEST, Samples, Told
 from runtime import Names, Peer, Transfer
+from support.connections import SHORT
 from support.faults import Misuse
 from support.job import Job
 from support.world import World, join, learn
@@ -30,6 +31,9 @@ PAUSE = 0.01
 
 What has just talked talks fast: processors are awake, and what they need is in their caches.
 """
+
+FEWEST_SIZES = 2
+"""So many sizes at least determine a line."""
 
 _SECOND = 1.0
 _TICK = 1e-9
@@ -76,32 +80,44 @@ def measure(store: Store, rank: int, size: int, request: Request, told: Told) ->
     groups = _groups(size, pairs, request.sum_ranks)
     world = join(_job(size, pairs, groups), store, rank, size, "pipeline", request.backend, request.timeout)
     world = replace(world, names=_Said(rank, rank, len(groups), request.timeout))
+    kinds = {(a, b): _kind(nodes, a, b) for a, b in pairs}
+    sooner = connected_kinds(kinds, _connected(world, pairs))
+    used = {peer: each for peer, each in world.near.items() if _kind(nodes, rank, peer) in sooner}
+    world = replace(world, near=used)
+    sizes = {within: chosen_sizes(request.sizes, within in sooner) for within in kinds.values()}
     forks = chosen_forks(pairs, [node.place for node in nodes])
-    steps = (len(pairs) + len(groups)) * len(request.sizes) + len(forks)
+    steps = sum(len(sizes[kinds[pair]]) for pair in pairs) + len(groups) * len(request.sizes) + len(forks)
     bench = _Bench(world, request, told, steps)
     messages: dict[tuple[bool, int], list[float]] = {}
     streams: dict[tuple[bool, int], list[float]] = {}
-    posts: dict[bool | None, list[float]] = {}
-    least = min(request.sizes)
-    for pair in pairs:
-        within = nodes[pair[0]].place == nodes[pair[1]].place
-        for count in request.sizes:
-            halves, gaps, posted = bench.pair(pair, count)
-            posts.setdefault(within, []).extend(posted if count == least else [])
-            messages.setdefault((within, count), []).extend(halves)
-            streams.setdefault((within, count), []).extend(gaps)
+    posts: dict[tuple[bool, int], list[float]] = {}
+    for pair, within in kinds.items():
+        for count in sizes[within]:
+            found = bench.pair(pair, count)
+            for every, taken in zip((messages, streams, posts), found, strict=True):
+                every.setdefault((within, count), []).extend(taken)
     sums: dict[tuple[int, int], list[float]] = {}
+    launches: list[float] = []
     for number, group in enumerate(groups):
         for count in request.sizes:
             taken, posted = bench.group(number, group, count)
-            posts.setdefault(None, []).extend(posted if count == least else [])
+            launches += posted if count == min(request.sizes) else []
             sums.setdefault((len(group), count), []).extend(taken)
-    forked = {within: bench.fork(hub, ends, max(request.sizes)) for within, (hub, ends) in forks.items()}
+    forked = {within: bench.fork(hub, ends, max(sizes[within])) for within, (hub, ends) in forks.items()}
     world.meet("for everybody to finish")
     dist.destroy_process_group()
     if rank != 0:
         return None
-    return Measured(nodes, _samples(messages), _samples(streams), _samples(forked), _samples(sums), _samples(posts))
+    return Measured(
+        nodes=nodes,
+        messages=_samples(messages),
+        streams=_samples(streams),
+        forks=_samples(forked),
+        sums=_samples(sums),
+        posts=_samples(posts),
+        launches=Samples(tuple(launches)),
+        short=dict.fromkeys(sooner, SHORT),
+    )
 
 
 def chosen_pairs(names: Sequence[str]) -> list[tuple[int, int]]:
@@ -132,6 +148,48 @@ def chosen_forks(pairs: Sequence[tuple[int, int]], names: Sequence[str]) -> dict
         if hub == same and within == (names[hub] == names[b]):
             found.setdefault(within, (hub, (a, b)))
     return found
+
+
+def chosen_sizes(sizes: Sequence[int], connected: bool) -> list[int]:
+    """The sizes of messages to measure, ascending: two short and two longer ones at least, if connected.
+
+    Examples
+    --------
+    >>> chosen_sizes([64, 256, 1024], connected=True)
+    [64, 256, 1024, 262144, 1048576]
+    >>> chosen_sizes([64, 256, 1024], connected=False)
+    [64, 256, 1024]
+    """
+    found = {*sizes}
+    if connected and sum(size <= SHORT for size in sizes) < FEWEST_SIZES:
+        found |= {SHORT // 4, SHORT}
+    if connected and sum(size > SHORT for size in sizes) < FEWEST_SIZES:
+        found |= {4 * SHORT, 16 * SHORT}
+    return sorted(found)
+
+
+def connected_kinds(kinds: Mapping[tuple[int, int], bool], connected: Mapping[int, Collection[int]]) -> set[bool]:
+    """The kinds of links, within nodes (True) or between them, of which all pairs are ``connected``, which is by rank.
+
+    Examples
+    --------
+    >>> connected_kinds({(0, 1): True, (2, 3): True, (0, 2): False}, {0: [1], 2: [0, 3]})
+    {True}
+    """
+    without = {kind for (a, b), kind in kinds.items() if b not in connected[a]}
+    return {*kinds.values()} - without
+
+
+def _connected(world: World, pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    """Of the first of each pair, the ranks that it is connected to: all ranks know the same."""
+    rank, what = world.place.rank, "for its connections"
+    world.store.set(f"connected/{rank}", json.dumps(sorted(world.near)))
+    return {a: json.loads(world.learn(f"connected/{a}", a, what, world.timeout)) for a, _ in pairs}
+
+
+def _kind(nodes: Sequence[Node], rank: int, other: int) -> bool:
+    """Whether two ranks are on one node."""
+    return nodes[rank].place == nodes[other].place
 
 
 def _groups(size: int, pairs: Sequence[tuple[int, int]], ranks: int | None) -> list[tuple[int, ...]]:

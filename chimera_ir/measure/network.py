@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from chimera_ir.measure import fit
 from chimera_ir.measure.fit import OFF, Point
 from chimera_ir.measure.samples import Samples, percent, rounded, too_noisy
-from chimera_ir.profile.cluster import Cluster, Link
+from chimera_ir.profile.cluster import Cluster, Link, Short
 from chimera_ir.profile.quantity import show_size, show_time
 
 _TICK = 1e-9
@@ -42,9 +42,11 @@ class Measured:
     """What was found: ``nodes`` by rank; times of messages by (within a node, size), of sums by (ranks, size).
 
     A message's time is half that of a ping-pong, a sum's is from its last launch; both with what posting takes, of
-    which ``posts`` has the times: of a message by (within a node), of a sum at None. ``streams`` are the times between
-    messages that follow each other; ``forks`` are those of the largest size, while their sender sends as many to
-    another rank, by (within a node) where a rank has two neighbours to send to.
+    which ``posts`` has the times, of messages, and ``launches``, of the smallest sums. ``streams`` are the times
+    between messages that follow each other; ``forks`` are those of the largest size, while their sender sends as many
+    to another rank, by (within a node) where a rank has two neighbours to send to. ``short`` says up to which size
+    messages go another way than longer ones, by (within a node) where they do; then there are two sizes at least of
+    either.
     """
 
     nodes: tuple[Node, ...]
@@ -52,7 +54,9 @@ class Measured:
     streams: Mapping[tuple[bool, int], Samples]
     forks: Mapping[bool, Samples]
     sums: Mapping[tuple[int, int], Samples]
-    posts: Mapping[bool | None, Samples]
+    posts: Mapping[tuple[bool, int], Samples]
+    launches: Samples
+    short: Mapping[bool, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +85,13 @@ class _Series:
 def described(name: str, measured: Measured) -> Described:
     """The cluster that the ranks ran on."""
     links = {within: _message_link(measured, within) for within in sorted({within for within, _ in measured.messages})}
-    launch = measured.posts[None].median
+    launch = measured.launches.median
     sums = _rounded(
         fit.sums([_point(size, ranks, one, launch) for (ranks, size), one in measured.sums.items()]), launch
     )
-    series = [_messages(measured, within, link) for within, link in links.items()]
+    series = [one for within, link in links.items() for one in _messages(measured, within, link)]
     series += [_sums(measured, ranks, sums) for ranks in sorted({ranks for ranks, _ in measured.sums})]
-    between, *_ = (*(links[within] for within in links if not within), *links.values())
+    between = links[False] if False in links else replace(links[True], short=None)
     inside, *_ = (*(links[within] for within in links if within), *links.values())
     per_node = sorted(Counter(node.place for node in measured.nodes).values())
     cluster = Cluster(name, len(measured.nodes), per_node[-1], _memory(measured.nodes), 0, between, inside, sums)
@@ -96,23 +100,40 @@ def described(name: str, measured: Measured) -> Described:
         remarks.append(
             f"nodes have {per_node[0]} to {per_node[-1]} ranks; the file says {per_node[-1]} for all of them"
         )
-    table = [] if len(links) > 1 else [_alike(within=True in links)]
+    table = [] if len(links) > 1 else [_alike(True in links, short=True in measured.short)]
+    table += [_two_ways(within, up_to) for within, up_to in sorted(measured.short.items())]
     table += [line for one in series for line in _table(one)]
     table += [_at_once(measured, within) for within in links]
     return Described(cluster, tuple(table), tuple(remarks))
 
 
-def _alike(within: bool) -> str:
-    if within:
-        return "All ranks were on one node: [links.between] is what was measured within it."
-    return "Every rank had a node of its own: [links.within] is what was measured between them."
+def _alike(within: bool, short: bool) -> str:
+    if not within:
+        return "Every rank had a node of its own: [links.within] is what was measured between them."
+    said = "All ranks were on one node: [links.between] is what was measured within it"
+    return f"{said}, of messages that are not short." if short else f"{said}."
+
+
+def _two_ways(within: bool, up_to: int) -> str:
+    at = f"[links.{'within' if within else 'between'}.short]"
+    return f"Messages of up to {show_size(up_to)} {_where(within)} went over sockets, longer ones over gloo: see {at}."
 
 
 def _message_link(measured: Measured, within: bool) -> Link:
-    taken = {size: one for (where, size), one in measured.messages.items() if where == within}
-    post = measured.posts[within].median
-    link = _rounded(fit.messages([_point(size, 2, one, post) for size, one in taken.items()]), post)
-    return replace(link, shared=_fork(measured, within) > _SHARED)
+    up_to = measured.short.get(within, 0)
+    sizes = sorted(size for where, size in measured.messages if where == within)
+    link = _line(measured, within, [size for size in sizes if size > up_to])
+    link = replace(link, shared=_fork(measured, within) > _SHARED)
+    if not up_to:
+        return link
+    short = _line(measured, within, [size for size in sizes if size <= up_to])
+    return replace(link, short=Short(up_to, replace(short, eager=True)))
+
+
+def _line(measured: Measured, within: bool, sizes: Sequence[int]) -> Link:
+    """The link of messages of these sizes, ascending; posts are those of the smallest."""
+    post = measured.posts[within, sizes[0]].median
+    return _rounded(fit.messages([_point(size, 2, measured.messages[within, size], post) for size in sizes]), post)
 
 
 def _fork(measured: Measured, within: bool) -> float:
@@ -135,10 +156,16 @@ def _point(size: int, ranks: int, samples: Samples, post: float) -> Point:
     return Point(size, ranks, max(samples.median - post, samples.median / 100), samples.uncertainty)
 
 
-def _messages(measured: Measured, within: bool, link: Link) -> _Series:
-    taken = {size: one for (where, size), one in measured.messages.items() if where == within}
-    streams = {size: one for (where, size), one in measured.streams.items() if where == within}
-    return _Series(f"messages {_where(within)}", taken, streams, link.message)
+def _messages(measured: Measured, within: bool, link: Link) -> Iterator[_Series]:
+    """The short ones, if they have a line of their own, and the others."""
+    up_to = measured.short.get(within, 0)
+    for what, short in (("short messages", True), ("messages", False)):
+        taken, streams = (
+            {size: one for (where, size), one in of.items() if where == within and (size <= up_to) == short}
+            for of in (measured.messages, measured.streams)
+        )
+        if taken:
+            yield _Series(f"{what} {_where(within)}", taken, streams, link.message)
 
 
 def _where(within: bool) -> str:
@@ -168,11 +195,11 @@ def _memory(nodes: Sequence[Node]) -> int:
 
 def _table(series: _Series) -> Iterator[str]:
     streams = f" {'in a stream':>12}" if series.streams else ""
-    yield f"{series.what + ',':<25} {'median':>9} {'spread':>7} {'line off by':>12}{streams}"
+    yield f"{series.what + ',':<29} {'median':>9} {'spread':>7} {'line off by':>12}{streams}"
     for size, one in sorted(series.taken.items()):
         stream = f" {_time(series.streams[size]):>12}" if series.streams else ""
         off = round(series.off(size), 2) + 0.0
-        yield f"{show_size(size):>25} {_time(one):>9} {percent(one.spread):>7} {off:>+12.0%}{stream}"
+        yield f"{show_size(size):>29} {_time(one):>9} {percent(one.spread):>7} {off:>+12.0%}{stream}"
 
 
 def _time(samples: Samples) -> str:

@@ -1,7 +1,9 @@
 """Links measured between real ranks under torchrun: the file reads back, and a rank that dies is named."""
 
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from tests.e2e.ranks import PATIENCE, TORCHRUN, environment
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).resolve().parents[2]
+SIZE = r"# +(\d+ [KM]?i?B)  "
 MAIN = "from chimera_ir.profiler import main; main()"
 DYING = f"""
 import os, sys
@@ -41,12 +44,14 @@ def test_the_links_between_ranks_are_a_cluster_file(tmp_path: Path, ranks: int) 
     cluster = read_cluster(Source(out.name, text))
     assert (cluster.name, cluster.workers, cluster.per_node, cluster.reserved) == ("desk", ranks, ranks, 0)
     assert 0 < cluster.memory < 2**50
-    assert cluster.between == cluster.within
-    for link in (cluster.within, cluster.sums):
+    short = cluster.within.short
+    assert short is not None
+    assert (short.up_to, cluster.between) == (64 << 10, replace(cluster.within, short=None))
+    for link in (cluster.within, cluster.between, cluster.sums):
         assert link.alpha >= 0
         assert link.beta > 0
         assert link.message(16 << 20) > link.message(64)
-    assert text.count("\n# messages within a node") == 1
+    assert text.count("\n# messages within a node") == text.count("\n# short messages within a node") == 1
     assert text.count("to two ranks at once take" if ranks == 3 else "was not measured") == 1
     assert text.count("\n# sums over") == (1 if ranks == 2 else 2)
     warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
@@ -63,8 +68,9 @@ def test_sums_are_measured_over_as_many_ranks_as_are_asked_for(tmp_path: Path) -
     assert [line for line in text.splitlines() if "# sums over" in line] == [
         line for line in text.splitlines() if line.startswith("# sums over 2 ranks,")
     ]
-    assert "1 KiB" in text
-    assert "4 KiB" not in text
+    sums, messages = text[text.index("# sums") :], text[: text.index("# sums")]
+    assert re.findall(SIZE, sums) == ["64 B", "256 B", "1 KiB"]
+    assert re.findall(SIZE, messages) == ["64 B", "256 B", "1 KiB", "256 KiB", "1 MiB"]
     done = launched(MAIN, 3, *asked, "--sum-ranks", "4")
     assert done.returncode != 0
     assert done.stderr.count("--sum-ranks 4: torchrun started 3 ranks; choose 2 to 3") == 1
