@@ -10,8 +10,8 @@ import pytest
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import simulate, ticks
 from chimera_ir.driver import Level, Request, compile_ir
-from chimera_ir.ir.ids import Stage
-from chimera_ir.ir.levels import Program, Schedule
+from chimera_ir.ir.ids import Micro, Stage, Worker
+from chimera_ir.ir.levels import Header, Pipe, Program, Schedule
 from chimera_ir.ir.ops import AllReduce, Backward, Forward, Recv, Send, Step, WaitRecv
 from chimera_ir.lower.lower import lower
 from chimera_ir.predict.equation import equation
@@ -218,6 +218,23 @@ def test_a_short_message_leaves_whether_or_not_its_receipt_is_posted_and_its_sen
         *((F, F, F + 9), (2 * F + B + 9, 2 * F + B + 9, 2 * F + B + 18))
     ]
     assert replay(hasty, setting(2, link=link, message=2)).seconds == 2 * (F + B) + (10 + 2 + 10 - F) + (10 + 2)
+
+
+def test_a_short_message_overtakes_a_long_one() -> None:
+    """An output takes 40: worker 0 has the first at 43, sends its own at 49 and at 54, after F and B, a gradient."""
+    ends = (Worker(0), Worker(1))
+    pipes = Pipe("down", ends, (Micro(0),)), Pipe("up", ends[::-1], (Micro(1),))
+    lanes = (
+        [(Forward, 1, 1), (Forward, 0, 0), (Backward, 1, 1), (Backward, 0, 0)],
+        [*((Forward, 1, 0), (Forward, 0, 1), (Backward, 0, 1), (Backward, 1, 0))],
+    )
+    plan = tuple(tuple(kind((Micro(micro),), Stage(stage)) for kind, micro, stage in lane) for lane in lanes)
+    how = setting(2, link=Link(0.0, 10.0, short=Short(1, Link(0.0, 1.0, eager=True))))
+    stage = StageCosts(1, 1, 0, {1: Timing(F, B, F + B, 1, 1, 4, 1)})
+    found = replay(lower(Schedule(Header("two", (), 2, 2, 2, pipes), plan)), replace(how, stages=(stage, stage)))
+    assert [(each.workers, each.start, each.end) for each in found.messages] == [
+        *(((1, 0), 3, 43), ((0, 1), 49, 89), ((0, 1), 54, 55), ((1, 0), 97, 98))
+    ]
 
 
 def test_a_wait_tells_since_when() -> None:
