@@ -168,9 +168,11 @@ def middle_cluster(clusters: Sequence[Cluster]) -> Cluster:
 
 
 def median_link(several: Sequence[Link]) -> Link:
-    """The medians of alpha, beta and the overhead."""
+    """The medians of alpha, beta and the overhead, and of what short messages cost."""
+    short = [one.short for one in several if one.short is not None]
     return replace(
         several[0],
+        short=replace(short[0], link=median_link([one.link for one in short])) if short else None,
         alpha=statistics.median(one.alpha for one in several),
         beta=statistics.median(one.beta for one in several),
         overhead=statistics.median(one.overhead for one in several),
