@@ -302,10 +302,10 @@ def compute(options: argparse.Namespace) -> str:
         wanted = [*runs(options, depth, [0.0], place, WARM_UP, COUNTED)]
         sizes = ",".join(str(each) for each in (size // 2, size, 2 * size))
         stages = ["chimera-profile", "stages", str(GPT), "--stages", str(depth), "--micro-batch-size", sizes]
-        links = ["chimera-profile", "links", "--sum-ranks", "2"]
+        network = ["chimera-profile", "links", "--sum-ranks", "2"]
         plan = []
         for turn in turns:
-            plan += [[*links, "--out", str(clusters[turn])], [*stages, "--out", str(profiles[turn])]]
+            plan += [[*network, "--out", str(clusters[turn])], [*stages, "--out", str(profiles[turn])]]
             plan += [run.command(turn, GPT, size, rehearsed=False) for run in wanted]
         here(depth, place)(plan)
         print(*(file.read_text() for file in [*profiles, *clusters]), file=sys.stderr)

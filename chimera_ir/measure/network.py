@@ -92,7 +92,7 @@ def described(name: str, measured: Measured) -> Described:
     series = [one for within, link in links.items() for one in _messages(measured, within, link)]
     series += [_sums(measured, ranks, sums) for ranks in sorted({ranks for ranks, _ in measured.sums})]
     between = links[False] if False in links else replace(links[True], short=None)
-    inside, *_ = (*(links[within] for within in links if within), *links.values())
+    inside = links[True] if True in links else links[False]
     per_node = sorted(Counter(node.place for node in measured.nodes).values())
     cluster = Cluster(name, len(measured.nodes), per_node[-1], _memory(measured.nodes), 0, between, inside, sums)
     remarks = [remark for one in series for remark in _remarks(one)]

@@ -9,6 +9,7 @@ have. Its median is the profile's, and the distance between its quartiles is the
 """
 
 from collections.abc import Sequence
+from graphlib import CycleError, TopologicalSorter
 from math import asinh, exp
 from random import Random
 from statistics import NormalDist
@@ -128,18 +129,8 @@ def _forward(waits: Waits) -> Waits:
 
 def _ordered(waits: Waits) -> list[int]:
     """Nodes after those of the same turn that they wait for."""
-    missing, after = [0] * len(waits), [list[int]() for _ in waits]
-    for node, several in enumerate(waits):
-        for before, ago in several:
-            if not ago:
-                missing[node] += 1
-                after[before].append(node)
-    order = [node for node, count in enumerate(missing) if not count]
-    for node in order:
-        for other in after[node]:
-            missing[other] -= 1
-            if not missing[other]:
-                order.append(other)
-    if len(order) < len(waits):
-        raise ValueError("an operation waits for itself; only a verified program has a steady state")
-    return order
+    now = {node: [before for before, ago in several if not ago] for node, several in enumerate(waits)}
+    try:
+        return [*TopologicalSorter(now).static_order()]
+    except CycleError:
+        raise ValueError("an operation waits for itself; only a verified program has a steady state") from None
