@@ -31,7 +31,7 @@ LONGEST = timedelta(hours=1)
 
 def attempt(command: list[str]) -> None:
     """Runs one program to its end, in this process."""
-    program, *arguments = command
+    program, *arguments = (word.replace("{rank}", os.environ["RANK"]) for word in command)
     for name in [name for name in sys.modules if name.startswith(OWN)]:
         del sys.modules[name]
     before, sys.argv = (sys.argv, sys.path[:]), [program, *arguments]

@@ -20,6 +20,7 @@ from contenders import Contender, Generated, OneProcess, Peer, Task
 from sleepers import Sleep, sleepers
 from torch.distributed.distributed_c10d import PrefixStore
 
+from support.allocator import keep_memory
 from support.job import Job
 from support.model import load
 from support.rehearsal import Rehearsal, overshoot
@@ -82,6 +83,7 @@ def _over_ranks(samples: list[list[float]]) -> list[float]:
 def main() -> None:
     """Runs the plan."""
     torch.set_num_threads(1)
+    keep_memory()
     plan = json.loads(Path(sys.argv[1]).read_text())
     store, rank, size = meet(TIMEOUT)
     everyone = Job("benchmark", size, size, 1, 1, (), (), (), (), 0, ())

@@ -10,6 +10,7 @@ from chimera_ir.measure.stages import Request
 from chimera_ir.profile.costs import ModelProfile
 from chimera_ir.profile.work import WorkProfile
 from runtime import BadModel
+from support.allocator import keep_memory
 from support.faults import Misuse
 from support.model import load
 
@@ -43,6 +44,8 @@ def timed(file: Path, request: Request, device: str, threads: int, told: Told) -
     if device == "cuda" and not torch.cuda.is_available():
         raise BadFile("--device cuda: torch finds no GPU here; use --device cpu, or --count")
     torch.set_num_threads(threads)
+    if device == "cpu":
+        keep_memory()
     try:
         found = stages.timed(load(file), request, torch.device(device), told)
     except (Misuse, BadModel) as error:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from runtime import BadModel, Lane, PeerLost
 from support import probe
 from support import stages as build
+from support.allocator import keep_memory
 from support.batches import Batches
 from support.check import CheckFailed, check
 from support.compute import Stage
@@ -44,6 +45,8 @@ def main(job: Job, scripts: Path) -> None:
     faults.watch_signals()
     try:
         world = join(job, store, rank, size, options.layout, options.backend, options.timeout)
+        if world.device.type == "cpu":
+            keep_memory()
         _run(world, scripts, options, faults)
     except (Misuse, BadModel) as error:
         faults.end(f"train.py: {error}", MISUSED)
