@@ -7,7 +7,8 @@
 `chimera-profile links` finds on as many ranks in the same launch. `links`: the same with larger messages, every rank in
 a network namespace of its own behind a link of limited bandwidth; skipped where that is not permitted. `compute`: two
 ranks train a real model, each with one thread; stages are measured by `chimera-profile stages` on both cores at once.
-Programs take turns, there also with profile and links: what slows the machine down for a while meets all of them.
+Programs take turns, there also with profiles and links: what slows the machine down for a while meets all of them.
+Each rank has profiles of its own, for two cores are seldom equally fast.
 
 A step of a rehearsal with a flush begins at a barrier: it is compared with the seconds of a replay. Steps of training
 follow each other, and do not take equally long: they are compared with `pace`, and with what is `expected`, which is
@@ -24,6 +25,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from namespaces import Limit, NotPermitted, environment, joined
@@ -51,6 +53,9 @@ BATCH = 2
 
 WARM_UP, COUNTED = 3, 5
 """Steps of training that do not count, as rounds of a profile do not, and the least that do, in every turn."""
+
+PROFILED_ANEW, ROUNDS = 5, 8
+"""After so many programs the stages are measured again, each time in so many rounds: some moments last for minutes."""
 
 Predicted = Callable[[Program, Setting], float]
 """Seconds of an update."""
@@ -298,20 +303,40 @@ def compute(options: argparse.Namespace) -> str:
     depth, size, turns = 2, options.micro_batch_size, range(options.turns)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        clusters, profiles = ([place / f"{what}-{turn}.toml" for turn in turns] for what in ("cluster", "profile"))
+        clusters = [place / f"cluster-{turn}.toml" for turn in turns]
         wanted = [*runs(options, depth, [0.0], place, WARM_UP, COUNTED)]
+        parts = [wanted[first : first + PROFILED_ANEW] for first in range(0, len(wanted), PROFILED_ANEW)]
         sizes = ",".join(str(each) for each in (size // 2, size, 2 * size))
         stages = ["chimera-profile", "stages", str(GPT), "--stages", str(depth), "--micro-batch-size", sizes]
         network = ["chimera-profile", "links", "--sum-ranks", "2"]
         plan = []
         for turn in turns:
-            plan += [[*network, "--out", str(clusters[turn])], [*stages, "--out", str(profiles[turn])]]
-            plan += [run.command(turn, GPT, size, rehearsed=False) for run in wanted]
+            plan.append([*network, "--out", str(clusters[turn])])
+            for number, part in enumerate(parts):
+                out = place / f"profile-{{rank}}-{turn}-{number}.toml"
+                plan.append([*stages, "--rounds", str(ROUNDS), "--out", str(out)])
+                plan += [run.command(turn, GPT, size, rehearsed=False) for run in part]
         here(depth, place)(plan)
-        print(*(file.read_text() for file in [*profiles, *clusters]), file=sys.stderr)
+        profiles = [sorted(place.glob(f"profile-{rank}-*.toml")) for rank in range(depth)]
+        print(*(file.read_text() for file in [*chain(*profiles), *clusters]), file=sys.stderr)
         found = middle_cluster([read_cluster(Source(str(each), each.read_text())) for each in clusters])
-        setting = Setting(middle([profiled(profile) for profile in profiles]), found, 1, size)
-        return table(heads(ONE_AFTER_ANOTHER), [row(run, setting, 0.1, ONE_AFTER_ANOTHER) for run in wanted])
+        ranks = [middle([profiled(profile) for profile in several]) for several in profiles]
+        settings = [Setting(held(run.program, ranks), found, 1, size) for run in wanted]
+        rows = [row(run, setting, 0.1, ONE_AFTER_ANOTHER) for run, setting in zip(wanted, settings, strict=True)]
+        return table(heads(ONE_AFTER_ANOTHER), rows)
+
+
+def held(program: Program, ranks: Sequence[tuple[StageCosts, ...]]) -> tuple[StageCosts, ...]:
+    """Each stage as the slowest of the ranks that hold it found it: for its gradients all others wait."""
+    return tuple(
+        max((ranks[worker][stage] for worker in workers), key=busy)
+        for stage, workers in enumerate(program.header.holders)
+    )
+
+
+def busy(stage: StageCosts) -> float:
+    """Seconds of a forward and a backward, of all sizes."""
+    return sum(each.forward + each.backward for each in stage.at.values())
 
 
 PARTS = {

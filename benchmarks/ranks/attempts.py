@@ -3,8 +3,8 @@
     torchrun --nproc-per-node=4 attempts.py PLAN.json
 
 PLAN.json is a list of command lines. The first word of each is the file of a program that chimera-compile wrote, or
-``chimera-profile``. Each believes that torchrun started it, and meets its peers in a store of its own, which rank 0
-keeps.
+``chimera-profile``; ``{rank}`` stands for the rank. Each believes that torchrun started it, and meets its peers in a
+store of its own, which rank 0 keeps.
 """
 
 import importlib
