@@ -55,7 +55,7 @@ WARM_UP, COUNTED = 3, 5
 """Steps of training that do not count, as rounds of a profile do not, and the least that do, in every turn."""
 
 PROFILED_ANEW, ROUNDS = 5, 8
-"""After so many programs the stages are measured again, each time in so many rounds: some moments last for minutes."""
+"""Before so many programs stages are measured, each time in so many rounds at most: some moments last for minutes."""
 
 Predicted = Callable[[Program, Setting], float]
 """Seconds of an update."""
@@ -309,25 +309,28 @@ def compute(options: argparse.Namespace) -> str:
         sizes = ",".join(str(each) for each in (size // 2, size, 2 * size))
         stages = ["chimera-profile", "stages", str(GPT), "--stages", str(depth), "--micro-batch-size", sizes]
         network = ["chimera-profile", "links", "--sum-ranks", "2"]
-        plan = []
+        plan, profiles = [], []
         for turn in turns:
             plan.append([*network, "--out", str(clusters[turn])])
             for number, part in enumerate(parts):
-                out = place / f"profile-{{rank}}-{turn}-{number}.toml"
-                plan.append([*stages, "--rounds", str(ROUNDS), "--out", str(out)])
+                profiles.append(str(place / f"profile-{turn}-{number}-{{rank}}.toml"))
+                plan.append([*stages, "--rounds", str(ROUNDS), "--out", profiles[-1]])
                 plan += [run.command(turn, GPT, size, rehearsed=False) for run in part]
         here(depth, place)(plan)
-        profiles = [sorted(place.glob(f"profile-{rank}-*.toml")) for rank in range(depth)]
-        print(*(file.read_text() for file in [*chain(*profiles), *clusters]), file=sys.stderr)
+        by_rank = [[Path(each.replace("{rank}", str(rank))) for each in profiles] for rank in range(depth)]
+        print(*(file.read_text() for file in [*chain(*by_rank), *clusters]), file=sys.stderr)
         found = middle_cluster([read_cluster(Source(str(each), each.read_text())) for each in clusters])
-        ranks = [middle([profiled(profile) for profile in several]) for several in profiles]
+        ranks = [middle([profiled(profile) for profile in several]) for several in by_rank]
         settings = [Setting(held(run.program, ranks), found, 1, size) for run in wanted]
         rows = [row(run, setting, 0.1, ONE_AFTER_ANOTHER) for run, setting in zip(wanted, settings, strict=True)]
         return table(heads(ONE_AFTER_ANOTHER), rows)
 
 
 def held(program: Program, ranks: Sequence[tuple[StageCosts, ...]]) -> tuple[StageCosts, ...]:
-    """Each stage as the slowest of the ranks that hold it found it: for its gradients all others wait."""
+    """Each stage as the slowest of the ranks that hold it found it: the others wait for its gradients.
+
+    One copy of the workers, so that a worker is a rank.
+    """
     return tuple(
         max((ranks[worker][stage] for worker in workers), key=busy)
         for stage, workers in enumerate(program.header.holders)

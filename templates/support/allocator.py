@@ -11,17 +11,18 @@ from collections.abc import Mapping
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 """As in malloc.h of the GNU C library."""
 
-_OTHERS = ("trim_threshold", "mmap_threshold", "mmap_max")
-"""Settings of its malloc that say otherwise."""
+_SETTINGS = ("trim_threshold", "mmap_threshold", "mmap_max")
+"""Those of its malloc that may say otherwise."""
 
 
 def keep_memory(environ: Mapping[str, str] = os.environ) -> bool:
-    """Lets this process keep what it frees, for itself; says whether it will.
+    """Lets this process keep what its main thread frees, for itself; says whether the C library was told.
 
-    It will not where the C library is not GNU's, nor where the environment has settings of that kind: those stand.
+    It is not where it is not GNU's, nor where the environment has settings of that kind: those stand. What other
+    threads free still goes back to the kernel, and nothing changes where another malloc has been preloaded.
     """
     tunables = environ.get("GLIBC_TUNABLES", "")
-    if any(f"MALLOC_{name.upper()}_" in environ or f"glibc.malloc.{name}=" in tunables for name in _OTHERS):
+    if any(f"MALLOC_{name.upper()}_" in environ or f"glibc.malloc.{name}=" in tunables for name in _SETTINGS):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

@@ -45,8 +45,6 @@ def main(job: Job, scripts: Path) -> None:
     faults.watch_signals()
     try:
         world = join(job, store, rank, size, options.layout, options.backend, options.timeout)
-        if world.device.type == "cpu":
-            keep_memory()
         _run(world, scripts, options, faults)
     except (Misuse, BadModel) as error:
         faults.end(f"train.py: {error}", MISUSED)
@@ -135,6 +133,8 @@ def _writable(path: Path) -> None:
 
 def _train(setting: Setting, built: dict[int, Any], faults: Faults) -> None:
     options = setting.options
+    if setting.world.device.type == "cpu":
+        keep_memory()
     rehearsal = Rehearsal(options.rehearse["F"], options.rehearse["B"]) if options.rehearse else None
     stages = build.assemble(setting, built, setting.model.steps, rehearsal)
     progress = Progress(setting.world, options.steps, setting.share, rehearsal is not None)

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import platform
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -102,6 +103,13 @@ def test_receive_buffers_are_as_many_as_the_scripts_say(seen: dict[str, Seen], s
     for rank, script in zip(seen[scheme].ranks, seen[scheme].scripts, strict=True):
         said = {str(stage): [len(each) for each in slots] for stage, slots in script["SLOTS"].items()}
         assert rank["buffers"] == said
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the malloc of the GNU C library")
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_a_rank_frees_it_keeps(seen: dict[str, Seen], scheme: str) -> None:
+    """While it trains malloc maps nothing on its own, however large."""
+    assert [rank["mapped"] for rank in seen[scheme].ranks] == [0] * len(RANKS)
 
 
 def test_where_stages_differ_it_counts_which_are_kept_at_the_same_time(seen: dict[str, Seen]) -> None:

@@ -71,6 +71,15 @@ def test_a_timed_profile_reads_back_and_only_warns_of_noise(profile: Profile, tm
         assert stage.step_noise is not None
 
 
+def test_what_is_freed_is_kept_as_by_a_rank(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[bool] = []
+    monkeypatch.setattr("chimera_ir.measure.model.keep_memory", lambda: kept.append(True))
+    assert profile(*COUNTED).status == 0
+    assert not kept
+    assert profile(*(each for each in COUNTED if each != "--count"), "--rounds", "5").status == 0
+    assert kept
+
+
 def test_its_own_file_is_written_over_and_no_other_without_force(profile: Profile, tmp_path: Path) -> None:
     out = tmp_path / "p.toml"
     out.write_text("# by hand\n")

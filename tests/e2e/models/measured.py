@@ -4,6 +4,7 @@ A stage ends in a sum, of which nothing is saved: what it hands on is no part of
 equal, or with GROWING each saves more than the one before.
 """
 
+import ctypes
 import json
 import os
 from pathlib import Path
@@ -91,9 +92,30 @@ class Figures:
             "stashed": self.stashed,
             "copies": self.copies,
             "alive": self.alive.peak,
+            "mapped": mapped_alone(),
             "buffers": {stage.number: [len(stage.inputs), len(stage.gradients)] for stage in STAGES},
         }
         FILE.write_text(json.dumps(figures))
+
+
+class Mallinfo(ctypes.Structure):
+    """What the GNU C library's malloc tells of itself (malloc.h): the fourth figure is ``hblks``, of pieces mapped."""
+
+    _fields_ = (("figures", ctypes.c_int * 10),)
+
+
+def mapped_alone():
+    """How many maps of its own malloc makes for 64 MiB, which the kernel has back when they are freed."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo"):
+        return None
+    library.mallinfo.restype, library.malloc.restype = Mallinfo, ctypes.c_void_p
+    library.free.argtypes = (ctypes.c_void_p,)
+    before = library.mallinfo().figures[3]
+    taken = library.malloc(64 << 20)
+    maps = library.mallinfo().figures[3] - before
+    library.free(taken)
+    return maps
 
 
 FIGURES = Figures()
