@@ -14,7 +14,7 @@ from chimera_ir.command import WRONG_TEXT, Misuse, appearance, parse_settings, r
 from chimera_ir.cost.model import KINDS, Costs
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.diagnostics.render import render, render_all
-from chimera_ir.driver import MAX_OPERATIONS, Level, Request, TooLarge
+from chimera_ir.driver import MAX_OPERATIONS, Level, Request, TooLarge, watched
 from chimera_ir.elaborate.settings import SettingError
 from chimera_ir.forecast import forecast_options, read_forecast, unfit_text
 from chimera_ir.predict.prediction import Forecast
@@ -134,7 +134,7 @@ def _compiled(request: Request, wanted: Level | None, color: bool, forecast: For
                 request,
                 wanted,
                 warn=lambda each: warnings.append(render(each, request.source, color)),
-                watch=lambda levels: progress.watched(levels, tell),
+                watch=lambda levels: watched(levels, tell),
                 forecast=forecast,
             )
     except BaseException:

@@ -2,6 +2,7 @@
 
 import tomllib
 from dataclasses import dataclass
+from functools import cache
 
 from chimera_ir import resources
 from chimera_ir.source import Source
@@ -53,6 +54,7 @@ def baseline(workers: int, micro_batches: int) -> tuple[Source, dict[str, int]]:
     return source(table["scheme"]), {table["workers"]: workers, table["micro_batches"]: micro_batches}
 
 
+@cache
 def letters() -> Letters:
     """The parameters by which a scheme is fitted to a model and a mini-batch."""
     table = tomllib.loads((resources.schemes() / "library.toml").read_text(encoding="utf-8"))["letters"]

@@ -8,20 +8,8 @@ from threading import Timer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from chimera_ir.driver import Level, Result
-
 AFTER = 1.0
 """Seconds before anything is shown."""
-
-_NEXT = {
-    Level.AST: "placing and ordering the operations, verifying the schedule",
-    Level.PLAN: "verifying the schedule",
-    Level.SCHEDULE: "adding messages and gradient sums, verifying the program",
-    Level.PROGRAM: "simulating",
-    Level.TIMELINE: "comparing with the baseline",
-    Level.REPORT: "writing the scripts",
-}
-"""What is done once a level is there."""
 
 
 @contextmanager
@@ -51,10 +39,3 @@ def shown() -> Iterator[Callable[[str], None]]:
         timer.cancel()
         timer.join()
         line.stop()
-
-
-def watched(levels: Iterator[Result], tell: Callable[[str], None]) -> Iterator[Result]:
-    """The levels; with each, what comes next is told."""
-    for level, value in levels:
-        tell(_NEXT[level])
-        yield level, value

@@ -58,7 +58,7 @@ IMPORTS = {
     "tracer": {"trace", "command", "forecast", "output", "profile", "__version__"},
     "answer": {"driver", "command", "syntax", "ir", "verify", "cost", "picture", "predict"},
     "cache": {"answer", "resources"},
-    "progress": {"driver"},
+    "progress": set(),
     "cli": {
         *("answer", "cache", "progress", "driver", "output", "library", "source", "diagnostics", "elaborate", "cost"),
         *("command", "forecast", "predict", "profile", "syntax", "texts", "__version__"),

@@ -28,6 +28,14 @@ def launches(program: Program, timeline: Timeline) -> tuple[Launched, ...]:
     return tuple(launched for launched in found if start < launched.at <= end)
 
 
+def launch_ticks(program: Program, timeline: Timeline) -> Iterator[tuple[Worker, Stage, int]]:
+    """Every launch with its worker, its stage and its time in ticks, in the order of the lanes."""
+    for worker, (parts, timed) in enumerate(zip(program.parts, timeline.lanes, strict=True)):
+        for done, each in _after(parts):
+            if isinstance(each, AllReduce):
+                yield Worker(worker), each.stage, _end(timed, done)
+
+
 def steps(program: Program, timeline: Timeline) -> tuple[Stepped, ...]:
     """All steps that lead to a version, worker by worker, each as early as the worker has come to it."""
     return tuple(

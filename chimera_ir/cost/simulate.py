@@ -14,8 +14,8 @@ from typing import NamedTuple
 from chimera_ir.cost.critical import CriticalPath, critical_path, update_length
 from chimera_ir.cost.events import Event
 from chimera_ir.cost.model import Costs
-from chimera_ir.cost.precedence import precede
-from chimera_ir.cost.turn import fold
+from chimera_ir.cost.precedence import Precedence, precede
+from chimera_ir.cost.turn import Turn, fold
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute
 
@@ -59,19 +59,38 @@ class Timeline:
         return self.critical_path.length * self.tick
 
 
-def simulate(schedule: Schedule, costs: Costs) -> Timeline:
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """What of a timeline follows from the schedule alone, whatever the costs and whoever recomputes.
+
+    ``turn`` is that of an asynchronous schedule.
+    """
+
+    precedence: Precedence
+    turn: Turn | None
+    clock_span: Fraction
+
+
+def skeleton(schedule: Schedule) -> Skeleton:
+    """The skeleton of a verified schedule."""
+    header, precedence = schedule.header, precede(schedule)
+    turn = fold(precedence, header) if header.asynchronous else None
+    return Skeleton(precedence, turn, update_length(header, precedence, [1] * len(precedence.operations), turn))
+
+
+def simulate(schedule: Schedule, costs: Costs, known: Skeleton | None = None) -> Timeline:
     """The earliest timeline of a verified schedule, in time linear in the number of operations.
 
-    Of several critical paths it holds one with the largest number of backward passes (CONTRACT: C_b).
+    Of several critical paths it holds one with the largest number of backward passes (CONTRACT: C_b). A schedule that
+    is simulated more than once has one skeleton; whoever has it may pass it on.
     """
-    precedence = precede(schedule)
+    bones = known or skeleton(schedule)
     tick, duration = ticks(schedule.header, costs)
-    durations = [duration(operation) for operation in precedence.operations]
-    turn = fold(precedence, schedule.header.period) if schedule.header.asynchronous else None
-    path, ends = critical_path(schedule.header, precedence, durations, turn)
+    durations = [duration(operation) for operation in bones.precedence.operations]
+    path, ends = critical_path(schedule.header, bones.precedence, durations, bones.turn)
     timed = [
         Timed(operation, end - duration, end)
-        for operation, end, duration in zip(precedence.operations, ends, durations, strict=True)
+        for operation, end, duration in zip(bones.precedence.operations, ends, durations, strict=True)
     ]
     remaining = iter(timed)
     return Timeline(
@@ -81,7 +100,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
         span=max(ends, default=0),
         lanes=tuple(tuple(islice(remaining, len(lane))) for lane in schedule.lanes),
         critical_path=path,
-        clock_span=update_length(schedule.header, precedence, [1] * len(durations), turn),
+        clock_span=bones.clock_span,
         bubble_ratio=1 - _busy(schedule.header, timed) / path.length if timed else Fraction(0),
     )
 

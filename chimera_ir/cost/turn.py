@@ -1,10 +1,10 @@
 """One turn of an asynchronous schedule: its operations, each for those of all turns, and what waits for what."""
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 from chimera_ir.cost.cycles import Waits
 from chimera_ir.cost.precedence import Precedence
+from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Forward
 
 
@@ -16,26 +16,36 @@ class Turn:
     waits: Waits
 
 
-def fold(precedence: Precedence, period: int) -> Turn:
-    """The turn that a precedence repeats every ``period`` micro-batches, if it shows all waits of the steady state.
+def fold(precedence: Precedence, header: Header) -> Turn:
+    """The turn that the precedence of an asynchronous schedule repeats, if it shows all waits of the steady state.
 
-    Warm-up and drain lack operations, so there an operation also follows one that in the steady state it follows by way
-    of others. Such a wait does no harm: the way there is longer.
+    Three turns show what any of them does: the last one the waits for earlier turns, the first one those for later
+    turns, the one in the middle what versions below 0 hide. Warm-up and drain lack operations, so there an operation
+    also follows one that in the steady state it follows by way of others. Such a wait does no harm: the way there is
+    longer.
     """
+    operations, period = precedence.operations, header.period
+    turns = header.micro_batches // period
+    shown = {0, turns // 2, turns - 1}
+    nodes: dict[tuple[bool, int, tuple[int, ...]], int] = {}
     numbers: list[int] = []
-    known: dict[tuple[bool, int, tuple[int, ...]], int] = {}
-    placed: dict[int, tuple[int, int]] = {}
-    nearest: dict[int, dict[int, int]] = defaultdict(dict)
+    inside: list[int] = []
     for number in precedence.order:
-        alike, turn = _reduced(precedence.operations[number], period)
-        node = known.setdefault(alike, len(known))
-        if node == len(numbers):
-            numbers.append(number)
-        placed[number] = node, turn
-        for before, its_turn in map(placed.__getitem__, precedence.predecessors[number]):
-            ago = turn - its_turn
-            nearest[node][before] = min(ago, nearest[node].get(before, ago))
-    return Turn(tuple(numbers), [tuple(nearest[node].items()) for node in range(len(numbers))])
+        turn = operations[number].micros[0] // period
+        if turn in shown:
+            inside.append(number)
+            if turn == 0:
+                nodes[_reduced(operations[number], period)[0]] = len(numbers)
+                numbers.append(number)
+    nearest: list[dict[int, int]] = [{} for _ in numbers]
+    for number in inside:
+        alike, turn = _reduced(operations[number], period)
+        own = nearest[nodes[alike]]
+        for before in precedence.predecessors[number]:
+            its, its_turn = _reduced(operations[before], period)
+            node, ago = nodes[its], turn - its_turn
+            own[node] = min(ago, own.get(node, ago))
+    return Turn(tuple(numbers), [tuple(own.items()) for own in nearest])
 
 
 def _reduced(operation: Compute, period: int) -> tuple[tuple[bool, int, tuple[int, ...]], int]:

@@ -1,6 +1,7 @@
 """From tree to plan: a scheme, given its parameters, as the list of its operations with place and clock."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from chimera_ir.diagnostics.model import Diagnostic, raise_errors
@@ -15,7 +16,7 @@ from chimera_ir.elaborate.versions import readings, torn
 from chimera_ir.ir.levels import Header, Pipe, Plan, Planned
 from chimera_ir.syntax import ast
 
-__all__ = ["elaborate", "outline", "parameter_names"]
+__all__ = ["Outline", "elaborate", "outline", "parameter_names"]
 
 
 def elaborate(
@@ -48,20 +49,29 @@ def elaborate(
     >>> plan.header.workers, plan.header.micro_batches, len(plan.operations)
     (3, 4, 12)
     """
-    outlined, parts, known, warnings = _outlined(scheme, settings, max_operations)
-    return Plan(outlined, tuple(_planned(parts, outlined.pipes, known))), warnings
+    outlined = outline(scheme, settings, max_operations)
+    return outlined.plan(), outlined.warnings
 
 
-def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int) -> Header:
-    """What `elaborate` would say first, without a look at the operations; errors as there, but for those in them."""
-    header, _, _, _ = _outlined(scheme, settings, max_operations)
-    return header
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What is known of a scheme before a look at its operations: the header, and what those follow from.
+
+    ``shapes`` are the pipes as long as they are elaborated, ``known`` the names.
+    """
+
+    header: Header
+    shapes: tuple[Shape, ...]
+    known: Globals
+    warnings: tuple[Diagnostic, ...]
+
+    def plan(self) -> Plan:
+        """The plan; errors in operations as in `elaborate`."""
+        return Plan(self.header, tuple(_planned(self.shapes, self.header.pipes, self.known)))
 
 
-def _outlined(
-    scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int
-) -> tuple[Header, tuple[Shape, ...], Globals, tuple[Diagnostic, ...]]:
-    """The header, with what the operations follow from: the pipes as long as they are elaborated, and the names."""
+def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int) -> Outline:
+    """The beginning of `elaborate`; errors as there, but for those in operations."""
     require_settable(scheme, settings)
     warnings = raise_errors(check(scheme))
     known = evaluate_globals(scheme, settings)
@@ -82,7 +92,7 @@ def _outlined(
         updates=part.updates,
         period=part.period,
     )
-    return header, part.shapes, known, warnings
+    return Outline(header, part.shapes, known, warnings)
 
 
 def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], known: Globals) -> list[Planned]:

@@ -69,15 +69,17 @@ def lower(schedule: Schedule, ahead: int = 1, duration: Duration = _alike) -> Pr
     )
 
 
-def sketch(schedule: Schedule, duration: Duration = _alike) -> Program:
-    """As `lower`, but sooner for an asynchronous schedule: to see how much time and memory it takes, not to be run.
+def sketch(schedule: Schedule) -> Program:
+    """The messages that `lower` gives an asynchronous schedule, sooner: to see how much memory they take.
 
-    Only the half in the middle has messages; there everything stands where it stands in the steady state.
+    Only the half in the middle has them; there everything stands where it stands in the steady state. Nothing is
+    summed, stepped or stashed (`updates.copies`).
     """
-    if not schedule.header.asynchronous:
-        return lower(schedule, duration=duration)
     middle = Middle(schedule.header)
-    lanes = _streaming(schedule, 1, duration, middle)
+    lanes = (
+        _lane(lane, traffic, rings(lane, traffic.postings, middle.within), Insertions({}, {}))
+        for lane, traffic in zip(schedule.lanes, communicate(schedule, 1), strict=True)
+    )
     return Program(schedule.header, tuple(tuple(each for each in lane if middle.keeps(each)) for lane in lanes))
 
 
@@ -97,9 +99,7 @@ def _with_sums(lane: tuple[Compute, ...], sums: Insertions) -> Iterator[Instruct
     yield from sums.at_end
 
 
-def _streaming(
-    schedule: Schedule, ahead: int, duration: Duration, margin: Margin | Middle
-) -> Iterator[list[Instruction]]:
+def _streaming(schedule: Schedule, ahead: int, duration: Duration, margin: Margin) -> Iterator[list[Instruction]]:
     """The lanes with their margins."""
     traffics = communicate(schedule, ahead)
     updates = update(schedule, margin.durations(duration))

@@ -60,10 +60,6 @@ class Middle:
         """Whether a micro-batch belongs to it."""
         return self.header.micro_batches <= 4 * micro < 3 * self.header.micro_batches
 
-    def durations(self, duration: Duration) -> Duration:
-        """The durations, as they are."""
-        return duration
-
     def keeps(self, instruction: Instruction) -> bool:
         """Whether an instruction is no message, or one of that half."""
         return not isinstance(instruction, _TALK) or self.within(instruction.message.micros[0])

@@ -17,6 +17,7 @@ All workers launch in one agreed order, as `sync` does: by the time at which the
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import NamedTuple
 
 from chimera_ir.ir.ids import Stage, Version
@@ -53,6 +54,23 @@ def update(schedule: Schedule, duration: Duration) -> Iterator[Insertions]:
     agreed = _agreed(schedule, duration, found)
     for lane, updates in zip(schedule.lanes, found, strict=True):
         yield _insertions(lane, sorted(updates, key=lambda each: agreed[each.version, each.stage]))
+
+
+def copies(schedule: Schedule) -> Iterator[dict[Stage, int]]:
+    """For each worker, how many copies of the weights of a stage it keeps at most: the newest, and what is stashed."""
+    for lane in schedule.lanes:
+        changes: dict[Stage, list[tuple[int, int]]] = defaultdict(list)
+        for each in _updates(schedule.header, lane):
+            changes[each.stage] += _stashed(each)
+        yield {
+            stage: 1 + max(accumulate((change for _, change in sorted(its)), initial=0))
+            for stage, its in changes.items()
+        }
+
+
+def _stashed(update: _Update) -> list[tuple[int, int]]:
+    """When the version that an update supersedes is stashed and dropped, before and after operations."""
+    return [(2 * update.step, 1), (2 * update.last + 1, -1)] if update.last >= update.step else []
 
 
 def _insertions(lane: tuple[Compute, ...], updates: list[_Update]) -> Insertions:

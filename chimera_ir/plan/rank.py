@@ -6,9 +6,11 @@ operations. They come first, in the order of their replays, and the others follo
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import TypeVar
 
 from chimera_ir import library
@@ -37,6 +39,7 @@ _PARTS = 8
 
 Tell = Callable[[str], None]
 
+_Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
 
@@ -63,17 +66,17 @@ def rank(sources: Sequence[Source], question: Question, judge: Judge, greedy: bo
         choices, out = _apart(configurations(source, scheme, judge.profile, question))
         families += _by_preference(choices) if greedy else distinct(choices)
         found += out
-    with _workers(sum(map(_operations, families))) as executor:
-        found += _judged(families, judge, greedy, executor, tell)
+    with _crew(judge, sum(map(_operations, families))) as crew:
+        found += _judged(families, greedy, crew, tell)
         judged = sorted((each for each in found if isinstance(each, Judged)), key=_order)
         asked = [each for each in judged if each.choice.source in sources]
         beside = [each for each in judged if each.choice.source == baseline and baseline not in sources]
-        replayed = {each.choice: each for each in _replayed([*beside[:1], *asked], judge, executor, tell)}
+        replayed = {each.choice: each for each in _replayed([*beside[:1], *asked], crew, tell)}
         judged = sorted((replayed.get(each.choice, each) for each in judged), key=_order)
-        judged, heavy = _weighed(judged, judge, top, executor, tell)
+        judged, heavy = _weighed(judged, top, crew, tell)
         found += heavy
     asked = [each for each in judged if each.choice.source in sources]
-    left_out = (each for each in found if isinstance(each, LeftOut) and each.source in sources)
+    left_out = sorted((each for each in found if isinstance(each, LeftOut) and each.source in sources), key=_known)
     reference = next((each for each in judged if each.choice.source == baseline), None)
     return Ranking(question, judge, tuple(asked), tuple(left_out), reference)
 
@@ -91,6 +94,16 @@ def _order(judged: Judged) -> tuple[object, ...]:
     )
 
 
+def _known(left_out: LeftOut) -> tuple[object, ...]:
+    """By what is known of them, the smallest B of those that differ in B and N first."""
+    return left_out.source.name, _without_n(left_out), left_out.micro_batch_size or 0, left_out.recompute
+
+
+def _without_n(known: Choice | LeftOut) -> tuple[tuple[str, int], ...]:
+    letter = library.letters().micro_batches
+    return tuple(setting for setting in known.settings if setting[0] != letter)
+
+
 def _apart(found: Iterable[Choice | LeftOut]) -> tuple[list[Choice], list[LeftOut]]:
     choices: list[Choice] = []
     left_out: list[LeftOut] = []
@@ -105,11 +118,9 @@ def _by_preference(choices: Iterable[Choice]) -> Iterator[tuple[Choice, ...]]:
     The largest B comes first, as long as there are D micro-batches or more; of those that leave a pipeline less than
     full the smallest B does.
     """
-    letter = library.letters().micro_batches
     alike: dict[object, list[Choice]] = {}
     for each in choices:
-        rest = tuple(setting for setting in each.settings if setting[0] != letter)
-        alike.setdefault((each.source, rest, each.change), []).append(each)
+        alike.setdefault((each.source, _without_n(each), each.change), []).append(each)
     for family in alike.values():
         yield tuple(sorted(family, key=_preference))
 
@@ -126,39 +137,74 @@ def _operations(family: Sequence[Choice]) -> int:
     return sum(2 * each.stages * max(each.micro_batches, each.stages) for each in family)
 
 
+class _Crew:
+    """Whoever judges: this process, or several that share the work and have been given the judge once."""
+
+    def __init__(self, judge: Judge, executor: Executor | None) -> None:
+        self._judge = judge
+        self._executor = executor
+
+    def parts(self, work: Sequence[_Task]) -> list[Sequence[_Task]]:
+        """Work, the longest first, in parts that take about as long as one another."""
+        if self._executor is None:
+            return [[each] for each in work]
+        count = min(_PARTS * 2, len(work))
+        return [work[start::count] for start in range(count)]
+
+    def do(self, work: Callable[[Judge, _Task], _Result], tasks: Iterable[_Task]) -> Iterator[_Result]:
+        """What the work gives for each task, in their order."""
+        if self._executor is None:
+            return (_undisturbed(work, self._judge, task) for task in tasks)
+        return self._executor.map(partial(_hired, work), tasks)
+
+
+_hired_by: list[Judge] = []
+"""In a process that was started to share the work: the judge."""
+
+
+def _hire(judge: Judge) -> None:
+    _hired_by[:] = [judge]
+
+
+def _hired(work: Callable[[Judge, _Task], _Result], task: _Task) -> _Result:
+    return _undisturbed(work, _hired_by[0], task)
+
+
+def _undisturbed(work: Callable[[Judge, _Task], _Result], judge: Judge, task: _Task) -> _Result:
+    with undisturbed():
+        return work(judge, task)
+
+
 @contextmanager
-def _workers(operations: int) -> Iterator[Executor | None]:
+def _crew(judge: Judge, operations: int) -> Iterator[_Crew]:
     """Processes to share the work with, if it is worth it."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if operations < _ALONE or count < 2:
-        yield None
+        yield _Crew(judge, None)
         return
-    with ProcessPoolExecutor(count) as executor:
+    with ProcessPoolExecutor(count, initializer=_hire, initargs=(judge,)) as executor:
         try:
-            yield executor
+            yield _Crew(judge, executor)
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _judged(
-    families: Sequence[tuple[Choice, ...]], judge: Judge, greedy: bool, executor: Executor | None, tell: Tell
-) -> Iterator[Verdict]:
-    ordered = sorted(families, key=_operations, reverse=True)
-    parts = [ordered[start :: _PARTS * 2] for start in range(_PARTS * 2)] if executor else [[each] for each in ordered]
-    tasks = [(judge, part, greedy) for part in parts if part]
-    for done, verdicts in enumerate(_spread(executor, _judge_part, tasks), 1):
-        tell(f"judging configurations: {done} of {len(tasks)} parts")
+def _judged(families: Sequence[tuple[Choice, ...]], greedy: bool, crew: _Crew, tell: Tell) -> Iterator[Verdict]:
+    parts = crew.parts(sorted(families, key=_operations, reverse=True))
+    work = Judge.first_of if greedy else Judge.all_of
+    for done, verdicts in enumerate(crew.do(partial(_judge_part, work), parts), 1):
+        tell(f"judging configurations: {done} of {len(parts)} parts")
         yield from verdicts
 
 
-def _judge_part(judge: Judge, families: Iterable[tuple[Choice, ...]], greedy: bool) -> list[Verdict]:
-    with undisturbed():
-        decide = judge.first_of if greedy else judge.all_of
-        return [verdict for family in families for verdict in decide(family)]
+def _judge_part(
+    work: Callable[[Judge, Sequence[Choice]], tuple[Verdict, ...]], judge: Judge, families: Iterable[Sequence[Choice]]
+) -> list[Verdict]:
+    return [verdict for family in families for verdict in work(judge, family)]
 
 
-def _replayed(judged: Sequence[Judged], judge: Judge, executor: Executor | None, tell: Tell) -> list[Judged]:
+def _replayed(judged: Sequence[Judged], crew: _Crew, tell: Tell) -> Iterator[Judged]:
     """The first ones, replayed."""
     left, chosen = REPLAYED_OPERATIONS, list[Judged]()
     for each in judged:
@@ -167,12 +213,10 @@ def _replayed(judged: Sequence[Judged], judge: Judge, executor: Executor | None,
             chosen.append(each)
             left -= cost
     tell("replaying the first choices")
-    return list(_spread(executor, _replay_one, [(judge, each) for each in chosen]))
+    return chain.from_iterable(crew.do(Judge.replayed, _alike(chosen)))
 
 
-def _weighed(
-    judged: list[Judged], judge: Judge, top: int, executor: Executor | None, tell: Tell
-) -> tuple[list[Judged], list[LeftOut]]:
+def _weighed(judged: list[Judged], top: int, crew: _Crew, tell: Tell) -> tuple[list[Judged], list[LeftOut]]:
     """All in order, the first ones with their bytes; and those that turn out not to fit."""
     left, chosen = WEIGHED_OPERATIONS, list[Judged]()
     for each in judged[:top]:
@@ -180,28 +224,15 @@ def _weighed(
             chosen.append(each)
             left -= each.operations
     tell("weighing the first choices")
-    verdicts = list(_spread(executor, _weigh_one, [(judge, each) for each in chosen]))
+    verdicts = list(chain.from_iterable(crew.do(Judge.weighed, _alike(chosen))))
     light = [verdict for verdict in verdicts if isinstance(verdict, Judged)]
     heavy = [verdict for verdict in verdicts if isinstance(verdict, LeftOut)]
     return sorted((*light, *(each for each in judged if each not in chosen)), key=_order), heavy
 
 
-def _weigh_one(judge: Judge, judged: Judged) -> Verdict:
-    with undisturbed():
-        return judge.weighed(judged)
-
-
-def _replay_one(judge: Judge, judged: Judged) -> Judged:
-    with undisturbed():
-        return judge.replayed(judged)
-
-
-def _spread(
-    executor: Executor | None, work: Callable[..., _Result], tasks: Sequence[tuple[object, ...]]
-) -> Iterator[_Result]:
-    """What the work gives for each task, as soon as it is done."""
-    if executor is None:
-        yield from (work(*task) for task in tasks)
-        return
-    for future in as_completed([executor.submit(work, *task) for task in tasks]):
-        yield future.result()
+def _alike(judged: Iterable[Judged]) -> list[list[Judged]]:
+    """Those together that share what is compiled, the longest first."""
+    families: dict[object, list[Judged]] = {}
+    for each in judged:
+        families.setdefault((each.choice.source, each.choice.settings), []).append(each)
+    return sorted(families.values(), key=lambda family: -family[0].operations)

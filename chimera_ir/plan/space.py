@@ -157,7 +157,7 @@ class _Search:
         failed: Rejected | None = None
         for each in tries:
             try:
-                return outline(self._scheme, each, self._question.max_operations)
+                return outline(self._scheme, each, self._question.max_operations).header
             except Rejected as rejected:
                 failed = failed or rejected
         assert failed

@@ -15,9 +15,9 @@ from fractions import Fraction
 from itertools import accumulate
 from math import lcm
 
-from chimera_ir.cost.launches import launches
+from chimera_ir.cost.launches import launch_ticks
 from chimera_ir.cost.model import Costs
-from chimera_ir.cost.simulate import Timed, Timeline, simulate
+from chimera_ir.cost.simulate import Skeleton, Timed, Timeline, simulate
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Header, Program, Schedule
 from chimera_ir.ir.ops import Backward, Compute, Forward
@@ -77,14 +77,14 @@ class Equation:
         return self.compute + max(self.unoverlapped)
 
 
-def equation(program: Program, setting: Setting) -> Equation:
-    """Equation 1 for a verified program."""
+def equation(program: Program, setting: Setting, known: Skeleton | None = None) -> Equation:
+    """Equation 1 for a verified program; whoever has the skeleton of its schedule may pass it on."""
     header = program.header
     schedule = _schedule(program)
     costs, p2p = _costs(schedule, setting), _p2p(header, setting)
     added = Fraction(p2p)
     shown = Costs(F=costs.F + added, B=costs.B + added, recomputing=costs.recomputing + added)
-    timeline = simulate(schedule, shown)
+    timeline = simulate(schedule, shown, known)
     sums = tuple(
         setting.cluster.sums.all_reduce(costs_of.gradients, setting.copies * len(holders))
         for costs_of, holders in zip(setting.stages, header.holders, strict=True)
@@ -153,8 +153,7 @@ def _p2p(header: Header, setting: Setting) -> float:
 
 
 def _schedule(program: Program) -> Schedule:
-    lanes = tuple(tuple(operation for _, operation in parts.computes) for parts in program.parts)
-    return Schedule(program.header, lanes)
+    return Schedule(program.header, tuple(tuple(parts.computes.lines) for parts in program.parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +161,7 @@ class _Sum:
     """A sum of gradients on a worker: from when it can run, and for how long it does, in ticks."""
 
     stage: Stage
-    begin: Fraction
+    begin: int
     length: Fraction
 
 
@@ -172,13 +171,14 @@ _Found = tuple[tuple[Region, ...], float]
 
 def _flushed(program: Program, timeline: Timeline, sums: Sequence[float]) -> list[_Found]:
     """The workers of a schedule with a flush. A sum can begin once all workers that hold the stage have launched it."""
-    begin: dict[Stage, Fraction] = defaultdict(Fraction)
+    begin: dict[Stage, int] = defaultdict(int)
     held: list[list[Stage]] = [[] for _ in timeline.lanes]
-    for launched in launches(program, timeline):
-        begin[launched.stage] = max(begin[launched.stage], launched.at / timeline.tick)
-        held[launched.worker].append(launched.stage)
+    for worker, stage, launched in launch_ticks(program, timeline):
+        begin[stage] = max(begin[stage], launched)
+        held[worker].append(stage)
+    lengths = [Fraction(seconds) / timeline.tick for seconds in sums]
     return [
-        _overlap([_Sum(stage, begin[stage], Fraction(sums[stage]) / timeline.tick) for stage in stages], lane, timeline)
+        _overlap([_Sum(stage, begin[stage], lengths[stage]) for stage in stages], lane, timeline)
         for stages, lane in zip(held, timeline.lanes, strict=True)
     ]
 
@@ -225,14 +225,15 @@ def _overlap(sums: Iterable[_Sum], lane: Sequence[Timed], timeline: Timeline) ->
     iteration ends is not overlapped.
     """
     ordered = sorted(sums, key=lambda each: each.begin)
-    parts = lcm(*(time.denominator for each in ordered for time in (each.begin, each.length)))
-    part = timeline.tick / parts
+    parts = lcm(*(each.length.denominator for each in ordered))
     idle, done, regions = _Idle(lane, timeline.span, parts), 0, []
+    numerator, denominator = (timeline.tick / parts).as_integer_ratio()
     for each in ordered:
-        begin = int(each.begin * parts)
-        regions.append(Region(each.stage, float((idle.total - idle.before(begin)) * part)))
-        done = idle.end(max(begin, done), int(each.length * parts))
-    return tuple(regions), float(max(0, done - parts * timeline.span) * part)
+        begin = each.begin * parts
+        regions.append(Region(each.stage, (idle.total - idle.before(begin)) * numerator / denominator))
+        length = each.length.numerator * (parts // each.length.denominator)
+        done = idle.end(max(begin, done), length)
+    return tuple(regions), max(0, done - parts * timeline.span) * numerator / denominator
 
 
 def _streams(timeline: Timeline, sums: Sequence[float]) -> list[_Found]:

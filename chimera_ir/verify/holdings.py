@@ -7,6 +7,7 @@ on which stages' activations are alive at the same time.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import ge
 from typing import NamedTuple
 
 from chimera_ir.ir.ids import Stage
@@ -28,6 +29,9 @@ class Kept(NamedTuple):
 
 Moment = tuple[Kept, ...]
 """What is alive at once: an entry for each stage that a worker holds, ascending."""
+
+_Counts = tuple[int, ...]
+"""The numbers of a moment: the activations of all its stages, then their inputs."""
 
 
 class Sending(NamedTuple):
@@ -62,13 +66,13 @@ def holdings(program: Program) -> Iterator[Holdings]:
     for stages, parts in zip(program.header.stages_of, program.parts, strict=True):
         peaks = kept(parts)
         yield Holdings(
-            fullest=_fullest(_moments(program.header, stages, parts.computes.lines)),
+            fullest=_fullest(stages, _moments(program.header, stages, parts.computes.lines)),
             copies=tuple((stage, peaks[stage].copies if stage in peaks else 1) for stage in stages),
             sending=_sending(stages, parts),
         )
 
 
-def _moments(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -> Iterator[Moment]:
+def _moments(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -> Iterator[_Counts]:
     """What is alive whenever it is about to become less, and during every backward that runs a forward again; once."""
     activations, inputs = dict.fromkeys(stages, 0), dict.fromkeys(stages, 0)
     seen: set[tuple[int | Stage | None, ...]] = set()
@@ -84,24 +88,26 @@ def _moments(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -
         moment = (extra, *activations.values(), *inputs.values())
         if (grown or again) and moment not in seen:
             seen.add(moment)
-            yield tuple(Kept(s, activations[s] + (s == extra), inputs[s]) for s in stages)
+            alive = activations if extra is None else {**activations, extra: activations[extra] + 1}
+            yield (*alive.values(), *inputs.values())
         counted[each.stage] -= len(each.micros)
         grown = False
 
 
-def _fullest(moments: Iterable[Moment]) -> tuple[Moment, ...]:
+def _fullest(stages: Sequence[Stage], moments: Iterable[_Counts]) -> tuple[Moment, ...]:
     """The moments that no other exceeds, each once, in the order of their numbers."""
-    front: list[Moment] = []
+    front: list[_Counts] = []
     for moment in moments:
         if any(_covers(other, moment) for other in front):
             continue
         front = [other for other in front if not _covers(moment, other)]
         front.append(moment)
-    return tuple(sorted(front))
+    count = len(stages)
+    return tuple(sorted(tuple(map(Kept, stages, each[:count], each[count:])) for each in front))
 
 
-def _covers(one: Moment, other: Moment) -> bool:
-    return all(a.activations >= b.activations and a.inputs >= b.inputs for a, b in zip(one, other, strict=True))
+def _covers(one: _Counts, other: _Counts) -> bool:
+    return all(map(ge, one, other))
 
 
 def _sending(stages: Iterable[Stage], parts: Parts) -> tuple[Sending, ...]:

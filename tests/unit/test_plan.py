@@ -1,9 +1,11 @@
 """``chimera-plan``: what there is, what fits, what is best; by formulas, by enumeration, and against the compiler."""
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from chimera_ir import cli, library, planner
 from chimera_ir.command import WRONG_COMMAND, WRONG_TEXT
+from chimera_ir.plan import rank
 from tests.unit.command import Ended
 
 Plan = Callable[..., Ended]
@@ -243,6 +246,41 @@ def test_the_order_is_that_of_throughput_and_asynchronous_schemes_are_told_apart
     assert note.endswith("the first with a flush is number 3, dapple")
     without = found(plan(profile((4,), (1, 2)), cluster(4), *asked, "--synchronous-only"))
     assert [each for each in result["choices"] if not each["asynchronous"]] == without["choices"]
+
+
+def test_several_processes_say_what_one_says(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the same order, with everything that was left out."""
+    asked = profile((2, 4, 8), (1, 2, 4)), cluster(16, memory="12 MB"), "--mini-batch", 64, "--json"
+    monkeypatch.setattr(rank, "_ALONE", 10**9)
+    alone = found(plan(*asked))
+    monkeypatch.setattr(rank, "_ALONE", 0)
+    started: list[int] = []
+
+    class Seen(ProcessPoolExecutor):
+        def __init__(self, count: int, **rest: Any) -> None:
+            started.append(count)
+            super().__init__(count, **rest)
+
+    monkeypatch.setattr(rank, "ProcessPoolExecutor", Seen)
+    for count in (2, 3):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, count=count: set(range(count)), raising=False)
+        assert found(plan(*asked)) == alone
+    assert started == [2, 3]
+    assert {"out of memory", "no such split"} <= {*alone["left_out_by_reason"]}
+
+
+def test_what_fits_fits_to_the_byte(plan: Plan) -> None:
+    """Whether a configuration is weighed or not: PipeDream's versions take room where one copy would have fitted."""
+    asked = profile((4, 8), (1, 2, 4), weights="2 MB"), cluster(16, memory="24 MB"), "--mini-batch", 64, "--json"
+    few, all_of_them = (found(plan(*asked, "--top", count)) for count in (1, 1000))
+    weighed = [each["memory"] is not None for each in all_of_them["choices"]]
+    assert all(weighed)
+    assert sum(each["memory"] is not None for each in few["choices"]) < len(weighed)
+    assert [{**each, "memory": None} for each in few["choices"]] == [
+        {**each, "memory": None} for each in all_of_them["choices"]
+    ]
+    assert few["left_out"] == all_of_them["left_out"]
+    assert "out of memory" in few["left_out_by_reason"]
 
 
 def test_a_scheme_of_ones_own_is_verified_and_ranked(plan: Plan, tmp_path: Path) -> None:

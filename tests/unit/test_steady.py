@@ -18,6 +18,8 @@ from chimera_ir.cost.turn import fold
 from chimera_ir.ir.ids import Micro, Stage, Version, Worker
 from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.ir.ops import Backward, Forward
+from chimera_ir.ir.turns import updates_a_turn
+from chimera_ir.verify.verify import verify_schedule
 from tests.unit.clocked import one_version_each, streamed, two_versions
 
 USUAL = Costs()
@@ -43,7 +45,7 @@ def uneven(lag: int, updates: int = 10) -> Schedule:
 
 def unit_length(schedule: Schedule) -> Fraction:
     precedence = precede(schedule)
-    turn = fold(precedence, schedule.header.period)
+    turn = fold(precedence, schedule.header)
     return update_length(schedule.header, precedence, [1] * len(precedence.operations), turn)
 
 
@@ -83,6 +85,39 @@ def test_a_micro_batch_cut_into_periods_of_two_updates_costs_the_same() -> None:
         return max(0, m - (3 - s))
 
     assert per_update(streamed(4, 12, reads, period=2)) == (3, 1, 1, 0)
+
+
+def every_wait(schedule: Schedule) -> Waits:
+    """By node the waits that any turn shows."""
+    precedence, period = precede(schedule), schedule.header.period
+    turns = [each.micros[0] // period for each in precedence.operations]
+    within = [
+        (isinstance(each, Forward), each.stage, tuple(m - turn * period for m in each.micros))
+        for each, turn in zip(precedence.operations, turns, strict=True)
+    ]
+    nodes = {key: node for node, key in enumerate(dict.fromkeys(within))}
+    found: list[set[tuple[int, int]]] = [set() for _ in nodes]
+    for number, before in enumerate(precedence.predecessors):
+        found[nodes[within[number]]] |= {(nodes[within[other]], turns[number] - turns[other]) for other in before}
+    return [tuple(each) for each in found]
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        *(one_version_each(D, updates) for D, updates in [(1, 3), (2, 6), (4, 12), (4, 20)]),
+        *(two_versions(D, K, updates) for D, K, updates in [(4, 4, 4), (4, 6, 4), (4, 6, 9)]),
+        streamed(4, 4, lambda m, s: max(0, m - 1), clock=lambda m, s: 4 * m + s),
+        streamed(4, 12, lambda m, s: max(0, m - 5), clock=lambda m, s: 4 * m + s),
+        uneven(1),
+        uneven(2, 12),
+    ],
+)
+def test_three_turns_show_what_all_of_them_do(schedule: Schedule) -> None:
+    assert list(verify_schedule(schedule, None)) == []
+    waits = every_wait(schedule)
+    longest = critical(waits, [1] * len(waits)).cycle.ratio
+    assert unit_length(schedule) == longest / updates_a_turn(schedule.header)
 
 
 def test_a_schedule_too_short_to_repeat_has_no_steady_state() -> None:

@@ -10,18 +10,18 @@ import pytest
 
 from chimera_ir import progress
 from chimera_ir.command import INTERRUPTED
-from chimera_ir.driver import Level, Result
+from chimera_ir.driver import Level, Result, watched
 from tests.unit.command import Ended, Run, on_a_terminal
 
 SLOW = """
 import signal, time
-from chimera_ir import cli, progress
-watched = progress.watched
+from chimera_ir import cli
+watched = cli.watched
 def slowly(levels, tell):
     for level, value in watched(levels, tell):
         time.sleep(SECONDS if level.value == "schedule" else 0)
         yield level, value
-progress.watched = slowly
+cli.watched = slowly
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes away from what it runs in the background
 cli.main()
 """
@@ -97,6 +97,6 @@ def test_every_level_says_what_comes_next_and_passes_on() -> None:
     def made() -> Iterator[Result]:
         yield from levels
 
-    assert list(progress.watched(made(), told.append)) == levels
+    assert list(watched(made(), told.append)) == levels
     assert len(told) == len(levels)
     assert all(told)
