@@ -365,6 +365,7 @@ def main() -> int:
         found = table(name)
         begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
         new = re.sub(f"{begin}.*?{end}", lambda _, b=begin, f=found, e=end: f"{b}\n\n{f}\n\n{e}", text, flags=re.DOTALL)
+        sys.stdout.write(f"{name}\n\n{found}\n\n")
         if new != text:
             differing.append(name)
         text = new
@@ -372,7 +373,7 @@ def main() -> int:
         page.write_text(text, encoding="utf-8")
         return 0
     if differing:
-        pass
+        sys.stderr.write(f"docs/experiments.md says something else: {', '.join(differing)}\n")
     return 1 if differing else 0
 
 
