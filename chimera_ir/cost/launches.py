@@ -28,12 +28,11 @@ def launches(program: Program, timeline: Timeline) -> tuple[Launched, ...]:
     return tuple(launched for launched in found if start < launched.at <= end)
 
 
-def launch_ticks(program: Program, timeline: Timeline) -> Iterator[tuple[Worker, Stage, int]]:
-    """Every launch with its worker, its stage and its time in ticks, in the order of the lanes."""
-    for worker, (parts, timed) in enumerate(zip(program.parts, timeline.lanes, strict=True)):
-        for done, each in _after(parts):
-            if isinstance(each, AllReduce):
-                yield Worker(worker), each.stage, _end(timed, done)
+def launch_places(program: Program) -> list[list[tuple[int, Stage]]]:
+    """For each worker the stages of the sums that it launches, each after how many of its operations."""
+    return [
+        [(done, each.stage) for done, each in _after(parts) if isinstance(each, AllReduce)] for parts in program.parts
+    ]
 
 
 def steps(program: Program, timeline: Timeline) -> tuple[Stepped, ...]:

@@ -39,7 +39,7 @@ def precede(schedule: Schedule) -> Precedence:
     """
     operations = tuple(chain.from_iterable(schedule.lanes))
     forwards, backwards = _cells(schedule.header, operations)
-    lanes = _numbered(schedule)
+    lanes = numbered(schedule)
     needs = _needs(operations, schedule.header.stages, forwards, backwards)
     before = list(chain.from_iterable(_in_lane(islice(needs, len(lane)), lane) for lane in lanes))
     for earlier, later in _steps(schedule, lanes):
@@ -121,7 +121,7 @@ def _version(operation: Compute, per_update: int) -> int:
     return read if isinstance(operation, Forward) else max(read, min(operation.micros) // per_update)
 
 
-def _numbered(schedule: Schedule) -> list[range]:
+def numbered(schedule: Schedule) -> list[range]:
     """The numbers of each lane's operations."""
     ends = list(accumulate((len(lane) for lane in schedule.lanes), initial=0))
     return [range(start, end) for start, end in pairwise(ends)]

@@ -4,7 +4,7 @@ Communication is free here, as in the paper's analysis (section 2). Time is coun
 which every duration is an integer, so that the result is exact and the arithmetic fast.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from chimera_ir.cost.critical import CriticalPath, critical_path, update_length
 from chimera_ir.cost.events import Event
 from chimera_ir.cost.model import Costs
-from chimera_ir.cost.precedence import Precedence, precede
+from chimera_ir.cost.precedence import Precedence, numbered, precede
 from chimera_ir.cost.turn import Turn, fold
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute
@@ -63,45 +63,66 @@ class Timeline:
 class Skeleton:
     """What of a timeline follows from the schedule alone, whatever the costs and whoever recomputes.
 
-    ``turn`` is that of an asynchronous schedule.
+    ``lanes`` has the numbers of each lane's operations in the precedence; ``turn`` is that of an asynchronous schedule.
     """
 
     precedence: Precedence
+    lanes: tuple[range, ...]
     turn: Turn | None
-    clock_span: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """When the operations of a schedule run, by their numbers in its skeleton: all times in ticks.
+
+    ``span`` is the end of the last one.
+    """
+
+    tick: Fraction
+    durations: Sequence[int]
+    ends: Sequence[int]
+    span: int
+    critical_path: CriticalPath
 
 
 def skeleton(schedule: Schedule) -> Skeleton:
-    """The skeleton of a verified schedule."""
+    """The skeleton of a verified schedule; a schedule that runs at several costs has one."""
     header, precedence = schedule.header, precede(schedule)
     turn = fold(precedence, header) if header.asynchronous else None
-    return Skeleton(precedence, turn, update_length(header, precedence, [1] * len(precedence.operations), turn))
+    return Skeleton(precedence, tuple(numbered(schedule)), turn)
 
 
-def simulate(schedule: Schedule, costs: Costs, known: Skeleton | None = None) -> Timeline:
-    """The earliest timeline of a verified schedule, in time linear in the number of operations.
+def earliest(header: Header, bones: Skeleton, costs: Costs) -> Run:
+    """The earliest run, in time linear in the number of operations.
 
-    Of several critical paths it holds one with the largest number of backward passes (CONTRACT: C_b). A schedule that
-    is simulated more than once has one skeleton; whoever has it may pass it on.
+    Of several critical paths it holds one with the largest number of backward passes (CONTRACT: C_b).
     """
-    bones = known or skeleton(schedule)
-    tick, duration = ticks(schedule.header, costs)
+    tick, duration = ticks(header, costs)
     durations = [duration(operation) for operation in bones.precedence.operations]
-    path, ends = critical_path(schedule.header, bones.precedence, durations, bones.turn)
+    path, ends = critical_path(header, bones.precedence, durations, bones.turn)
+    return Run(tick, durations, ends, max(ends, default=0), path)
+
+
+def simulate(schedule: Schedule, costs: Costs) -> Timeline:
+    """The timeline of the earliest run of a verified schedule."""
+    header, bones = schedule.header, skeleton(schedule)
+    operations = bones.precedence.operations
+    run = earliest(header, bones, costs)
+    path = run.critical_path
     timed = [
         Timed(operation, end - duration, end)
-        for operation, end, duration in zip(bones.precedence.operations, ends, durations, strict=True)
+        for operation, end, duration in zip(operations, run.ends, run.durations, strict=True)
     ]
     remaining = iter(timed)
     return Timeline(
-        header=schedule.header,
+        header=header,
         costs=costs,
-        tick=tick,
-        span=max(ends, default=0),
+        tick=run.tick,
+        span=run.span,
         lanes=tuple(tuple(islice(remaining, len(lane))) for lane in schedule.lanes),
         critical_path=path,
-        clock_span=bones.clock_span,
-        bubble_ratio=1 - _busy(schedule.header, timed) / path.length if timed else Fraction(0),
+        clock_span=update_length(header, bones.precedence, [1] * len(operations), bones.turn),
+        bubble_ratio=1 - _busy(header, timed) / path.length if timed else Fraction(0),
     )
 
 

@@ -83,22 +83,6 @@ def sketch(schedule: Schedule) -> Program:
     return Program(schedule.header, tuple(tuple(each for each in lane if middle.keeps(each)) for lane in lanes))
 
 
-def summed(schedule: Schedule, duration: Duration = _alike) -> Program:
-    """As `lower`, but without messages, and of an asynchronous schedule without sums: to see how much time it takes."""
-    if schedule.header.asynchronous:
-        return Program(schedule.header, schedule.lanes)
-    lanes = zip(schedule.lanes, synchronise(schedule, duration), strict=True)
-    return Program(schedule.header, tuple(tuple(_with_sums(lane, sums)) for lane, sums in lanes))
-
-
-def _with_sums(lane: tuple[Compute, ...], sums: Insertions) -> Iterator[Instruction]:
-    yield from sums.after.get(-1, ())
-    for place, operation in enumerate(lane):
-        yield operation
-        yield from sums.after.get(place, ())
-    yield from sums.at_end
-
-
 def _streaming(schedule: Schedule, ahead: int, duration: Duration, margin: Margin) -> Iterator[list[Instruction]]:
     """The lanes with their margins."""
     traffics = communicate(schedule, ahead)

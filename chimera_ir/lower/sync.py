@@ -66,17 +66,26 @@ class _Lane(NamedTuple):
 
 def synchronise(schedule: Schedule, duration: Duration) -> Iterator[Insertions]:
     """The sums and steps of every lane, by the policy above: one for each stage that its worker holds."""
-    header, lanes = schedule.header, _lanes(schedule, duration)
+    durations = [list(map(duration, lane)) for lane in schedule.lanes]
+    launched = launches(schedule, durations, _earliest_ends(schedule, durations))
+    for operations, own in zip(schedule.lanes, launched, strict=True):
+        yield _insertions(own, {operation.stage: operation.origin for operation in operations})
+
+
+def launches(
+    schedule: Schedule, durations: Sequence[Sequence[int]], ends: Sequence[Sequence[int]]
+) -> Iterator[tuple[Launch, ...]]:
+    """The launches of every lane, where its operations take so long and end then, each as early as it may."""
+    header, lanes = schedule.header, _lanes(schedule, durations, ends)
     agreed = _agreed(header, lanes)
-    for operations, lane in zip(schedule.lanes, lanes, strict=True):
-        launches = _launches(header, lane, sorted(lane.regions, key=agreed.__getitem__))
-        yield _insertions(launches, {operation.stage: operation.origin for operation in operations})
+    for lane in lanes:
+        yield _launches(header, lane, sorted(lane.regions, key=agreed.__getitem__))
 
 
-def _insertions(launches: Iterable[Launch], origin: Mapping[Stage, Span]) -> Insertions:
+def _insertions(launched: Iterable[Launch], origin: Mapping[Stage, Span]) -> Insertions:
     after: dict[int, list[Instruction]] = defaultdict(list)
     at_end: list[Instruction] = []
-    for place, stage in launches:
+    for place, stage in launched:
         where = origin.get(stage, NOWHERE)
         after[place].append(AllReduce(stage, where))
         at_end += [WaitAllReduce(stage, where), Step(stage, where)]
@@ -89,13 +98,13 @@ def _eager(header: Header, stage: Stage, region: Region) -> bool:
 
 
 def _launches(header: Header, lane: _Lane, held: list[Stage]) -> tuple[Launch, ...]:
-    launches: list[Launch] = []
+    found: list[Launch] = []
     after = -1
     for stage in held:
         region = lane.regions[stage]
         after = max(after, region.last if _eager(header, stage, region) else lane.length - 1)
-        launches.append(Launch(after, stage))
-    return tuple(launches)
+        found.append(Launch(after, stage))
+    return tuple(found)
 
 
 def _agreed(header: Header, lanes: list[_Lane]) -> dict[Stage, int]:
@@ -108,16 +117,10 @@ def _agreed(header: Header, lanes: list[_Lane]) -> dict[Stage, int]:
     return {stage: rank for rank, stage in enumerate(sorted(wanted, key=lambda stage: (wanted[stage], -stage)))}
 
 
-def _lanes(schedule: Schedule, duration: Duration) -> list[_Lane]:
-    durations = [list(map(duration, lane)) for lane in schedule.lanes]
+def _lanes(schedule: Schedule, durations: Sequence[Sequence[int]], all_ends: Sequence[Sequence[int]]) -> list[_Lane]:
     found: list[_Lane] = []
-    for lane, ends, busy, stages in zip(
-        schedule.lanes,
-        _earliest_ends(schedule, durations),
-        map(accumulate, durations),
-        schedule.header.stages_of,
-        strict=True,
-    ):
+    lanes = zip(schedule.lanes, all_ends, map(accumulate, durations), schedule.header.stages_of, strict=True)
+    for lane, ends, busy, stages in lanes:
         worked = [0, *busy]
         last = {operation.stage: place for place, operation in enumerate(lane) if isinstance(operation, Backward)}
         end = ends[-1] if ends else 0

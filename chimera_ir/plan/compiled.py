@@ -4,6 +4,7 @@ from collections import defaultdict
 from dataclasses import replace
 from functools import cached_property
 
+from chimera_ir.cost.critical import earliest_ends
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import Skeleton, skeleton, ticks
 from chimera_ir.diagnostics.model import raise_errors
@@ -11,9 +12,9 @@ from chimera_ir.elaborate.elaborate import Outline, outline
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Header, Program, Schedule
 from chimera_ir.ir.ops import Compute, Forward
-from chimera_ir.lower.lower import lower, sketch, summed
+from chimera_ir.lower.lower import lower, sketch
 from chimera_ir.lower.order import order
-from chimera_ir.lower.sync import Duration
+from chimera_ir.lower.sync import Duration, launches
 from chimera_ir.lower.updates import copies
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.change import Change
@@ -39,7 +40,7 @@ class Compiled:
         self._outlines: dict[Change, Outline] = {}
         self._lowered: dict[Change, Program] = {}
         self._sketches: dict[Change, tuple[Program, tuple[Holdings, ...]]] = {}
-        self._timed: dict[Change, Program] = {}
+        self._launched: dict[Change, tuple[tuple[tuple[int, Stage], ...], ...]] = {}
 
     def header(self, change: Change) -> Header:
         """What stands above the lanes."""
@@ -119,13 +120,18 @@ class Compiled:
         known = next((program.lanes for program, _ in self._sketches.values()), None)
         return Program(self.header(change), known) if known else sketch(self.schedule(change))
 
-    def summed(self, change: Change) -> Program:
-        """The program, at least as far as time needs it."""
-        if change in self._lowered:
-            return self._lowered[change]
-        if change not in self._timed:
-            self._timed[change] = summed(self.schedule(change), self._duration(change))
-        return self._timed[change]
+    def launched(self, change: Change) -> tuple[tuple[tuple[int, Stage], ...], ...]:
+        """For each worker the stages of the sums that it launches, each after how many of its operations."""
+        if self.header(change).asynchronous:
+            return ((),) * len(self.lanes)
+        if change not in self._launched:
+            duration, bones = self._duration(change), self.skeleton
+            durations = [duration(operation) for operation in bones.precedence.operations]
+            ends = earliest_ends(bones.precedence, durations)
+            of_lanes = ([times[lane.start : lane.stop] for lane in bones.lanes] for times in (durations, ends))
+            found = launches(self.schedule(change), *of_lanes)
+            self._launched[change] = tuple(tuple((after + 1, stage) for after, stage in lane) for lane in found)
+        return self._launched[change]
 
     def _duration(self, change: Change) -> Duration:
         """The costs that a compilation assumes, which knows no profile."""

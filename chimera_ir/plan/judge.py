@@ -11,7 +11,7 @@ from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.plan.bounds import least, most, standing
 from chimera_ir.plan.compiled import Compiled
 from chimera_ir.plan.space import Choice, LeftOut, Reason, Recomputation, refusal
-from chimera_ir.predict.equation import equation
+from chimera_ir.predict.equation import equation_of
 from chimera_ir.predict.memory import memory
 from chimera_ir.predict.replay import replay
 from chimera_ir.predict.setting import Setting
@@ -169,7 +169,7 @@ class _Bench:
             header.scheme,
             header.asynchronous,
             any(pipe.recompute for pipe in header.pipes),
-            equation(compiled.summed(change), setting, compiled.skeleton).seconds,
+            equation_of(compiled.schedule(change), compiled.skeleton, compiled.launched(change), setting).seconds,
             tuple(needed),
             sum(map(len, compiled.lanes)),
         )

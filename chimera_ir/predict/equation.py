@@ -15,9 +15,9 @@ from fractions import Fraction
 from itertools import accumulate
 from math import lcm
 
-from chimera_ir.cost.launches import launch_ticks
+from chimera_ir.cost.launches import launch_places
 from chimera_ir.cost.model import Costs
-from chimera_ir.cost.simulate import Skeleton, Timed, Timeline, simulate
+from chimera_ir.cost.simulate import Run, Skeleton, earliest, skeleton
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Header, Program, Schedule
 from chimera_ir.ir.ops import Backward, Compute, Forward
@@ -77,29 +77,41 @@ class Equation:
         return self.compute + max(self.unoverlapped)
 
 
-def equation(program: Program, setting: Setting, known: Skeleton | None = None) -> Equation:
-    """Equation 1 for a verified program; whoever has the skeleton of its schedule may pass it on."""
-    header = program.header
-    schedule = _schedule(program)
+def equation(program: Program, setting: Setting) -> Equation:
+    """Equation 1 for a verified program."""
+    lanes = tuple(tuple(parts.computes.lines) for parts in program.parts)
+    schedule = Schedule(program.header, lanes)
+    return equation_of(schedule, skeleton(schedule), launch_places(program), setting)
+
+
+def equation_of(
+    schedule: Schedule, bones: Skeleton, launched: Sequence[Sequence[tuple[int, Stage]]], setting: Setting
+) -> Equation:
+    """Equation 1 for a verified schedule with its skeleton.
+
+    ``launched`` has for each worker the stages of the sums that it launches, each after how many of its operations;
+    without a flush it is of no account.
+    """
+    header = schedule.header
     costs, p2p = _costs(schedule, setting), _p2p(header, setting)
     added = Fraction(p2p)
-    shown = Costs(F=costs.F + added, B=costs.B + added, recomputing=costs.recomputing + added)
-    timeline = simulate(schedule, shown, known)
+    run = earliest(header, bones, Costs(F=costs.F + added, B=costs.B + added, recomputing=costs.recomputing + added))
+    compute = run.critical_path.length * run.tick
     sums = tuple(
         setting.cluster.sums.all_reduce(costs_of.gradients, setting.copies * len(holders))
         for costs_of, holders in zip(setting.stages, header.holders, strict=True)
     )
-    found = _streams(timeline, sums) if header.asynchronous else _flushed(program, timeline, sums)
+    found = _streams(schedule, bones, run, sums) if header.asynchronous else _flushed(bones, run, launched, sums)
     every = all(len(pipe.recompute) == header.stages for pipe in header.pipes)
     some = any(pipe.recompute for pipe in header.pipes) and not every
     return Equation(
         forward=float(costs.F),
         backward=float(costs.recomputing if every else costs.B),
         recomputing=float(costs.recomputing) if some else None,
-        forwards=timeline.critical_path.forwards,
-        backwards=timeline.critical_path.backwards,
+        forwards=run.critical_path.forwards,
+        backwards=run.critical_path.backwards,
         p2p=p2p,
-        compute=float(timeline.makespan),
+        compute=float(compute),
         all_reduce=sums,
         regions=tuple(regions for regions, _ in found),
         unoverlapped=tuple(rest for _, rest in found),
@@ -152,10 +164,6 @@ def _p2p(header: Header, setting: Setting) -> float:
     )
 
 
-def _schedule(program: Program) -> Schedule:
-    return Schedule(program.header, tuple(tuple(parts.computes.lines) for parts in program.parts))
-
-
 @dataclass(frozen=True, slots=True)
 class _Sum:
     """A sum of gradients on a worker: from when it can run, and for how long it does, in ticks."""
@@ -169,43 +177,45 @@ _Found = tuple[tuple[Region, ...], float]
 """The regions of a worker, and its Comm_unoverlapped."""
 
 
-def _flushed(program: Program, timeline: Timeline, sums: Sequence[float]) -> list[_Found]:
+def _flushed(
+    bones: Skeleton, run: Run, launched: Sequence[Sequence[tuple[int, Stage]]], sums: Sequence[float]
+) -> list[_Found]:
     """The workers of a schedule with a flush. A sum can begin once all workers that hold the stage have launched it."""
     begin: dict[Stage, int] = defaultdict(int)
-    held: list[list[Stage]] = [[] for _ in timeline.lanes]
-    for worker, stage, launched in launch_ticks(program, timeline):
-        begin[stage] = max(begin[stage], launched)
-        held[worker].append(stage)
-    lengths = [Fraction(seconds) / timeline.tick for seconds in sums]
+    for lane, places in zip(bones.lanes, launched, strict=True):
+        for done, stage in places:
+            begin[stage] = max(begin[stage], run.ends[lane[done - 1]] if done else 0)
+    lengths = [Fraction(seconds) / run.tick for seconds in sums]
     return [
-        _overlap([_Sum(stage, begin[stage], lengths[stage]) for stage in stages], lane, timeline)
-        for stages, lane in zip(held, timeline.lanes, strict=True)
+        _overlap([_Sum(stage, begin[stage], lengths[stage]) for _, stage in places], lane, run)
+        for lane, places in zip(bones.lanes, launched, strict=True)
     ]
 
 
 class _Idle:
     """The gaps of a lane up to the end of the iteration: its idle time counts up in them, and stands still between.
 
-    Time is counted in ``parts`` of a tick.
+    They are in ticks; who asks counts time in ``parts`` of a tick.
     """
 
-    def __init__(self, lane: Sequence[Timed], span: int, parts: int) -> None:
-        bounds = [0, *(parts * bound for each in lane for bound in (each.start, each.end)), parts * span]
-        gaps = [(start, end) for start, end in zip(bounds[::2], bounds[1::2], strict=True) if start < end]
+    def __init__(self, lane: range, run: Run, parts: int) -> None:
+        ends = run.ends[lane.start : lane.stop]
+        starts = (end - duration for end, duration in zip(ends, run.durations[lane.start : lane.stop], strict=True))
+        gaps = [gap for gap in zip([0, *ends], [*starts, run.span], strict=True) if gap[0] < gap[1]]
         self._starts = [start for start, _ in gaps]
         self._ends = [end for _, end in gaps]
         self._through = list(accumulate(end - start for start, end in gaps))
-        self._span = parts * span
+        self._span, self._parts = run.span * parts, parts
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self._through[-1] if self._through else 0
+        return self._through[-1] * self._parts if self._through else 0
 
     def before(self, time: int) -> int:
         """How much there has been at a time."""
-        gap = bisect_right(self._starts, time) - 1
-        return self._through[gap] - max(0, self._ends[gap] - time) if gap >= 0 else 0
+        gap = bisect_right(self._starts, time // self._parts) - 1
+        return self._through[gap] * self._parts - max(0, self._ends[gap] * self._parts - time) if gap >= 0 else 0
 
     def end(self, begin: int, length: int) -> int:
         """When so much has been found from a time on; behind the span all time is free."""
@@ -214,11 +224,11 @@ class _Idle:
             return begin
         if found > self.total:
             return max(begin, self._span) + found - self.total
-        gap = bisect_left(self._through, found)
-        return self._ends[gap] - (self._through[gap] - found)
+        gap = bisect_left(self._through, -(-found // self._parts))
+        return self._ends[gap] * self._parts - (self._through[gap] * self._parts - found)
 
 
-def _overlap(sums: Iterable[_Sum], lane: Sequence[Timed], timeline: Timeline) -> _Found:
+def _overlap(sums: Iterable[_Sum], lane: range, run: Run) -> _Found:
     """The sums of a worker one after another, in the order in which they can begin, while it does not compute.
 
     With two stages on each worker these are the regions of Figure 6. What is left when the last operation of the
@@ -226,24 +236,25 @@ def _overlap(sums: Iterable[_Sum], lane: Sequence[Timed], timeline: Timeline) ->
     """
     ordered = sorted(sums, key=lambda each: each.begin)
     parts = lcm(*(each.length.denominator for each in ordered))
-    idle, done, regions = _Idle(lane, timeline.span, parts), 0, []
-    numerator, denominator = (timeline.tick / parts).as_integer_ratio()
+    idle, done, regions = _Idle(lane, run, parts), 0, []
+    numerator, denominator = (run.tick / parts).as_integer_ratio()
     for each in ordered:
         begin = each.begin * parts
         regions.append(Region(each.stage, (idle.total - idle.before(begin)) * numerator / denominator))
         length = each.length.numerator * (parts // each.length.denominator)
         done = idle.end(max(begin, done), length)
-    return tuple(regions), max(0, done - parts * timeline.span) * numerator / denominator
+    return tuple(regions), max(0, done - parts * run.span) * numerator / denominator
 
 
-def _streams(timeline: Timeline, sums: Sequence[float]) -> list[_Found]:
+def _streams(schedule: Schedule, bones: Skeleton, run: Run, sums: Sequence[float]) -> list[_Found]:
     """The workers of a schedule without a flush: an update's sums take what a worker idles in an update, then more."""
-    header = timeline.header
+    header = schedule.header
     counted = header.micro_batches - header.micro_batches % header.period
     found = []
-    for stages, lane in zip(header.stages_of, timeline.lanes, strict=True):
-        busy = sum(end - start for operation, start, end in lane if operation.micros[0] < counted)
-        idle = float(timeline.makespan - Fraction(busy * header.per_update, counted) * timeline.tick)
+    for stages, lane, numbers in zip(header.stages_of, schedule.lanes, bones.lanes, strict=True):
+        durations = run.durations[numbers.start : numbers.stop]
+        busy = sum(taken for operation, taken in zip(lane, durations, strict=True) if operation.micros[0] < counted)
+        idle = float((run.critical_path.length - Fraction(busy * header.per_update, counted)) * run.tick)
         regions = tuple(Region(stage, idle) for stage in stages)
         found.append((regions, max(0.0, sum(sums[stage] for stage in stages) - idle)))
     return found
