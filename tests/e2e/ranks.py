@@ -41,6 +41,25 @@ def over_gloo(directory: Path) -> Path:
     return copy
 
 
+REFUSED = """
+
+def _refused(*_: object) -> Transfer:
+    raise AssertionError("a short message to a rank on this machine goes through gloo")
+
+
+Peer.isend = Peer.irecv = _refused
+"""
+
+
+def over_sockets(directory: Path) -> Path:
+    """A copy of generated scripts in which no message may go through gloo: ranks fail unless they are connected."""
+    copy = directory.with_name(f"{directory.name}-sockets")
+    shutil.copytree(directory, copy)
+    with (copy / "runtime.py").open("a") as runtime:
+        runtime.write(REFUSED)
+    return copy
+
+
 @dataclass(frozen=True)
 class Job:
     """A generated program and the options to run it with."""

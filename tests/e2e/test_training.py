@@ -1,12 +1,13 @@
 """What is generated trains: every library scheme computes what one process computes, for any number of copies."""
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.ranks import MODELS, Job, Outcome, compiled, over_gloo, run_all, torchrun
+from tests.e2e.ranks import MODELS, Job, Outcome, compiled, over_gloo, over_sockets, run_all, torchrun
 
 SCHEMES = Path(__file__).resolve().parent / "schemes"
 LIBRARY = ("gpipe", "dapple", "gems", "chimera")
@@ -39,7 +40,10 @@ def four_ranks(folder: Path) -> Iterator[Job]:
         arguments = ("--check-only", "--micro-batch-size", items)
         yield Job(f"wide-{items}", compiled(folder, "chimera", D=4, N=4), arguments, "wide.py")
     for scheme in ("dapple", "chimera"):
-        yield Job(f"{scheme}-gloo", over_gloo(compiled(folder, scheme, D=4, N=4)), ("--check", "--steps", "2"))
+        directory = compiled(folder, scheme, D=4, N=4)
+        yield Job(f"{scheme}-gloo", over_gloo(directory), ("--check", "--steps", "2"))
+        if sys.platform == "linux":
+            yield Job(f"{scheme}-sockets", over_sockets(directory), ("--check", "--steps", "2"))
 
 
 def several_at_once(folder: Path) -> Iterator[Job]:
