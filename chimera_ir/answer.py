@@ -22,6 +22,16 @@ from chimera_ir.verify.verify import Verified
 Watch = Callable[[Iterator[Result]], Iterator[Result]]
 """Passes the levels on as they come, and sees them pass."""
 
+_NEXT = {
+    Level.AST: "placing and ordering the operations, verifying the schedule",
+    Level.PLAN: "verifying the schedule",
+    Level.SCHEDULE: "adding messages and gradient sums, verifying the program",
+    Level.PROGRAM: "simulating",
+    Level.TIMELINE: "comparing with the baseline",
+    Level.REPORT: "writing the scripts",
+}
+"""What is done once a level is there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Output:
@@ -82,6 +92,13 @@ class _Told:
 
     report: Report
     prediction: Prediction | None
+
+
+def watched(levels: Iterator[Result], tell: Callable[[str], None]) -> Iterator[Result]:
+    """The levels; with each, what comes next is told."""
+    for level, value in levels:
+        tell(_NEXT[level])
+        yield level, value
 
 
 def produce(

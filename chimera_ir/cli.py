@@ -9,12 +9,12 @@ from typing import NoReturn
 import click
 
 from chimera_ir import __version__, cache, library, output, progress, texts
-from chimera_ir.answer import Answer, produce
+from chimera_ir.answer import Answer, produce, watched
 from chimera_ir.command import WRONG_TEXT, Misuse, appearance, parse_settings, run, write
 from chimera_ir.cost.model import KINDS, Costs
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.diagnostics.render import render, render_all
-from chimera_ir.driver import MAX_OPERATIONS, Level, Request, TooLarge, watched
+from chimera_ir.driver import MAX_OPERATIONS, Level, Request, TooLarge
 from chimera_ir.elaborate.settings import SettingError
 from chimera_ir.forecast import forecast_options, read_forecast, unfit_text
 from chimera_ir.predict.prediction import Forecast

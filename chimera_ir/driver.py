@@ -41,17 +41,6 @@ class Level(Enum):
     REPORT = "report"
 
 
-_NEXT = {
-    Level.AST: "placing and ordering the operations, verifying the schedule",
-    Level.PLAN: "verifying the schedule",
-    Level.SCHEDULE: "adding messages and gradient sums, verifying the program",
-    Level.PROGRAM: "simulating",
-    Level.TIMELINE: "comparing with the baseline",
-    Level.REPORT: "writing the scripts",
-}
-"""What is done once a level is there."""
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
     """What to compile: a text, the parameters, costs and clauses that the user set, and a limit on its size."""
@@ -79,13 +68,6 @@ def _made(levels: Iterator[Result]) -> Iterator[Result]:
         if result is None:
             return
         yield result
-
-
-def watched(levels: Iterator[Result], tell: Callable[[str], None]) -> Iterator[Result]:
-    """The levels; with each, what comes next is told."""
-    for level, value in levels:
-        tell(_NEXT[level])
-        yield level, value
 
 
 def compile_scheme(request: Request, warn: Warn) -> Iterator[Result]:

@@ -19,20 +19,18 @@ class Turn:
 def fold(precedence: Precedence, header: Header) -> Turn:
     """The turn that the precedence of an asynchronous schedule repeats, if it shows all waits of the steady state.
 
-    Three turns show what any of them does: the last one the waits for earlier turns, the first one those for later
-    turns, the one in the middle what versions below 0 hide. Warm-up and drain lack operations, so there an operation
-    also follows one that in the steady state it follows by way of others. Such a wait does no harm: the way there is
-    longer.
+    The first turn and the last show what any of them does: this the waits for earlier turns, that those for later ones,
+    which no version below 0 hides. Warm-up and drain lack operations, so there an operation also follows one that in
+    the steady state it follows by way of others. Such a wait does no harm: the way there is longer.
     """
     operations, period = precedence.operations, header.period
-    turns = header.micro_batches // period
-    shown = {0, turns // 2, turns - 1}
+    ends = {0, header.micro_batches // period - 1}
     nodes: dict[tuple[bool, int, tuple[int, ...]], int] = {}
     numbers: list[int] = []
     inside: list[int] = []
     for number in precedence.order:
         turn = operations[number].micros[0] // period
-        if turn in shown:
+        if turn in ends:
             inside.append(number)
             if turn == 0:
                 nodes[_reduced(operations[number], period)[0]] = len(numbers)

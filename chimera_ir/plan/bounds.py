@@ -16,7 +16,7 @@ from chimera_ir.profile.costs import Timing
 from chimera_ir.syntax.change import Change
 
 _EARLY = 4
-"""More messages than are expected, or under way, beside those that `_under_way` counts; there are one or two."""
+"""More than are expected early or go round a ring, beside those that `_under_way` counts; there are one or two."""
 
 
 def standing(header: Header, setting: Setting) -> list[int]:
@@ -44,12 +44,15 @@ def _peaks(compiled: Compiled, header: Header, setting: Setting, kept: Sequence[
     ]
 
 
-def most(compiled: Compiled, change: Change, setting: Setting) -> list[int]:
-    """More than each worker needs: more is on its way than ever is.
+def most(compiled: Compiled, change: Change, setting: Setting) -> list[int] | None:
+    """No less than each worker needs: as much is on its way as can be.
 
-    A stage that recomputes has the activations of one micro-batch more, one stage at a time.
+    A stage that recomputes has the activations of one micro-batch more, one stage at a time. None where a stream is not
+    in order: then a receive may be posted any time before its use.
     """
     header = compiled.header(change)
+    if header.asynchronous and not compiled.streams_in_order:
+        return None
     timings = [setting.timing(stage) for stage in range(header.stages)]
     kept = [_beside(header, timings, stage) for stage in range(header.stages)]
     return [
@@ -70,11 +73,11 @@ def _passing(header: Header) -> list[Counter[int]]:
 
 
 def _under_way(compiled: Compiled, header: Header, timings: Sequence[Timing], stage: int, passing: int) -> int:
-    """More than the messages of a stage take at once, of as many micro-batches as pass on a worker.
+    """No less than the messages of a stage take at once, of as many micro-batches as pass on a worker.
 
-    Not more than there are. In a stream, activations have been taken over when the gradients come back, and stay in
-    their buffer until the backward; gradients have been taken over when the next micro-batch comes from there, and
-    leave their buffer at once. A few more are under way, or were expected early.
+    Not more than there are. In a stream in order, activations have been taken over when their gradients come back, and
+    stay in their buffer until the backward; gradients have been taken over when the first activations come that were
+    sent after their use, and leave their buffer at once. A few more are expected early, or go round a ring.
     """
     own, before = timings[stage], timings[stage - 1]
     if header.asynchronous:

@@ -11,7 +11,7 @@ from chimera_ir.diagnostics.model import raise_errors
 from chimera_ir.elaborate.elaborate import Outline, outline
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Header, Program, Schedule
-from chimera_ir.ir.ops import Compute, Forward
+from chimera_ir.ir.ops import Backward, Compute, Forward
 from chimera_ir.lower.lower import lower, sketch
 from chimera_ir.lower.order import order
 from chimera_ir.lower.sync import Duration, launches
@@ -19,6 +19,8 @@ from chimera_ir.lower.updates import copies
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.change import Change
 from chimera_ir.verify.holdings import Holdings, holdings
+
+_KINDS = (Forward, Backward)
 
 
 class Compiled:
@@ -84,6 +86,17 @@ class Compiled:
                 [len(each.micros) if isinstance(each, Forward) else -len(each.micros) for each in lane],
             )
             for lane in self.lanes
+        )
+
+    @cached_property
+    def streams_in_order(self) -> bool:
+        """Whether one pipe runs on workers of its own, and each takes one micro-batch after the other."""
+        workers = [pipe.workers for pipe in self.header(self._change).pipes]
+        micros = ([each.micros for each in lane if isinstance(each, kind)] for lane in self.lanes for kind in _KINDS)
+        return (
+            len(workers) == 1
+            and len({*workers[0]}) == len(workers[0])
+            and all(own == sorted(own) and all(len(each) == 1 for each in own) for own in micros)
         )
 
     @cached_property

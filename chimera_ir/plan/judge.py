@@ -92,11 +92,6 @@ class Judge:
         stages = self.profile.depths[choice.stages]
         return Setting(stages, self.cluster, choice.copies, choice.micro_batch_size, self.replica_layout)
 
-    def compiled(self, choice: Choice) -> Compiled:
-        """The scheme of a configuration with its parameters."""
-        scheme, trusted = self.schemes[choice.source], choice.source in self.trusted
-        return Compiled(scheme, choice.settings, choice.change, self.max_operations, trusted)
-
     def all_of(self, choices: Sequence[Choice]) -> tuple[Verdict, ...]:
         """Every configuration; where it does not fit without recomputation and that is allowed, with it."""
         bench = _Bench(self)
@@ -120,8 +115,8 @@ class Judge:
         assert found is not None
         return found
 
-    def weighed(self, judged: Iterable[Judged]) -> tuple[Verdict, ...]:
-        """The same with their bytes, or why they do not fit after all."""
+    def weighed(self, judged: Iterable[Judged]) -> tuple[Judged, ...]:
+        """The same with their bytes."""
         bench = _Bench(self)
         return tuple(map(bench.weighed, judged))
 
@@ -161,9 +156,9 @@ class _Bench:
         over = self._over(choice, least(compiled, change, setting), "at least ")
         if over:
             return over
-        needed: list[int] = []
-        if max(most(compiled, change, setting)) > self._judge.available:
-            needed = self._needed(choice)
+        enough = most(compiled, change, setting)
+        fits = enough is not None and max(enough) <= self._judge.available
+        needed = [] if fits else self._needed(choice)
         return self._over(choice, needed, "") or Judged(
             choice,
             header.scheme,
@@ -174,12 +169,9 @@ class _Bench:
             sum(map(len, compiled.lanes)),
         )
 
-    def weighed(self, judged: Judged) -> Verdict:
-        """The same with its bytes, or why it does not fit after all."""
-        if judged.memory:
-            return judged
-        needed = self._needed(judged.choice)
-        return self._over(judged.choice, needed, "") or replace(judged, memory=tuple(needed))
+    def weighed(self, judged: Judged) -> Judged:
+        """The same with its bytes."""
+        return replace(judged, memory=tuple(self._needed(judged.choice)))
 
     def replayed(self, judged: Judged) -> Judged:
         """The same, with the time of its replay."""
@@ -193,9 +185,10 @@ class _Bench:
 
     def compiled(self, choice: Choice) -> Compiled:
         """The scheme of a configuration with its parameters."""
-        key = choice.source, choice.settings
+        judge, key = self._judge, (choice.source, choice.settings)
         if self._last is None or self._last[0] != key:
-            self._last = key, self._judge.compiled(choice)
+            scheme, trusted = judge.schemes[choice.source], choice.source in judge.trusted
+            self._last = key, Compiled(scheme, choice.settings, choice.change, judge.max_operations, trusted)
         return self._last[1]
 
     def _over(self, choice: Choice, needed: Sequence[int], prefix: str) -> LeftOut | None:

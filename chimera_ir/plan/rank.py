@@ -32,10 +32,10 @@ ASYNCHRONOUS_OPERATIONS = 4
 """An operation of an asynchronous schedule counts so often: lowering one for a replay takes that much longer."""
 
 _ALONE = 20_000
-"""So few operations are judged in this process: starting others would take longer."""
+"""So many operations are worth a process: fewer are judged in this one, as starting another would take longer."""
 
 _PARTS = 8
-"""Into how many parts the work of a process is cut, so that all end at about the same time."""
+"""Into how many parts a process's share of the work is cut, so that all end at about the same time."""
 
 Tell = Callable[[str], None]
 
@@ -73,8 +73,8 @@ def rank(sources: Sequence[Source], question: Question, judge: Judge, greedy: bo
         beside = [each for each in judged if each.choice.source == baseline and baseline not in sources]
         replayed = {each.choice: each for each in _replayed([*beside[:1], *asked], crew, tell)}
         judged = sorted((replayed.get(each.choice, each) for each in judged), key=_order)
-        judged, heavy = _weighed(judged, top, crew, tell)
-        found += heavy
+        weighed = {each.choice: each for each in _weighed(judged[:top], crew, tell)}
+        judged = [weighed.get(each.choice, each) for each in judged]
     asked = [each for each in judged if each.choice.source in sources]
     left_out = sorted((each for each in found if isinstance(each, LeftOut) and each.source in sources), key=_known)
     reference = next((each for each in judged if each.choice.source == baseline), None)
@@ -138,17 +138,18 @@ def _operations(family: Sequence[Choice]) -> int:
 
 
 class _Crew:
-    """Whoever judges: this process, or several that share the work and have been given the judge once."""
+    """Whoever judges: this process, or ``count`` that share the work and have been given the judge once."""
 
-    def __init__(self, judge: Judge, executor: Executor | None) -> None:
+    def __init__(self, judge: Judge, count: int = 1, executor: Executor | None = None) -> None:
         self._judge = judge
+        self._count = count
         self._executor = executor
 
     def parts(self, work: Sequence[_Task]) -> list[Sequence[_Task]]:
         """Work, the longest first, in parts that take about as long as one another."""
         if self._executor is None:
             return [[each] for each in work]
-        count = min(_PARTS * 2, len(work))
+        count = min(_PARTS * self._count, len(work))
         return [work[start::count] for start in range(count)]
 
     def do(self, work: Callable[[Judge, _Task], _Result], tasks: Iterable[_Task]) -> Iterator[_Result]:
@@ -179,12 +180,13 @@ def _undisturbed(work: Callable[[Judge, _Task], _Result], judge: Judge, task: _T
 def _crew(judge: Judge, operations: int) -> Iterator[_Crew]:
     """Processes to share the work with, if it is worth it."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if operations < _ALONE or count < 2:
-        yield _Crew(judge, None)
+    count = min(count, operations // _ALONE + 1)
+    if count < 2:
+        yield _Crew(judge)
         return
     with ProcessPoolExecutor(count, initializer=_hire, initargs=(judge,)) as executor:
         try:
-            yield _Crew(judge, executor)
+            yield _Crew(judge, count, executor)
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             raise
@@ -216,18 +218,15 @@ def _replayed(judged: Sequence[Judged], crew: _Crew, tell: Tell) -> Iterator[Jud
     return chain.from_iterable(crew.do(Judge.replayed, _alike(chosen)))
 
 
-def _weighed(judged: list[Judged], top: int, crew: _Crew, tell: Tell) -> tuple[list[Judged], list[LeftOut]]:
-    """All in order, the first ones with their bytes; and those that turn out not to fit."""
+def _weighed(judged: Iterable[Judged], crew: _Crew, tell: Tell) -> Iterator[Judged]:
+    """Those of which it is not yet known how many bytes they need, with their bytes."""
     left, chosen = WEIGHED_OPERATIONS, list[Judged]()
-    for each in judged[:top]:
+    for each in judged:
         if not each.memory and each.operations <= left:
             chosen.append(each)
             left -= each.operations
     tell("weighing the first choices")
-    verdicts = list(chain.from_iterable(crew.do(Judge.weighed, _alike(chosen))))
-    light = [verdict for verdict in verdicts if isinstance(verdict, Judged)]
-    heavy = [verdict for verdict in verdicts if isinstance(verdict, LeftOut)]
-    return sorted((*light, *(each for each in judged if each not in chosen)), key=_order), heavy
+    return chain.from_iterable(crew.do(Judge.weighed, _alike(chosen)))
 
 
 def _alike(judged: Iterable[Judged]) -> list[list[Judged]]:

@@ -2,6 +2,7 @@
 
 import doctest
 from fractions import Fraction
+from random import Random
 
 import networkx
 import pytest
@@ -20,6 +21,7 @@ from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.ir.ops import Backward, Forward
 from chimera_ir.ir.turns import updates_a_turn
 from chimera_ir.verify.verify import verify_schedule
+from tests.property.streams import random_stream
 from tests.unit.clocked import one_version_each, streamed, two_versions
 
 USUAL = Costs()
@@ -113,8 +115,23 @@ def every_wait(schedule: Schedule) -> Waits:
         uneven(2, 12),
     ],
 )
-def test_three_turns_show_what_all_of_them_do(schedule: Schedule) -> None:
+def test_the_first_turn_and_the_last_show_what_all_of_them_do(schedule: Schedule) -> None:
     assert list(verify_schedule(schedule, None)) == []
+    assert_all_waits_are_shown(schedule)
+
+
+def test_waits_over_any_number_of_turns_are_shown() -> None:
+    seen = 0
+    for seed in range(60):
+        stream = random_stream(Random(seed))
+        schedule = stream.schedule(2 * stream.turns + 3)
+        if not verify_schedule(schedule, None):
+            assert_all_waits_are_shown(schedule)
+            seen += 1
+    assert seen >= 30
+
+
+def assert_all_waits_are_shown(schedule: Schedule) -> None:
     waits = every_wait(schedule)
     longest = critical(waits, [1] * len(waits)).cycle.ratio
     assert unit_length(schedule) == longest / updates_a_turn(schedule.header)

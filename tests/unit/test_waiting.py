@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from chimera_ir import progress
+from chimera_ir.answer import watched
 from chimera_ir.command import INTERRUPTED
-from chimera_ir.driver import Level, Result, watched
+from chimera_ir.driver import Level, Result
 from tests.unit.command import Ended, Run, on_a_terminal
 
 SLOW = """

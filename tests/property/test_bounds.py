@@ -1,0 +1,99 @@
+"""Whatever a scheme says: what its program needs lies between what the planner knows without messages."""
+
+from hypothesis import assume, event, given, settings
+from hypothesis import strategies as st
+
+from chimera_ir.diagnostics.model import Rejected
+from chimera_ir.plan.bounds import least, most, standing
+from chimera_ir.plan.compiled import Compiled
+from chimera_ir.predict.memory import memory
+from chimera_ir.predict.setting import Setting
+from chimera_ir.profile.cluster import FREE, Cluster
+from chimera_ir.profile.costs import StageCosts, Timing
+from chimera_ir.source import Source
+from chimera_ir.syntax.change import Change
+from chimera_ir.syntax.parser import parse
+from chimera_ir.verify.holdings import holdings
+
+ALONE = Cluster("any", 10**6, 1, 10**12, 0, FREE, FREE, FREE)
+LIMIT = 20_000
+
+
+@st.composite
+def texts(draw: st.DrawFn, asynchronous: bool) -> str:
+    """One or two pipes over as many workers as stages or fewer; operations over several micro-batches, or halves."""
+    stages, count, group = draw(st.integers(1, 5)), draw(st.integers(1, 2)), draw(st.sampled_from([1, 1, 2, 3]))
+    workers = draw(st.sampled_from([stages, stages, max(1, stages - 1), max(1, stages // 2)]))
+    halves = group == 2 and not asynchronous and draw(st.booleans())
+    updates = count * group * draw(st.integers(1, 3))
+    last = "" if asynchronous else str(group * draw(st.integers(1, 8)))
+    lag, whole = draw(st.integers(0, 4)), draw(st.booleans())
+    lines = ["scheme a", f"workers {workers}", *([f"update every {updates}"] if asynchronous else [])]
+    for number in range(count):
+        place = draw(st.sampled_from([f"s*{workers}/{stages}", f"{workers - 1} - s*{workers}/{stages}"]))
+        stride, late = draw(st.integers(1, 4)), draw(st.integers(0, 6))
+        name = f"({count}*m + {number})"
+        begin, end = f"{stride}*(m/{group}) + s", f"{stride}*(m/{group}) + {late + 2 * stages - 1} - s"
+        parts = [f"m..m+{group}"] if whole or group == 1 else [f"m+{part}" for part in range(group)]
+        lines += [f"pipe p{number} {{", f"stages s in 0..{stages} on {place}"]
+        lines += [f"micros m in 0..{last} {'halves ' if halves else ''}by {group} as {name}"]
+        lines += [f"reads version max(0, {name}/{updates} - {lag})"] if asynchronous else []
+        lines += draw(st.sampled_from([[], [], ["recompute"], ["recompute when s % 2 == 0"]]))
+        lines += [f"F(m..m+{group}, s) @ 2048*({begin}) + {512 * number} + s"]
+        lines += [f"B({m}, s) @ 2048*({end}) + {512 * number + 128 + 32 * i} + s" for i, m in enumerate(parts)]
+        lines += ["}"]
+    return "\n".join(lines)
+
+
+@st.composite
+def costs(draw: st.DrawFn) -> tuple[StageCosts, ...]:
+    """Stages of which no two are alike; what is kept, what goes on and what comes back are each nothing, or a lot."""
+    size = st.sampled_from([0, 1, 999, 10**6])
+    weights, activations, given_on, back, kept = (draw(size) for _ in range(5))
+    received = draw(st.booleans())
+    return tuple(
+        StageCosts(
+            *(weights + 3 * stage, weights, 2 * weights),
+            {
+                1: Timing(
+                    *(1.0, 2.0, 3.0),
+                    activations=activations + 11 * stage,
+                    input=given_on + 7 * stage if received else kept,
+                    output=given_on + 7 * (stage + 1),
+                    gradient=back + 5 * (stage + 1),
+                )
+            },
+        )
+        for stage in range(5)
+    )
+
+
+def assert_bounds_hold(text: str, costs: tuple[StageCosts, ...], recompute: bool) -> None:
+    change = Change(recompute)
+    one = Compiled(parse(Source("a.chim", text)), (), change, LIMIT, trusted=False)
+    try:
+        program = one.lowered(change)
+    except Rejected:
+        assume(False)
+    setting = Setting(costs[: program.header.stages], ALONE, 1, 1)
+    needed = [each.total for each in memory(program, setting)]
+    sketched, held = one.sketch(change)
+    assert [each.total for each in memory(sketched, setting, held)] == needed
+    assert [dict(each.copies) for each in holdings(program)] == list(one.copies)
+    at_least, at_most = least(one, change, setting), most(one, change, setting)
+    assert all(map(int.__le__, standing(program.header, setting), at_least))
+    assert all(map(int.__le__, at_least, needed)), f"{at_least} {needed}"
+    event("weighed" if at_most is None else "bounded")
+    assert at_most is None or all(map(int.__le__, needed, at_most)), f"{needed} {at_most}"
+
+
+@settings(max_examples=300, deadline=None)
+@given(texts(asynchronous=False), costs(), st.booleans())
+def test_with_a_flush(text: str, costs: tuple[StageCosts, ...], recompute: bool) -> None:
+    assert_bounds_hold(text, costs, recompute)
+
+
+@settings(max_examples=300, deadline=None)
+@given(texts(asynchronous=True), costs(), st.booleans())
+def test_without_a_flush(text: str, costs: tuple[StageCosts, ...], recompute: bool) -> None:
+    assert_bounds_hold(text, costs, recompute)
