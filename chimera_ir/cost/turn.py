@@ -19,9 +19,9 @@ class Turn:
 def fold(precedence: Precedence, header: Header) -> Turn:
     """The turn that the precedence of an asynchronous schedule repeats, if it shows all waits of the steady state.
 
-    The first turn and the last show what any of them does: this the waits for earlier turns, that those for later ones,
-    which no version below 0 hides. Warm-up and drain lack operations, so there an operation also follows one that in
-    the steady state it follows by way of others. Such a wait does no harm: the way there is longer.
+    The last turn and the first show what any of them does: the last one the waits for earlier turns, the first one
+    those for later turns, which no version below 0 hides. Warm-up and drain lack operations, so there an operation also
+    follows one that in the steady state it follows by way of others. Such a wait does no harm: the way there is longer.
     """
     operations, period = precedence.operations, header.period
     ends = {0, header.micro_batches // period - 1}
