@@ -138,11 +138,14 @@ class Compiled:
         if self.header(change).asynchronous:
             return ((),) * len(self.lanes)
         if change not in self._launched:
-            duration, bones = self._duration(change), self.skeleton
-            durations = [duration(operation) for operation in bones.precedence.operations]
-            ends = earliest_ends(bones.precedence, durations)
-            of_lanes = ([times[lane.start : lane.stop] for lane in bones.lanes] for times in (durations, ends))
-            found = launches(self.schedule(change), *of_lanes)
+            precedence, lanes = self.skeleton.precedence, self.skeleton.lanes
+            durations = list(map(self._duration(change), precedence.operations))
+            ends = earliest_ends(precedence, durations)
+            found = launches(
+                self.schedule(change),
+                [durations[lane.start : lane.stop] for lane in lanes],
+                [ends[lane.start : lane.stop] for lane in lanes],
+            )
             self._launched[change] = tuple(tuple((after + 1, stage) for after, stage in lane) for lane in found)
         return self._launched[change]
 

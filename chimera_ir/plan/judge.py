@@ -1,7 +1,7 @@
 """What a configuration is predicted to take: compiled as far as time and memory need it, then equation 1.
 
 What cannot fit is found early: by what stands on a worker before anything runs, then by the activations on top of that.
-What fits with room for many more messages than there are is not weighed to the byte, unless someone wants to know.
+What fits with as many messages on their way as there can be is not weighed to the byte, unless someone wants to know.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -145,7 +145,7 @@ class _Bench:
             return refusal(rejected, choice.source, choice.settings, choice.micro_batch_size)
 
     def _verdict(self, choice: Choice) -> Verdict:
-        setting, compiled, change = self._judge.setting(choice), self.compiled(choice), choice.change
+        setting, compiled, change = self._judge.setting(choice), self._compiled(choice), choice.change
         header = compiled.header(change)
         if (header.whole_micro_batches, header.stages) != (choice.micro_batches, choice.stages):
             detail = f"it makes {header.whole_micro_batches} micro-batches of {choice.micro_batches}"
@@ -176,14 +176,14 @@ class _Bench:
     def replayed(self, judged: Judged) -> Judged:
         """The same, with the time of its replay."""
         choice = judged.choice
-        program = self.compiled(choice).lowered(choice.change)
+        program = self._compiled(choice).lowered(choice.change)
         return replace(judged, replayed=replay(program, self._judge.setting(choice)).seconds)
 
     def _needed(self, choice: Choice) -> list[int]:
-        program, held = self.compiled(choice).sketch(choice.change)
+        program, held = self._compiled(choice).sketch(choice.change)
         return [each.total for each in memory(program, self._judge.setting(choice), held)]
 
-    def compiled(self, choice: Choice) -> Compiled:
+    def _compiled(self, choice: Choice) -> Compiled:
         """The scheme of a configuration with its parameters."""
         judge, key = self._judge, (choice.source, choice.settings)
         if self._last is None or self._last[0] != key:

@@ -4,18 +4,13 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.plan.bounds import least, most, standing
 from chimera_ir.plan.compiled import Compiled
-from chimera_ir.predict.memory import memory
-from chimera_ir.predict.setting import Setting
-from chimera_ir.profile.cluster import FREE, Cluster
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.source import Source
 from chimera_ir.syntax.change import Change
 from chimera_ir.syntax.parser import parse
-from chimera_ir.verify.holdings import holdings
+from tests.unit.bounded import bounded
 
-ALONE = Cluster("any", 10**6, 1, 10**12, 0, FREE, FREE, FREE)
 LIMIT = 20_000
 
 
@@ -72,19 +67,10 @@ def assert_bounds_hold(text: str, costs: tuple[StageCosts, ...], recompute: bool
     change = Change(recompute)
     one = Compiled(parse(Source("a.chim", text)), (), change, LIMIT, trusted=False)
     try:
-        program = one.lowered(change)
+        one.schedule(change)
     except Rejected:
         assume(False)
-    setting = Setting(costs[: program.header.stages], ALONE, 1, 1)
-    needed = [each.total for each in memory(program, setting)]
-    sketched, held = one.sketch(change)
-    assert [each.total for each in memory(sketched, setting, held)] == needed
-    assert [dict(each.copies) for each in holdings(program)] == list(one.copies)
-    at_least, at_most = least(one, change, setting), most(one, change, setting)
-    assert all(map(int.__le__, standing(program.header, setting), at_least))
-    assert all(map(int.__le__, at_least, needed)), f"{at_least} {needed}"
-    event("weighed" if at_most is None else "bounded")
-    assert at_most is None or all(map(int.__le__, needed, at_most)), f"{needed} {at_most}"
+    event("bounded" if bounded(one, change, costs) else "weighed")
 
 
 @settings(max_examples=300, deadline=None)

@@ -1,0 +1,33 @@
+"""What the planner knows of a configuration's memory, against the program that is compiled in the end."""
+
+from chimera_ir.plan.bounds import least, most, standing
+from chimera_ir.plan.compiled import Compiled
+from chimera_ir.predict.memory import memory
+from chimera_ir.predict.setting import Setting
+from chimera_ir.profile.cluster import FREE, Cluster
+from chimera_ir.profile.costs import StageCosts
+from chimera_ir.syntax.change import Change
+from chimera_ir.verify.holdings import holdings
+
+ALONE = Cluster("any", 10**6, 1, 10**12, 0, FREE, FREE, FREE)
+
+
+def bounded(one: Compiled, change: Change, costs: tuple[StageCosts, ...]) -> bool:
+    """Whether there is an upper bound; all that is known is right.
+
+    Raises
+    ------
+    Rejected
+        If the scheme says nothing that can be run.
+    """
+    program = one.lowered(change)
+    setting = Setting(costs[: program.header.stages], ALONE, 1, 1)
+    needed = [each.total for each in memory(program, setting)]
+    sketched, held = one.sketch(change)
+    assert [each.total for each in memory(sketched, setting, held)] == needed
+    assert [dict(each.copies) for each in holdings(program)] == list(one.copies)
+    at_least, at_most = least(one, change, setting), most(one, change, setting)
+    assert all(map(int.__le__, standing(program.header, setting), at_least))
+    assert all(map(int.__le__, at_least, needed)), f"{at_least} {needed}"
+    assert at_most is None or all(map(int.__le__, needed, at_most)), f"{needed} {at_most}"
+    return at_most is not None
