@@ -46,7 +46,7 @@ from chimera_ir.verify.verify import Verified
 
 HERE = Path(__file__).resolve().parent
 TINY, WIDE, GPT = HERE.parent / "docs/examples/tiny.py", HERE / "ranks/wide.py", HERE.parent / "examples/gpt.py"
-TORCHRUN = str(Path(sys.executable).parent / "torchrun")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 PROFILE = (sys.executable, "-c", "from chimera_ir.profiler import main; main()")
 BATCH = 2
 """Items of a micro-batch in a rehearsal; some schemes halve it."""
@@ -202,7 +202,7 @@ def here(ranks: int, place: Path) -> Launch:
     """All ranks on this machine."""
 
     def launch(plan: Sequence[Sequence[str]]) -> None:
-        command = [TORCHRUN, f"--nproc-per-node={ranks}", str(HERE / "ranks/attempts.py"), written(plan, place)]
+        command = [*TORCHRUN, f"--nproc-per-node={ranks}", str(HERE / "ranks/attempts.py"), written(plan, place)]
         subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True)
 
     return launch
@@ -214,7 +214,7 @@ def apart(ranks: int, limit: Limit, place: Path) -> Launch:
     def launch(plan: Sequence[Sequence[str]]) -> None:
         listed = written(plan, place)
         with joined(ranks, limit) as machines:
-            common = [TORCHRUN, f"--nnodes={ranks}", "--nproc-per-node=1", f"--master-addr={machines[0].address}"]
+            common = [*TORCHRUN, f"--nnodes={ranks}", "--nproc-per-node=1", f"--master-addr={machines[0].address}"]
             agents = []
             try:
                 for number, machine in enumerate(machines):

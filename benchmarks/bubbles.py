@@ -19,7 +19,8 @@ from pathlib import Path
 
 from tables import circumstances, put, table
 
-BIN = Path(sys.executable).parent
+COMPILE = (sys.executable, "-c", "from chimera_ir.cli import main; main()")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 MODEL = Path(__file__).resolve().parent.parent / "docs" / "examples" / "tiny.py"
 SCHEMES = (
     *("gpipe D=4 N=4", "dapple D=4 N=4", "gems D=4 N=4", "chimera D=4 N=4", "chimera D=4 N=8"),
@@ -33,10 +34,10 @@ def rehearsed(case: str, forward: float, steps: int) -> tuple[dict[str, float], 
     with tempfile.TemporaryDirectory() as folder:
         out, metrics = Path(folder) / "out", Path(folder) / "metrics.json"
         parameters = [word for setting in settings for word in ("--set", setting)]
-        compile_it = [str(BIN / "chimera-compile"), name, *parameters, "--cost", "B=2", "--out", str(out)]
+        compile_it = [*COMPILE, name, *parameters, "--cost", "B=2", "--out", str(out)]
         subprocess.run(compile_it, check=True, capture_output=True)
         report = json.loads((out / "report.json").read_text())
-        ranks = [str(BIN / "torchrun"), f"--nproc-per-node={report['workers']}", str(out / "train.py")]
+        ranks = [*TORCHRUN, f"--nproc-per-node={report['workers']}", str(out / "train.py")]
         rehearse = ["--rehearse", f"F={forward},B={2 * forward}", "--steps", str(steps), "--metrics", str(metrics)]
         model = ["--model", str(MODEL), "--micro-batch-size", "2"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -14,15 +14,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
-COMPILE = str(Path(sys.executable).parent / "chimera-compile")
+COMPILE = (sys.executable, "-c", "from chimera_ir.start import compile_; compile_()")
 COMMANDS: dict[str, Sequence[str]] = {
     "python -c pass": (sys.executable, "-c", "pass"),
-    "chimera-compile --version": (COMPILE, "--version"),
-    "chimera D=4 N=4": (COMPILE, "chimera", "--emit", "report"),
-    "chimera D=8 N=32": (COMPILE, "chimera", "--set", "D=8", "--set", "N=32", "--emit", "report"),
-    "chimera D=32 N=128": (COMPILE, "chimera", "--set", "D=32", "--set", "N=128", "--emit", "report"),
+    "chimera-compile --version": (*COMPILE, "--version"),
+    "chimera D=4 N=4": (*COMPILE, "chimera", "--emit", "report"),
+    "chimera D=8 N=32": (*COMPILE, "chimera", "--set", "D=8", "--set", "N=32", "--emit", "report"),
+    "chimera D=32 N=128": (*COMPILE, "chimera", "--set", "D=32", "--set", "N=128", "--emit", "report"),
 }
 UNIT = "python -c pass"
 

@@ -57,12 +57,15 @@ def profile() -> str:
 
 def measured(folder: Path) -> tuple[float, float]:
     """Seconds that passed, and seconds of all processors, of one call."""
-    command = [str(Path(sys.executable).parent / "chimera-plan"), "--profile", "gpt2.toml", "--cluster", "cluster.toml"]
-    if not Path(command[0]).exists():
-        command[:1] = [sys.executable, "-c", "from chimera_ir.planner import main; main()"]
+    planner = (sys.executable, "-c", "from chimera_ir.planner import main; main()")
+    command = [*planner, "--profile", "gpt2.toml", "--cluster", "cluster.toml"]
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(
-        [*command, "--mini-batch", "2048", "--json"], cwd=folder, check=True, stdout=subprocess.DEVNULL, env=os.environ
+        [*command, "--mini-batch", "2048", "--asynchronous", "--json"],
+        cwd=folder,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env=os.environ,
     )
     passed, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     return passed, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-BIN = Path(sys.executable).parent
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 COMPILE = (sys.executable, "-c", "from chimera_ir.cli import main; main()")
 
 
@@ -71,7 +71,7 @@ def _launch(ranks: int, comparisons: Sequence[Comparison]) -> list[dict[str, Sam
         plan, result = place / "plan.json", place / "result.json"
         plan.write_text(json.dumps({"result": str(result), "comparisons": listed}))
         library = _compiled(place, "gpipe", ranks, ranks)
-        command = [str(BIN / "torchrun"), f"--nproc-per-node={ranks}", str(HERE / "ranks" / "race.py"), str(plan)]
+        command = [*TORCHRUN, f"--nproc-per-node={ranks}", str(HERE / "ranks" / "race.py"), str(plan)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(library)}
         subprocess.run(command, env=environment, check=True)
         return [

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 
 from chimera_ir.command import Misuse, printed
@@ -117,8 +117,8 @@ def produce(
     Misuse
         If the text enters below the level that is wanted.
     """
-    is_ir = request.source.name.endswith(".sir")
-    levels = _told(watch((compile_ir if is_ir else compile_scheme)(request, warn)), forecast)
+    asked = replace(request, until=wanted or Level.REPORT)
+    levels = _told(watch((compile_ir if request.source.is_ir else compile_scheme)(asked, warn)), forecast)
     if wanted is None:
         return _whole(dict(levels))
     for level, value in levels:
@@ -151,7 +151,7 @@ def _whole(levels: Mapping[Level, object]) -> tuple[str, Output]:
         lambda console: console.print(table.show(told.report), *predicted, terminal.draw(timeline, console.width))
     )
     drawn = {"replay.svg": replayed.draw_replay(told.prediction.replay)} if told.prediction else {}
-    return shown, Output(header.scheme, header.workers, {**files(verified, timeline, _json(told)), **drawn})
+    return shown, Output(header.scheme, header.workers, {**drawn, **files(verified, timeline, _json(told))})
 
 
 def _text(value: object) -> str:

@@ -3,8 +3,8 @@
 What determines an answer is the question (the text and every option), what standard output looks like, and the
 compiler: the contents of all its files, the libraries that it uses, Python. So nothing is ever out of date; what nobody
 asks for any more is dropped once the directory holds more than `LIMIT`. A file is a line with the SHA-256 of what
-follows, then the answer. One that is damaged, or cannot be read or written, is as good as none: a cache is never a
-reason to fail.
+follows, then the answer. One that is damaged, no regular file, or cannot be read or written, is as good as none: a
+cache is never a reason to fail.
 """
 
 import hashlib
@@ -20,6 +20,7 @@ from pathlib import Path
 
 from chimera_ir import resources
 from chimera_ir.answer import Answer, read
+from chimera_ir.source import contents
 
 VARIABLE = "CHIMERA_CACHE"
 """The environment variable that names another directory; set to nothing, nothing is kept."""
@@ -88,7 +89,7 @@ def _key(question: str) -> str | None:
 
 def _load(path: Path) -> Answer | None:
     try:
-        digest, _, text = path.read_bytes().partition(b"\n")
+        digest, _, text = contents(path, LIMIT).partition(b"\n")
     except OSError:
         return None
     if digest != _digest(text):
@@ -118,9 +119,10 @@ def _digest(text: bytes) -> bytes:
 
 def _drop(directory: Path) -> None:
     """Removes what was used least recently until the rest is within the limit; files of others stay."""
-    ours = [(path.stat(), path) for path in directory.iterdir() if _OURS.fullmatch(path.name)]
+    ours = [(path.lstat(), path) for path in directory.iterdir() if _OURS.fullmatch(path.name)]
     kept = 0
     for state, path in sorted(ours, key=lambda each: each[0].st_mtime, reverse=True):
         kept += state.st_size
         if kept > LIMIT:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink()

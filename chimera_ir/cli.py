@@ -12,8 +12,8 @@ from chimera_ir import __version__, cache, library, output, progress, texts
 from chimera_ir.answer import Answer, produce, watched
 from chimera_ir.command import WRONG_TEXT, Misuse, appearance, parse_settings, run, write
 from chimera_ir.cost.model import KINDS, Costs
-from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.diagnostics.render import render, render_all
+from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.diagnostics.render import blocks, render_all
 from chimera_ir.driver import MAX_OPERATIONS, Level, Request, TooLarge
 from chimera_ir.elaborate.settings import SettingError
 from chimera_ir.forecast import forecast_options, read_forecast, unfit_text
@@ -21,6 +21,7 @@ from chimera_ir.predict.prediction import Forecast
 from chimera_ir.profile.choose import Unfit
 from chimera_ir.syntax.ast import SyncMode
 from chimera_ir.syntax.change import Change
+from chimera_ir.visible import as_argument, command_line, visible
 
 
 def _costs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> Costs:
@@ -93,21 +94,24 @@ def compile_command(
 ) -> None:
     """Compile SCHEME to one PyTorch script per worker, proven free of deadlock.
 
-    SCHEME is a .chim file, an IR text (.sir) or the name of a library scheme (--list).
+    SCHEME is a .chim file, an IR text (.sir), a pipe with either, or the name of a library scheme (--list).
 
     Exit status: 0 compiled and verified, 1 something is wrong in the text, 2 on the command line, 70 in the compiler;
     130 interrupted.
     """
     source = texts.scheme_or_ir(scheme)
-    if source.name.endswith(".sir") and settings:
+    if source.is_ir and settings:
         raise Misuse("--set: an IR text has no parameters to set; set them when you compile its scheme")
     change = Change(recompute, SyncMode(sync) if sync else None)
-    if source.name.endswith(".sir") and change != Change():
+    if source.is_ir and change != Change():
         raise Misuse("--recompute, --sync: an IR text says both itself; ask for them when you compile its scheme")
-    request, wanted = Request(source, settings, costs, max_operations, change), Level(emit) if emit else None
+    wanted = Level(emit) if emit else None
     color = sys.stderr.isatty()
     try:
         forecast = read_forecast(given)
+        if forecast and costs.given:
+            raise Misuse("--cost, --profile: both say how long operations take; leave one of them out")
+        request = Request(source, settings, forecast or costs, max_operations, change)
         make = partial(_compiled, request, wanted, color, forecast)
         question = request, wanted, color, forecast
         answer = make() if no_cache else cache.recall(lambda: repr((*question, appearance())), make)
@@ -127,20 +131,20 @@ def compile_command(
 
 def _compiled(request: Request, wanted: Level | None, color: bool, forecast: Forecast | None) -> Answer:
     """The answer, made now; if there is none, its warnings are shown all the same."""
-    warnings: list[str] = []
+    warnings: list[Diagnostic] = []
     try:
         with progress.shown() as tell:
             shown, written = produce(
                 request,
                 wanted,
-                warn=lambda each: warnings.append(render(each, request.source, color)),
+                warn=warnings.append,
                 watch=lambda levels: watched(levels, tell),
                 forecast=forecast,
             )
     except BaseException:
-        _say(warnings)
+        _say(blocks(warnings, request.source, color))
         raise
-    return Answer(tuple(warnings), shown, written)
+    return Answer(tuple(blocks(warnings, request.source, color)), shown, written)
 
 
 def _say(warnings: Iterable[str]) -> None:
@@ -159,10 +163,10 @@ def _deliver(answer: Answer, out: Path | None, forecast: Forecast | None) -> Non
     except output.OutputRefused as error:
         raise Misuse(str(error)) from error
     write(answer.printed)
-    write(f"wrote {directory}: run it with\n")
-    script = f"{directory}/train.py"
-    line = f"torchrun --nproc-per-node={answer.output.workers} {script} --model MODEL.py"
-    write(f"  {forecast.torchrun(answer.output.workers, script) if forecast else line} --check\n")
+    write(f"wrote {visible(str(directory))}: run it with\n")
+    workers, script = answer.output.workers, f"{directory}/train.py"
+    words = ["torchrun", f"--nproc-per-node={workers}", as_argument(script), "--model", "MODEL.py"]
+    write(f"  {forecast.torchrun(workers, script) if forecast else command_line(words)} --check\n")
 
 
 def main() -> NoReturn:

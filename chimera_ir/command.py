@@ -4,12 +4,16 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
-from typing import NoReturn
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn, TextIO, cast
 
 import click
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
+from rich.segment import Segment
+
+from chimera_ir.visible import visible_lines
 
 WRONG_TEXT = 1
 WRONG_COMMAND = 2
@@ -44,7 +48,9 @@ def parse_settings(_: click.Context, __: click.Parameter, given: tuple[str, ...]
 def printed(draw: Callable[[Console], None]) -> str:
     """What a console as wide and as colourful as standard output would show."""
     text = io.StringIO()
-    draw(_console(text))
+    console = _console(text)
+    console.push_render_hook(_Visible())
+    draw(console)
     return text.getvalue()
 
 
@@ -59,41 +65,130 @@ def _console(text: io.StringIO) -> Console:
     return Console(file=text, highlight=False, force_terminal=is_terminal or None, width=None if is_terminal else _WIDE)
 
 
+class _Visible(RenderHook):
+    """Sees to it that a terminal shows all that is printed, and acts upon nothing but our colours."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Shown(each) for each in renderables]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    original: ConsoleRenderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for text, style, control in console.render(self.original, options):
+            yield Segment(visible_lines(text), style, control)
+
+
 def write(text: str) -> None:
-    """Writes to standard output. A reader who has left has seen enough; a full disk is the user's to know of."""
+    """Writes to standard output."""
+    click.echo(text, nl=False)
+
+
+class _Output:
+    """Standard output: a reader who has left has seen enough; that a disk is full is the user's to know."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """As any stream."""
+        with self._told():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        """As any stream."""
+        with self._told():
+            self._stream.flush()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            _let_go(self._stream)
+        except OSError as error:
+            _let_go(self._stream)
+            raise Misuse(f"standard output: {error.strerror}") from error
+
+
+class _Errors(_Output):
+    """Standard error: what cannot be written is lost, and the exit status says what is left to say."""
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            _let_go(self._stream)
+
+
+def _let_go(stream: TextIO) -> None:
+    """Drops what cannot be written, and all that follows, so that the interpreter does not fail over it at the end."""
     try:
-        click.echo(text, nl=False)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:
-        raise Misuse(f"standard output: {error.strerror}") from error
+        stream.flush()
+    except OSError:
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _open_closed() -> None:
+    """Opens standard streams that are closed, or other files would get their numbers; writing to them still fails."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def run(command: click.Command, name: str) -> NoReturn:
     """Runs a command to its end: whatever happens ends in one of the documented exit statuses."""
+    _open_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    try:
-        status = command.main(prog_name=name, standalone_mode=False)
-    except click.ClickException as error:
-        _tell(error.show)
-        status = error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        status = INTERRUPTED
-    except SystemExit as end:
-        status = end.code
-    except BrokenPipeError:
-        sys.stderr.close()
-        status = 0
-    except Exception:
-        traceback.print_exc()
-        click.echo(f"{name}: this is a fault of the compiler, not of your scheme; please report it", err=True)
-        status = OUR_FAULT
+    output, errors = cast(TextIO, _Output(sys.stdout)), cast(TextIO, _Errors(sys.stderr))
+    with redirect_stdout(output), redirect_stderr(errors):
+        status = _status(command, name)
+    for stream in (sys.stdout, sys.stderr):
+        _let_go(stream)
     sys.exit(status)
 
 
-def _tell(show: Callable[[], None]) -> None:
-    """Shows an error, to whoever still listens."""
-    with suppress(BrokenPipeError):
-        show()
+def _status(command: click.Command, name: str) -> Any:
+    try:
+        return command.main(prog_name=name, standalone_mode=False)
+    except click.ClickException as error:
+        _tell(error)
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except SystemExit as end:
+        return end.code
+    except MemoryError:
+        click.echo(f"{name}: there is not enough memory for this; choose smaller parameters", err=True)
+        return WRONG_COMMAND
+    except Exception:
+        traceback.print_exc()
+        click.echo(f"{name}: this is a fault of the compiler, not of your scheme; please report it", err=True)
+        return OUR_FAULT
+
+
+def _tell(error: click.ClickException) -> None:
+    """Shows an error."""
+    said = _Everything()
+    error.show(said)
+    click.echo(visible_lines(said.getvalue()), nl=False, err=True)
+
+
+class _Everything(io.StringIO):
+    """What is written as to a terminal, from which nothing is taken away."""
+
+    def isatty(self) -> bool:
+        return True

@@ -20,7 +20,12 @@ MOST = 10**6
 _FILE = click.Path(path_type=Path)
 
 _OPTIONS = (
-    click.option("--profile", type=_FILE, metavar="FILE", help="What the model's stages cost; asks for a prediction."),
+    click.option(
+        "--profile",
+        type=_FILE,
+        metavar="FILE",
+        help="What the model's stages cost; the report is then in seconds, with a prediction.",
+    ),
     click.option("--cluster", type=_FILE, metavar="FILE", help="What the model runs on."),
     click.option("--copies", type=click.IntRange(1, MOST), metavar="W", help="Copies of the pipelines [default: 1]."),
     click.option("--micro-batch-size", type=click.IntRange(1, MOST), metavar="B", help="Items of a micro-batch."),

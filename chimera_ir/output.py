@@ -1,13 +1,43 @@
-"""What the commands write: whole or not at all, and never over something that is not ours."""
+"""What commands write: whole or not at all, and nothing of the user's is touched.
+
+A directory holds what the command wrote, a manifest that lists it, and whatever the user put there, which stays where
+it is: no file of the user's is moved, copied or opened. The directory is in one of three states; M is the manifest's
+name.
+
+- *Whole*: what M lists is there. Folders ``M.part.*`` are of writers that died before their files were complete.
+- *Committed*: the folder ``M.new`` holds all new files and their manifest. What M lists is removed, in reverse order;
+  then the new files move in, in order, and their manifest at last.
+- *Placed*: ``M.new`` has no manifest any more, and is removed.
+
+One rename commits. A writer that dies leaves the directory in the state that it is in, and the next one goes on from
+there before it does anything else. Old and new files are never there together, and a file comes after those that it
+relies on and goes before them: a program that is incomplete lacks its ``train.py``.
+
+Writers take turns by a lock on the directory itself, which the system releases when its holder dies. Where there are no
+such locks (Windows), or the writers are on several machines, one of two at once may end in an error, and the next run
+goes on. All this is about processes that die: nothing is forced onto the disk in case the machine does.
+"""
 
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Mapping
-from pathlib import Path
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from glob import escape
+from pathlib import Path, PurePath
+
+from chimera_ir.source import contents
+
+if sys.platform != "win32":
+    import fcntl
 
 MANIFEST = ".chimera-compile"
 """The file that lists what chimera-compile wrote into a directory, one relative path a line; other commands' too."""
+
+ATTEMPTS, PAUSE = 200, 0.05
+"""How often a writer asks for its turn, and the seconds in between; a turn takes milliseconds."""
 
 
 class OutputRefused(Exception):
@@ -17,34 +47,28 @@ class OutputRefused(Exception):
 def write(directory: Path, files: Mapping[str, str], manifest: str = MANIFEST) -> None:
     """Writes the files, by path relative to the directory, and ``manifest``, which is a dot and the command's name.
 
-    An existing directory is replaced if the same command wrote it; files that others put there (metrics,
-    checkpoints) are carried over. If anything fails, the directory is as it was before.
+    Each of the files relies at most on those before it. An existing directory is replaced if the same command wrote it.
+    If anything fails before the commitment, the directory is as it was before.
 
     Raises
     ------
     OutputRefused
-        If the directory is not ours or cannot be written; nothing has changed then.
+        If the directory is not ours or cannot be written.
     """
-    target = Path(os.path.realpath(directory))
     try:
-        if target.exists():
-            _must_be_ours(directory, target, files, manifest)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        raise OutputRefused(f"--out {directory}: {error.strerror}") from error
-    try:
-        fresh.chmod(0o777 & ~_umask())
-        for name, text in files.items():
-            path = fresh / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8", newline="\n")
-        (fresh / manifest).write_text("".join(f"{name}\n" for name in sorted(files)), encoding="utf-8")
-        _replace(target, fresh, manifest)
-    except OSError as error:
-        raise OutputRefused(f"--out {directory}: {error.strerror}") from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        target = _resolved(directory)
+        if target.exists() and not target.is_dir():
+            raise OutputRefused("exists and is not a directory")
+        missing = [folder for folder in (target, *target.parents) if not folder.exists()]
+        target.mkdir(parents=True, exist_ok=True)
+        try:
+            with _turn(target):
+                _replace(target, files, manifest)
+        except BaseException:
+            _remove_empty(missing)
+            raise
+    except (OSError, OutputRefused) as error:
+        raise OutputRefused(f"--out {directory}: {_reason(error)}") from error
 
 
 def refuse_file(file: Path, mark: str, force: bool) -> None:
@@ -56,18 +80,9 @@ def refuse_file(file: Path, mark: str, force: bool) -> None:
         If it cannot, or if there is a file that does not begin with ``mark`` and nobody uses ``force``.
     """
     try:
-        if file.is_dir():
-            raise OutputRefused(f"--out {file}: is a directory")
-        if file.exists() and not force and not file.read_bytes().startswith(mark.encode()):
-            raise OutputRefused(
-                f"--out {file}: exists and was not written by this command, or is to be kept; "
-                "choose another file, or write over it with --force"
-            )
-        descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=Path(os.path.realpath(file)).parent)
-        os.close(descriptor)
-        Path(name).unlink()
-    except OSError as error:
-        raise OutputRefused(f"--out {file}: {error.strerror}") from error
+        _refuse_file(file, mark, force)
+    except (OSError, OutputRefused) as error:
+        raise OutputRefused(f"--out {file}: {_reason(error)}") from error
 
 
 def write_file(file: Path, text: str, mark: str, force: bool) -> None:
@@ -79,33 +94,50 @@ def write_file(file: Path, text: str, mark: str, force: bool) -> None:
         As `refuse_file`; the file is as it was then.
     """
     refuse_file(file, mark, force)
-    target = Path(os.path.realpath(file))
     try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        fresh = Path(name)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as stream:
-                stream.write(mark + text)
-            fresh.chmod(0o666 & ~_umask())
-            fresh.replace(target)
-        finally:
-            fresh.unlink(missing_ok=True)
-    except OSError as error:
-        raise OutputRefused(f"--out {file}: {error.strerror}") from error
+        target = _resolved(file)
+        with _turn(target.parent):
+            for left in target.parent.glob(f"{escape(f'.{target.name}.')}*.part"):
+                left.unlink()
+            descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+            fresh = Path(name)
+            try:
+                with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as stream:
+                    stream.write(mark + text)
+                fresh.chmod(0o666 & ~_umask())
+                fresh.replace(target)
+            finally:
+                fresh.unlink(missing_ok=True)
+    except (OSError, OutputRefused) as error:
+        raise OutputRefused(f"--out {file}: {_reason(error)}") from error
 
 
-def _must_be_ours(shown: Path, target: Path, files: Mapping[str, str], manifest: str) -> None:
-    if not target.is_dir():
-        raise OutputRefused(f"--out {shown}: exists and is not a directory")
-    empty = not any(target.iterdir())
-    if not empty and not (target / manifest).is_file():
-        raise OutputRefused(
-            f"--out {shown}: exists and was not written by {manifest[1:]}; choose another directory or remove it"
-        )
-    for path in _foreign(target, manifest):
-        name = path.relative_to(target).as_posix()
-        if name in files:
-            raise OutputRefused(f"--out {shown}: {name} was not written by {manifest[1:]} and is in the way")
+def _refuse_file(file: Path, mark: str, force: bool) -> None:
+    if file.is_dir():
+        raise OutputRefused("is a directory")
+    if file.exists():
+        if not file.is_file():
+            raise OutputRefused("is no regular file")
+        if not force and not contents(file).startswith(mark.encode()):
+            raise OutputRefused(
+                "exists and was not written by this command, or is to be kept; "
+                "choose another file, or write over it with --force"
+            )
+    folder = _resolved(file).parent
+    folder.stat()
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputRefused(f"{folder} cannot be written")
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return Path(os.path.realpath(path))
+    except FileNotFoundError as error:
+        raise OutputRefused("the working directory is gone") from error
+
+
+def _reason(error: OSError | OutputRefused) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def _umask() -> int:
@@ -114,42 +146,148 @@ def _umask() -> int:
     return mask
 
 
-def _replace(target: Path, fresh: Path, manifest: str) -> None:
-    """Puts the fresh directory in the target's place; the old one's foreign files move over."""
-    if not target.exists():
-        fresh.rename(target)
+@contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """A turn of this writer, while no other one of this machine works in the folder."""
+    if sys.platform == "win32":
+        yield
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
-    target.rename(old)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        for path in _foreign(old, manifest):
-            destination = fresh / path.relative_to(old)
-            destination.parent.mkdir(parents=True, exist_ok=True)
-            _carry_over(path, destination)
-        fresh.rename(target)
+        _lock(handle)
+        yield
+    finally:
+        os.close(handle)
+
+
+if sys.platform != "win32":
+
+    def _lock(handle: int) -> None:
+        for _ in range(ATTEMPTS):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                time.sleep(PAUSE)
+            except OSError:
+                return  # a file system without locks
+        raise OutputRefused("another command writes there and does not end")
+
+
+def _replace(target: Path, files: Mapping[str, str], manifest: str) -> None:
+    committed = target / f"{manifest}.new"
+    if _is_folder(committed):
+        _settle(target, committed, manifest)
+    for left in target.glob(f"{escape(manifest)}.part.*"):
+        shutil.rmtree(left)
+    if any(target.iterdir()) and not _is_file(target / manifest):
+        raise OutputRefused(f"exists and was not written by {manifest[1:]}; choose another directory or remove it")
+    _refuse_others(target, files, _listed(target / manifest), manifest)
+    part = Path(tempfile.mkdtemp(prefix=f"{manifest}.part.", dir=target))
+    try:
+        for name, text in {**files, manifest: "".join(f"{name}\n" for name in files)}.items():
+            path = part / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="\n")
+        part.rename(committed)
     except BaseException:
-        old.rename(target)
+        shutil.rmtree(part, ignore_errors=True)
         raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _carry_over(path: Path, destination: Path) -> None:
-    """Puts a file in a second place, without a copy where the file system allows it: a checkpoint may be large."""
     try:
-        os.link(path, destination, follow_symlinks=False)
-    except OSError:
-        shutil.copy2(path, destination, follow_symlinks=False)
+        _settle(target, committed, manifest)
+    except KeyboardInterrupt:
+        _settle(target, committed, manifest)
+        raise
+    except OSError as error:
+        raise OutputRefused(f"{_reason(error)}; the old files are gone in part, and the next run goes on") from error
 
 
-def _foreign(directory: Path, manifest: str) -> list[Path]:
-    """The files of a directory of ours that its command did not write."""
-    listing = directory / manifest
-    ours = set(listing.read_text(encoding="utf-8").splitlines()) if listing.is_file() else set()
-    found = (path for path in sorted(directory.rglob("*")) if path.is_symlink() or path.is_file())
-    return [
-        path
-        for path in found
-        if path != listing
-        and path.relative_to(directory).as_posix() not in ours
-        and "__pycache__" not in path.relative_to(directory).parts
-    ]
+def _settle(target: Path, committed: Path, manifest: str) -> None:
+    """Puts what is committed in the place of what was there, or what is left of it."""
+    if _is_file(committed / manifest):
+        ours, fresh = _listed(target / manifest), _listed(committed / manifest)
+        waiting = {name for name in fresh if os.path.lexists(committed / name)}
+        _refuse_others(target, waiting, ours, manifest)
+        for name in reversed(ours):
+            if name in waiting or name not in fresh:
+                _remove(target, name)
+        for name in (*fresh, manifest):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # it is in its place already
+                (committed / name).replace(target / name)
+    shutil.rmtree(committed)
+
+
+def _remove(target: Path, name: str) -> None:
+    """Removes a file of ours, what Python has made of it, and the folders that are empty then."""
+    path, folders = target / name, _folders(target, name)
+    if not (all(map(_is_folder, folders)) and _is_file(path)):
+        return
+    cached = path.parent / "__pycache__"
+    for compiled in cached.glob(f"{escape(path.stem)}.*.pyc"):
+        compiled.unlink()
+    path.unlink()
+    _remove_empty([cached, *folders])
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _refuse_others(target: Path, names: Iterable[str], ours: Mapping[str, None], manifest: str) -> None:
+    """Makes sure that files of these names find nothing in their way but what is ours."""
+    for name in names:
+        for folder in _folders(target, name):
+            if os.path.lexists(folder) and not _is_folder(folder):
+                raise _in_the_way(target, folder, manifest)
+            if _is_folder(folder) and not os.access(folder, os.W_OK | os.X_OK):
+                raise OutputRefused(f"{folder.relative_to(target)} cannot be written")
+        path = target / name
+        if os.path.lexists(path) and not (name in ours and _is_file(path)):
+            raise _in_the_way(target, path, manifest)
+
+
+def _in_the_way(target: Path, path: Path, manifest: str) -> OutputRefused:
+    name = path.relative_to(target).as_posix()
+    return OutputRefused(f"{name} was not written by {manifest[1:]} and is in the way")
+
+
+def _folders(target: Path, name: str) -> list[Path]:
+    """The folders between a directory and a file in it, innermost first."""
+    return [target / folder for folder in PurePath(name).parents][:-1]
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether there is a directory, not a link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is a regular file, not a link to one."""
+    return path.is_file() and not path.is_symlink()
+
+
+def _listed(listing: Path) -> dict[str, None]:
+    """The files that a manifest lists, in its order; none where there is no manifest.
+
+    Raises
+    ------
+    OutputRefused
+        If it lists what no command writes.
+    """
+    if not _is_file(listing):
+        return {}
+    try:
+        names = contents(listing).decode().split("\n")
+    except UnicodeDecodeError as error:
+        raise OutputRefused(f"{listing.name} is damaged: it is not UTF-8; {_ADVICE}") from error
+    for name in names:
+        path = PurePath(name)
+        if path.anchor or ".." in path.parts or "\0" in name:
+            raise OutputRefused(f"{listing.name} is damaged: it lists {name!r}, which lies elsewhere; {_ADVICE}")
+    return dict.fromkeys(filter(None, names))
+
+
+_ADVICE = "choose another directory, or remove that file and what chimera_ir wrote there"

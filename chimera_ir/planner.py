@@ -18,7 +18,7 @@ from chimera_ir.plan.judge import Judge
 from chimera_ir.plan.lines import Files
 from chimera_ir.plan.notes import notes
 from chimera_ir.plan.rank import Ranking, rank
-from chimera_ir.plan.space import Question, Recomputation
+from chimera_ir.plan.space import MAX_OPERATIONS, Question, Recomputation
 from chimera_ir.profile.choose import Inputs, Unfit
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme, SyncMode
@@ -30,21 +30,22 @@ ERROR = 0.1
 MOST = 10**6
 """Workers, and items of a mini-batch."""
 
-MAX_OPERATIONS = 100_000
-"""How many compute operations a schedule may have that is looked at, unless the user raises it."""
-
 _FILE = click.Path(path_type=Path)
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What is shown: so many choices, the lines of the one of that number, given the model's error, or all as JSON."""
+    """What is shown: so many choices, the lines of the one of that number, given the model's error, or all as JSON.
+
+    ``warnings`` are those of the files.
+    """
 
     top: int
     choose: int
     error: float
     as_json: bool
     files: Files
+    warnings: tuple[str, ...]
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -58,7 +59,11 @@ class _Wanted:
 @click.option(
     "--set", "settings", multiple=True, callback=parse_settings, metavar="NAME=VALUE", help="Fix a parameter."
 )
-@click.option("--synchronous-only", is_flag=True, help="No scheme without a flush.")
+@click.option(
+    "--asynchronous/--synchronous-only",
+    default=None,
+    help="Consider schemes without a flush, or none [default: those that --scheme names].",
+)
 @click.option("--greedy", is_flag=True, help="For each W and D only the largest B that fits, as the paper does.")
 @click.option(
     "--recompute/--no-recompute",
@@ -91,7 +96,7 @@ def plan_command(
     workers: int | None,
     schemes: tuple[str, ...],
     settings: dict[str, int],
-    synchronous_only: bool,
+    asynchronous: bool | None,
     greedy: bool,
     recompute: bool | None,
     syncs: tuple[str, ...],
@@ -115,7 +120,6 @@ def plan_command(
     recomputation = {None: Recomputation.WHERE_NEEDED, True: Recomputation.ALWAYS, False: Recomputation.NEVER}[
         recompute
     ]
-    wanted = _Wanted(top, choose, error, as_json, Files(str(profile), str(cluster), layout == "replica"))
     try:
         inputs = forecast.read_inputs(profile, cluster)
         model = inputs.model()
@@ -125,12 +129,14 @@ def plan_command(
     number = _workers(inputs, workers)
     parsed = _parsed(sources, settings)
     modes = tuple(dict.fromkeys(map(SyncMode, syncs)))
-    question = Question(number, mini_batch, settings, recomputation, modes, synchronous_only, max_operations)
+    streams = bool(schemes) if asynchronous is None else asynchronous
+    question = Question(number, mini_batch, settings, recomputation, modes, streams, max_operations)
     trusted = frozenset(map(library.source, library.names()))
     judge = Judge(parsed, model, inputs.cluster, layout == "replica", recomputation, max_operations, trusted)
+    files = Files(str(profile), str(cluster), layout == "replica", max_operations)
     with progress.shown() as doing:
         ranking = rank(sources, question, judge, greedy, max(top, choose), doing)
-    _deliver(ranking, wanted)
+    _deliver(ranking, _Wanted(top, choose, error, as_json, files, inputs.warnings))
 
 
 def _deliver(ranking: Ranking, wanted: _Wanted) -> None:
@@ -138,10 +144,10 @@ def _deliver(ranking: Ranking, wanted: _Wanted) -> None:
     choices = ranking.choices
     if choices and wanted.choose > len(choices):
         raise Misuse(f"--choose {wanted.choose}: there are {len(choices)} choices")
-    said = notes(ranking, wanted.error)
+    said = notes(ranking, wanted.error, wanted.warnings)
     chosen = choices[wanted.choose - 1] if choices else None
     if wanted.as_json:
-        write(json.dumps(tell.as_json(ranking, said, chosen, wanted.files), indent=2) + "\n")
+        write(json.dumps(tell.as_json(ranking, said, wanted.warnings, chosen, wanted.files), indent=2) + "\n")
     else:
         write(printed(lambda console: console.print(tell.table(ranking, said, wanted.top))))
         if chosen:
@@ -151,9 +157,10 @@ def _deliver(ranking: Ranking, wanted: _Wanted) -> None:
 
 
 def _scheme(name: str) -> Source:
-    if name.endswith(".sir"):
+    source = texts.scheme_or_ir(name)
+    if source.is_ir:
         raise Misuse(f"--scheme {name}: an IR text has no parameters to choose; name its scheme")
-    return texts.scheme_or_ir(name)
+    return source
 
 
 def _parsed(sources: tuple[Source, ...], settings: dict[str, int]) -> dict[Source, Scheme]:

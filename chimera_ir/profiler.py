@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from chimera_ir import __version__
 from chimera_ir.command import Misuse, run
 from chimera_ir.output import OutputRefused, refuse_file, write_file
+from chimera_ir.profile.warnings import WARNING
 from chimera_ir.profile.write import write_cluster, write_profile
 from chimera_ir.resources import templates
 
@@ -208,7 +209,7 @@ def _warn(remarks: tuple[str, ...]) -> None:
 
 
 def _warnings(remarks: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"warning: {remark}" for remark in remarks)
+    return tuple(f"{WARNING}{remark}" for remark in remarks)
 
 
 @contextmanager

@@ -1,7 +1,13 @@
 """The text that is compiled, places in it, and files that users name."""
 
+import os
+import re
+import select
 import stat
+import time
 from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from errno import EISDIR
 from functools import cached_property
@@ -12,24 +18,79 @@ from typing import NamedTuple
 LARGEST = 2**30
 """Bytes of the largest file that is read."""
 
+PATIENCE = 2.0
+"""Seconds in which somebody begins to write to a pipe, if anybody does."""
 
-def contents(path: Path) -> bytes:
-    """All of a regular file.
+_PART = 2**20
+_IR = re.compile(r"(?:\s|#.*+)*+(?:plan|schedule|program)\b")
+
+
+def contents(path: Path, most: int = LARGEST) -> bytes:
+    """All of a regular file of at most so many bytes.
 
     Raises
     ------
     OSError
-        If it cannot be read, has no end or none that is known (a device, a named pipe), or is larger than `LARGEST`;
-        ``strerror`` tells.
+        If it cannot be read, has no end or none that is known (a device, a pipe), or is larger than ``most``;
+        ``strerror`` says which.
     """
-    found = path.stat()
-    if stat.S_ISDIR(found.st_mode):
+    with _opened(path, pipes=False) as handle:
+        return _all(handle, most)
+
+
+def handed(path: Path, most: int = LARGEST) -> bytes:
+    """As `contents`, also of a pipe until it is closed: a shell hands over ``<(command)`` as one.
+
+    Raises
+    ------
+    OSError
+        As `contents`; if nobody writes to the pipe.
+    """
+    with _opened(path, pipes=True) as handle:
+        return _all(handle, most)
+
+
+@contextmanager
+def _opened(path: Path, pipes: bool) -> Iterator[int]:
+    """A file that can be read to its end, or a pipe; opened without waiting for who writes to it."""
+    _refuse(path.stat(), pipes)
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        _refuse(os.fstat(handle), pipes)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _refuse(state: os.stat_result, pipes: bool) -> None:
+    if stat.S_ISDIR(state.st_mode):
         raise IsADirectoryError(EISDIR, strerror(EISDIR))
-    if not stat.S_ISREG(found.st_mode):
+    if not (stat.S_ISREG(state.st_mode) or (pipes and stat.S_ISFIFO(state.st_mode))):
         raise OSError(0, "it is no regular file")
-    if found.st_size > LARGEST:
-        raise OSError(0, f"it is larger than {LARGEST // 2**20:,} MiB")
-    return path.read_bytes()
+
+
+def _all(handle: int, most: int) -> bytes:
+    state, parts = os.fstat(handle), list[bytes]()
+    size, written = 0, not stat.S_ISFIFO(state.st_mode)
+    deadline = time.monotonic() + PATIENCE
+    while max(size, state.st_size) <= most:
+        try:
+            part = os.read(handle, _PART)
+        except BlockingIOError:
+            written = True
+            select.select([handle], [], [])
+            continue
+        if part:
+            written = True
+            size += len(part)
+            parts.append(part)
+        elif written:
+            return b"".join(parts)
+        elif time.monotonic() > deadline:
+            raise OSError(0, "nobody writes to this pipe")
+        else:
+            time.sleep(0.01)
+    raise OSError(0, f"it is larger than {most // 2**20:,} MiB")
 
 
 class Span(NamedTuple):
@@ -52,6 +113,12 @@ class Source:
 
     name: str
     text: str
+
+    @cached_property
+    def is_ir(self) -> bool:
+        """Whether it is an IR text: by its name or, where that does not say, by its first word."""
+        ending = Path(self.name).suffix
+        return ending == ".sir" or (ending != ".chim" and _IR.match(self.text) is not None)
 
     @cached_property
     def _starts(self) -> list[int]:

@@ -5,7 +5,10 @@ from pathlib import Path
 from chimera_ir import library
 from chimera_ir.command import Misuse
 from chimera_ir.diagnostics.suggest import closest
-from chimera_ir.source import Source, contents
+from chimera_ir.source import Source, handed
+
+LARGEST = 2**28
+"""Bytes of the largest text."""
 
 
 def scheme_or_ir(scheme: str) -> Source:
@@ -27,10 +30,18 @@ def scheme_or_ir(scheme: str) -> Source:
 
 
 def _known(path: Path) -> Source:
-    if path.suffix not in (".chim", ".sir"):
+    if path.suffix not in (".chim", ".sir") and not _is_handed(path):
         raise Misuse(f"{path}: a scheme ends in .chim, an IR text in .sir")
     hint = f"; for the library scheme write {path.stem}" if path.stem in library.names() else ""
     return read(path, "", hint)
+
+
+def _is_handed(path: Path) -> bool:
+    """Whether a path was not chosen by the user, as that of a shell's ``<(command)``; the text says then what it is."""
+    try:
+        return path.is_fifo() or path.parts[:2] == ("/", "dev")
+    except OSError:
+        return False
 
 
 def read(path: Path, option: str = "", hint: str = "") -> Source:
@@ -42,7 +53,7 @@ def read(path: Path, option: str = "", hint: str = "") -> Source:
         If it cannot be read.
     """
     try:
-        data = contents(path)
+        data = handed(path, LARGEST)
     except OSError as error:
         raise Misuse(f"{option}{' ' if option else ''}{path}: {error.strerror}{hint}") from error
     return Source(str(path), data.decode("utf-8", errors="replace").removeprefix("\ufeff"))

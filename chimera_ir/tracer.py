@@ -11,6 +11,7 @@ from chimera_ir import __version__, forecast
 from chimera_ir import output as output_directory
 from chimera_ir.command import WRONG_TEXT, Misuse, printed, run, write
 from chimera_ir.profile.choose import Inputs, Unfit
+from chimera_ir.profile.warnings import WARNING, shown
 from chimera_ir.trace import show
 from chimera_ir.trace.compare import compare
 from chimera_ir.trace.drawing import draw
@@ -18,6 +19,7 @@ from chimera_ir.trace.events import events
 from chimera_ir.trace.foretold import foretold
 from chimera_ir.trace.page import page
 from chimera_ir.trace.read import BadTrace, read
+from chimera_ir.visible import visible
 
 NAME = "chimera-trace"
 
@@ -53,6 +55,8 @@ def trace_command(directory: Path, out: Path | None, profile: Path | None, clust
     """
     try:
         inputs = _inputs(profile, cluster)
+        for warning in shown(inputs.warnings if inputs else ()):
+            click.echo(f"{WARNING}{warning}", err=True)
         trace = read(directory)
         comparison = compare(trace, foretold(trace, inputs) if inputs else None)
     except BadTrace as error:
@@ -71,7 +75,7 @@ def trace_command(directory: Path, out: Path | None, profile: Path | None, clust
         write(json.dumps(show.as_json(comparison), indent=2) + "\n")
         return
     write(printed(lambda console: console.print(show.text(comparison))))
-    write(f"wrote {target}: {', '.join(files)}\n")
+    write(f"wrote {visible(str(target))}: {', '.join(files)}\n")
 
 
 def _inputs(profile: Path | None, cluster: Path | None) -> Inputs | None:

@@ -13,6 +13,9 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,18 +24,34 @@ BLOCK = re.compile(
 )
 
 
-def run(commands: list[str]) -> str:
-    """The commands with what they print, errors included, as a terminal would show them."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    shown = []
-    with tempfile.TemporaryDirectory() as place:
+@contextmanager
+def stage() -> Iterator[tuple[Path, dict[str, str]]]:
+    """A directory that sees docs/ and examples/, and an environment with the commands of this package, nothing kept."""
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    with tempfile.TemporaryDirectory() as place, tempfile.TemporaryDirectory() as programs:
         for name in ("docs", "examples"):
             (Path(place) / name).symlink_to(ROOT / name)
+        for name, entry in scripts.items():
+            module, _, function = entry.partition(":")
+            script = Path(programs) / name
+            program = f"from {module} import {function}\n{function}()\n"
+            script.write_text(
+                f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n{program}", encoding="utf-8"
+            )
+            script.chmod(0o755)
+        path = os.pathsep.join((programs, str(Path(sys.executable).parent), os.environ["PATH"]))
+        yield Path(place), {**os.environ, "PATH": path, "CHIMERA_CACHE": ""}
+
+
+def run(commands: list[str]) -> str:
+    """The commands with what they print, errors included, as a terminal would show them."""
+    shown = []
+    with stage() as (place, environment):
         for command in commands:
             done = subprocess.run(
                 ["bash", "-c", f"({command}) 2>&1"],
                 cwd=place,
-                env={**os.environ, "PATH": path, "CHIMERA_CACHE": ""},
+                env=environment,
                 capture_output=True,
                 text=True,
                 check=False,

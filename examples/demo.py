@@ -10,12 +10,19 @@ OUT = ROOT / "build" / "demo"
 RANKS = 4
 
 
-def show(*command: str) -> None:
+STARTS = {
+    "chimera-compile": ("-c", "from chimera_ir.start import compile_; compile_()"),
+    "torchrun": ("-m", "torch.distributed.run"),
+}
+"""The programs of the tour as this interpreter starts them, wherever they are installed."""
+
+
+def show(name: str, *arguments: str) -> None:
     """Runs a command of the tour, after printing it."""
-    print(f"\n$ {' '.join(command)}\n", flush=True)
-    done = subprocess.run([str(Path(sys.executable).parent / command[0]), *command[1:]], cwd=ROOT, check=False)
+    print(f"\n$ {' '.join((name, *arguments))}\n", flush=True)
+    done = subprocess.run([sys.executable, *STARTS[name], *arguments], cwd=ROOT, check=False)
     if done.returncode:
-        sys.exit(f"demo: {command[0]} ended with status {done.returncode}")
+        sys.exit(f"demo: {name} ended with status {done.returncode}")
 
 
 def main() -> None:

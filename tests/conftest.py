@@ -1,13 +1,13 @@
-"""What all tests share: one flag that rewrites the expected outputs, and that nothing is kept from call to call."""
+"""What all tests share: fixed examples, one flag that rewrites expected outputs, and nothing kept from call to call."""
 
 import os
 
 import pytest
 from hypothesis import settings
 
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
-"""A busy machine is no failure."""
+from tests.repeatable import PROFILE
+
+settings.load_profile(PROFILE)
 
 os.environ["CHIMERA_CACHE"] = ""
 """Nothing that a test compiles comes from the user's cache, or goes there; processes inherit that."""

@@ -12,6 +12,7 @@ import pytest
 
 from chimera_ir import cache as kept
 from chimera_ir import library
+from chimera_ir.plural import plural
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "chimera_ir"
@@ -19,20 +20,22 @@ TEMPLATES = ROOT / "templates"
 
 IMPORTS = {
     "source": set(),
+    "plural": set(),
     "resources": set(),
-    "output": set(),
+    "output": {"source"},
     "undisturbed": set(),
-    "diagnostics": {"source"},
+    "visible": set(),
+    "diagnostics": {"source", "visible"},
     "syntax": {"diagnostics", "source", "resources"},
     "ir": {"diagnostics", "source", "resources"},
     "elaborate": {"syntax", "ir", "diagnostics", "source"},
-    "lower": {"ir", "source"},
     "graph": {"ir"},
+    "lower": {"ir", "graph", "source"},
     "verify": {"ir", "graph", "diagnostics", "source"},
     "cost": {"ir", "graph"},
-    "picture": {"cost", "ir", "predict", "resources"},
+    "picture": {"cost", "ir", "predict", "resources", "visible"},
     "codegen": {"ir", "resources", "verify"},
-    "profile": {"diagnostics", "source"},
+    "profile": {"diagnostics", "source", "visible"},
     "predict": {"cost", "ir", "graph", "profile", "verify", "undisturbed"},
     "forecast": {"command", "diagnostics", "predict", "profile", "texts"},
     "measure": {"profile", "output"},
@@ -43,11 +46,11 @@ IMPORTS = {
         *("codegen", "library", "undisturbed"),
     },
     "survey": {"driver", "library", "resources", "source", "diagnostics", "syntax", "elaborate", "cost"},
-    "command": set(),
+    "command": {"visible"},
     "texts": {"command", "diagnostics", "library", "source"},
     "plan": {
         *("library", "source", "diagnostics", "syntax", "elaborate", "ir", "lower", "verify", "cost", "profile"),
-        *("predict", "undisturbed"),
+        *("predict", "undisturbed", "visible"),
     },
     "planner": {
         *("plan", "forecast", "library", "progress", "texts", "command", "source", "diagnostics", "syntax"),
@@ -55,18 +58,21 @@ IMPORTS = {
     },
     "tables": {"survey", "command", "__version__"},
     "profiler": {"measure", "profile", "command", "output", "resources", "__version__"},
-    "tracer": {"trace", "command", "forecast", "output", "profile", "__version__"},
+    "tracer": {"trace", "command", "forecast", "output", "profile", "visible", "__version__"},
     "answer": {"driver", "command", "syntax", "ir", "verify", "cost", "picture", "predict"},
-    "cache": {"answer", "resources"},
+    "cache": {"answer", "resources", "source"},
     "progress": set(),
     "cli": {
         *("answer", "cache", "progress", "driver", "output", "library", "source", "diagnostics", "elaborate", "cost"),
-        *("command", "forecast", "predict", "profile", "syntax", "texts", "__version__"),
+        *("command", "forecast", "predict", "profile", "syntax", "texts", "visible", "__version__"),
     },
     "start": {"cli", "tables", "profiler", "tracer", "planner"},
     "__init__": set(),
 }
 """What each part of the package may import of the others; `driver` sees nearly all, `answer` what can be printed."""
+
+EVERYWHERE = {"plural"}
+"""What any part may import: how one writes."""
 
 FILES = {".py", ".j2", ".lark"}
 TOP = (".ci", "benchmarks", "chimera_ir", "docs", "examples", "grammar", "templates", "tests")
@@ -114,7 +120,32 @@ def test_every_import_goes_down() -> None:
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in python(PACKAGE)
         for name, line in imported(path)
-        if name.startswith("chimera_ir.") and name.split(".")[1] not in IMPORTS[part(path)] | {part(path)}
+        if name.startswith("chimera_ir.") and name.split(".")[1] not in IMPORTS[part(path)] | {part(path)} | EVERYWHERE
+    ]
+    assert wrong == []
+
+
+def enums() -> set[str]:
+    """The enumerations of the compiler, by name."""
+    return {
+        node.name
+        for path in python(PACKAGE)
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(base) in ("Enum", "enum.Enum") for base in node.bases)
+    }
+
+
+def test_a_new_member_of_an_enumeration_is_not_silently_taken_for_another() -> None:
+    """An ``else`` behind a test for one member takes all others for the same; `match` with `assert_never` does not."""
+    known = enums()
+    assert {"Quantity", "Strategy", "Severity"} <= known
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node.test)}"
+        for path in python(PACKAGE)
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.IfExp) or (isinstance(node, ast.If) and node.orelse)
+        for side in ast.walk(node.test)
+        if isinstance(side, ast.Attribute) and ast.unparse(side.value).split(".")[-1] in known
     ]
     assert wrong == []
 
@@ -186,8 +217,8 @@ def test_what_runs_on_the_ranks_imports_only_the_standard_library_torch_and_itse
 
 
 def test_the_reference_that_checks_the_loops_shares_no_code_with_the_runtime() -> None:
-    seen = {name.split(".")[0] for name, _ in imported(TEMPLATES / "support" / "reference.py")}
-    assert "runtime" not in seen
+    tops = {name.split(".")[0] for name, _ in imported(TEMPLATES / "support" / "reference.py")}
+    assert tops <= {"torch"} | sys.stdlib_module_names
 
 
 def test_generated_scripts_import_only_what_is_generated_beside_them() -> None:
@@ -232,6 +263,13 @@ def test_only_the_command_line_prints() -> None:
     assert [call for path in python(PACKAGE) if part(path) != "cli" for call in calls(path, {"print"})] == []
 
 
+def test_no_program_is_looked_for_beside_the_interpreter() -> None:
+    """It may be installed elsewhere: a module is run by ``sys.executable``, a program found by `tests.programs`."""
+    beside = re.compile(r"sys\.executable\)\.parent" + r" /")
+    readers = [path for top in ("benchmarks", "docs", "examples", "tests") for path in python(ROOT / top)]
+    assert [path.name for path in readers if beside.search(path.read_text(encoding="utf-8"))] == []
+
+
 def test_nothing_that_a_scheme_says_is_executed() -> None:
     forbidden = {"eval", "exec", "compile", "__import__", "globals", "setattr", "breakpoint"}
     assert [call for path in python(PACKAGE) for call in calls(path, forbidden)] == []
@@ -258,6 +296,36 @@ def test_no_text_names_a_place_on_a_machine_or_leaves_work_for_later() -> None:
         if places.search(line) or later.search(line)
     ]
     assert wrong == []
+
+
+def prose(path: Path) -> Iterator[str]:
+    """The lines of a file that may be shown to a user: no docstrings, no comments."""
+    text = path.read_text(encoding="utf-8")
+    hidden: set[int] = set()
+    if path.suffix == ".py":
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                hidden.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    yield from (
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for number, line in enumerate(text.splitlines(), 1)
+        if number not in hidden
+    )
+
+
+def test_a_number_stands_before_a_noun_in_the_singular_or_the_plural() -> None:
+    """Written out, `1 stages` or `1 stage(s)` is but a question of time: `plural.counted` asks for the number.
+
+    The updates of a check are three at least.
+    """
+    nouns = "argument|copy|error|item|lane|micro-batch|mini-batch|operation|pipe|rank|stage|step|update|version|worker"
+    plurals = "|".join(plural(noun) for noun in nouns.split("|"))
+    by_hand = re.compile(rf"\{{(?!counted)[^{{}}]*\}}\}}? (?:[a-z]+ )?(?:{plurals})\b|(?:{nouns})\((?:s|es|ies)\)")
+    asked = re.compile(r" if .* (?:==|>) 1\b")
+    texts = [*python(PACKAGE), *TEMPLATES.rglob("*.py"), *TEMPLATES.rglob("*.j2")]
+    lines = (line for path in texts for line in prose(path) if by_hand.search(line) and not asked.search(line))
+    others = re.compile(r"items/s|items\(\)|to ranks|\{name\} updates|\{(?:self\.)?updates\} updates[: \"]")
+    assert [line for line in lines if not others.search(line)] == []
 
 
 @pytest.mark.parametrize("path", sorted(TEMPLATES.glob("*.j2")), ids=lambda path: path.name)

@@ -86,7 +86,7 @@ def main() -> None:
     keep_memory()
     plan = json.loads(Path(sys.argv[1]).read_text())
     store, rank, size = meet(TIMEOUT)
-    everyone = Job("benchmark", size, size, 1, 1, (), (), (), (), 0, ())
+    everyone = Job("benchmark", "", size, size, 1, 1, (), (), (), (), 0, ())
     world = join(everyone, store, rank, size, "pipeline", "gloo", TIMEOUT)
     results = []
     for number, comparison in enumerate(plan["comparisons"]):

@@ -17,7 +17,7 @@ from chimera_ir.ir.ids import Micro, Version, Worker
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Forward, Instruction, Recv
 from chimera_ir.ir.text.printer import line as instruction_line
-from chimera_ir.ir.turns import body, extent, updates_a_turn
+from chimera_ir.ir.turns import body, extent, initial, lowest, updates_a_turn
 
 _COLUMN = 74
 """How long a statement may be to have its comment in line with the others."""
@@ -36,10 +36,15 @@ def turn_loop(header: Header, worker: Worker, lane: Sequence[Instruction], rooms
     turn = body(header, lane)
     assert turn is not None, "a verified lane repeats"
     each_turn = updates_a_turn(header)
-    rounds = Round(turn.turn * header.period, header.period, turn.rings, turn.turn * each_turn)
+    rounds = Round(
+        turn.turn * header.period, header.period, turn.rings, turn.turn * each_turn, initial=initial(header, turn)
+    )
     notation = InTables(names, rounds, "m" if header.per_update == 1 else "k")
     updates = [_update(header, rounds, each) for each in turn.instructions]
-    start, stop = -(max(updates, default=0) // each_turn) * each_turn, _plus("updates", -min(updates, default=0))
+    ahead = max(
+        (u - lowest(rounds.initial, each) for u, each in zip(updates, turn.instructions, strict=True)), default=0
+    )
+    start, stop = -(ahead // each_turn) * each_turn, _plus("updates", -min(updates, default=0))
     by = f", {each_turn}" if each_turn > 1 else ""
     micro = [f"    m = {header.per_update} * k"] if header.per_update > 1 else []
     scribe = Scribe(header, worker, rooms, notation)
@@ -76,8 +81,14 @@ def _guarded(
     scribe: Scribe, notation: InTables, rounds: Round, instructions: Iterable[Instruction], depth: int
 ) -> Iterator[str]:
     """Statements under the conditions that there are the updates that they serve."""
-    for update, group in groupby(instructions, key=lambda each: _update(scribe.header, rounds, each)):
-        yield f"if 0 <= {_plus(notation.counter, update)} < updates:"
+
+    def served(each: Instruction) -> tuple[int, int]:
+        return _update(scribe.header, rounds, each), lowest(rounds.initial, each)
+
+    for (update, least), group in groupby(instructions, key=served):
+        number = _plus(notation.counter, update)
+        there = f"{number} == {least} or 0 < {number} < updates" if least else f"0 <= {number} < updates"
+        yield f"if {there}:"
         written = [(scribe.statements(each), _comment(notation, each)) for each in group]
         yield from (f"    {line}" for line in commented(written, indented=4 * depth + 4))
 

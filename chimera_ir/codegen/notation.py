@@ -6,13 +6,13 @@ of a dictionary by the first of them, ``x_s1[m]`` in a loop over m.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from chimera_ir.ir.ids import Micro, Slot, Stage, Version
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Message
-from chimera_ir.ir.turns import Ring, Shelf, shelf
+from chimera_ir.ir.turns import Initial, Ring, Shelf, shelf
 
 
 class Notation(Protocol):
@@ -44,6 +44,9 @@ class Notation(Protocol):
 
     def version(self, version: Version) -> str:
         """A version of weights."""
+
+    def kept(self, stage: Stage, version: Version) -> str:
+        """A version that is stashed or dropped."""
 
 
 class WrittenOut:
@@ -85,12 +88,17 @@ class WrittenOut:
         """The number."""
         return str(version)
 
+    def kept(self, stage: Stage, version: Version) -> str:
+        """The number."""
+        return str(version)
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
     """A round of a loop, from which all others are told: ``variable`` is ``micro`` and the update ``update``.
 
-    From round to round the variable grows by ``step``; ``rings`` tell the slots.
+    From round to round the variable grows by ``step``; ``rings`` tell the slots, ``initial`` when initial weights are
+    kept in place of other versions.
     """
 
     micro: int
@@ -98,6 +106,7 @@ class Round:
     rings: Mapping[Shelf, Ring]
     update: int = 0
     variable: str = "m"
+    initial: Mapping[Stage, Initial] = field(default_factory=dict)
 
 
 class InTables:
@@ -174,6 +183,11 @@ class InTables:
     def version(self, version: Version) -> str:
         """The number, in a loop from that of the round, as in ``k - 1``."""
         return str(version) if self._round is None else _offset(self.counter, version - self._round.update)
+
+    def kept(self, stage: Stage, version: Version) -> str:
+        """The number as for `version`; at least 0 where the initial weights take the place of versions below it."""
+        replaced = self._round is not None and stage in self._round.initial
+        return f"max(0, {self.version(version)})" if replaced else self.version(version)
 
 
 def _offset(name: str, by: int) -> str:

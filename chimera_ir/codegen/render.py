@@ -1,5 +1,8 @@
 """The files of an output directory, as text: templates filled with what `view` computed."""
 
+from hashlib import sha256
+from pathlib import Path
+
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from chimera_ir.codegen.view import job_view, rank_view
@@ -10,16 +13,26 @@ from chimera_ir.verify.verify import Verified
 
 
 def scripts(verified: Verified) -> dict[str, str]:
-    """The Python files that run a verified program, by path relative to the output directory."""
+    """The Python files that run a verified program, by path relative to the output directory.
+
+    Each relies on those before it: the runtime comes first, ``train.py`` last. ``train.py`` and the ranks' scripts hold
+    one digest of everything that they and the runtime are made from, by which ranks know that they run one program.
+    """
     program: Program = verified.program
     environment = Environment(
         loader=FileSystemLoader(templates()), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
     )
-    files = {"train.py": environment.get_template("train.py.j2").render(job=job_view(program))}
-    rank = environment.get_template("stream.py.j2" if program.header.asynchronous else "rank.py.j2")
-    for worker in range(program.header.workers):
-        files[f"rank_{worker}.py"] = rank.render(rank=rank_view(verified, Worker(worker)))
-    return files | _verbatim()
+    train = environment.get_template("train.py.j2")
+    script = environment.get_template("stream.py.j2" if program.header.asynchronous else "rank.py.j2")
+    job, ranks = job_view(program), [rank_view(verified, Worker(worker)) for worker in range(program.header.workers)]
+    runtime = _verbatim()
+    made_from = job, ranks, runtime, [Path(str(each.filename)).read_text(encoding="utf-8") for each in (train, script)]
+    digest = sha256(repr(made_from).encode()).hexdigest()[:16]
+    return {
+        **runtime,
+        **{f"rank_{rank.worker}.py": script.render(rank=rank, digest=digest) for rank in ranks},
+        "train.py": train.render(job=job, digest=digest),
+    }
 
 
 def _verbatim() -> dict[str, str]:

@@ -73,9 +73,9 @@ class Scribe:
             case Step(stage=stage):
                 return (f"stage{stage}.step()",), ()
             case Stash(stage=stage, version=version):
-                return (f"stage{stage}.stash({call.version(version)})",), ()
+                return (f"stage{stage}.stash({call.kept(stage, version)})",), ()
             case Drop(stage=stage, version=version):
-                return (f"stage{stage}.drop({call.version(version)})",), ()
+                return (f"stage{stage}.drop({call.kept(stage, version)})",), ()
             case _:
                 assert_never(instruction)
 

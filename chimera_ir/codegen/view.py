@@ -12,6 +12,7 @@ from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import Backward, Forward, Instruction, Message, Recv, Send
 from chimera_ir.ir.text.printer import line as instruction_line
+from chimera_ir.plural import counted
 from chimera_ir.verify.verify import Verified
 
 
@@ -27,7 +28,7 @@ class RankView:
 
     worker: int
     title: str
-    micro_batches: int
+    micro_batches_text: str
     counting: str
     imports: str
     stages_text: str
@@ -59,6 +60,7 @@ class JobView:
     title: str
     name: str
     workers: int
+    workers_text: str
     stages: int
     micro_batches: int
     parts: int
@@ -82,6 +84,7 @@ def job_view(program: Program) -> JobView:
         title=title(header),
         name=repr(title(header)),
         workers=header.workers,
+        workers_text=counted(header.workers, "worker"),
         stages=header.stages,
         micro_batches=header.whole_micro_batches,
         parts=header.parts,
@@ -162,7 +165,7 @@ def rank_view(verified: Verified, worker: Worker) -> RankView:
     return RankView(
         worker=worker,
         title=title(header),
-        micro_batches=header.whole_micro_batches,
+        micro_batches_text=counted(header.whole_micro_batches, "micro-batch"),
         counting=counting,
         imports=", ".join(["Lane", *(name for name in ("join", "part") if any(f"{name}(" in line for line in lines))]),
         stages_text=_listed("stage", stages),

@@ -1,18 +1,56 @@
-"""Durations of operations: the F, B, I and W of the paper, exact."""
+"""Durations of operations, exact: what levels ask for, and the F, B, I and W of the paper, which answer by default."""
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import assert_never
+from math import lcm
+from typing import Any, Protocol, assert_never
 
-from chimera_ir.cost.numbers import exact
-from chimera_ir.ir.levels import Header
+from chimera_ir.cost.numbers import Unit, exact
+from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Backward, Compute, Forward
 
 KINDS = ("F", "B", "I", "W")
 """The kinds of compute operation, in the order in which reports name them."""
 
+_TYPES = {"F": Forward, "B": Backward}
+"""The operations of each kind that compiles."""
+
 _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18}|/[0-9]{1,18})?|\.[0-9]{1,18}", re.ASCII)
+
+
+class Durations(Protocol):
+    """How long operations take, and how a report tells it; every level that needs durations has one of these."""
+
+    def duration(self, operation: Compute, header: Header) -> Fraction:
+        """How long an operation takes."""
+
+    def tick(self, header: Header) -> Fraction:
+        """A length of time of which every duration is a multiple."""
+
+    def recut(self, stages: int, into: int) -> "Durations":
+        """The durations if the model, here cut into so many stages, is cut into another number of stages."""
+
+    def told(self, header: Header, path: Sequence[Compute]) -> tuple[tuple[str, Fraction], ...]:
+        """Each kind with its cost per micro-batch; times C_f and C_b they give the length of the critical path."""
+
+    def summary(self, header: Header) -> str:
+        """The costs of the kinds that occur, in one line."""
+
+    def remarks(self, schedule: Schedule) -> tuple[str, ...]:
+        """What a user should know of the durations of a schedule."""
+
+    @property
+    def unit(self) -> Unit:
+        """What durations are counted in."""
+
+
+class CostModel(Protocol):
+    """Where durations come from: the costs that a user sets, or a profile, which may lack those of a schedule."""
+
+    def durations(self, header: Header) -> Durations:
+        """The durations of the operations below a header; an exception of the model's own, if it has none for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +59,8 @@ class Costs:
 
     ``F`` is a forward, ``B`` a full backward, ``I`` and ``W`` are its halves: input gradient and weight gradient. The
     defaults are the paper's: a backward is twice the work of a forward (section 2), and three times where it runs the
-    forward again (section 3.4): ``recomputing``, which a user who sets B sets to the same.
+    forward again (section 3.4): ``recomputing``, which a user who sets B sets to the same. ``given`` are the kinds that
+    the user has set.
     """
 
     F: Fraction = Fraction(1)
@@ -29,6 +68,7 @@ class Costs:
     I: Fraction = Fraction(1)  # noqa: E741 - the language's letter
     W: Fraction = Fraction(1)
     recomputing: Fraction = Fraction(3)
+    given: tuple[str, ...] = field(default=(), compare=False)
 
     @staticmethod
     def parse(kind: str, text: str) -> Fraction:
@@ -58,10 +98,16 @@ class Costs:
 
     def using(self, kind: str, text: str) -> "Costs":
         """These costs with one of them as the user wrote it; errors as in `parse`."""
-        value = self.parse(kind, text)
-        return replace(self, B=value, recomputing=value) if kind == "B" else replace(self, **{kind: value})
+        changed: dict[str, Any] = {kind: self.parse(kind, text), "given": (*self.given, kind)}
+        if kind == "B":
+            changed["recomputing"] = changed[kind]
+        return replace(self, **changed)
 
-    def told(self, header: Header) -> tuple[tuple[str, Fraction], ...]:
+    def durations(self, _: Header) -> "Costs":
+        """These costs, whatever there is."""
+        return self
+
+    def told(self, header: Header, _: Sequence[Compute] = ()) -> tuple[tuple[str, Fraction], ...]:
         """Each kind with its cost, as a report names them: B is that of recomputing backwards where all are.
 
         Where only some are and it differs, it is named beside B.
@@ -76,10 +122,31 @@ class Costs:
         told = ((kind, cost) for kind, cost in self.told(header) if kind not in ("I", "W"))
         return ", ".join(f"{kind.replace('_', ' ')} = {exact(cost)}" for kind, cost in told)
 
-    def scaled(self, factor: Fraction) -> "Costs":
-        """The costs of stages that are larger by a factor."""
-        F, B, I, W = (cost * factor for _, cost in self.items())  # noqa: E741
-        return Costs(F, B, I, W, self.recomputing * factor)
+    def recut(self, stages: int, into: int) -> "Costs":
+        """The costs of stages that are as much larger as there are fewer of them."""
+        F, B, I, W = (cost * stages / into for _, cost in self.items())  # noqa: E741
+        return Costs(F, B, I, W, self.recomputing * stages / into)
+
+    def tick(self, header: Header) -> Fraction:
+        """The longest time of which all costs, and what parts of a micro-batch cost, are multiples."""
+        costs = (*(cost for _, cost in self.items()), self.recomputing)
+        return Fraction(1, lcm(*(cost.denominator for cost in costs)) * header.parts)
+
+    def remarks(self, schedule: Schedule) -> tuple[str, ...]:
+        """The costs that the user set for kinds of operations that the schedule lacks."""
+        types = {type(operation) for lane in schedule.lanes for operation in lane}
+        costs = dict(self.items())
+        return tuple(
+            f"--cost {kind}={exact(costs[kind])} changes nothing: no operation of this schedule is of kind {kind}; "
+            "split backwards, which I and W are for, are not compiled yet"
+            for kind in self.given
+            if _TYPES.get(kind) not in types
+        )
+
+    @property
+    def unit(self) -> Unit:
+        """The user's choice."""
+        return Unit.COST
 
     def items(self) -> tuple[tuple[str, Fraction], ...]:
         """Each kind with its cost, in the order of `KINDS`."""

@@ -1,26 +1,17 @@
 """The report: what a schedule costs, beside the baseline of the same size, and what a user should know about that."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from types import MappingProxyType
 
 from chimera_ir.cost.events import Launched
 from chimera_ir.cost.memory import activations, held, stashed_inputs
-from chimera_ir.cost.model import Costs
+from chimera_ir.cost.model import Durations
 from chimera_ir.cost.numbers import decimal, percent
 from chimera_ir.cost.simulate import Timeline, simulate
 from chimera_ir.cost.staleness import staleness, warning
 from chimera_ir.ir.levels import Header, Schedule
-
-RULES = ("complete", "placed", "conflict_free", "acyclic", "channels", "gradients", "versions", "memory")
-"""The rules of verification, in the order in which they are reported."""
-
-_REPEATS = "repeats"
-"""The rule of asynchronous programs alone."""
-
-PROVEN: Mapping[str, bool] = MappingProxyType(dict.fromkeys(RULES, True))
-"""What holds of every program that gets as far as a report."""
+from chimera_ir.ir.ops import Compute
 
 _Json = dict[str, object]
 
@@ -29,13 +20,14 @@ _Json = dict[str, object]
 class Figures:
     """What one schedule costs in one iteration, or in one update of the steady state, communication free.
 
-    ``forwards`` and ``backwards`` are C_f and C_b; ``clock_span`` is the makespan with every operation 1; the rest is
-    per worker, the most it has at any time: weight copies in M_theta, activations and inputs kept for recomputation in
-    M_a.
+    ``path`` is the critical path, ``forwards`` and ``backwards`` are its C_f and C_b; ``clock_span`` is the makespan
+    with every operation 1; the rest is per worker, the most it has at any time: weight copies in M_theta, activations
+    and inputs kept for recomputation in M_a.
     """
 
     header: Header
-    costs: Costs
+    costs: Durations
+    path: tuple[Compute, ...]
     makespan: Fraction
     bubble_ratio: Fraction
     forwards: Fraction
@@ -48,7 +40,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A schedule's figures and the baseline's, in the same units, its launches, which rules hold, and remarks.
+    """A schedule's figures and the baseline's, in the same units, its launches, the proven rules, and remarks.
 
     ``stale`` tells, for each stage of an asynchronous schedule, how many updates too old the weights are that it
     reads.
@@ -58,7 +50,7 @@ class Report:
     baseline: Figures
     stale: tuple[int, ...]
     launches: tuple[Launched, ...]
-    verified: tuple[tuple[str, bool], ...]
+    verified: tuple[str, ...]
     remarks: tuple[str, ...]
 
     def as_json(self) -> _Json:
@@ -83,9 +75,10 @@ class Report:
                 "critical_path": _critical_path(self.baseline),
                 **_memory(self.baseline),
             },
-            "verified": dict(self.verified),
+            "verified": {rule.replace("-", "_"): True for rule in self.verified},
             "synchronisation": [_launch(launched) for launched in self.launches],
-            "costs": {kind: _number(cost) for kind, cost in own.costs.told(header)},
+            "costs": {kind: _number(cost) for kind, cost in own.costs.told(header, own.path)},
+            "cost_unit": own.costs.unit.value,
             "remarks": list(self.remarks),
             "asynchronous": header.asynchronous,
             **({"updates_shown": header.updates, "staleness": list(self.stale)} if header.asynchronous else {}),
@@ -94,30 +87,30 @@ class Report:
 
 def report(
     schedule: Schedule,
-    costs: Costs,
+    costs: Durations,
     baseline: Schedule,
     weights: Sequence[int],
     launches: tuple[Launched, ...] = (),
-    verified: Mapping[str, bool] = PROVEN,
+    verified: tuple[str, ...] = (),
     timeline: Timeline | None = None,
 ) -> Report:
     """What a verified schedule costs, beside a baseline with a flush on the same workers with the same micro-batches.
 
     ``weights`` are the copies that each worker of the schedule keeps. The baseline cuts the model into as many stages
     as it has; where the schedule has more, the baseline's are larger by that factor, and so are their durations,
-    weights and activations. ``timeline`` is that of the schedule with these costs, where it is known already.
+    weights and activations. ``verified`` names the rules that were proven, in the order in which they are told;
+    ``timeline`` is that of the schedule with these costs, where it is known already.
     """
     timeline = timeline or simulate(schedule, costs)
     own = _figures(schedule, timeline, weights, Fraction(1))
     size = Fraction(schedule.header.stages, baseline.header.stages)
     same = size == 1 and not schedule.header.asynchronous and baseline.lanes == schedule.lanes
     same = same and not any(pipe.recompute for pipe in schedule.header.pipes)
-    flushed = timeline if same else simulate(baseline, costs.scaled(size))
+    flushed = timeline if same else simulate(baseline, costs.recut(schedule.header.stages, baseline.header.stages))
     base = _figures(baseline, flushed, held(baseline.header), size)
     stale = staleness(schedule)
-    remarks = (*_remarks(own, base, schedule), *warning(stale))
-    rules = {**verified, **({_REPEATS: True} if schedule.header.asynchronous else {})}
-    return Report(own, base, stale, launches, tuple(rules.items()), remarks)
+    remarks = (*_remarks(own, base, schedule), *warning(stale), *costs.remarks(schedule))
+    return Report(own, base, stale, launches, verified, remarks)
 
 
 def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], size: Fraction) -> Figures:
@@ -125,6 +118,7 @@ def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], siz
     return Figures(
         header=schedule.header,
         costs=timeline.costs,
+        path=timeline.critical_path.operations,
         makespan=timeline.makespan,
         bubble_ratio=timeline.bubble_ratio,
         forwards=timeline.critical_path.forwards,
@@ -139,12 +133,12 @@ def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], siz
 def _remarks(own: Figures, base: Figures, schedule: Schedule) -> tuple[str, ...]:
     """What a user would want to be told before paying for the schedule."""
     remarks = []
-    name = base.header.scheme
+    name, show = base.header.scheme, own.costs.unit.show
     if own.makespan > base.makespan:
         more = percent(own.makespan / base.makespan - 1)
         remarks.append(
-            f"the baseline ({name}) of the same size needs {decimal(base.makespan)}, which is less: "
-            f"this schedule is slower by {decimal(own.makespan - base.makespan)}, or {more}"
+            f"the baseline ({name}) of the same size needs {show(base.makespan)}, which is less: "
+            f"this schedule is slower by {show(own.makespan - base.makespan)}, or {more}"
         )
     kept, needed = max(own.activations, default=Fraction(0)), max(base.activations, default=Fraction(0))
     if kept > needed:

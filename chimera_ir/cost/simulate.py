@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
-from math import lcm
 from typing import NamedTuple
 
 from chimera_ir.cost.critical import CriticalPath, critical_path, update_length
 from chimera_ir.cost.events import Event
-from chimera_ir.cost.model import Costs
+from chimera_ir.cost.model import Durations
 from chimera_ir.cost.precedence import Precedence, numbered, precede
 from chimera_ir.cost.turn import Turn, fold
+from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute
 
@@ -39,7 +39,7 @@ class Timeline:
     """
 
     header: Header
-    costs: Costs
+    costs: Durations
     tick: Fraction
     span: int
     lanes: tuple[tuple[Timed, ...], ...]
@@ -92,7 +92,7 @@ def skeleton(schedule: Schedule) -> Skeleton:
     return Skeleton(precedence, tuple(numbered(schedule)), turn)
 
 
-def earliest(header: Header, bones: Skeleton, costs: Costs) -> Run:
+def earliest(header: Header, bones: Skeleton, costs: Durations) -> Run:
     """The earliest run, in time linear in the number of operations.
 
     Of several critical paths it holds one with the largest number of backward passes (CONTRACT: C_b).
@@ -103,7 +103,7 @@ def earliest(header: Header, bones: Skeleton, costs: Costs) -> Run:
     return Run(tick, durations, ends, max(ends, default=0), path)
 
 
-def simulate(schedule: Schedule, costs: Costs) -> Timeline:
+def simulate(schedule: Schedule, costs: Durations) -> Timeline:
     """The timeline of the earliest run of a verified schedule."""
     header, bones = schedule.header, skeleton(schedule)
     operations = bones.precedence.operations
@@ -133,18 +133,17 @@ def _busy(header: Header, timed: Iterable[Timed]) -> Fraction:
     return Fraction(busy * header.per_update, counted * header.workers)
 
 
-def ticks(header: Header, costs: Costs) -> tuple[Fraction, Callable[[Compute], int]]:
-    """The largest unit in which every duration is whole, and the durations in it."""
-    parts = lcm(*(cost.denominator for _, cost in costs.items()), costs.recomputing.denominator) * header.parts
-    whole, recomputing = costs.scaled(Fraction(parts)), header.recomputing
-    known: dict[tuple[type[Compute], int, bool], int] = {}
+def ticks(header: Header, costs: Durations) -> tuple[Fraction, Callable[[Compute], int]]:
+    """A length of time of which every duration is a multiple, and the durations as such."""
+    tick, recomputing = costs.tick(header), header.recomputing
+    known: dict[tuple[type[Compute], int, Stage, bool], int] = {}
 
     def duration(operation: Compute) -> int:
-        micros = operation.micros
-        alike = type(operation), len(micros), recomputing and header.recomputes(micros[0], operation.stage)
+        micros, stage = operation.micros, operation.stage
+        alike = type(operation), len(micros), stage, recomputing and header.recomputes(micros[0], stage)
         found = known.get(alike)
         if found is None:
-            found = known[alike] = int(whole.duration(operation, header))
+            found = known[alike] = int(costs.duration(operation, header) / tick)
         return found
 
-    return Fraction(1, parts), duration
+    return tick, duration

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from chimera_ir.ir.levels import Schedule
+from chimera_ir.plural import counted
 
 
 def staleness(schedule: Schedule) -> tuple[int, ...]:
@@ -23,6 +24,6 @@ def warning(stale: Sequence[int]) -> Iterator[str]:
     """What a user must know of it, if there is anything."""
     most, least = max(stale), min(stale)
     if most > 0:
-        old = f"{most} update{'' if most == 1 else 's'} old"
+        old = f"{counted(most, 'update')} old"
         where = "" if most == least else f" on stage {stale.index(most)}, {least} on stage {stale.index(least)}"
         yield f"without a flush, gradients come from old weights: {old}{where}"

@@ -1,6 +1,6 @@
 """The report as a terminal table: the schedule beside the baseline, a verdict, the remarks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from rich.box import SIMPLE_HEAD
@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from chimera_ir.cost.events import Launched
-from chimera_ir.cost.numbers import decimal, percent
+from chimera_ir.cost.numbers import Unit, decimal, exact, percent
 from chimera_ir.cost.report import Figures, Report
+from chimera_ir.plural import counted
 
 IN_FULL = 16
 """Up to how many workers a quantity is listed worker by worker; for more, it is told in runs."""
@@ -18,16 +19,16 @@ IN_FULL = 16
 
 def show(report: Report) -> RenderableType:
     """The report, ready to be printed on a console of any width; colour adds nothing that the words do not say."""
-    head = _heading(report.figures), _table(report), _verdict(report)
+    head = _heading(report), _table(report), _verdict(report)
     return Group(*head, *_remarks(report), *_launches(report), _proof(report))
 
 
-def _heading(own: Figures) -> Text:
-    header = own.header
+def _heading(report: Report) -> Text:
+    header = report.figures.header
     parameters = " ".join(f"{name}={value}" for name, value in header.parameters)
-    costs = own.costs.summary(header)
+    costs = report.figures.costs.summary(header)
     sizes = ", ".join(
-        _count(number, noun)
+        counted(number, noun)
         for number, noun in (
             (header.workers, "worker"),
             (header.stages, "stage"),
@@ -35,15 +36,24 @@ def _heading(own: Figures) -> Text:
             (len(header.pipes), "pipe"),
         )
     )
-    steady = "\none update in the steady state; the baseline: with its flush" if header.asynchronous else ""
-    return Text.assemble(
-        (header.scheme, "bold"), f" {parameters}\n" if parameters else "\n", f"{sizes}; {costs}{steady}"
-    )
+    units = ["one update in the steady state"] if header.asynchronous else []
+    if differences := ", ".join(_differences(report)):
+        units.append(f"the baseline: {differences}")
+    lines = f"{sizes}; {costs}", *(["; ".join(units)] if units else [])
+    return Text.assemble((header.scheme, "bold"), f" {parameters}\n" if parameters else "\n", "\n".join(lines))
 
 
-def _count(number: int, noun: str) -> str:
-    plural = noun + ("es" if noun.endswith("ch") else "s")
-    return f"{number} {noun if number == 1 else plural}"
+def _differences(report: Report) -> Iterator[str]:
+    """How the baseline differs from the schedule: in its end, its stages, its costs."""
+    header, base = report.figures.header, report.baseline.header
+    if header.asynchronous:
+        yield "with its flush"
+    if header.stages != base.stages:
+        larger = exact(Fraction(header.stages, base.stages))
+        yield f"{counted(base.stages, 'stage')}, each as large as {larger} of these"
+    costs = report.baseline.costs.summary(base)
+    if costs != report.figures.costs.summary(header):
+        yield costs
 
 
 def _table(report: Report) -> Table:
@@ -60,7 +70,7 @@ def _table(report: Report) -> Table:
 
 def _rows(figures: Figures, recomputing: bool) -> list[tuple[str, str]]:
     rows = [
-        ("makespan", decimal(figures.makespan)),
+        ("makespan", figures.costs.unit.show(figures.makespan)),
         ("critical path", f"C_f = {decimal(figures.forwards)}, C_b = {decimal(figures.backwards)}"),
         ("bubble ratio", percent(figures.bubble_ratio)),
         ("clock span", decimal(figures.clock_span)),
@@ -76,7 +86,8 @@ def _verdict(report: Report) -> Text:
     own, base = report.figures.makespan, report.baseline.makespan
     if own < base:
         saved = percent(1 - own / base)
-        return Text(f"faster than the baseline: {decimal(own)} against {decimal(base)}, {saved} less time", "green")
+        show = report.figures.costs.unit.show
+        return Text(f"faster than the baseline: {show(own)} against {show(base)}, {saved} less time", "green")
     if own == base:
         return Text("as fast as the baseline")
     return Text("slower than the baseline", "bold red")
@@ -86,22 +97,22 @@ def _launches(report: Report) -> list[Text]:
     """Where the sums of the gradients overlap compute: one line per launch with a bubble after it."""
     early = [launched for launched in report.launches if launched.free]
     rest = len(report.launches) - len(early)
-    steady = report.figures.header.asynchronous
-    lines = [f"stage {each.stage} on worker {each.worker}: {_launch(each, steady)}" for each in early[:IN_FULL]]
+    steady, unit = report.figures.header.asynchronous, report.figures.costs.unit
+    lines = [f"stage {each.stage} on worker {each.worker}: {_launch(each, steady, unit)}" for each in early[:IN_FULL]]
     if len(early) > IN_FULL:
-        lines.append(f"and {len(early) - IN_FULL} more such launches (report.json lists all)")
+        lines.append(f"and {counted(len(early) - IN_FULL, 'more such launch')} (report.json lists all)")
     if early and rest:
         bubble = "with no bubble before the step" if steady else "after the worker's last bubble"
-        lines.append(f"{rest} more {'sum' if rest == 1 else 'sums'} launched {bubble}")
+        lines.append(f"{counted(rest, 'more sum')} launched {bubble}")
     return [Text.assemble(("gradients: ", "cyan"), line) for line in lines]
 
 
-def _launch(launched: Launched, steady: bool) -> str:
+def _launch(launched: Launched, steady: bool, unit: Unit) -> str:
     if steady:
-        return f"{decimal(launched.free)} free between launch and step"
+        return f"{unit.show(launched.free)} free between launch and step"
     return (
-        f"launched at {decimal(launched.at)}, {decimal(launched.free)} free before the worker's last operation, "
-        f"{decimal(launched.flush)} after it"
+        f"launched at {unit.show(launched.at)}, {unit.show(launched.free)} free before the worker's last operation, "
+        f"{unit.show(launched.flush)} after it"
     )
 
 
@@ -110,7 +121,7 @@ def _remarks(report: Report) -> list[Text]:
 
 
 def _proof(report: Report) -> Text:
-    return Text("verified: " + ", ".join(rule.replace("_", "-") for rule, holds in report.verified if holds))
+    return Text("verified: " + ", ".join(report.verified))
 
 
 def per_worker(values: Sequence[Fraction]) -> str:

@@ -1,10 +1,13 @@
 """A diagnostic is a frozen dataclass: its words are class text, its facts are fields; the raise site holds no prose."""
 
-from collections.abc import Iterable
+import re
+import string
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
+from chimera_ir.plural import counted
 from chimera_ir.source import Span
 
 
@@ -44,11 +47,11 @@ class Diagnostic:
         return ()
 
     def fill(self, template: str) -> str:
-        """The template with the diagnostic's own facts in it."""
-        return template.format_map(_Facts(self))
+        """The template with the diagnostic's own facts in it; ``{count:stage}`` counts stages."""
+        return _Formatter().vformat(template, (), _Facts(self))
 
 
-class _Facts:
+class _Facts(Mapping[str, object]):
     """Looks template names up among a diagnostic's fields and properties."""
 
     def __init__(self, diagnostic: Diagnostic) -> None:
@@ -56,6 +59,22 @@ class _Facts:
 
     def __getitem__(self, name: str) -> object:
         return getattr(self._diagnostic, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dir(self._diagnostic))
+
+    def __len__(self) -> int:
+        return len(dir(self._diagnostic))
+
+
+class _Formatter(string.Formatter):
+    """Formats a number with a noun behind the colon as so many of them."""
+
+    def format_field(self, value: object, format_spec: str) -> str:
+        """The text of one fact."""
+        if isinstance(value, int) and re.fullmatch("[a-z][a-z -]+", format_spec):
+            return counted(value, format_spec)
+        return format(value, format_spec)
 
 
 class Rejected(Exception):

@@ -1,11 +1,12 @@
 """Diagnostics as text: one sentence, the place, the line with carets, facts, and what helps."""
 
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
 from chimera_ir.source import Source, Span
+from chimera_ir.visible import visible
 
 MAX_WIDTH = 100
 """Columns of a source line that are shown; a longer line is cut around what is marked."""
@@ -13,10 +14,15 @@ MAX_WIDTH = 100
 MAX_SHOWN = 20
 """Diagnostics that are shown in full."""
 
+MAX_NOTES = 20
+"""Notes of a diagnostic that are shown."""
+
 MAX_SENTENCE = 500
 """Columns of a title, label, note or help."""
 
-_TAB = 4
+_REACH = 4 * MAX_WIDTH
+"""Characters on either side of a place that are looked at; some take no column."""
+
 _ELLIPSIS = "..."
 
 
@@ -51,8 +57,8 @@ def render(diagnostic: Diagnostic, source: Source, color: bool = False) -> str:
       = help: compare with `==`
     """
     style = _COLOR if color else _PLAIN
-    mark = style.error if diagnostic.severity is Severity.ERROR else style.warning
-    notes = diagnostic.notes()
+    mark = {Severity.ERROR: style.error, Severity.WARNING: style.warning}[diagnostic.severity]
+    notes = _some(diagnostic.notes())
     places = [diagnostic.span, *(note.span for note in notes if note.span is not None)]
     margin = max(len(str(source.position(span.start).line)) for span in places)
     head = f"{mark}{diagnostic.severity.value}[{diagnostic.code}]{style.end}"
@@ -68,11 +74,20 @@ def render(diagnostic: Diagnostic, source: Source, color: bool = False) -> str:
 
 def render_all(diagnostics: Iterable[Diagnostic], source: Source, color: bool = False) -> str:
     """All diagnostics with a blank line between them; of very many the first, and how many more there are."""
-    found = tuple(diagnostics)
-    blocks = [render(diagnostic, source, color) for diagnostic in found[:MAX_SHOWN]]
-    if len(found) > MAX_SHOWN:
-        blocks.append(f"and {len(found) - MAX_SHOWN} more")
-    return "\n\n".join(blocks)
+    return "\n\n".join(blocks(tuple(diagnostics), source, color))
+
+
+def blocks(diagnostics: Sequence[Diagnostic], source: Source, color: bool = False) -> list[str]:
+    """The same, one by one."""
+    shown = [render(diagnostic, source, color) for diagnostic in diagnostics[:MAX_SHOWN]]
+    rest = len(diagnostics) - len(shown)
+    return [*shown, f"and {rest:,} more"] if rest else shown
+
+
+def _some(notes: tuple[Note, ...]) -> tuple[Note, ...]:
+    """The notes; of very many the first, and how many more there are."""
+    rest = notes[MAX_NOTES:]
+    return (*notes[:MAX_NOTES], Note(f"and {len(rest):,} more", rest[0].span)) if rest else notes
 
 
 def _fact(kind: str, text: str, margin: int, style: _Style) -> str:
@@ -81,7 +96,7 @@ def _fact(kind: str, text: str, margin: int, style: _Style) -> str:
 
 def _sentence(text: str) -> str:
     """A sentence, shortened if a name or number in it is absurdly long."""
-    shown = _shown(text)
+    shown = visible(text)
     return shown if len(shown) <= MAX_SENTENCE else _head(shown, MAX_SENTENCE)
 
 
@@ -99,17 +114,25 @@ def _excerpt(span: Span, label: str, source: Source, margin: int, mark: str, sty
     text = source.line(position.line)
     start = position.column - 1
     stop = max(min(start + span.end - span.start, len(text)), start + 1)
-    before, marked, after = (_shown(part) for part in (text[:start], text[start:stop], text[stop:].rstrip()))
+    before, marked, after = (visible(part) for part in _near(text, start, stop))
     before, marked, after = _cut(before, marked, after)
     carets = "^" * max(_width(marked), 1)
     bar = f"{style.gutter}|{style.end}"
     number = f"{style.gutter}{position.line:>{margin}}{style.end}"
     return [
-        f"{' ' * margin}{style.gutter}-->{style.end} {_shown(source.name)}:{position.line}:{position.column}",
+        f"{' ' * margin}{style.gutter}-->{style.end} {visible(source.name)}:{position.line}:{position.column}",
         f"{' ' * margin} {bar}",
         f"{number} {bar} {before}{marked}{after}".rstrip(),
         f"{' ' * margin} {bar} {' ' * _width(before)}{mark}{carets}{' ' if label else ''}{_sentence(label)}{style.end}",
     ]
+
+
+def _near(text: str, start: int, stop: int) -> tuple[str, str, str]:
+    """A line before, at and behind what is marked, no further than may be shown: lines may be very long."""
+    first, last = max(0, start - _REACH), min(stop, start + _REACH)
+    before = _ELLIPSIS + text[first:start] if first else text[:start]
+    after = text[last : last + _REACH].rstrip() if last == stop else ""
+    return before, text[start:last], after
 
 
 def _cut(before: str, marked: str, after: str) -> tuple[str, str, str]:
@@ -145,22 +168,6 @@ def _tail(text: str, width: int) -> str:
         if kept > width:
             return text[len(text) - count :]
     return text
-
-
-def _shown(text: str) -> str:
-    """The text with tabs as blanks, and everything a terminal would act upon instead of showing it escaped."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_shown_character(character) for character in text)
-
-
-def _shown_character(character: str) -> str:
-    if character == "\t":
-        return " " * _TAB
-    if character != " " and unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"):
-        code = ord(character)
-        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-    return character
 
 
 def _width(text: str) -> int:

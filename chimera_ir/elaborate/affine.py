@@ -143,8 +143,10 @@ class _Deriver:
                 return self._sum(node, left, _scaled(right, -1))
             case ast.Arithmetic.MULTIPLY:
                 return self._product(node, left, right, bound)
-            case ast.Arithmetic.DIVIDE | ast.Arithmetic.REMAINDER:
-                return self._division(node, left, right, bound)
+            case ast.Arithmetic.DIVIDE:
+                return self._division(node, left, right, bound, remainder=False)
+            case ast.Arithmetic.REMAINDER:
+                return self._division(node, left, right, bound, remainder=True)
             case _:
                 assert_never(node.operator)
 
@@ -170,7 +172,7 @@ class _Deriver:
             )
         return self._pointwise(node, operator.mul, [left, right])
 
-    def _division(self, node: ast.Binary, left: Law, right: Law, bound: Mapping[str, Law]) -> Law:
+    def _division(self, node: ast.Binary, left: Law, right: Law, bound: Mapping[str, Law], *, remainder: bool) -> Law:
         text, values = show_expression(node.right), self._values(node.right, bound)
         if not right.constant:
             raise Fault(partial(say.ChangingDivisor, node.right.span, values, divisor=text))
@@ -180,7 +182,7 @@ class _Deriver:
         times = divisor // gcd(divisor, left.increment)
         period = limited(left.period * times, self._most, node.span)
         dividends = left.stretched(period)
-        if node.operator is ast.Arithmetic.REMAINDER:
+        if remainder:
             return _reduced((value % divisor for value in dividends), 0, left.since)
         return _reduced((value // divisor for value in dividends), left.increment * times // divisor, left.since)
 
@@ -196,11 +198,11 @@ class _Deriver:
         return truth
 
     def _logical(self, node: ast.Logical, bound: Mapping[str, Law]) -> Law:
-        decisive = node.operator is ast.Logic.OR
+        decisive, combined = _LOGIC[node.operator]
         left = self.law(node.left, bound)
         if left.constant:
             return left if bool(left.values[0]) is decisive else self.law(node.right, bound)
-        return self._pointwise(node, _either if decisive else _both, [left, self.law(node.right, bound)])
+        return self._pointwise(node, combined, [left, self.law(node.right, bound)])
 
     def _choice(self, node: ast.Choice, bound: Mapping[str, Law]) -> Law:
         condition = self.law(node.condition, bound)
@@ -231,9 +233,7 @@ class _Deriver:
         if name not in self._unending:
             raise Fault(partial(say.GrowingArgument, node.span, values, function=name))
         fold, period = self._unending[name], self._period(node, arguments)
-        found = reduce(lambda one, other: fold(one, other, period), arguments)
-        limited(found.since, self._most, node.span)
-        return found
+        return reduce(lambda one, other: fold(one, other, period), arguments)
 
     def _applied(self, node: ast.Call, values: Values, *arguments: int) -> int:
         name = node.function.text
@@ -268,6 +268,10 @@ def _both(one: int, other: int) -> bool:
 
 def _either(one: int, other: int) -> bool:
     return bool(one or other)
+
+
+_LOGIC = {ast.Logic.AND: (False, _both), ast.Logic.OR: (True, _either)}
+"""The truth of the left side that decides, and what both sides mean where neither decides."""
 
 
 def _scaled(one: Law, factor: int) -> Law:

@@ -16,7 +16,7 @@ from chimera_ir.elaborate.versions import readings, torn
 from chimera_ir.ir.levels import Header, Pipe, Plan, Planned
 from chimera_ir.syntax import ast
 
-__all__ = ["Outline", "elaborate", "outline", "parameter_names"]
+__all__ = ["Outline", "Sized", "elaborate", "outline", "parameter_names", "sized"]
 
 
 def elaborate(
@@ -70,13 +70,38 @@ class Outline:
         return Plan(self.header, tuple(_planned(self.shapes, self.header.pipes, self.known)))
 
 
-def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int) -> Outline:
-    """The beginning of `elaborate`; errors as there, but for those in operations."""
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A scheme of which nothing is made yet, and which is not too large: its names, and its pipes as ranges."""
+
+    known: Globals
+    shapes: tuple[Shape, ...]
+    part: Part
+    warnings: tuple[Diagnostic, ...]
+
+
+def sized(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int) -> Sized:
+    """The size of a scheme: counted, with work that does not grow with the numbers.
+
+    Raises
+    ------
+    SettingError
+        If a setting is of no parameter of the scheme.
+    Rejected
+        If the scheme is too large, or wrong in what its size follows from.
+    """
     require_settable(scheme, settings)
     warnings = raise_errors(check(scheme))
     known = evaluate_globals(scheme, settings)
     found = shapes(scheme, known, max_operations)
     part = Part(found) if known.per_update is None else unrolled(found, known.per_update, max_operations)
+    return Sized(known, found, part, warnings)
+
+
+def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int) -> Outline:
+    """The beginning of `elaborate`; errors as there, but for those in operations."""
+    size = sized(scheme, settings, max_operations)
+    known, found, part = size.known, size.shapes, size.part
     pipes = place(part.shapes, known)
     stages = len(found[0].stage_range)
     header = Header(
@@ -92,7 +117,7 @@ def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int
         updates=part.updates,
         period=part.period,
     )
-    return Outline(header, part.shapes, known, warnings)
+    return Outline(header, part.shapes, known, size.warnings)
 
 
 def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], known: Globals) -> list[Planned]:

@@ -22,6 +22,12 @@ from chimera_ir.elaborate.versions import check_versions
 MARGIN = 3
 """Turns more than are needed on either side of the one in the middle, unless versions need them."""
 
+FEW = 1_000
+"""Formulas, each for a stage, that may be looked at before it is clear that they are not far too many."""
+
+LEAST_TURNS = 2 * MARGIN + 1
+"""Turns of any part that is elaborated."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -65,10 +71,12 @@ def unrolled(found: Sequence[Shape], per_update: int, limit: int) -> Part:
         numbers are not 0, 1, 2, .., each once; or the part would have more operations than the limit.
     """
     reject(_unnumbered(found))
-    paces = _paces(found, limit)
-    turn = _turn(paces, per_update)
-    turns = _turns(found, paces, turn)
-    reject(_too_many(found, turn, turns, limit))
+    stages = found[0].stage_range
+    if len(stages) * sum(1 + len(shape.operations) for shape in found) > FEW:
+        step = _Turn(1, tuple(shape.steps.step for shape in found), 1)
+        reject(_too_many(found, step, LEAST_TURNS, limit, max(step.period, per_update)))
+        _measured(found, sorted({stages[0], stages[-1]}), per_update, limit)
+    paces, turn, turns = _measured(found, stages, per_update, limit)
     reject([*_numbers_drift(found, paces, turn), *_versions_drift(found, paces, turn)])
     failed: list[Diagnostic] = []
     numbers([shape.lengthened(count) for shape, count in zip(found, turn.micros, strict=True)], failed)
@@ -79,6 +87,25 @@ def unrolled(found: Sequence[Shape], per_update: int, limit: int) -> Part:
     return Part(shapes, turns * turn.updates, turn.period)
 
 
+def _measured(
+    found: Sequence[Shape], stages: Sequence[int], per_update: int, limit: int
+) -> tuple[list[Pace], _Turn, int]:
+    """The paces on some of the stages, and the turn and the number of turns that follow if there are no others.
+
+    With others these only become longer: what is too large, or has no pace, on some stages need not be asked of all.
+
+    Raises
+    ------
+    Rejected
+        If there is no pace, or too much to elaborate.
+    """
+    paces = _paces(found, stages, limit)
+    turn = _turn(paces, per_update)
+    turns = _turns(found, paces, turn)
+    reject(_too_many(found, turn, turns, limit, turn.period))
+    return paces, turn, turns
+
+
 def _unnumbered(found: Sequence[Shape]) -> list[Diagnostic]:
     """The pipes without numbers, where there are several pipes."""
     if len(found) == 1:
@@ -87,12 +114,18 @@ def _unnumbered(found: Sequence[Shape]) -> list[Diagnostic]:
     return [say.NumbersNeeded(shape.micros.span, (), shape.instance(), len(found)) for shape in silent]
 
 
-def _paces(found: Sequence[Shape], limit: int) -> list[Pace]:
+def _paces(found: Sequence[Shape], stages: Sequence[int], limit: int) -> list[Pace]:
+    """The paces of all pipes, as far as some of their stages show them; no period is longer than fits the limit."""
     failed: list[Diagnostic] = []
-    most = limit // len(found[0].stage_range)
-    paces = [pace(shape, most, failed) for shape in found]
+    most = limit // (LEAST_TURNS * len(found[0].stage_range))
+    paces = [pace(shape, stages, max(1, most // _density(shape)), failed) for shape in found]
     reject(failed)
     return [each for each in paces if each is not None]
+
+
+def _density(shape: Shape) -> int:
+    """Operations per micro-batch and stage, rounded down, and at least 1 as a micro-batch counts like an operation."""
+    return max(1, len(shape.operations) // shape.steps.step)
 
 
 def _turn(paces: Sequence[Pace], per_update: int) -> _Turn:
@@ -143,14 +176,17 @@ def _turns(found: Sequence[Shape], paces: Sequence[Pace], turn: _Turn) -> int:
     return 2 * (spread + max(MARGIN, settled)) + 1
 
 
-def _too_many(found: Sequence[Shape], turn: _Turn, turns: int, limit: int) -> list[Diagnostic]:
-    """More operations, or pairs of micro-batches and stages, than the limit; counted, not enumerated."""
+def _too_many(found: Sequence[Shape], turn: _Turn, turns: int, limit: int, period: int) -> list[Diagnostic]:
+    """More operations, or pairs of micro-batches and stages, than the limit; counted, not enumerated.
+
+    ``turn``, ``turns`` and ``period`` may be less than they are: a turn of some stages is a part of one of all of them.
+    """
     stages = len(found[0].stage_range)
     lines = sum(
         count // shape.steps.step * len(shape.operations) for shape, count in zip(found, turn.micros, strict=True)
     )
-    count = turns * stages * max(lines, turn.period)
+    count = turns * stages * max(lines, period)
     if count <= limit:
         return []
-    shown = min(count, LIMIT), limit, stages, min(turn.period, LIMIT)
+    shown = min(count, LIMIT), limit, stages, min(period, LIMIT)
     return [say.TooManyInTurns(found[0].micros.range.span, (), Instance(), *shown)]

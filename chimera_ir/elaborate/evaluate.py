@@ -4,10 +4,11 @@ A closure takes the values of the variables, as a tuple, and returns a number or
 variable is computed when the formula is compiled. Values stay within 64 bits, or a ``Fault`` is raised.
 """
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Protocol, assert_never
+from typing import NamedTuple, Protocol, assert_never, cast
 
 from chimera_ir.diagnostics.catalogue.values import BadDivisor, BadShare, Called, Instance, Overflow, Values
 from chimera_ir.diagnostics.model import Diagnostic
@@ -33,7 +34,11 @@ class _Describe(Protocol):
 
 
 class Fault(Exception):
-    """A formula has no value."""
+    """A formula has no value.
+
+    ``describe`` looks at the frame only when the fault is told: a part whose value is known without one is computed
+    without one, and may fail where its value is never needed.
+    """
 
     def __init__(self, describe: _Describe) -> None:
         super().__init__()
@@ -66,9 +71,9 @@ class Scope:
     functions: Mapping[str, Compiled]
     slots: Mapping[str, int]
 
-    def with_values(self, more: Mapping[str, int]) -> "Scope":
-        """This scope and further fixed values."""
-        return replace(self, values={**self.values, **more})
+    def with_value(self, name: str, value: int) -> "Scope":
+        """This scope and a further fixed value, which is laid over the others: a scheme may have thousands."""
+        return replace(self, values=ChainMap({name: value}, cast("dict[str, int]", self.values)))
 
     def with_variables(self, *names: str) -> "Scope":
         """This scope, for a frame that has these variables."""
@@ -288,12 +293,22 @@ def _remainder(one: Formula, right: _Part, bad: Callable[[Frame, int], Fault]) -
 
 
 def _overflow(node: ast.Expression, scope: Scope, frame: Frame) -> Fault:
-    return Fault(partial(Overflow, node.span, scope.values_in(node, frame)))
+    return Fault(lambda instance, calls: Overflow(node.span, scope.values_in(node, frame), instance, calls))
 
 
 def _bad_divisor(node: ast.Binary, scope: Scope, frame: Frame, divisor: int) -> Fault:
-    text = show_expression(node.right)
-    return Fault(partial(BadDivisor, node.right.span, scope.values_in(node.right, frame), divisor=text, value=divisor))
+    def describe(instance: Instance, calls: tuple[Called, ...]) -> Diagnostic:
+        values = scope.values_in(node.right, frame)
+        return BadDivisor(node.right.span, values, instance, calls, show_expression(node.right), divisor)
+
+    return Fault(describe)
+
+
+def _bad_share(node: ast.Call, scope: Scope, frame: Frame, total: int, parts: int, part: int) -> Fault:
+    def describe(instance: Instance, calls: tuple[Called, ...]) -> Diagnostic:
+        return BadShare(node.span, scope.values_in(node, frame), instance, calls, total, parts, part)
+
+    return Fault(describe)
 
 
 def _call(node: ast.Call, scope: Scope) -> _Part:
@@ -311,8 +326,7 @@ def _builtin(node: ast.Call, scope: Scope, builtin: Builtin, arguments: tuple[Fo
     def share(frame: Frame) -> int:
         total, parts, part = (argument(frame) for argument in arguments)
         if not shareable(total, parts, part):
-            values = scope.values_in(node, frame)
-            raise Fault(partial(BadShare, node.span, values, total=total, parts=parts, part=part))
+            raise _bad_share(node, scope, frame, total, parts, part)
         return apply(total, parts, part)
 
     if node.function.text == "share":

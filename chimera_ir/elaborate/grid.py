@@ -73,8 +73,7 @@ class Grid:
             case ast.Not(operand):
                 return self._each(operator.not_, self._of(operand, bound))
             case ast.Logical():
-                both = operator.and_ if node.operator is ast.Logic.AND else operator.or_
-                return self._each(both, self._of(node.left, bound), self._of(node.right, bound))
+                return self._each(_LOGIC[node.operator], self._of(node.left, bound), self._of(node.right, bound))
             case ast.Choice():
                 parts = (self._of(part, bound) for part in (node.condition, node.one, node.other))
                 return self._each(lambda condition, one, other: one if condition else other, *parts)
@@ -118,6 +117,8 @@ class Grid:
 def _one(value: int) -> _Values:
     return _Values(False, False, [value])
 
+
+_LOGIC = {ast.Logic.AND: operator.and_, ast.Logic.OR: operator.or_}
 
 _COMBINE = {
     ast.Arithmetic.ADD: operator.add,

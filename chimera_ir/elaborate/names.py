@@ -1,27 +1,27 @@
 """What can be said of a scheme before any number is known: its names, its types, the size of its formulas."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import ChainMap
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import assert_never
 
 from chimera_ir.diagnostics.catalogue import names as say
 from chimera_ir.diagnostics.model import Diagnostic, Severity
+from chimera_ir.diagnostics.render import MAX_SHOWN
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.elaborate.builtins import BUILTINS, Builtin
 from chimera_ir.elaborate.clauses import check_clauses, check_updates, unsupported
+from chimera_ir.plural import counted
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
+from chimera_ir.syntax.spelling import FOREIGN_NAMES
 
 MAX_SIZE = 2_000
 """Nodes of a formula with its functions written out: what is computed for every operation."""
 
 MAX_DEPTH = 200
 """Levels of a formula with its functions written out."""
-
-
-ENOUGH = 100
-"""Mistakes after which it is no longer worth the time to explain each of them as well as can be."""
 
 
 class Type(Enum):
@@ -56,6 +56,8 @@ class _Function:
 
 _Meaning = _Value | _Function
 _Scope = Mapping[str, _Meaning]
+_Layers = ChainMap[str, _Meaning]
+"""Names that are laid over others, of which a scheme may have thousands."""
 
 
 def check(scheme: ast.Scheme) -> tuple[Diagnostic, ...]:
@@ -68,6 +70,12 @@ def check(scheme: ast.Scheme) -> tuple[Diagnostic, ...]:
     found = (*checker.found, *check_clauses(scheme), *check_updates(scheme), *unsupported(scheme))
     errors = tuple(diagnostic for diagnostic in found if diagnostic.severity is Severity.ERROR)
     return errors or found
+
+
+def _guess(text: str, known: Collection[str]) -> str | None:
+    """What may be meant by a name that nothing defines."""
+    foreign = FOREIGN_NAMES.get(text.lower())
+    return closest(text, known) if foreign is None or text.lower() in map(str.lower, known) else foreign
 
 
 def _definitions(scheme: ast.Scheme) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -162,8 +170,12 @@ class _Checker:
             variables.setdefault(word.text, _Value(Type.INTEGER, word.span))
         return variables
 
+    def _with(self, variables: Mapping[str, _Value]) -> _Layers:
+        """What is known so far, and some variables."""
+        return ChainMap({**variables}, self._known)
+
     def _function(self, function: ast.Function) -> None:
-        scope = {**self._known, **self._variables(function.parameters)}
+        scope = self._with(self._variables(function.parameters))
         result = self._type(function.body, scope, function.name)
         size, depth = self._extent(function.body)
         names = tuple(word.text for word in function.parameters)
@@ -175,15 +187,15 @@ class _Checker:
         micros = [clause for clause in pipe.clauses if isinstance(clause, ast.Micros)][:1]
         named = [*index, *(clause.variable for clause in stages), *(clause.variable for clause in micros)]
         variables = self._variables(named)
-        outside: dict[str, _Meaning] = {**self._known, **{word.text: variables[word.text] for word in index}}
+        outside = self._with({word.text: variables[word.text] for word in index})
         if pipe.index is not None:
             self._range(pipe.index.range, self._known)
-        inside = {**outside, **variables}
+        inside = self._with(variables)
         for clause in pipe.clauses:
             match clause:
                 case ast.Stages(variable, stage_range, place):
                     self._range(stage_range, outside)
-                    scope = {**outside, variable.text: _Value(Type.INTEGER, variable.span)}
+                    scope = outside.new_child({variable.text: _Value(Type.INTEGER, variable.span)})
                     self._formula(place, Type.INTEGER, "`on`", scope)
                 case ast.Micros():
                     self._micros(clause, outside)
@@ -194,11 +206,11 @@ class _Checker:
                 case ast.Reads(version):
                     self._formula(version, Type.INTEGER, "`reads version`", inside)
                 case ast.Recompute(guard) | ast.Sync(guard=guard):
-                    self._guard(guard, {**outside, **{c.variable.text: variables[c.variable.text] for c in stages}})
+                    self._guard(guard, outside.new_child({c.variable.text: variables[c.variable.text] for c in stages}))
                 case _:
                     assert_never(clause)
 
-    def _micros(self, clause: ast.Micros, outside: _Scope) -> None:
+    def _micros(self, clause: ast.Micros, outside: _Layers) -> None:
         match clause.range:
             case ast.Range():
                 self._range(clause.range, outside)
@@ -209,7 +221,7 @@ class _Checker:
         if clause.step is not None:
             self._formula(clause.step, Type.INTEGER, "`by`", outside)
         if clause.number is not None:
-            inside = {**outside, clause.variable.text: _Value(Type.INTEGER, clause.variable.span)}
+            inside = outside.new_child({clause.variable.text: _Value(Type.INTEGER, clause.variable.span)})
             self._formula(clause.number, Type.INTEGER, "`as`", inside)
 
     def _operation(self, operation: ast.Operation, inside: _Scope) -> None:
@@ -296,20 +308,25 @@ class _Checker:
         return None
 
     def _unknown(self, text: str, span: Span, scope: _Scope, defining: ast.Word | None) -> None:
-        circle = None if defining is None else self._way(text, defining.text)
+        shown = len(self.found) < MAX_SHOWN  # a mistake that is not is worth no time to explain it well
+        circle = None if defining is None else self._way(text, defining.text, far=shown)
         if defining is not None and circle is not None:
             self.found.append(say.DefinedByItself(span, defining.text, circle))
         elif text in self._spans:
             self.found.append(say.UsedTooEarly(span, text, self._spans[text]))
         else:
-            known = list(scope) or list(BUILTINS)
+            known = list(scope) or list(BUILTINS) if shown else []
             listed = ", ".join(f"`{name}`" for name in known[:12]) + (", .." if len(known) > 12 else "")
-            self.found.append(say.UnknownName(span, text, closest(text, [*scope, *BUILTINS]), listed))
+            guess = _guess(text, [*known, *BUILTINS]) if shown else None
+            self.found.append(say.UnknownName(span, text, guess, listed))
 
-    def _way(self, start: str, goal: str) -> tuple[str, ...] | None:
-        """The definitions by which ``start`` leads to ``goal``, on a shortest way; None if it does not."""
+    def _way(self, start: str, goal: str, *, far: bool) -> tuple[str, ...] | None:
+        """The definitions by which ``start`` leads to ``goal``, on a shortest way; None if it does not.
+
+        Only if ``far`` is any but the start itself looked at.
+        """
         came_from = {start: ""}
-        pending = [start] if len(self.found) < ENOUGH else []
+        pending = [start] if far else []
         for name in pending:
             fresh = [used for used in dict.fromkeys(self._uses.get(name, ())) if used not in came_from]
             came_from.update(dict.fromkeys(fresh, name))
@@ -319,8 +336,8 @@ class _Checker:
         way: list[str] = []
         while goal != start:
             goal = came_from[goal]
-            way.insert(0, goal)
-        return tuple(way)
+            way.append(goal)
+        return tuple(reversed(way))
 
     def _call(self, node: ast.Call, scope: _Scope, defining: ast.Word | None) -> Type | None:
         name, count = node.function.text, len(node.arguments)
@@ -332,7 +349,7 @@ class _Checker:
                 return None
             case _Function(parameters=parameters, result=result) as function:
                 if count != len(parameters):
-                    words = f"{len(parameters)} argument" + ("" if len(parameters) == 1 else "s")
+                    words = counted(len(parameters), "argument")
                     self.found.append(say.WrongArity(node.span, function.signature(name), words, count))
                 return result
             case None if name in BUILTINS:
@@ -344,8 +361,7 @@ class _Checker:
 
     def _builtin(self, node: ast.Call, builtin: Builtin, count: int) -> None:
         if count < builtin.least or (builtin.most is not None and count > builtin.most):
-            words = f"{builtin.least} argument" + ("" if builtin.least == 1 else "s")
-            words += "" if builtin.most is not None else " or more"
+            words = counted(builtin.least, "argument") + ("" if builtin.most is not None else " or more")
             self.found.append(say.WrongArity(node.span, builtin.signature, words, count))
 
     def _extent(self, expression: ast.Expression) -> tuple[int, int]:

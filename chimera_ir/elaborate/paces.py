@@ -9,10 +9,13 @@ from math import lcm
 from chimera_ir.diagnostics.catalogue import endless as say
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.elaborate.affine import ALWAYS, Law, eventual_law, law, limited
-from chimera_ir.elaborate.evaluate import Fault
+from chimera_ir.elaborate.evaluate import LIMIT, Fault
 from chimera_ir.elaborate.pipes import Shape
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.printer import show_expression
+
+MAX_LATE = 1_000
+"""Updates after which versions are read as in the long run, at the latest: as many copies of weights are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class Pace:
     number
         The law of the global numbers.
     versions
-        For each stage, the law of the version that micro-batches read in the long run.
+        For each of the stages, the law of the version that micro-batches read in the long run.
     """
 
     rate: Fraction
@@ -52,12 +55,15 @@ class Pace:
     versions: tuple[Law, ...]
 
 
-def pace(shape: Shape, most: int, failed: list[Diagnostic]) -> Pace | None:
-    """The pace of a pipe, or None with the reasons added to ``failed``; no period is longer than ``most``."""
+def pace(shape: Shape, stages: Sequence[int], most: int, failed: list[Diagnostic]) -> Pace | None:
+    """The pace of a pipe on some of its stages, or None with the reasons added to ``failed``.
+
+    No period is longer than ``most``.
+    """
     known = len(failed)
-    beats = [beat for line in shape.operations for beat in _beats(line, shape, most, failed)]
+    beats = [beat for line in shape.operations for beat in _beats(line, shape, stages, most, failed)]
     number = _number(shape, most, failed)
-    versions = _versions(shape, most, failed)
+    versions = _versions(shape, stages, most, failed)
     if len(failed) == known:
         failed += _drifts(beats, shape)
     if len(failed) > known or number is None:
@@ -74,11 +80,13 @@ def pace(shape: Shape, most: int, failed: list[Diagnostic]) -> Pace | None:
     return Pace(rate, period, min(clocks), max(clocks), number, versions)
 
 
-def _beats(line: ast.Operation, shape: Shape, most: int, failed: list[Diagnostic]) -> Iterator[_Beat]:
+def _beats(
+    line: ast.Operation, shape: Shape, stages: Sequence[int], most: int, failed: list[Diagnostic]
+) -> Iterator[_Beat]:
     """The beats of a line, on the stages where it ever has an operation, up to its first failure."""
     variable = shape.stages.variable.text
-    for stage in shape.stage_range:
-        scope = shape.scope.with_values({variable: stage})
+    for stage in stages:
+        scope = shape.scope.with_value(variable, stage)
         laws = partial(law, scope=scope, variable=shape.micros.variable.text, most=most)
         try:
             guard = ALWAYS if line.guard is None else laws(line.guard)
@@ -120,14 +128,19 @@ def _number(shape: Shape, most: int, failed: list[Diagnostic]) -> Law | None:
         return None
 
 
-def _versions(shape: Shape, most: int, failed: list[Diagnostic]) -> tuple[Law, ...]:
+def _versions(shape: Shape, stages: Sequence[int], most: int, failed: list[Diagnostic]) -> tuple[Law, ...]:
     """The laws of the versions, stage by stage, up to the first failure."""
     assert shape.reads is not None, "a pipe without end reads versions, see clauses.check_updates"
     variable, found = shape.stages.variable.text, []
-    for stage in shape.stage_range:
-        scope = shape.scope.with_values({variable: stage})
+    for stage in stages:
+        scope = shape.scope.with_value(variable, stage)
         try:
-            found.append(eventual_law(shape.reads.version, scope, shape.micros.variable.text, most))
+            known = eventual_law(shape.reads.version, scope, shape.micros.variable.text, most)
+            late = int((known.since - shape.micro_range.start) * known.rate)
+            if late > MAX_LATE:
+                count = min(late, LIMIT)
+                raise Fault(partial(say.VersionsTooOld, shape.reads.version.span, (), count=count, most=MAX_LATE))
+            found.append(known)
         except Fault as fault:
             failed.append(fault.diagnostic(shape.instance((variable, stage))))
             break

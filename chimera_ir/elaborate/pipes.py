@@ -1,14 +1,16 @@
 """The pipes for given parameters: how long they are, where their stages run, how their micro-batches are numbered."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from chimera_ir.diagnostics.catalogue import endless, groups
+from chimera_ir.diagnostics.catalogue import groups
 from chimera_ir.diagnostics.catalogue import values as say
 from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
-from chimera_ir.elaborate.evaluate import LIMIT, Scope, evaluate
+from chimera_ir.elaborate.evaluate import Scope, evaluate
 from chimera_ir.elaborate.settings import Globals
+from chimera_ir.ir.levels import MAX_MICRO_BATCHES, MAX_PIPES, MAX_STAGES
 from chimera_ir.syntax import ast
 
 
@@ -43,6 +45,17 @@ class Shape:
         return replace(self, micro_range=micros, steps=micros[:: self.steps.step])
 
 
+class _Lines(NamedTuple):
+    """The clauses of a pipe, by what they are."""
+
+    stages: ast.Stages
+    micros: ast.Micros
+    operations: tuple[ast.Operation, ...]
+    recompute: ast.Recompute | None
+    syncs: tuple[ast.Sync, ...]
+    reads: ast.Reads | None
+
+
 def shapes(scheme: ast.Scheme, known: Globals, max_operations: int) -> tuple[Shape, ...]:
     """All pipes in the order of the text, an indexed one once for each index.
 
@@ -51,20 +64,14 @@ def shapes(scheme: ast.Scheme, known: Globals, max_operations: int) -> tuple[Sha
     Rejected
         If a range is none, the pipes do not cut the model alike, there is nothing to run, or too much of it.
     """
-    found: list[Shape] = []
-    failed: list[Diagnostic] = []
-    for item in scheme.items:
-        if isinstance(item, ast.Pipe):
-            for outcome in _shapes_of(item, known.scope, max_operations):
-                if isinstance(outcome, Diagnostic):
-                    failed.append(outcome)
-                else:
-                    found.append(outcome)
-    reject(failed)
+    pipes = [item for item in scheme.items if isinstance(item, ast.Pipe)]
+    outcomes = [shape for pipe in _indexed(pipes, known.scope) for shape in _shapes_of(pipe, known.scope)]
+    reject(outcome for outcome in outcomes if isinstance(outcome, Diagnostic))
+    found = tuple(outcome for outcome in outcomes if isinstance(outcome, Shape))
     reject(_disagreements(found))
     reject(_halves(found))
-    reject(_too_many(found, scheme, known, max_operations))
-    return tuple(found)
+    reject(_too_many(found, pipes, known, max_operations))
+    return found
 
 
 def reject(failed: Iterable[Diagnostic]) -> None:
@@ -74,50 +81,74 @@ def reject(failed: Iterable[Diagnostic]) -> None:
         raise Rejected(distinct.values())
 
 
-def _shapes_of(pipe: ast.Pipe, scope: Scope, limit: int) -> list[Shape | Diagnostic]:
-    if pipe.index is None:
-        return [_shape(pipe, pipe.name.text, scope)]
-    indices = _range(pipe.index.range, scope, Instance())
-    if isinstance(indices, Diagnostic):
-        return [indices]
-    if len(indices) > limit:
-        values = _range_values(pipe.index.range, scope)
-        return [say.TooManyPipes(pipe.index.range.span, values, Instance(), len(indices), limit)]
-    variable = pipe.index.variable.text
-    return [_shape(pipe, f"{pipe.name.text}[{i}]", scope.with_values({variable: i})) for i in indices]
+def _indexed(pipes: Iterable[ast.Pipe], scope: Scope) -> list[tuple[ast.Pipe, range | None]]:
+    """Each pipe with the values of its index; counted before any of them is looked at."""
+    indexed: list[tuple[ast.Pipe, range | None]] = []
+    count = 0
+    for pipe in pipes:
+        indices = None if pipe.index is None else _range(pipe.index.range, scope, Instance(), MAX_PIPES, "pipe")
+        if isinstance(indices, Diagnostic):
+            raise Rejected([indices])
+        indexed.append((pipe, indices))
+        count += 1 if indices is None else len(indices)
+        if count > MAX_PIPES:
+            raise Rejected([say.TooMany(pipe.name.span, (), Instance(), "pipe", count, MAX_PIPES)])
+    return indexed
 
 
-def _shape(pipe: ast.Pipe, name: str, scope: Scope) -> Shape | Diagnostic:
-    stages = next(clause for clause in pipe.clauses if isinstance(clause, ast.Stages))
-    micros = next(clause for clause in pipe.clauses if isinstance(clause, ast.Micros))
-    operations = tuple(clause for clause in pipe.clauses if isinstance(clause, ast.Operation))
-    stage_range = _range(stages.range, scope, Instance(name))
+def _shapes_of(indexed: tuple[ast.Pipe, range | None], scope: Scope) -> Iterator[Shape | Diagnostic]:
+    pipe, indices = indexed
+    name, lines = pipe.name.text, _lines(pipe)
+    if pipe.index is None or indices is None:
+        yield _shape(lines, name, scope)
+    else:
+        variable = pipe.index.variable.text
+        yield from (_shape(lines, f"{name}[{i}]", scope.with_value(variable, i)) for i in indices)
+
+
+def _lines(pipe: ast.Pipe) -> _Lines:
+    clauses = pipe.clauses
+    return _Lines(
+        next(clause for clause in clauses if isinstance(clause, ast.Stages)),
+        next(clause for clause in clauses if isinstance(clause, ast.Micros)),
+        tuple(clause for clause in clauses if isinstance(clause, ast.Operation)),
+        next((clause for clause in clauses if isinstance(clause, ast.Recompute)), None),
+        tuple(clause for clause in clauses if isinstance(clause, ast.Sync)),
+        next((clause for clause in clauses if isinstance(clause, ast.Reads)), None),
+    )
+
+
+def _shape(lines: _Lines, name: str, scope: Scope) -> Shape | Diagnostic:
+    micros, instance = lines.micros, Instance(name)
+    stage_range = _range(lines.stages.range, scope, instance, MAX_STAGES, "stage")
     if isinstance(stage_range, Diagnostic):
         return stage_range
-    step = 1 if micros.step is None else evaluate(micros.step, scope, Instance(name))
+    step = 1 if micros.step is None else evaluate(micros.step, scope, instance)
     if isinstance(step, Diagnostic):
         return step
     if micros.step is not None and step < 1:
-        return groups.BadStep(micros.step.span, scope.values_in(micros.step, ()), Instance(name), step)
-    micro_range = _micro_range(micros.range, step, scope, Instance(name))
+        return groups.BadStep(micros.step.span, scope.values_in(micros.step, ()), instance, step)
+    micro_range = _micro_range(micros, step, scope, instance)
     if isinstance(micro_range, Diagnostic):
         return micro_range
-    recompute = next((clause for clause in pipe.clauses if isinstance(clause, ast.Recompute)), None)
-    syncs = tuple(clause for clause in pipe.clauses if isinstance(clause, ast.Sync))
-    reads = next((clause for clause in pipe.clauses if isinstance(clause, ast.Reads)), None)
-    steps = micro_range[:: min(step, LIMIT)]
-    return Shape(name, stages, micros, operations, recompute, syncs, reads, scope, stage_range, micro_range, steps)
+    return Shape(name, *lines, scope, stage_range, micro_range, micro_range[::step])
 
 
-def _micro_range(text: ast.Range | ast.Endless, step: int, scope: Scope, instance: Instance) -> range | Diagnostic:
+def _micro_range(micros: ast.Micros, step: int, scope: Scope, instance: Instance) -> range | Diagnostic:
     """The micro-batches of a pipe; the first step of one without end."""
-    if isinstance(text, ast.Range):
-        return _range(text, scope, instance)
-    start = evaluate(text.start, scope, instance)
-    return start if isinstance(start, Diagnostic) else range(start, start + step)
+    if isinstance(micros.range, ast.Range):
+        return _range(micros.range, scope, instance, MAX_MICRO_BATCHES, "micro-batch")
+    start = evaluate(micros.range.start, scope, instance)
+    if isinstance(start, Diagnostic):
+        return start
+    if micros.step is not None and step > MAX_MICRO_BATCHES:
+        values = scope.values_in(micros.step, ())
+        return say.TooMany(micros.step.span, values, instance, "micro-batch", step, MAX_MICRO_BATCHES)
+    return range(start, start + step)
 
 
-def _range(text: ast.Range, scope: Scope, instance: Instance) -> range | Diagnostic:
+def _range(text: ast.Range, scope: Scope, instance: Instance, most: int, thing: str) -> range | Diagnostic:
+    """A range of at most so many things."""
     start = evaluate(text.start, scope, instance)
     stop = evaluate(text.stop, scope, instance)
     if isinstance(start, Diagnostic):
@@ -126,6 +157,8 @@ def _range(text: ast.Range, scope: Scope, instance: Instance) -> range | Diagnos
         return stop
     if stop < start:
         return say.BackwardRange(text.span, _range_values(text, scope), instance, start, stop)
+    if stop - start > most:
+        return say.TooMany(text.span, _range_values(text, scope), instance, thing, stop - start, most)
     return range(start, stop)
 
 
@@ -139,17 +172,17 @@ def _disagreements(found: Sequence[Shape]) -> list[Diagnostic]:
     """Pipes that do not have the stages 0 .. D-1, or another D than the first."""
     failed: list[Diagnostic] = []
     for shape in found:
-        span, count, first = shape.stages.range.span, len(shape.stage_range), found[0]
-        values = shape.scope.values_in(shape.stages.range.stop, ())
+        text, count, first = shape.stages.range, len(shape.stage_range), found[0]
         if count == 0:
-            failed.append(say.NoStages(span, values, shape.instance()))
+            values = shape.scope.values_in(text.stop, ())
+            failed.append(say.NoStages(text.span, values, shape.instance()))
         elif shape.stage_range.start != 0:
-            values = shape.scope.values_in(shape.stages.range.start, ())
-            failed.append(say.StagesNotFromZero(span, values, shape.instance(), shape.stage_range.start))
+            values = shape.scope.values_in(text.start, ())
+            failed.append(say.StagesNotFromZero(text.span, values, shape.instance(), shape.stage_range.start))
         elif count != len(first.stage_range):
-            expected = len(first.stage_range)
+            values, there = shape.scope.values_in(text.stop, ()), (first.name, len(first.stage_range))
             place = first.stages.range.span
-            failed.append(say.StagesDiffer(span, values, Instance(), shape.name, count, first.name, expected, place))
+            failed.append(say.StagesDiffer(text.span, values, Instance(), shape.name, count, *there, place))
     return failed
 
 
@@ -169,22 +202,22 @@ def _halves(found: Sequence[Shape]) -> list[Diagnostic]:
     return [groups.OddHalves(text.span, _range_values(text, found[0].scope), Instance(), total)]
 
 
-def _too_many(found: Sequence[Shape], scheme: ast.Scheme, known: Globals, limit: int) -> list[Diagnostic]:
+def _too_many(found: Sequence[Shape], pipes: Sequence[ast.Pipe], known: Globals, limit: int) -> list[Diagnostic]:
     """Nothing to run, or more than the limit; counted, not enumerated."""
     if not found:
-        index = next(item.index for item in scheme.items if isinstance(item, ast.Pipe) and item.index is not None)
+        index = next(pipe.index for pipe in pipes if pipe.index is not None)
         return [say.EmptyIndex(index.range.span, _range_values(index.range, known.scope), Instance())]
     micros = sum(len(shape.micro_range) for shape in found)
+    longest = max(found, key=lambda shape: len(shape.micro_range))
+    text, where = longest.micros.range, (_range_values(longest.micros.range, longest.scope), Instance())
     if micros == 0:
-        text = found[0].micros.range
-        return [say.NoMicros(text.span, _range_values(text, found[0].scope), Instance())]
+        return [say.NoMicros(text.span, *where)]
+    if micros > MAX_MICRO_BATCHES:
+        return [say.TooMany(text.span, *where, "micro-batch", micros, MAX_MICRO_BATCHES)]
     stages = len(found[0].stage_range)
-    count = sum(len(shape.steps) * stages * len(shape.operations) for shape in found)
-    count = max(count, stages * len(found), micros)
+    by_stage = stages * sum(1 + len(shape.syncs) for shape in found)
+    operations = sum(len(shape.steps) * stages * len(shape.operations) for shape in found)
+    count = max(by_stage, operations, micros) if known.per_update is None else by_stage
     if count <= limit:
         return []
-    longest = max(found, key=lambda shape: len(shape.micro_range))
-    text, values = longest.micros.range, _range_values(longest.micros.range, longest.scope)
-    if isinstance(text, ast.Endless):
-        return [endless.TooManyInTurns(text.span, values, Instance(), count, limit, stages, micros)]
-    return [say.TooManyOperations(text.span, values, Instance(), count, limit, micros, stages)]
+    return [say.TooManyOperations(text.span, *where, count, limit, micros, stages)]

@@ -2,16 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import assert_never
 
 from chimera_ir.diagnostics.catalogue.endless import BadUpdate
-from chimera_ir.diagnostics.catalogue.values import Instance, NoWorkers, RequirementFails
+from chimera_ir.diagnostics.catalogue.values import Instance, NoWorkers, RequirementFails, TooMany
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.elaborate.evaluate import LIMIT, Compiled, Scope, compiled, evaluate
-from chimera_ir.ir.levels import Bound, Quantity
+from chimera_ir.ir.levels import MAX_WORKERS, Bound, Quantity
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
+
+_NAMED = 8
+"""Parameters that are named where a requirement fails."""
 
 
 class SettingError(Exception):
@@ -105,11 +110,12 @@ class _Reader:
         self.per_update: int | None = None
         self.failed: list[Diagnostic] = []
         self._parameters = parameter_names(scheme)
-        self._lets = {item.name.text: item.value for item in scheme.items if isinstance(item, ast.Let)}
+        self._behind: dict[str, int] = {}
 
     def set(self, parameter: ast.Parameter, settings: Mapping[str, int]) -> None:
         """Gives a parameter its value: the user's, or else its default."""
         name = parameter.name.text
+        self._behind[name] = 1 << len(self.values)
         self.values[name] = settings[name] if name in settings else _value(parameter.default, self.scope, [])
 
     def read(self, item: ast.Item) -> None:
@@ -117,6 +123,7 @@ class _Reader:
         match item:
             case ast.Let(name, value):
                 self.values[name.text] = _value(value, self.scope, self.failed)
+                self._behind[name.text] = self._depends(value)
             case ast.Function(name, parameters, body):
                 inner = self.scope.with_variables(*(word.text for word in parameters))
                 self.functions[name.text] = Compiled(item, compiled(body, inner))
@@ -124,9 +131,12 @@ class _Reader:
                 self._require(item)
             case ast.Workers(count):
                 self.workers, self.workers_span = _value(count, self.scope, self.failed), count.span
+                values = self.scope.values_in(count, ())
                 if self.workers < 1:
-                    values = self.scope.values_in(count, ())
                     self.failed.append(NoWorkers(count.span, values, Instance(), self.workers))
+                elif self.workers > MAX_WORKERS:
+                    too_many = TooMany(count.span, values, Instance(), "worker", self.workers, MAX_WORKERS)
+                    self.failed.append(too_many)
             case ast.Memory(quantity, limit):
                 bound = _value(limit, self.scope, self.failed)
                 self.bounds.append(Bound(Quantity(quantity.value), bound))
@@ -143,19 +153,22 @@ class _Reader:
     def _require(self, item: ast.Require) -> None:
         if not _value(item.condition, self.scope, self.failed):
             values = self.scope.values_in(item.condition, ())
-            parameters = self._behind(item.condition)
+            parameters = self._of(self._depends(item.condition))
             self.failed.append(RequirementFails(item.condition.span, item.message, values, parameters))
 
-    def _behind(self, expression: ast.Expression) -> tuple[str, ...]:
-        """The parameters that an expression depends on, directly or through lets."""
-        reached: set[str] = set()
-        pending = [expression]
-        while pending:
-            for node in ast.walk(pending.pop()):
-                if isinstance(node, ast.Name) and node.text not in reached:
-                    reached.add(node.text)
-                    pending += [self._lets[node.text]] if node.text in self._lets else []
-        return tuple(name for name in self._parameters if name in reached)
+    def _depends(self, expression: ast.Expression) -> int:
+        """The parameters that an expression depends on, directly or through lets: a bit for each."""
+        names = (node.text for node in ast.walk(expression) if isinstance(node, ast.Name))
+        return reduce(or_, (self._behind.get(name, 0) for name in names), 0)
+
+    def _of(self, bits: int) -> tuple[str, ...]:
+        """The first few of the parameters that stand for bits."""
+        names: list[str] = []
+        while bits and len(names) < _NAMED:
+            lowest = bits & -bits
+            names.append(self._parameters[lowest.bit_length() - 1])
+            bits -= lowest
+        return tuple(names)
 
 
 def _value(expression: ast.Expression, scope: Scope, failed: list[Diagnostic]) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from chimera_ir.diagnostics.catalogue import endless as say
-from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.elaborate.affine import Law
 from chimera_ir.elaborate.evaluate import Fault, compiled
 from chimera_ir.elaborate.pipes import Shape
@@ -49,16 +49,26 @@ def check_versions(shape: Shape, laws: Sequence[Law]) -> Iterator[Diagnostic]:
 
 
 def readings(shape: Shape, pipe: Pipe) -> Readings:
-    """What the micro-batches of a checked pipe read."""
+    """What the micro-batches of a checked pipe read.
+
+    Raises
+    ------
+    Rejected
+        If one reads a version that is beyond all numbers.
+    """
     if shape.reads is None:
         return {}
     names = (shape.micros.variable.text, shape.stages.variable.text)
     formula = compiled(shape.reads.version, shape.scope.with_variables(*names))
-    return {
-        (number, Stage(stage)): Version(formula((micro, stage)))
-        for micro, number in zip(shape.micro_range, pipe.micros, strict=True)
-        for stage in shape.stage_range
-    }
+    found: dict[tuple[Micro, Stage], Version] = {}
+    for micro, number in zip(shape.micro_range, pipe.micros, strict=True):
+        for stage in shape.stage_range:
+            try:
+                found[number, Stage(stage)] = Version(formula((micro, stage)))
+            except Fault as fault:
+                instance = shape.instance(*zip(names, (micro, stage), strict=True))
+                raise Rejected([fault.diagnostic(instance)]) from None
+    return found
 
 
 def torn(planned: Iterable[Planned], reads: Readings, per_update: int, shape: Shape) -> Iterator[Diagnostic]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import networkx as nx
 
-from chimera_ir.ir.ids import Worker
+from chimera_ir.ir.ids import Stage, Worker
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Backward, Compute, Forward
 
@@ -70,6 +70,7 @@ class Dag:
     def __init__(self, schedule: Schedule) -> None:
         self.operations: tuple[Compute, ...] = tuple(operation for lane in schedule.lanes for operation in lane)
         self._owners = [Worker(worker) for worker, lane in enumerate(schedule.lanes) for _ in lane]
+        self._updates = schedule.header.updates
         self._graph = _Graph()
         self._graph.add_nodes_from(range(len(self.operations)))
         self._graph.connect(_lanes(schedule))
@@ -117,6 +118,21 @@ class Dag:
             return tuple(node for node in nx.topological_sort(self._graph) if node < len(self.operations))
         except nx.NetworkXUnfeasible as cyclic:
             raise ValueError("the operations close a cycle") from cyclic
+
+    def summed_before(self, stage: Stage) -> tuple[int, ...]:
+        """For each compute operation the updates whose sum of a stage is over whenever it runs, by number from 0.
+
+        Raises
+        ------
+        networkx.NetworkXUnfeasible
+            If there is a cycle.
+        """
+        first = len(self.operations) + stage * self._updates
+        counts = [0] * len(self)
+        for node in nx.topological_sort(self._graph):
+            before = max((counts[each] for each in self._graph.pred[node]), default=0)
+            counts[node] = node - first + 1 if first <= node < first + self._updates else before
+        return tuple(counts[: len(self.operations)])
 
     def cycle(self) -> tuple[int, ...]:
         """A cycle of compute operations, each before the next and the last before the first; empty if there is none.

@@ -23,6 +23,12 @@ from chimera_ir.ir.ops import (
     WaitSend,
 )
 
+MAX_WORKERS = 1 << 16
+MAX_STAGES = 1 << 16
+MAX_MICRO_BATCHES = 1 << 20
+MAX_PIPES = 1 << 12
+"""How many of them a header may have, whatever the limit on operations is."""
+
 T = TypeVar("T", covariant=True)
 
 

@@ -47,6 +47,17 @@ class Extent(NamedTuple):
     of_updates: bool
 
 
+class Initial(NamedTuple):
+    """Where the initial weights of a stage are stashed and dropped: where versions of these numbers are, 0 or less.
+
+    The first micro-batches read version 0 in place of versions below it. Where some of those are kept for longer than
+    version 0 is, the initial weights are kept as they are.
+    """
+
+    stash: int
+    drop: int
+
+
 @dataclass(frozen=True, slots=True)
 class Body:
     """One turn of a lane in the steady state: the one that begins with micro-batch ``turn * period``."""
@@ -104,23 +115,68 @@ def unroll(header: Header, lane: Body, updates: int) -> Iterator[Instruction]:
 
     No version is below 0: the first micro-batches read the initial weights.
     """
+    return (instruction for _, instruction in by_turn(header, lane, updates))
+
+
+def by_turn(header: Header, lane: Body, updates: int) -> Iterator[tuple[int, Instruction]]:
+    """The instructions of `unroll`, each with the number of its turn."""
     each_turn, micro_batches = updates_a_turn(header), updates * header.per_update
-    listed = [(instruction, *extent(instruction)) for instruction in lane.instructions]
-    for turn in turns(header, lane, updates):
+    known = initial(header, lane)
+    listed = [(instruction, *extent(instruction), lowest(known, instruction)) for instruction in lane.instructions]
+    for turn in _turns(header, lane, updates, known):
         by = turn - lane.turn
         micros, versions = by * header.period, by * each_turn
-        for instruction, first, last, of_updates in listed:
+        for instruction, first, last, of_updates, least in listed:
             offset, end = (versions, updates) if of_updates else (micros, micro_batches)
-            if first + offset >= 0 and last + offset < end:
-                found = moved(instruction, micros, versions)
-                yield _in_ring(lane.rings[shelf(found.message)], found, by) if isinstance(found, Recv) else found
+            if (first + offset > 0 or first + offset == least) and last + offset < end:
+                made = moved(instruction, micros, versions)
+                yield turn, _in_ring(lane.rings[shelf(made.message)], made, by) if isinstance(made, Recv) else made
 
 
-def turns(header: Header, lane: Body, updates: int) -> range:
+def initial(header: Header, lane: Body) -> dict[Stage, Initial]:
+    """The stages whose initial weights are not kept as version 0 of the steady state would be."""
+    each_turn = updates_a_turn(header)
+    places = {
+        (type(each), each.stage, each.version % each_turn): (each.version, place)
+        for place, each in enumerate(lane.instructions)
+        if isinstance(each, Step | Stash | Drop) and each.version is not None
+    }
+
+    def at(kind: type[Step | Stash | Drop], stage: Stage, version: int) -> tuple[int, int] | None:
+        """The turn, from this one, of the line about a version, and its place there."""
+        line = places.get((kind, stage, version % each_turn))
+        return None if line is None else ((version - line[0]) // each_turn, line[1])
+
+    lasts: dict[Stage, dict[int, tuple[int, int]]] = {}
+    for place, each in enumerate(lane.instructions):
+        if not isinstance(each, _COMPUTE) or each.version is None:
+            continue
+        step = at(Step, each.stage, 1)
+        for turns in range(-(-each.version // each_turn), min(each.micros) // header.period + 1):
+            version = each.version - turns * each_turn
+            dropped = at(Drop, each.stage, version)
+            if step is not None and dropped is not None and step < (-turns, place):
+                lasts.setdefault(each.stage, {})[version] = dropped
+    found = {stage: Initial(max(those), max(those, key=those.__getitem__)) for stage, those in lasts.items()}
+    return {stage: kept for stage, kept in found.items() if kept.drop}
+
+
+def lowest(known: Mapping[Stage, Initial], instruction: Instruction) -> int:
+    """What an instruction that is there is about at least, a micro-batch or an update; then all from 1 on."""
+    match instruction:
+        case Stash(stage):
+            return known[stage].stash if stage in known else 0
+        case Drop(stage):
+            return known[stage].drop if stage in known else 0
+        case _:
+            return 0
+
+
+def _turns(header: Header, lane: Body, updates: int, known: Mapping[Stage, Initial]) -> range:
     """The turns that have something to do if there are so many updates, from first to last."""
     each_turn = updates_a_turn(header)
     bounds = [
-        (first - lane.turn * each_turn, last - lane.turn * each_turn, each_turn, updates)
+        (first - least - lane.turn * each_turn, last - lane.turn * each_turn, each_turn, updates)
         if of_updates
         else (
             first - lane.turn * header.period,
@@ -128,7 +184,7 @@ def turns(header: Header, lane: Body, updates: int) -> range:
             header.period,
             updates * header.per_update,
         )
-        for first, last, of_updates in map(extent, lane.instructions)
+        for (first, last, of_updates), least in ((extent(each), lowest(known, each)) for each in lane.instructions)
     ]
     if not bounds:
         return range(0)
@@ -195,7 +251,7 @@ def _computes(instruction: Instruction) -> bool:
 def moved(instruction: Instruction, micros: int, updates: int = 0) -> Instruction:
     """An instruction about micro-batches and updates that are so many later, in the same slot.
 
-    Forwards and backwards read no version below 0.
+    No version that is read or kept is below 0.
     """
     match instruction:
         case Forward(own, stage, origin, version) | Backward(own, stage, origin, version):
@@ -210,7 +266,7 @@ def moved(instruction: Instruction, micros: int, updates: int = 0) -> Instructio
         case AllReduce(stage, origin, version) | WaitAllReduce(stage, origin, version) | Step(stage, origin, version):
             return type(instruction)(stage, origin, Version((version or 0) + updates))
         case Stash(stage, version, origin) | Drop(stage, version, origin):
-            return type(instruction)(stage, Version(version + updates), origin)
+            return type(instruction)(stage, Version(max(version + updates, 0)), origin)
         case _:
             assert_never(instruction)
 

@@ -1,12 +1,24 @@
 """The lanes of an asynchronous schedule with further turns on both sides, and the way back."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute, Instruction, Recv, Send, WaitRecv, WaitSend
-from chimera_ir.ir.turns import Body, body, extent, further, later, moved, unroll, updates_a_turn
+from chimera_ir.ir.turns import (
+    Body,
+    Initial,
+    body,
+    extent,
+    further,
+    initial,
+    later,
+    lowest,
+    moved,
+    unroll,
+    updates_a_turn,
+)
 from chimera_ir.lower.sync import Duration
 
 _TALK = (Send, Recv, WaitSend, WaitRecv)
@@ -17,6 +29,7 @@ class Margin:
     """The instance that a wide one has been made of, and by how many turns its micro-batches were moved there."""
 
     header: Header
+    wide: Header
     turns: int
 
     def within(self, micro: Micro) -> bool:
@@ -38,16 +51,25 @@ class Margin:
 
         return same
 
-    def cut(self, lane: Iterable[Instruction]) -> tuple[Instruction, ...]:
+    def cut(self, lane: Sequence[Instruction]) -> tuple[Instruction, ...]:
         """A wide lane without its margins, micro-batches and versions numbered as in the instance."""
         micros, updates = self.turns * self.header.period, self.turns * updates_a_turn(self.header)
-        found: list[Instruction] = []
+        known = self._initial(lane)
+        kept: list[Instruction] = []
         for instruction in lane:
             first, last, of_updates = extent(instruction)
             start, count = (updates, self.header.updates) if of_updates else (micros, self.header.micro_batches)
-            if start <= first and last < start + count:
-                found.append(moved(instruction, -micros, -updates))
-        return tuple(found)
+            if (first > start or first - start == lowest(known, instruction)) and last < start + count:
+                kept.append(moved(instruction, -micros, -updates))
+        return tuple(kept)
+
+    def _initial(self, lane: Sequence[Instruction]) -> dict[Stage, Initial]:
+        """The stages whose initial weights are kept otherwise than version 0 of the wide lane is."""
+        turn = body(self.wide, lane)
+        if turn is None:
+            return {}
+        instructions = tuple(later(self.header, each, -self.turns) for each in turn.instructions)
+        return initial(self.header, Body(turn.turn - self.turns, instructions, turn.rings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +108,7 @@ def widened(schedule: Schedule) -> tuple[Schedule, Margin]:
         )
         for each in bodies
     ]
-    return Schedule(wide, tuple(tuple(_computes(lane)) for lane in lanes)), Margin(header, margin)
+    return Schedule(wide, tuple(tuple(_computes(lane)) for lane in lanes)), Margin(header, wide, margin)
 
 
 def _span(header: Header, bodies: Iterable[Body]) -> int:

@@ -18,7 +18,7 @@ started.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Header, Schedule, Strategy
@@ -94,7 +94,15 @@ def _insertions(launched: Iterable[Launch], origin: Mapping[Stage, Span]) -> Ins
 
 def _eager(header: Header, stage: Stage, region: Region) -> bool:
     strategy = header.strategy(stage)
-    return strategy is Strategy.EAGER or (strategy is Strategy.EAGER_OPT and region.idle > 0)
+    match strategy:
+        case Strategy.LAZY:
+            return False
+        case Strategy.EAGER:
+            return True
+        case Strategy.EAGER_OPT:
+            return region.idle > 0
+        case _:
+            assert_never(strategy)
 
 
 def _launches(header: Header, lane: _Lane, held: list[Stage]) -> tuple[Launch, ...]:
@@ -133,14 +141,6 @@ def _lanes(schedule: Schedule, durations: Sequence[Sequence[int]], all_ends: Seq
         }
         found.append(_Lane(regions, len(lane), end))
     return found
-
-
-def earliest_ends(schedule: Schedule, duration: Duration) -> list[list[int]]:
-    """When each operation of each lane ends, every one starting as early as its data and its worker allow.
-
-    An operation that waits in a cycle has no such time; it counts as over when its worker got stuck.
-    """
-    return _earliest_ends(schedule, [list(map(duration, lane)) for lane in schedule.lanes])
 
 
 def _earliest_ends(schedule: Schedule, durations: Sequence[Sequence[int]]) -> list[list[int]]:

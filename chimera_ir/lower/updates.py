@@ -11,33 +11,51 @@ On every worker and for every stage that it holds:
 ``drop``
     right after the last operation that reads a stashed version.
 
+A worker that adds nothing to an update of a stage, as its pipes have none of the update's micro-batches, takes part all
+the same. Its sum uses the memory of the one before, so it is launched right behind the step of that one; and that step
+is made before the first operation that only runs once its sum is over, if that is earlier than what is said above.
+Other workers wait for this launch, and what they do after it is such an operation: so none of them waits in a circle.
+
 All workers launch in one agreed order, as `sync` does: by the time at which the last member wants to.
 """
 
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Iterator
-from itertools import accumulate
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 from chimera_ir.ir.ids import Stage, Version
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import AllReduce, Backward, Compute, Drop, Instruction, Stash, Step, WaitAllReduce
-from chimera_ir.lower.sync import Duration, Insertions, earliest_ends
+from chimera_ir.lower.launching import last_launches
+from chimera_ir.lower.sync import Duration, Insertions
+
+
+class _Gap(NamedTuple):
+    """A gap between two operations: the place of the one behind it, and whether it is the part next to that one."""
+
+    place: int
+    behind_steps: bool
 
 
 class _Update(NamedTuple):
     """An update of a stage on one worker, by places in its lane.
 
-    ``launch`` is that of its last backward, ``step`` that of the operation before which the step must be made, ``last``
-    that of the last one to read the version that the step supersedes.
+    ``launch`` is the gap right behind its last backward, or right behind the step before if it has none; ``step`` the
+    place of the operation before which the step must be made, ``last`` that of the last one to read the version that
+    the step supersedes.
     """
 
     stage: Stage
     version: Version
-    launch: int
+    launch: _Gap
     step: int
     last: int
+
+
+_Summed = Mapping[Stage, Sequence[int]]
+"""For a lane and some stages, by place: how many updates have been summed whenever the operation there runs."""
 
 
 def update(schedule: Schedule, duration: Duration) -> Iterator[Insertions]:
@@ -50,7 +68,7 @@ def update(schedule: Schedule, duration: Duration) -> Iterator[Insertions]:
     duration
         How long operations take, in any unit.
     """
-    found = [list(_updates(schedule.header, lane)) for lane in schedule.lanes]
+    found = _all_updates(schedule)
     agreed = _agreed(schedule, duration, found)
     for lane, updates in zip(schedule.lanes, found, strict=True):
         yield _insertions(lane, sorted(updates, key=lambda each: agreed[each.version, each.stage]))
@@ -58,9 +76,9 @@ def update(schedule: Schedule, duration: Duration) -> Iterator[Insertions]:
 
 def copies(schedule: Schedule) -> Iterator[dict[Stage, int]]:
     """For each worker, how many copies of the weights of a stage it keeps at most: the newest, and what is stashed."""
-    for lane in schedule.lanes:
+    for updates in _all_updates(schedule):
         changes: dict[Stage, list[tuple[int, int]]] = defaultdict(list)
-        for each in _updates(schedule.header, lane):
+        for each in updates:
             changes[each.stage] += _stashed(each)
         yield {
             stage: 1 + max(accumulate((change for _, change in sorted(its)), initial=0))
@@ -76,11 +94,12 @@ def _stashed(update: _Update) -> list[tuple[int, int]]:
 def _insertions(lane: tuple[Compute, ...], updates: list[_Update]) -> Insertions:
     before: dict[int, list[Instruction]] = defaultdict(list)
     after: dict[int, list[Instruction]] = defaultdict(list)
-    place = -1
+    gap = _Gap(0, behind_steps=False)
     for stage, version, launch, step, last in updates:
-        place = max(place, launch)
-        origin = lane[launch].origin
-        after[place].append(AllReduce(stage, origin, version))
+        gap = max(gap, launch)
+        origin = lane[min(launch.place - (not launch.behind_steps), len(lane) - 1)].origin
+        launches = before[gap.place] if gap.behind_steps else after[gap.place - 1]
+        launches.append(AllReduce(stage, origin, version))
         before[step].append(WaitAllReduce(stage, origin, version))
         if last >= step:
             before[step].append(Stash(stage, Version(version - 1), origin))
@@ -89,48 +108,87 @@ def _insertions(lane: tuple[Compute, ...], updates: list[_Update]) -> Insertions
     return Insertions(before, after)
 
 
-def _updates(header: Header, lane: tuple[Compute, ...]) -> Iterator[_Update]:
+def _all_updates(schedule: Schedule) -> list[list[_Update]]:
+    """The updates of every lane."""
+    summed = _summed(schedule)
+    return [list(_updates(schedule.header, *each)) for each in zip(schedule.lanes, summed, strict=True)]
+
+
+def _summed(schedule: Schedule) -> Sequence[_Summed]:
+    """For every lane what is known of the stages of which some worker adds nothing to some update."""
+    uneven = {stage for number, lane in enumerate(schedule.lanes) for stage in _uneven(schedule.header, number, lane)}
+    if not uneven:
+        return [{}] * len(schedule.lanes)
+    from chimera_ir.graph.build import build  # only here, for it takes as long to import as many a scheme to lower
+
+    dag = build(schedule)
+    by_stage = {stage: dag.summed_before(stage) for stage in uneven}
+    ends = accumulate(map(len, schedule.lanes))
+    return [
+        {stage: counts[end - len(lane) : end] for stage, counts in by_stage.items()}
+        for lane, end in zip(schedule.lanes, ends, strict=True)
+    ]
+
+
+def _uneven(header: Header, worker: int, lane: Sequence[Compute]) -> Iterator[Stage]:
+    """The stages of a worker that it has no backward of in some update."""
+    added = {(each.stage, _update_of(header, each)) for each in lane if isinstance(each, Backward)}
+    updates = Counter(stage for stage, _ in added)
+    return (stage for stage in header.stages_of[worker] if updates[stage] < header.updates)
+
+
+def _update_of(header: Header, operation: Compute) -> int:
+    return max(operation.micros) // header.per_update
+
+
+def _updates(header: Header, lane: Sequence[Compute], summed: _Summed) -> Iterator[_Update]:
     """The updates of a lane, stage by stage; those at its end that no operation waits for are made there."""
     places: dict[Stage, list[int]] = defaultdict(list)
     for place, operation in enumerate(lane):
         places[operation.stage].append(place)
     for stage, own in places.items():
-        launches: dict[int, int] = {}
+        backwards: dict[int, int] = {}
         lasts: dict[int, int] = {}
         needs: dict[int, int] = {}
         for place in own:
             operation = lane[place]
-            update = max(operation.micros) // header.per_update
+            update = _update_of(header, operation)
             lasts[operation.version or 0] = place
             needs.setdefault(operation.version or 0, place)
             if isinstance(operation, Backward):
-                launches[update] = place
+                backwards[update] = place
                 needs[update] = min(needs.get(update, place), place)
-        yield from _of_stage(stage, launches, lasts, sorted(needs.items()), len(lane))
+        steps = _steps(header.updates, backwards, sorted(needs.items()), len(lane), summed.get(stage, ()))
+        for number, step in enumerate(steps):
+            behind = _Gap(steps[number - 1] if number else 0, behind_steps=True)
+            launch = _Gap(backwards[number] + 1, behind_steps=False) if number in backwards else behind
+            yield _Update(stage, Version(number + 1), launch, step, lasts.get(number, -1))
 
 
-def _of_stage(
-    stage: Stage, launches: dict[int, int], lasts: dict[int, int], needs: list[tuple[int, int]], end: int
-) -> Iterator[_Update]:
-    """``needs`` has for updates, ascending, the first place at which they must have been made that come before them."""
+def _steps(
+    updates: int, backwards: Mapping[int, int], needs: list[tuple[int, int]], end: int, summed: Sequence[int]
+) -> list[int]:
+    """For every update the place before which a stage must step.
+
+    ``needs`` has for updates, ascending, the first place at which they must have been made that come before them.
+    """
     numbers = [number for number, _ in needs]
-    earliest = [place for _, place in needs]
-    for index in range(len(earliest) - 2, -1, -1):
-        earliest[index] = min(earliest[index], earliest[index + 1])
-    for number, launch in sorted(launches.items()):
-        following = bisect_left(numbers, number + 1)
-        step = earliest[following] if following < len(numbers) else end
-        yield _Update(stage, Version(number + 1), launch, step, lasts.get(number, -1))
+    earliest = list(accumulate((place for _, place in reversed(needs)), min, initial=end))[::-1]
+    steps = [earliest[bisect_left(numbers, number + 1)] for number in range(updates)]
+    for number in range(1, updates):
+        if number not in backwards:
+            steps[number - 1] = min(steps[number - 1], bisect_left(summed, number))
+    return steps
 
 
 def _agreed(
-    schedule: Schedule, duration: Duration, found: list[list[_Update]]
-) -> dict[tuple[Version, Stage], tuple[int, int]]:
+    schedule: Schedule, duration: Duration, updates: list[list[_Update]]
+) -> dict[tuple[Version, Stage], tuple[int, int, Version]]:
     """The rank of every sum in the order in which all workers launch them; of equals, the later stage first."""
-    ends = earliest_ends(schedule, duration)
-    wanted: dict[tuple[Version, Stage], int] = {}
-    for worker, updates in enumerate(found):
-        for each in updates:
-            time = ends[worker][each.launch]
-            wanted[each.version, each.stage] = max(wanted.get((each.version, each.stage), 0), time)
-    return {key: (time, -key[1]) for key, time in wanted.items()}
+    joins: list[dict[int, list[tuple[Stage, int]]]] = [defaultdict(list) for _ in updates]
+    for own, lane in zip(joins, updates, strict=True):
+        for each in lane:
+            if each.launch.behind_steps:
+                own[each.launch.place].append((each.stage, each.version - 1))
+    times = last_launches(schedule, duration, joins)
+    return {(version, stage): (times[stage, version - 1], -stage, version) for stage, version, *_ in chain(*updates)}

@@ -17,6 +17,7 @@ from torch.distributed.distributed_c10d import Store
 from chimera_ir.measure import machine
 from chimera_ir.measure.network import Measured, Node
 from chimera_ir.measure.samples import FEWEST, Samples, Told
+from chimera_ir.plural import counted
 from runtime import Names, Peer, Transfer
 from support.connections import SHORT
 from support.faults import Misuse
@@ -197,7 +198,7 @@ def _groups(size: int, pairs: Sequence[tuple[int, int]], ranks: int | None) -> l
     if ranks is None:
         return [tuple(range(size)), *(pair for pair in pairs if size > 2)]
     if not 2 <= ranks <= size:
-        raise Misuse(f"--sum-ranks {ranks}: torchrun started {size} ranks; choose 2 to {size}")
+        raise Misuse(f"--sum-ranks {ranks}: torchrun started {counted(size, 'rank')}; choose 2 to {size}")
     return [tuple(range(first, first + ranks)) for first in range(0, size - ranks + 1, ranks)][:_PAIRS]
 
 
@@ -218,7 +219,7 @@ def _job(size: int, pairs: Sequence[tuple[int, int]], groups: Sequence[tuple[int
     """Every rank a worker, every pair a link in both directions, every group a "stage" that its members hold."""
     placement = tuple(tuple(group[min(p, len(group) - 1)] for group in groups) for p in range(size))
     links = tuple(sorted({*pairs, *((b, a) for a, b in pairs)}))
-    return Job("chimera-profile", size, len(groups), 1, 1, (), (), placement, links, 0, ())
+    return Job("chimera-profile", "", size, len(groups), 1, 1, (), (), placement, links, 0, ())
 
 
 class _Bench:
@@ -278,7 +279,7 @@ class _Bench:
             rounds = self._agreed(members[0], PAUSE + median(taken))
             self._say(*self._sum(number, size, rounds), [])
         heard = [self._hear(member) for member in members]
-        self._end(f"sums of {size} B over {len(members)} ranks")
+        self._end(f"sums of {size} B over {counted(len(members), 'rank')}")
         shortest = [min(of_all) for of_all in zip(*(taken for taken, _, _ in heard), strict=True)]
         return shortest, [post for _, posts, _ in heard for post in posts]
 

@@ -1,5 +1,7 @@
 """One process of ``chimera-profile stages``: from a model file to its profile."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -10,7 +12,9 @@ from chimera_ir.measure.stages import Request
 from chimera_ir.profile.costs import ModelProfile
 from chimera_ir.profile.work import WorkProfile
 from runtime import BadModel
+from support import blame
 from support.allocator import keep_memory
+from support.blame import ModelError
 from support.faults import Misuse
 from support.model import load
 
@@ -27,10 +31,8 @@ def counted(file: Path, request: Request, told: Told) -> WorkProfile:
     BadFile
         If the model is not as its interface wants it, or needs values where there are shapes alone.
     """
-    try:
+    with _refusals(file):
         return stages.counted(load(file), request, told)
-    except (Misuse, BadModel) as error:
-        raise BadFile(f"{error}") from error
 
 
 def timed(file: Path, request: Request, device: str, threads: int, told: Told) -> tuple[ModelProfile, tuple[str, ...]]:
@@ -46,8 +48,16 @@ def timed(file: Path, request: Request, device: str, threads: int, told: Told) -
     torch.set_num_threads(threads)
     if device == "cpu":
         keep_memory()
-    try:
+    with _refusals(file):
         found = stages.timed(load(file), request, torch.device(device), told)
-    except (Misuse, BadModel) as error:
-        raise BadFile(f"{error}") from error
     return found.profile, found.remarks
+
+
+@contextmanager
+def _refusals(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (Misuse, BadModel) as error:
+        raise BadFile(str(error)) from error
+    except ModelError as error:
+        raise BadFile(blame.describe(error, file.resolve())) from error

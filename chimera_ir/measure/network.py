@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from chimera_ir.measure import fit
 from chimera_ir.measure.fit import OFF, Point
 from chimera_ir.measure.samples import Samples, percent, rounded, too_noisy
+from chimera_ir.plural import counted
 from chimera_ir.profile.cluster import Cluster, Link, Short
 from chimera_ir.profile.quantity import show_size, show_time
 
@@ -98,7 +99,7 @@ def described(name: str, measured: Measured) -> Described:
     remarks = [remark for one in series for remark in _remarks(one)]
     if per_node[0] != per_node[-1]:
         remarks.append(
-            f"nodes have {per_node[0]} to {per_node[-1]} ranks; the file says {per_node[-1]} for all of them"
+            f"nodes have {per_node[0]} to {counted(per_node[-1], 'rank')}; the file says {per_node[-1]} for all of them"
         )
     table = [] if len(links) > 1 else [_alike(True in links, short=True in measured.short)]
     table += [_two_ways(within, up_to) for within, up_to in sorted(measured.short.items())]
@@ -174,7 +175,9 @@ def _where(within: bool) -> str:
 
 def _sums(measured: Measured, ranks: int, link: Link) -> _Series:
     taken = {size: one for (count, size), one in measured.sums.items() if count == ranks}
-    return _Series(f"sums over {ranks} ranks", taken, {}, lambda size: link.overhead + link.all_reduce(size, ranks))
+    return _Series(
+        f"sums over {counted(ranks, 'rank')}", taken, {}, lambda size: link.overhead + link.all_reduce(size, ranks)
+    )
 
 
 def _rounded(link: Link, overhead: float) -> Link:

@@ -10,7 +10,7 @@ from chimera_ir.measure.network import Measured
 from chimera_ir.measure.samples import Told
 from chimera_ir.output import OutputRefused
 from runtime import PeerLost
-from support.faults import FAILED, MISUSED, Faults, Misuse
+from support.faults import FAILED, MISUSED, OUR_FAULT, Faults, Misuse
 from support.world import meet
 
 _NAME = "chimera-profile"
@@ -37,7 +37,7 @@ def run(request: Request, ready: Callable[[], None], told: Told) -> Measured | N
     except (RuntimeError, dist.DistError) as error:
         faults.end(f"{_NAME}: rank {rank}: {type(error).__name__}: {str(error).splitlines()[0]}", FAILED)
     except Exception as error:
-        faults.end(f"{_NAME}: rank {rank}: our own fault\n{''.join(traceback.format_exception(error))}", FAILED)
+        faults.end(f"{_NAME}: rank {rank}: our own fault\n{''.join(traceback.format_exception(error))}", OUR_FAULT)
 
 
 def _nobody(_doing: str, _done: int, _steps: int) -> None:

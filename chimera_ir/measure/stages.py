@@ -61,6 +61,8 @@ def timed(model: Model, request: Request, device: torch.device, told: Told) -> F
     ------
     Misuse
         If the model file is not as its interface wants it, or a micro-batch does not fit into memory.
+    ModelError
+        If the model file's code raises an error.
     """
     measure = _Times(request.rounds, _cuda_clock if device.type == "cuda" else _clock)
     note = f"times on {_described(device)}"
@@ -116,7 +118,9 @@ def counted(model: Model, request: Request, told: Told) -> WorkProfile:
     Raises
     ------
     Misuse
-        If the model file is not as its interface wants it, or asks for values where there are shapes alone.
+        If the model file is not as its interface wants it.
+    ModelError
+        If the model file's code raises an error, as where it asks for values and there are shapes alone.
     """
 
     note = f"work counted on shapes, torch {torch.__version__}"
@@ -148,8 +152,7 @@ def _profile(
     def tell(doing: str) -> None:
         told(doing, next(done), steps)
 
-    with model.blamed():
-        dataset = model.dataset()
+    dataset = model.items()
     depths: dict[int, tuple[StageCosts, ...]] = {}
     kinds: set[str] = set()
     for depth in request.depths:
@@ -160,11 +163,11 @@ def _profile(
             for station in ready:
                 with running(cut, number, station.size):
                     at[station.size] = _timing(station, *measure.passes(cut, number, station))
-                tell(f"{depth} stages: stage {number}, micro-batch size {station.size}")
+                tell(f"depth {depth}: stage {number}, micro-batch size {station.size}")
             smallest = min(ready, key=lambda station: station.size)
             with running(cut, number, smallest.size):
                 found.append(_costs(model, smallest, at, measure.step(cut, number, smallest)))
-            tell(f"{depth} stages: stage {number}, optimizer")
+            tell(f"depth {depth}: stage {number}, optimizer")
             kinds |= {str(p.dtype).removeprefix("torch.") for p in smallest.module.parameters()}
         depths[depth] = tuple(found[::-1])
     return ModelProfile(model.file.stem, depths, ", ".join([note, *sorted(kinds)]))

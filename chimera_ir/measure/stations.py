@@ -9,6 +9,7 @@ import torch
 
 from runtime import GradientSum, Names, Tensors, draw_seed
 from support.batches import Batches
+from support.blame import ModelError
 from support.compute import Boundary, Kept, LastStage, Pass, Seeds, Stage
 from support.faults import Misuse
 from support.memory import bytes_of
@@ -46,7 +47,7 @@ class Cut:
 
     def module(self, stage: int) -> torch.nn.Module:
         """A stage with its initial weights."""
-        with self.model.blamed(), self.here():
+        with self.here():
             return self.model.stage(stage, self.stages, self.seed, self.device)
 
     def here(self) -> AbstractContextManager[object]:
@@ -149,6 +150,8 @@ def stations(cut: Cut, told: Callable[[str], None]) -> Iterator[tuple[int, tuple
     ------
     Misuse
         If a stage does what the model file's interface does not allow.
+    ModelError
+        If the model file's code raises an error.
     """
     seen = _way_down(cut, told)
     follow: dict[int, tuple[bool, ...] | None] = dict.fromkeys(cut.sizes)
@@ -161,7 +164,7 @@ def stations(cut: Cut, told: Callable[[str], None]) -> Iterator[tuple[int, tuple
             with running(cut, stage, size):
                 sight = _look(cut, stage, size, module, one.before, one.handed, measures=False)
                 with cut.here():
-                    follow[size] = tuple(look_back(module, sight, follow[size]))
+                    follow[size] = tuple(look_back(stage, module, sight, follow[size]))
             before = one.before if one.before is None else replace(one.before, differentiable=follow[size] or ())
             found.append(_station(cut, stage, size, module, replace(one, before=before, after=after)))
         yield stage, tuple(found)
@@ -188,17 +191,18 @@ def _way_down(cut: Cut, told: Callable[[str], None]) -> dict[tuple[int, int], _S
             boundaries[size], handed[size] = after, tuple(t.detach().cpu() for t in sight.outputs if not t.is_meta)
             if cut.device.type == "meta":
                 handed[size] = tuple(t.detach() for t in sight.outputs)
-        told(f"{cut.stages} stages: looked at stage {stage}")
+        told(f"depth {cut.stages}: looked at stage {stage}")
     return seen
 
 
 @contextmanager
 def running(cut: Cut, stage: int, size: int) -> Iterator[None]:
-    """Whatever goes wrong in the model's own code inside is said in one line."""
+    """What needs more memory than there is, inside, is said in one line."""
     try:
-        with cut.model.blamed():
-            yield
-    except torch.OutOfMemoryError as error:
+        yield
+    except (ModelError, torch.OutOfMemoryError) as error:
+        if not isinstance(error.__cause__ if isinstance(error, ModelError) else error, torch.OutOfMemoryError):
+            raise
         raise Misuse(f"stage {stage} of {cut.stages} does not fit into memory, with a micro-batch of {size}") from error
 
 
@@ -233,7 +237,7 @@ def _station(cut: Cut, stage: int, size: int, module: torch.nn.Module, seen: _Se
         seen.sight.traits,
         Seeds(cut.seed, 0, 1),
     )
-    made = Stage(*common) if seen.after is not None else LastStage(*common, loss=cut.model.loss, share=1.0)
+    made = Stage(*common) if seen.after is not None else LastStage(*common, loss=cut.model.judge, share=1.0)
     made.reserve((1,), (1,), device)
     for gradient in made.gradients[0] if made.gradients else ():
         with cut.here():

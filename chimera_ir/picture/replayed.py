@@ -8,16 +8,18 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
 
-from chimera_ir.cost.numbers import percent
+from chimera_ir.cost.numbers import percent, seconds, time_unit
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.ops import AllReduce, Backward, Forward, Send, Step
+from chimera_ir.picture.legend import least, legend
+from chimera_ir.picture.looks import Group, Looks
 from chimera_ir.picture.shapes import Box, Entry, Family, Label, Row, Tick
-from chimera_ir.picture.svg import FAIR, FONT, TOLD, WIDEST, WIDTH, pixels, plain, room, written
-from chimera_ir.picture.words import INK, PAPER, STEP, colour, hue, ink, label, named, step, strand_numbers, strands
+from chimera_ir.picture.svg import FAIR, FONT, TOLD, WIDEST, WIDTH, pixels, room, written
+from chimera_ir.picture.words import INK, PAPER, STEP, ink, label, named, plain, step
+from chimera_ir.plural import counted
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.idle import Cause, idle, shares
 from chimera_ir.predict.replay import Event, Replay
-from chimera_ir.predict.show import seconds
 
 _LEFT, _TOP = 46, 62
 _MOST = 90
@@ -97,10 +99,11 @@ def drawing(replay: Replay) -> Drawing:
     right, workers = scale.x(replay.span), len(replay.lanes)
     bottom = scale.y(workers) - scale.gap
     heading, summary = plain(_heading(replay)), plain(_summary(replay))
-    width = int(max(float(right), _LEFT + 10 * len(heading), _LEFT + 7 * len(summary))) + 60
+    looks = Looks(replay.header)
+    width = int(max(float(right), _LEFT + max(10 * len(heading), 7 * len(summary), least(looks)))) + 60
     names = [*(each.value for each in Cause), "sum under way", "message", "critical path"]
     names += ["step"] * any(_steps(replay))
-    entries = [*_legend(replay, names, width, bottom + 44)]
+    entries = [*legend(looks, names, _LEFT, width, bottom + 44)]
     told_strands, others = entries[: -len(names)], entries[-len(names) :]
     causes, (sums, messages, critical, *stepped) = others[: len(Cause)], others[len(Cause) :]
     told = sum(map(len, replay.lanes)) <= TOLD
@@ -122,7 +125,7 @@ def drawing(replay: Replay) -> Drawing:
         rows=tuple(Row(f"P{worker}", scale.y(worker), _baseline(worker, scale)) for worker in range(workers)),
         ticks=tuple(_ticks(replay, scale)),
         idle=tuple(_idle(replay, scale, causes)),
-        families=(*_families(replay, scale, told), *_stepping(replay, scale, told)),
+        families=(*_families(replay, looks, scale, told), *_stepping(replay, scale, told)),
         messages="".join(_arrow(each, scale) for each in replay.messages if each.end > each.start),
         sums=tuple(_strip(each, worker, scale) for each, worker in _summing(replay)) if told else (),
         sums_path="" if told else "".join(_rectangle(each, worker, scale) for each, worker in _summing(replay)),
@@ -142,14 +145,15 @@ def _scale(replay: Replay) -> _Scale:
     shortest = min((length for length in lengths if length > 0), default=Fraction(1))
     span = Fraction(replay.span) or Fraction(1)
     row, strip, gap, font = (14, 4, 3, 10) if len(replay.lanes) > 16 else (26, 7, 5, FONT)
-    labelled = max((room(_label(each), font) for each in _computes(replay)), default=Fraction(0)) / shortest
+    looks = Looks(replay.header)
+    labelled = max((room(_label(each, looks), font) for each in _computes(replay)), default=Fraction(0)) / shortest
     least = labelled if labelled * span <= WIDEST else FAIR[0] / shortest
     return _Scale(min(max(WIDTH / span, least), _MOST / shortest, WIDEST / span), row, strip, gap, font)
 
 
-def _label(each: Event) -> str:
+def _label(each: Event, looks: Looks) -> str:
     assert isinstance(each.what, Forward | Backward)
-    return label(each.what)
+    return looks.label(each.what)
 
 
 def _computes(replay: Replay) -> Iterator[Event]:
@@ -179,17 +183,9 @@ def _summary(replay: Replay) -> str:
     ]
     said = ", ".join(f"{name} {percent(Fraction(share))}" for name, share in parts)
     if replay.header.asynchronous:
-        shown = f"the first {replay.header.updates} updates, in {seconds(replay.span)}"
+        shown = f"the first {counted(replay.header.updates, 'update')}, in {seconds(replay.span)}"
         return f"one update in the steady state: {seconds(replay.seconds)}; {shown}: {said}"
     return f"one update: {seconds(replay.seconds)}; {said}"
-
-
-_UNITS = (("s", 1), ("ms", 1000), ("us", 1_000_000))
-
-
-def _unit(time: float) -> tuple[str, int]:
-    """The largest unit of which there is at least one."""
-    return next((unit for unit in _UNITS if time * unit[1] >= 1), _UNITS[-1])
 
 
 def _baseline(worker: int, scale: _Scale) -> str:
@@ -198,7 +194,7 @@ def _baseline(worker: int, scale: _Scale) -> str:
 
 def _ticks(replay: Replay, scale: _Scale) -> Iterator[Tick]:
     """Marks at round times, in the unit that suits the whole."""
-    name, factor = _unit(replay.span)
+    factor, name = time_unit(replay.span)
     distance = step(80 * factor / scale.pixel)
     for number in range(int(Fraction(replay.span) * factor / distance) + 1):
         time = number * distance
@@ -221,23 +217,21 @@ def _span(start: float, end: float, y: int, height: int, scale: _Scale) -> str:
     return f"M{left} {y}H{right}v{height}H{left}z"
 
 
-def _families(replay: Replay, scale: _Scale, one_by_one: bool) -> Iterator[Family]:
-    """The operations, strand by strand, forwards before backwards."""
-    numbers = strand_numbers(replay.header)
-    members: dict[tuple[int, bool], list[Event]] = {}
+def _families(replay: Replay, looks: Looks, scale: _Scale, one_by_one: bool) -> Iterator[Family]:
+    """The operations, group by group."""
+    members: dict[Group, list[Event]] = {}
     for each in _computes(replay):
         assert isinstance(each.what, Forward | Backward)
-        key = numbers[each.what.micros[0]], isinstance(each.what, Backward)
-        members.setdefault(key, []).append(each)
-    for (strand, _), several in sorted(members.items(), key=lambda member: member[0]):
+        members.setdefault(looks.group(each.what), []).append(each)
+    for group, several in sorted(members.items(), key=lambda member: member[0]):
         sample = several[0].what
         assert isinstance(sample, Forward | Backward)
         yield Family(
-            fill=colour(sample, strand),
+            fill=looks.fill(group),
             ink=ink(sample),
             boxes=tuple(_box(each, scale) for each in several) if one_by_one else (),
             outline="" if one_by_one else "".join(_outline(each, scale) for each in several),
-            labels=tuple(_labels(several, scale)),
+            labels=tuple(_labels(several, looks, scale)),
         )
 
 
@@ -271,12 +265,12 @@ def _outline(each: Event, scale: _Scale) -> str:
     return _span(each.start, each.end, scale.y(each.workers[0]), scale.row, scale)
 
 
-def _labels(several: list[Event], scale: _Scale) -> Iterator[Label]:
+def _labels(several: list[Event], looks: Looks, scale: _Scale) -> Iterator[Label]:
     """The labels of operations, if all of them have room for theirs."""
-    if all(room(_label(each), scale.font) <= scale.x(each.end) - scale.x(each.start) for each in several):
+    if all(room(_label(each, looks), scale.font) <= scale.x(each.end) - scale.x(each.start) for each in several):
         for each in several:
             middle = (scale.x(each.start) + scale.x(each.end)) / 2
-            yield Label(pixels(middle), _baseline(each.workers[0], scale), _label(each))
+            yield Label(pixels(middle), _baseline(each.workers[0], scale), _label(each, looks))
 
 
 def _summing(replay: Replay) -> Iterator[tuple[Event, Worker]]:
@@ -314,19 +308,3 @@ def _marked(each: Event, scale: _Scale) -> str:
             return "".join(_rectangle(each, worker, scale) for worker in each.workers)
         case _:
             return _outline(each, scale)
-
-
-def _legend(replay: Replay, names: list[str], width: int, y: int) -> Iterator[Entry]:
-    """A line for each strand in use and for each name, in as many rows as the width asks for."""
-    x = _LEFT
-    told_strands = [
-        (hue(number).light, hue(number).dark, strand.name)
-        for number, strand in enumerate(strands(replay.header))
-        if strand.micros
-    ]
-    for light, dark, name in [*told_strands, *((PAPER, PAPER, name) for name in names)]:
-        length = 68 + 8 * len(plain(name))
-        if x > _LEFT and x + length > width:
-            x, y = _LEFT, y + 24
-        yield Entry(x, y, light, dark, plain(name))
-        x += length

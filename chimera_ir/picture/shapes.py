@@ -24,7 +24,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The operations of one strand in one direction, which share their colours: as boxes, or as a single outline."""
+    """The operations of a `looks.Group`, which share their colours: as boxes, or as a single outline."""
 
     fill: str
     ink: str
@@ -51,13 +51,23 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
+class Swatch:
+    """The two colours of a chunk of a strand, forward and backward, with the chunk's letter."""
+
+    x: int
+    light: str
+    dark: str
+    letter: str
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
-    """A strand's line in the legend: its two colours and its name."""
+    """What a strand's colours or another sign mean, in the legend: a name, which begins at ``text``."""
 
     x: int
     y: int
-    light: str
-    dark: str
+    swatches: tuple[Swatch, ...]
+    text: int
     name: str
 
 

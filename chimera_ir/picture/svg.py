@@ -13,27 +13,16 @@ from typing import assert_never
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from chimera_ir.cost.events import Event, Launched, Stepped
-from chimera_ir.cost.numbers import decimal
+from chimera_ir.cost.numbers import Unit
 from chimera_ir.cost.simulate import Timed, Timeline
 from chimera_ir.cost.window import Window, beginning, steady_window
 from chimera_ir.ir.ops import Forward
-from chimera_ir.picture.shapes import Box, Bracket, Entry, Family, Label, Mark, Picture, Row, Tick
-from chimera_ir.picture.words import (
-    INK,
-    PAPER,
-    bracket,
-    colour,
-    happening,
-    heading,
-    hue,
-    ink,
-    label,
-    step,
-    strand_numbers,
-    strands,
-    summary,
-)
+from chimera_ir.picture.legend import least, legend
+from chimera_ir.picture.looks import Group, Looks
+from chimera_ir.picture.shapes import Box, Bracket, Family, Label, Mark, Picture, Row, Tick
+from chimera_ir.picture.words import INK, PAPER, bracket, distance, happening, heading, ink, label, mark, plain, summary
 from chimera_ir.resources import templates
+from chimera_ir.visible import visible_lines
 
 WIDTH = 2000
 """The width in pixels that a chart is drawn to, if its boxes then have a fair size."""
@@ -82,10 +71,11 @@ def draw(timeline: Timeline) -> str:
 
 
 def written(template: str, **values: object) -> str:
-    """A template with the values in it, whatever they contain."""
+    """A template with the values in it, whatever they contain: texts are escaped, and what XML has no place for."""
     environment = Environment(
         loader=FileSystemLoader(templates()),
         autoescape=True,
+        finalize=lambda value: visible_lines(value) if isinstance(value, str) else value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -108,11 +98,14 @@ def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubb
     right = scale.x(timeline.span)
     bottom = scale.y(len(timeline.lanes)) - scale.gap
     title, note = plain(heading(timeline)), summary(timeline)
-    margin = 14 + 4 * len(decimal(timeline.shown))
+    margin = 14 + 4 * len(mark(timeline, timeline.shown))
     ends = (scale.x(lane[-1].end) for lane in timeline.lanes if lane)
-    width = max(int(max(ends, default=right)), _LEFT + 10 * len(title), _LEFT + 7 * len(note)) + margin
+    looks = Looks(timeline.header)
+    words = _LEFT + max(10 * len(title), 7 * len(note), least(looks))
+    width = max(int(max(ends, default=right)), words) + margin
     steady = tuple(_brackets(window, scale, width, bottom))
-    *entries, bubble, marked = _legend(timeline, width, bottom + 44 + 22 * len(steady))
+    signs = ("bubble", happening(timeline))
+    *entries, bubble, marked = legend(looks, signs, _LEFT, width, bottom + 44 + 22 * len(steady))
     return Picture(
         width=width,
         height=(marked if timeline.events else bubble).y + 28,
@@ -130,7 +123,7 @@ def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubb
         summary=note,
         rows=tuple(_row(worker, scale) for worker in range(len(timeline.lanes))),
         ticks=tuple(_ticks(timeline, scale)),
-        families=tuple(_families(timeline, scale)),
+        families=tuple(_families(timeline, looks, scale)),
         legend=tuple(entries),
         bubble=bubble,
         hatch=hatch,
@@ -146,10 +139,11 @@ def fair_unit(timeline: Timeline) -> Fraction:
     Fair is what holds the widest label as well, so that an operation goes without one only for want of width.
     """
     timed = list(chain.from_iterable(timeline.lanes))
+    looks = Looks(timeline.header)
     shortest = min((each.end - each.start for each in timed), default=1)
     span = max(timeline.span, 1)
     least, most = FAIR
-    longest = _longest_labels(timed).items()
+    longest = _longest_labels(timed, looks).items()
     labelled = max((room(text, FONT) / length for length, text in longest), default=Fraction(0)) * shortest
     box = Fraction(min(max(WIDTH * shortest // span, least), max(most, ceil(labelled))))
     return min(box / shortest, Fraction(WIDEST, span)) / timeline.tick
@@ -161,14 +155,15 @@ def _scale(timeline: Timeline, unit: Fraction) -> _Scale:
     many = len(timeline.lanes) > 16
     row, gap = (14, 2) if many else (26, 4)
     sizes = range(10 if many else FONT, 8, -1)
-    longest = _longest_labels(chain.from_iterable(timeline.lanes)).items()
+    longest = _longest_labels(chain.from_iterable(timeline.lanes), Looks(timeline.header)).items()
     fitting = (size for size in sizes if all(room(text, size) <= length * pixel for length, text in longest))
     return _Scale(pixel, row, gap, next(fitting, 9))
 
 
 def _legible(timeline: Timeline, window: Window | None) -> Timeline:
     """All of a timeline; or, if labels have no room then and there is a steady state, the beginning that shows it."""
-    scale, longest = _scale(timeline, fair_unit(timeline)), _longest_labels(chain.from_iterable(timeline.lanes))
+    scale, timed = _scale(timeline, fair_unit(timeline)), chain.from_iterable(timeline.lanes)
+    longest = _longest_labels(timed, Looks(timeline.header))
     fits = all(room(text, scale.font) <= length * scale.pixel for length, text in longest.items())
     return timeline if fits or window is None else beginning(timeline, window)
 
@@ -186,38 +181,35 @@ def _baseline(y: int, scale: _Scale) -> str:
     return pixels(y + Fraction(scale.row, 2) + scale.font * Fraction(36, 100))
 
 
-def _families(timeline: Timeline, scale: _Scale) -> Iterator[Family]:
-    """The operations, strand by strand, forwards before backwards, with the labels that fit all boxes of their size."""
-    numbers = strand_numbers(timeline.header)
+def _families(timeline: Timeline, looks: Looks, scale: _Scale) -> Iterator[Family]:
+    """The operations, group by group, with the labels that fit all boxes of their size."""
     told = sum(map(len, timeline.lanes)) <= TOLD
-    members: dict[tuple[int, bool], list[_Placed]] = {}
+    members: dict[Group, list[_Placed]] = {}
     for worker, lane in enumerate(timeline.lanes):
         for timed in lane:
-            key = numbers[timed.operation.micros[0]], not isinstance(timed.operation, Forward)
-            members.setdefault(key, []).append((worker, timed))
-    longest = _longest_labels(chain.from_iterable(timeline.lanes))
+            members.setdefault(looks.group(timed.operation), []).append((worker, timed))
+    longest = _longest_labels(chain.from_iterable(timeline.lanes), looks)
 
     def fits(timed: Timed) -> bool:
         length = timed.end - timed.start
         return room(longest[length], scale.font) <= length * scale.pixel
 
-    for (strand, _), placed in sorted(members.items(), key=lambda member: member[0]):
-        sample = placed[0][1].operation
+    for group, placed in sorted(members.items(), key=lambda member: member[0]):
         yield Family(
-            fill=colour(sample, strand),
-            ink=ink(sample),
+            fill=looks.fill(group),
+            ink=ink(placed[0][1].operation),
             boxes=tuple(_box(each, timeline, scale) for each in placed) if told else (),
             outline="" if told else "".join(_outline(each, scale) for each in placed),
-            labels=tuple(_label(each, scale) for each in placed if fits(each[1])),
+            labels=tuple(_label(each, looks, scale) for each in placed if fits(each[1])),
         )
 
 
-def _longest_labels(timed: Iterable[Timed]) -> dict[int, str]:
+def _longest_labels(timed: Iterable[Timed], looks: Looks) -> dict[int, str]:
     """For each length of box, the longest label that one of them has."""
     longest: dict[int, str] = {}
     for each in timed:
         length = each.end - each.start
-        longest[length] = max(longest.get(length, ""), label(each.operation), key=len)
+        longest[length] = max(longest.get(length, ""), looks.label(each.operation), key=len)
     return longest
 
 
@@ -234,53 +226,54 @@ def _outline(placed: _Placed, scale: _Scale) -> str:
     return f"M{left} {scale.y(worker)}H{right}v{scale.row}H{left}z"
 
 
-def _label(placed: _Placed, scale: _Scale) -> Label:
+def _label(placed: _Placed, looks: Looks, scale: _Scale) -> Label:
     worker, timed = placed
     middle = (scale.x(timed.start) + scale.x(timed.end)) / 2
-    return Label(pixels(middle), _baseline(scale.y(worker), scale), label(timed.operation))
+    return Label(pixels(middle), _baseline(scale.y(worker), scale), looks.label(timed.operation))
 
 
 def _title(timed: Timed, timeline: Timeline) -> str:
-    operation, tick = timed.operation, timeline.tick
+    operation, tick, show = timed.operation, timeline.tick, timeline.costs.unit.show
     pipe = timeline.header.pipe_of[operation.micros[0]].name
     kind = "forward" if isinstance(operation, Forward) else "backward"
     micros = ("micro-batch " if len(operation.micros) == 1 else "micro-batches ") + label(operation)
-    when = f"{decimal(timed.start * tick)} to {decimal(timed.end * tick)}"
+    when = f"{show(timed.start * tick)} to {show(timed.end * tick)}"
     read = "" if operation.version is None else f", reads version {operation.version}"
     return plain(f"{kind} of {micros} on stage {operation.stage}, pipe {pipe}: {when}{read}")
 
 
 def _ticks(timeline: Timeline, scale: _Scale) -> Iterator[Tick]:
     """Round times at a readable distance, and the end itself."""
-    span, length = timeline.shown, max(len(decimal(timeline.shown)) * 9, 28)
+    span, length = timeline.shown, max(len(mark(timeline, timeline.shown)) * 9, 28)
     if span == 0:
         return
     per_unit = scale.pixel / timeline.tick
-    distance = step(length / per_unit)
+    apart = distance(timeline, length / per_unit)
     time = Fraction(0)
     while time == 0 or (span - time) * per_unit >= length:
-        yield Tick(pixels(_LEFT + time * per_unit), decimal(time))
-        time += distance
+        yield Tick(pixels(_LEFT + time * per_unit), mark(timeline, time))
+        time += apart
         if time > span:
             break
-    yield Tick(pixels(_LEFT + span * per_unit), decimal(span))
+    yield Tick(pixels(_LEFT + span * per_unit), mark(timeline, span))
 
 
 def _mark(event: Event, timeline: Timeline, scale: _Scale) -> Mark:
     x = pixels(_LEFT + event.at / timeline.tick * scale.pixel)
     side = max(2, min(_MARK, scale.row // 4))
-    return Mark(f"M{x} {scale.y(event.worker) + side}l{-side} {-2 * side}h{2 * side}z", _told(event))
+    words = _told(event, timeline.costs.unit)
+    return Mark(f"M{x} {scale.y(event.worker) + side}l{-side} {-2 * side}h{2 * side}z", words)
 
 
-def _told(event: Event) -> str:
+def _told(event: Event, unit: Unit) -> str:
     match event:
         case Launched():
             return (
-                f"sum of the gradients of stage {event.stage}, launched at {decimal(event.at)}; "
-                f"{decimal(event.free)} free before the last operation, {decimal(event.flush)} after it"
+                f"sum of the gradients of stage {event.stage}, launched at {unit.show(event.at)}; "
+                f"{unit.show(event.free)} free before the last operation, {unit.show(event.flush)} after it"
             )
         case Stepped():
-            return f"the weights of stage {event.stage} become version {event.version} at {decimal(event.at)}"
+            return f"the weights of stage {event.stage} become version {event.version} at {unit.show(event.at)}"
         case _:
             assert_never(event)
 
@@ -302,28 +295,6 @@ def _brackets(window: Window | None, scale: _Scale, width: int, bottom: int) -> 
     )
 
 
-def _legend(timeline: Timeline, width: int, y: int) -> Iterator[Entry]:
-    """One entry for each strand in use, one for bubbles and one for events, in as many lines as the width asks for."""
-    x = _LEFT
-    told = [
-        (hue(number).light, hue(number).dark, strand.name)
-        for number, strand in enumerate(strands(timeline.header))
-        if strand.micros
-    ]
-    for light, dark, name in [*told, (PAPER, PAPER, "bubble"), (PAPER, PAPER, happening(timeline))]:
-        text = plain(name)
-        length = 68 + 8 * len(text)
-        if x > _LEFT and x + length > width:
-            x, y = _LEFT, y + 24
-        yield Entry(x, y, light, dark, text)
-        x += length
-
-
 def pixels(value: Fraction) -> str:
     """A length to a hundredth of a pixel, without superfluous zeros."""
     return f"{float(round(value, 2)):.2f}".rstrip("0").rstrip(".")
-
-
-def plain(words: str) -> str:
-    """Words without the characters that XML has no way to write."""
-    return "".join(each if each >= " " and not "\ud800" <= each <= "\udfff" else "\ufffd" for each in words)

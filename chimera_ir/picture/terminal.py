@@ -1,8 +1,9 @@
 """A timeline as text: a line per worker, a run of characters per operation.
 
 The number of the micro-batch opens an operation, ``─`` continues a forward, ``═`` a backward, ``·`` is a bubble; so the
-picture can be read without colour. With colour, each strand has its hue. ``▾`` closes an operation that an event comes
-after, unless the picture is drawn small.
+picture can be read without colour. Where a pipe has several stages on a worker, a letter behind the number names the
+stage. With colour, each strand has its hue, and each of those stages a shade of it. ``▾`` closes an operation that an
+event comes after, unless the picture is drawn small.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,27 +14,26 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from chimera_ir.cost.numbers import decimal
 from chimera_ir.cost.simulate import Timed, Timeline
 from chimera_ir.cost.window import Window, beginning, steady_window
 from chimera_ir.ir.ids import Micro
-from chimera_ir.ir.ops import Backward, Compute
+from chimera_ir.ir.ops import Backward
+from chimera_ir.picture.legend import chunks_shown
+from chimera_ir.picture.looks import Looks
 from chimera_ir.picture.words import (
     INK,
     PAPER,
     Strand,
     bracket,
-    colour,
+    distance,
     happening,
     heading,
-    hue,
     ink,
-    label,
-    step,
-    strand_numbers,
+    mark,
     strands,
     summary,
 )
+from chimera_ir.plural import counted
 
 LINES = 60
 """How many lines a picture may take before it is drawn small instead of being continued below."""
@@ -92,8 +92,9 @@ def draw(timeline: Timeline, width: int) -> Text:
 
 def _lanes(timeline: Timeline) -> list[list[_Shown]]:
     ends: set[tuple[int, Fraction]] = {(event.worker, event.at / timeline.tick) for event in timeline.events}
+    looks = Looks(timeline.header)
     return [
-        [_Shown(timed, label(timed.operation), (worker, Fraction(timed.end)) in ends) for timed in lane]
+        [_Shown(timed, looks.label(timed.operation), (worker, Fraction(timed.end)) in ends) for timed in lane]
         for worker, lane in enumerate(timeline.lanes)
     ]
 
@@ -138,17 +139,17 @@ def _panels(shown: Iterable[_Shown], scale: _Scale, columns: int) -> list[tuple[
 
 
 def _rows(timeline: Timeline, scale: _Scale) -> list[Text]:
-    numbers, columns = strand_numbers(timeline.header), scale.at(timeline.span)
-    return [_row(lane, numbers, scale, columns) for lane in _lanes(timeline)]
+    looks, columns = Looks(timeline.header), scale.at(timeline.span)
+    return [_row(lane, looks, scale, columns) for lane in _lanes(timeline)]
 
 
-def _row(lane: Sequence[_Shown], numbers: dict[Micro, int], scale: _Scale, columns: int) -> Text:
+def _row(lane: Sequence[_Shown], looks: Looks, scale: _Scale, columns: int) -> Text:
     row = Text()
     for shown in lane:
         start, end = scale.at(shown.timed.start), min(scale.at(shown.timed.end), columns)
         row.append(_BUBBLE * (start - len(row)), "dim")
         operation = shown.timed.operation
-        row.append(_strokes(shown, end - start), _style(operation, numbers[operation.micros[0]]))
+        row.append(_strokes(shown, end - start), f"{ink(operation)} on {looks.fill(looks.group(operation))}")
     return row.append(_BUBBLE * (columns - len(row)), "dim")
 
 
@@ -170,19 +171,15 @@ def _bracket(window: Window | None, scale: _Scale, start: int, end: int) -> Iter
         yield shown
 
 
-def _style(operation: Compute, pipe: int) -> str:
-    return f"{ink(operation)} on {colour(operation, pipe)}"
-
-
 def _axis(timeline: Timeline, scale: _Scale, start: int, end: int) -> str:
     """Round times above the columns at which they fall."""
     per_unit = scale.column / timeline.tick
-    distance = step((len(decimal(timeline.shown)) + 3) / per_unit)
+    apart = distance(timeline, (len(mark(timeline, timeline.shown)) + 3) / per_unit)
     line = ""
-    number = -(-start // (distance * per_unit))
-    while int(number * distance * per_unit) < end:
-        column = int(number * distance * per_unit) - start
-        time = decimal(number * distance)
+    number = -(-start // (apart * per_unit))
+    while int(number * apart * per_unit) < end:
+        column = int(number * apart * per_unit) - start
+        time = mark(timeline, number * apart)
         if column >= len(line) and column + len(time) <= end - start:
             line = line.ljust(column) + time + " "
         number += 1
@@ -191,9 +188,9 @@ def _axis(timeline: Timeline, scale: _Scale, start: int, end: int) -> str:
 
 def _legend(timeline: Timeline, window: Window | None, width: int) -> Iterator[Text]:
     """The strands with their colours and micro-batches, then the signs, in as many lines as the width asks for."""
-    line = Text()
-    entries = [_entry(number, strand) for number, strand in enumerate(strands(timeline.header))]
-    for entry in [*entries, *_signs(timeline, window)]:
+    line, looks = Text(), Looks(timeline.header)
+    entries = [_entry(looks, number, strand) for number, strand in enumerate(strands(timeline.header))]
+    for entry in [*entries, *([Text(looks.sign)] if looks.sign else []), *_signs(timeline, window)]:
         if line and len(line) + len(_GAP) + len(entry) > width:
             yield line
             line = Text()
@@ -201,13 +198,13 @@ def _legend(timeline: Timeline, window: Window | None, width: int) -> Iterator[T
     yield line
 
 
-def _entry(number: int, strand: Strand) -> Text:
-    shown = hue(number)
-    return Text.assemble(
-        ("F" + _FORWARD * 2, f"{INK} on {shown.light}"),
-        ("B" + _BACKWARD * 2, f"{PAPER} on {shown.dark}"),
-        f" {strand.name}: {_ranges(strand.micros)}",
-    )
+def _entry(looks: Looks, number: int, strand: Strand) -> Text:
+    entry = Text()
+    for chunk in chunks_shown(looks):
+        shown, letter = looks.hues[number, chunk], looks.letter(chunk)
+        entry.append(f"F{letter}" + _FORWARD * 2, f"{INK} on {shown.light}")
+        entry.append(f"B{letter}" + _BACKWARD * 2, f"{PAPER} on {shown.dark}")
+    return entry.append(f" {strand.name}: {_ranges(strand.micros)}")
 
 
 def _signs(timeline: Timeline, window: Window | None) -> Iterator[Text]:
@@ -231,8 +228,9 @@ def _notes(timeline: Timeline, scale: _Scale) -> Iterator[Text]:
     """What the scale left out."""
     timed = list(chain.from_iterable(timeline.lanes))
     lengths = [scale.at(each.end) - scale.at(each.start) for each in timed]
-    unnumbered = sum(length <= len(label(each.operation)) for length, each in zip(lengths, timed, strict=True))
+    looks = Looks(timeline.header)
+    unnumbered = sum(length <= len(looks.label(each.operation)) for length, each in zip(lengths, timed, strict=True))
     if unnumbered:
-        per_column = decimal(timeline.tick / scale.column)
-        yield Text(f"drawn small, {per_column} of time to a column: {unnumbered} of {len(timed)} operations")
+        per_column = timeline.costs.unit.show(timeline.tick / scale.column)
+        yield Text(f"drawn small, {per_column} of time to a column: {unnumbered} of {counted(len(timed), 'operation')}")
         yield Text(f"have no room for their number, and {lengths.count(0)} of them are not seen at all")

@@ -10,6 +10,7 @@ from chimera_ir.cost.window import Window
 from chimera_ir.ir.ids import Micro
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Backward, Compute
+from chimera_ir.plural import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ HUES = (
 
 INK = "#1a1a1a"
 PAPER = "#ffffff"
+BLACK = "#000000"
 STEP = "#4d4d4d"
 """The optimizer's steps."""
 
@@ -77,11 +79,6 @@ def label(operation: Compute) -> str:
     return ",".join(map(str, operation.micros))
 
 
-def colour(operation: Compute, strand: int) -> str:
-    """The ground on which an operation's label stands."""
-    return hue(strand).dark if isinstance(operation, Backward) else hue(strand).light
-
-
 def ink(operation: Compute) -> str:
     """The colour of an operation's label, legible on its ground."""
     return PAPER if isinstance(operation, Backward) else INK
@@ -100,7 +97,7 @@ def named(header: Header) -> str:
 def summary(timeline: Timeline) -> str:
     """The costs and what they lead to."""
     header = timeline.header
-    figures = f"makespan {decimal(timeline.makespan)}, bubble ratio {percent(timeline.bubble_ratio)}"
+    figures = f"makespan {timeline.costs.unit.show(timeline.makespan)}, bubble ratio {percent(timeline.bubble_ratio)}"
     if header.asynchronous:
         figures = f"one update in the steady state: {figures}; {_shown(timeline)}"
     counted = "; numbers count halves" if header.halves else ""
@@ -111,17 +108,32 @@ def _shown(timeline: Timeline) -> str:
     """How much of an asynchronous schedule a timeline shows."""
     last = timeline.header.micro_batches - 1
     whole = any(last in each.operation.micros for each in chain(*timeline.lanes))
-    return f"the first {timeline.header.updates} updates" if whole else f"the first {decimal(timeline.shown)} of time"
+    if whole:
+        return f"the first {counted(timeline.header.updates, 'update')}"
+    return f"the first {timeline.costs.unit.show(timeline.shown)} of time"
 
 
 def bracket(window: Window) -> str:
     """What a stretch of the steady state is called."""
-    return "one update in the steady state" if window.updates == 1 else f"{window.updates} updates in the steady state"
+    updates = "one update" if window.updates == 1 else counted(window.updates, "update")
+    return f"{updates} in the steady state"
 
 
 def happening(timeline: Timeline) -> str:
     """What the marks of a timeline mean."""
     return "new weights" if timeline.header.asynchronous else "gradient sum launched"
+
+
+def mark(timeline: Timeline, time: Fraction) -> str:
+    """The label of a time along a picture: a number, and at 0 the unit as well, if it has a name."""
+    number, unit = timeline.costs.unit.axis(timeline.shown)
+    return decimal(time * number) if time or not unit else f"0 {unit}"
+
+
+def distance(timeline: Timeline, least: Fraction) -> Fraction:
+    """The time between two labels along a picture: round, and at least so much."""
+    number, _ = timeline.costs.unit.axis(timeline.shown)
+    return step(least * number) / number
 
 
 def step(least: Fraction) -> Fraction:
@@ -132,3 +144,8 @@ def step(least: Fraction) -> Fraction:
     while power * 10 <= least:
         power *= 10
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least)
+
+
+def plain(words: str) -> str:
+    """Words without the characters that XML has no way to write."""
+    return "".join(each if each >= " " and not "\ud800" <= each <= "\udfff" else "\ufffd" for each in words)

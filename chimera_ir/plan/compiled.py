@@ -3,30 +3,43 @@
 from collections import defaultdict
 from dataclasses import replace
 from functools import cached_property
+from math import gcd, lcm
+from typing import TYPE_CHECKING
 
 from chimera_ir.cost.critical import earliest_ends
-from chimera_ir.cost.model import Costs
-from chimera_ir.cost.simulate import Skeleton, skeleton, ticks
+from chimera_ir.cost.simulate import Skeleton, skeleton
 from chimera_ir.diagnostics.model import raise_errors
 from chimera_ir.elaborate.elaborate import Outline, outline
 from chimera_ir.ir.ids import Stage
-from chimera_ir.ir.levels import Header, Program, Schedule
+from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import Backward, Compute, Forward
 from chimera_ir.lower.lower import lower, sketch
 from chimera_ir.lower.order import order
 from chimera_ir.lower.sync import Duration, launches
 from chimera_ir.lower.updates import copies
+from chimera_ir.predict.measured import Measured
+from chimera_ir.predict.setting import Setting
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.change import Change
 from chimera_ir.verify.holdings import Holdings, holdings
 
+if TYPE_CHECKING:
+    from chimera_ir.verify.verify import Checked
+
 _KINDS = (Forward, Backward)
+
+_Alike = tuple[type[Compute], int, Stage, bool]
+"""What operations that take equally long have in common: kind, number of micro-batches, stage, and recomputation."""
+
+_Pattern = tuple[int, ...]
+"""How long the operations of each such kind take, in proportion: launches depend on nothing else."""
 
 
 class Compiled:
     """A scheme with its parameters at every level that was asked for, by what is asked of it beyond its text.
 
-    ``change`` is one such change; the lanes are the same with every other. A ``trusted`` text is not verified again.
+    ``change`` is one such change; the lanes are the same with every other. A ``trusted`` text is not verified again;
+    any other is to pass `check` before its lanes are used.
 
     Raises
     ------
@@ -40,9 +53,12 @@ class Compiled:
         self._scheme, self._settings, self._change = scheme, dict(settings), change
         self._max_operations, self._trusted = max_operations, trusted
         self._outlines: dict[Change, Outline] = {}
-        self._lowered: dict[Change, Program] = {}
+        self._samples: dict[Change, dict[_Alike, Compute]] = {}
+        self._checked: dict[Change, Checked] = {}
+        self._proven: set[tuple[Change, _Pattern]] = set()
+        self._lowered: dict[tuple[Change, _Pattern], Program] = {}
         self._sketches: dict[Change, tuple[Program, tuple[Holdings, ...]]] = {}
-        self._launched: dict[Change, tuple[tuple[tuple[int, Stage], ...], ...]] = {}
+        self._launched: dict[tuple[Change, _Pattern], tuple[tuple[tuple[int, Stage], ...], ...]] = {}
 
     def header(self, change: Change) -> Header:
         """What stands above the lanes."""
@@ -54,15 +70,38 @@ class Compiled:
         return self._outlines[change]
 
     @cached_property
+    def _plan(self) -> Plan:
+        return self._outline(self._change).plan()
+
+    @cached_property
     def lanes(self) -> tuple[tuple[Compute, ...], ...]:
         """The lanes of the schedule."""
-        plan = self._outline(self._change).plan()
-        ordered = order(plan)
-        if not self._trusted:
-            from chimera_ir.verify.verify import verify_plan, verify_schedule  # with networkx, which takes a while
+        return order(self._plan).lanes
 
-            raise_errors((*verify_plan(plan), *verify_schedule(ordered, plan)))
-        return ordered.lanes
+    def check(self, change: Change) -> None:
+        """Raises what a compilation finds wrong in the schedule, if the text is not trusted."""
+        if self._trusted or change in self._checked:
+            return
+        from chimera_ir.verify.verify import verify_schedule  # with networkx, which takes a while
+
+        checked = verify_schedule(self.schedule(change), replace(self._plan, header=self.header(change)))
+        raise_errors(checked.findings.diagnostics)
+        self._checked[change] = checked
+
+    def prove(self, change: Change, setting: Setting) -> None:
+        """Raises what a compilation finds wrong in the program, if the text is not trusted.
+
+        Without a flush: versions, and sums that some workers have no part in, show there alone. Of a schedule with one
+        that passes `check` the program has nothing wrong, whatever the scheme (tests/property/test_random_schemes.py).
+        """
+        key = change, self._pattern(change, setting)
+        if self._trusted or not self.header(change).asynchronous or key in self._proven:
+            return
+        from chimera_ir.verify.verify import verify_lowered
+
+        self.check(change)
+        verify_lowered(self.lowered(change, setting), self._checked[change])
+        self._proven.add(key)
 
     @cached_property
     def skeleton(self) -> Skeleton:
@@ -114,16 +153,17 @@ class Compiled:
         """The schedule."""
         return Schedule(self.header(change), self.lanes)
 
-    def lowered(self, change: Change) -> Program:
+    def lowered(self, change: Change, setting: Setting) -> Program:
         """The program that a compilation gives."""
-        if change not in self._lowered:
-            self._lowered[change] = lower(self.schedule(change), duration=self._duration(change))
-        return self._lowered[change]
+        key = change, self._pattern(change, setting)
+        if key not in self._lowered:
+            self._lowered[key] = lower(self.schedule(change), duration=self._duration(*key))
+        return self._lowered[key]
 
-    def sketch(self, change: Change) -> tuple[Program, tuple[Holdings, ...]]:
+    def sketch(self, change: Change, setting: Setting) -> tuple[Program, tuple[Holdings, ...]]:
         """The program, as far as memory needs it, and what it holds."""
         if change not in self._sketches:
-            program = self._streaming(change) if self.header(change).asynchronous else self.lowered(change)
+            program = self._streaming(change) if self.header(change).asynchronous else self.lowered(change, setting)
             held = zip(holdings(program), self.copies, strict=True)
             self._sketches[change] = program, tuple(replace(each, copies=tuple(own.items())) for each, own in held)
         return self._sketches[change]
@@ -133,23 +173,51 @@ class Compiled:
         known = next((program.lanes for program, _ in self._sketches.values()), None)
         return Program(self.header(change), known) if known else sketch(self.schedule(change))
 
-    def launched(self, change: Change) -> tuple[tuple[tuple[int, Stage], ...], ...]:
+    def launched(self, change: Change, setting: Setting) -> tuple[tuple[tuple[int, Stage], ...], ...]:
         """For each worker the stages of the sums that it launches, each after how many of its operations."""
         if self.header(change).asynchronous:
             return ((),) * len(self.lanes)
-        if change not in self._launched:
+        key = change, self._pattern(change, setting)
+        if key not in self._launched:
             precedence, lanes = self.skeleton.precedence, self.skeleton.lanes
-            durations = list(map(self._duration(change), precedence.operations))
+            durations = list(map(self._duration(*key), precedence.operations))
             ends = earliest_ends(precedence, durations)
             found = launches(
                 self.schedule(change),
                 [durations[lane.start : lane.stop] for lane in lanes],
                 [ends[lane.start : lane.stop] for lane in lanes],
             )
-            self._launched[change] = tuple(tuple((after + 1, stage) for after, stage in lane) for lane in found)
-        return self._launched[change]
+            self._launched[key] = tuple(tuple((after + 1, stage) for after, stage in lane) for lane in found)
+        return self._launched[key]
 
-    def _duration(self, change: Change) -> Duration:
-        """The costs that a compilation assumes, which knows no profile."""
-        _, duration = ticks(self.header(change), Costs())
-        return duration
+    def _representatives(self, change: Change) -> dict[_Alike, Compute]:
+        """An operation of each kind that takes equally long."""
+        if change not in self._samples:
+            header = self.header(change)
+            operations = (operation for lane in self.lanes for operation in lane)
+            self._samples[change] = {_alike(operation, header): operation for operation in operations}
+        return self._samples[change]
+
+    def _duration(self, change: Change, pattern: _Pattern) -> Duration:
+        """How long each operation takes by a pattern."""
+        if not pattern:
+            return lambda _: 1
+        header, durations = self.header(change), dict(zip(self._representatives(change), pattern, strict=True))
+        return lambda operation: durations[_alike(operation, header)]
+
+    def _pattern(self, change: Change, setting: Setting) -> _Pattern:
+        """How long operations take in a setting; nothing where no worker has sums of several stages to launch."""
+        header = self.header(change)
+        if all(len(stages) < 2 for stages in header.stages_of):
+            return ()
+        measured = Measured.of(setting)
+        times = [measured.duration(operation, header) for operation in self._representatives(change).values()]
+        unit = lcm(*(time.denominator for time in times))
+        whole = [time.numerator * (unit // time.denominator) for time in times]
+        common = gcd(*whole)
+        return tuple(ticks // common for ticks in whole)
+
+
+def _alike(operation: Compute, header: Header) -> _Alike:
+    micros, stage = operation.micros, operation.stage
+    return type(operation), len(micros), stage, header.recomputes(micros[0], stage)

@@ -11,6 +11,7 @@ from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.plan.bounds import least, most, standing
 from chimera_ir.plan.compiled import Compiled
 from chimera_ir.plan.space import Choice, LeftOut, Reason, Recomputation, refusal
+from chimera_ir.plural import counted
 from chimera_ir.predict.equation import equation_of
 from chimera_ir.predict.memory import memory
 from chimera_ir.predict.replay import replay
@@ -148,8 +149,9 @@ class _Bench:
         setting, compiled, change = self._judge.setting(choice), self._compiled(choice), choice.change
         header = compiled.header(change)
         if (header.whole_micro_batches, header.stages) != (choice.micro_batches, choice.stages):
-            detail = f"it makes {header.whole_micro_batches} micro-batches of {choice.micro_batches}"
+            detail = f"it makes {counted(header.whole_micro_batches, 'micro-batch')} of {choice.micro_batches}"
             return LeftOut.of(choice, Reason.REFUSED, detail)
+        compiled.check(change)
         over = self._over(choice, standing(header, setting), "at least ")
         if over:
             return over
@@ -159,12 +161,18 @@ class _Bench:
         enough = most(compiled, change, setting)
         fits = enough is not None and max(enough) <= self._judge.available
         needed = [] if fits else self._needed(choice)
-        return self._over(choice, needed, "") or Judged(
+        over = self._over(choice, needed, "")
+        if over:
+            return over
+        compiled.prove(change, setting)
+        return Judged(
             choice,
             header.scheme,
             header.asynchronous,
             any(pipe.recompute for pipe in header.pipes),
-            equation_of(compiled.schedule(change), compiled.skeleton, compiled.launched(change), setting).seconds,
+            equation_of(
+                compiled.schedule(change), compiled.skeleton, compiled.launched(change, setting), setting
+            ).seconds,
             tuple(needed),
             sum(map(len, compiled.lanes)),
         )
@@ -175,13 +183,14 @@ class _Bench:
 
     def replayed(self, judged: Judged) -> Judged:
         """The same, with the time of its replay."""
-        choice = judged.choice
-        program = self._compiled(choice).lowered(choice.change)
-        return replace(judged, replayed=replay(program, self._judge.setting(choice)).seconds)
+        choice, setting = judged.choice, self._judge.setting(judged.choice)
+        program = self._compiled(choice).lowered(choice.change, setting)
+        return replace(judged, replayed=replay(program, setting).seconds)
 
     def _needed(self, choice: Choice) -> list[int]:
-        program, held = self._compiled(choice).sketch(choice.change)
-        return [each.total for each in memory(program, self._judge.setting(choice), held)]
+        setting = self._judge.setting(choice)
+        program, held = self._compiled(choice).sketch(choice.change, setting)
+        return [each.total for each in memory(program, setting, held)]
 
     def _compiled(self, choice: Choice) -> Compiled:
         """The scheme of a configuration with its parameters."""

@@ -1,41 +1,49 @@
 """The lines that compile and start a configuration."""
 
-import shlex
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from chimera_ir import library
 from chimera_ir.plan.judge import Judged
-from chimera_ir.plan.space import Choice
+from chimera_ir.plan.space import MAX_OPERATIONS, Choice
 from chimera_ir.profile.cluster import Cluster, torchrun
 from chimera_ir.source import Source
+from chimera_ir.visible import as_argument, command_line
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """What a plan was made from, as the user named it."""
+    """What a plan was made from, as the user named it, and the limit on the size of its schedules."""
 
     profile: str
     cluster: str
     replica_layout: bool
+    max_operations: int
 
 
 def scheme_argument(source: Source) -> str:
-    """What names a scheme on a command line: a library scheme's name, another's file."""
+    """What names a scheme on a command line: a library scheme's name, another's file, never taken for an option."""
     stem = PurePath(source.name).stem
-    return stem if stem in library.names() and library.source(stem) == source else source.name
+    if stem in library.names() and library.source(stem) == source:
+        return stem
+    return f"./{source.name}" if source.name.startswith("-") else source.name
 
 
 def compile_line(choice: Choice, files: Files) -> str:
-    """``chimera-compile`` with everything that makes it compile, and predict, this configuration."""
-    words = ["chimera-compile", scheme_argument(choice.source)]
+    """``chimera-compile`` with everything that makes it compile, and predict, this configuration.
+
+    Its report compares with the baseline, which may have more operations than the schedule.
+    """
+    words = ["chimera-compile", as_argument(scheme_argument(choice.source))]
     words += [word for name, value in choice.settings for word in ("--set", f"{name}={value}")]
     words += ["--recompute"] if choice.change.recompute else []
     words += ["--sync", choice.change.sync.value] if choice.change.sync else []
-    words += ["--profile", files.profile, "--cluster", files.cluster]
+    words += ["--profile", as_argument(files.profile), "--cluster", as_argument(files.cluster)]
     words += ["--copies", str(choice.copies), "--micro-batch-size", str(choice.micro_batch_size)]
     words += ["--layout", "replica"] if files.replica_layout else []
-    return shlex.join(words)
+    limit = max(files.max_operations, 2 * choice.workers * choice.micro_batches)
+    words += ["--max-operations", str(limit)] if limit > MAX_OPERATIONS else []
+    return command_line(words)
 
 
 def torchrun_line(judged: Judged, cluster: Cluster, files: Files) -> str:

@@ -1,14 +1,20 @@
 """What one should know before one trusts a ranking."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from chimera_ir.plan.judge import Judged
 from chimera_ir.plan.rank import Ranking
+from chimera_ir.plural import counted
+from chimera_ir.profile.warnings import WARNING, shown
 
 
-def notes(ranking: Ranking, error: float) -> tuple[str, ...]:
-    """How sure the first choice is, whether plain 1F1B would do, and whether all train alike; each a sentence."""
+def notes(ranking: Ranking, error: float, warnings: Sequence[str]) -> tuple[str, ...]:
+    """How sure the first choice is, whether plain 1F1B would do, and whether all train alike; each a sentence.
+
+    ``warnings`` are those of the files that the plan is made of.
+    """
     return (
+        *(f"{WARNING}{warning}" for warning in shown(warnings)),
         *_close(ranking, error),
         *_baseline(ranking),
         *_asynchronous(ranking),
@@ -75,7 +81,7 @@ def _smaller(ranking: Ranking) -> Iterator[str]:
     """A scheme that says itself how many micro-batches make an update may update more often than one asked for."""
     first, asked = next(iter(ranking.choices), None), ranking.question.mini_batch
     if first is not None and first.choice.mini_batch < asked:
-        yield f"the first updates the weights every {first.choice.mini_batch:,} items, not every {asked:,}"
+        yield f"the first updates the weights every {counted(first.choice.mini_batch, 'item')}, not every {asked:,}"
 
 
 def _replays(ranking: Ranking) -> Iterator[str]:

@@ -5,6 +5,7 @@ B N W is the mini-batch. A scheme that says itself how many micro-batches make a
 mini-batch that this gives.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -12,14 +13,31 @@ from itertools import product
 
 from chimera_ir import library
 from chimera_ir.diagnostics.catalogue.endless import RepeatsTooLate, TooManyInTurns
-from chimera_ir.diagnostics.catalogue.values import TooManyOperations
+from chimera_ir.diagnostics.catalogue.program import BoundExceeded
+from chimera_ir.diagnostics.catalogue.values import TooMany, TooManyOperations
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.elaborate import outline, parameter_names
 from chimera_ir.ir.levels import Header
+from chimera_ir.profile import document
 from chimera_ir.profile.costs import ModelProfile
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme, SyncMode
 from chimera_ir.syntax.change import Change
+
+_CHANGED = {None: None, SyncMode.LAZY: SyncMode.LAZY, SyncMode.EAGER: SyncMode.EAGER, SyncMode.EAGER_OPT: None}
+"""The strategies that a text is changed to; eager_opt is what it has."""
+
+MAX_OPERATIONS = 100_000
+"""How many compute operations a schedule may have that is looked at, unless the user says otherwise."""
+
+
+MOST = 10_000
+"""How many values all parameters of a scheme may have together, but for the number of micro-batches."""
+
+_STALE = "its gradients are of older weights; --asynchronous considers it"
+
+_Setting = tuple[tuple[str, int], ...]
+"""The value of a parameter, or nothing."""
 
 
 class Recomputation(Enum):
@@ -32,14 +50,17 @@ class Recomputation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a plan is wanted for; ``settings`` are fixed parameters, ``syncs`` the strategies to consider."""
+    """What a plan is wanted for; ``settings`` are fixed parameters, ``syncs`` the strategies to consider.
+
+    ``asynchronous`` says whether schemes without a flush are wanted as well.
+    """
 
     workers: int
     mini_batch: int
     settings: Mapping[str, int]
     recomputation: Recomputation
     syncs: tuple[SyncMode, ...]
-    synchronous_only: bool
+    asynchronous: bool
     max_operations: int
 
 
@@ -73,6 +94,8 @@ class Reason(Enum):
     REFUSED = "refused by the scheme"
     PROFILE = "not in the profile"
     SIZE = "too many operations"
+    SPACE = "too many configurations"
+    STALE = "without a flush"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +119,11 @@ class LeftOut:
 def refusal(rejected: Rejected, source: Source, settings: Iterable[tuple[str, int]], size: int | None) -> LeftOut:
     """What a scheme says against its parameters; the first error tells."""
     first = rejected.diagnostics[0]
-    reason = Reason.SIZE if isinstance(first, TooManyOperations | TooManyInTurns | RepeatsTooLate) else Reason.REFUSED
+    reason = Reason.REFUSED
+    if isinstance(first, TooMany | TooManyOperations | TooManyInTurns | RepeatsTooLate):
+        reason = Reason.SIZE
+    elif isinstance(first, BoundExceeded):
+        reason = Reason.MEMORY
     return LeftOut(source, tuple(settings), size, reason, first.fill(first.title))
 
 
@@ -118,30 +145,40 @@ class _Search:
         self._fixed = {name: value for name, value in question.settings.items() if name in self._names}
 
     def found(self) -> Iterator[Choice | LeftOut]:
+        count = sum(math.prod(map(len, others)) for _, others in self._columns())
+        if count > MOST:
+            text = f"its parameters have {count:,} values together, and the limit is {MOST:,}; fix some with --set"
+            yield self._out(self._fixed, None, Reason.SPACE, text)
+            return
         for settings in self._settings():
             outlined = self._outlined(settings)
             meant = settings.get(self._letters.stages) in (None, *self._profile.depths, *self._fixed.values())
             if isinstance(outlined, LeftOut):
                 yield from [outlined] if meant else []
-            elif outlined.asynchronous and self._question.synchronous_only:
-                continue
             elif outlined.stages in self._profile.depths:
-                yield from self._split(settings, outlined)
+                stale = outlined.asynchronous and not self._question.asynchronous
+                yield from (
+                    [self._out(settings, None, Reason.STALE, _STALE)] if stale else self._split(settings, outlined)
+                )
             elif meant:
                 depths = ", ".join(map(str, sorted(self._profile.depths)))
-                yield self._out(settings, None, Reason.PROFILE, f"{outlined.stages} stages; the profile has {depths}")
+                yield self._out(settings, None, Reason.PROFILE, f"depth {outlined.stages}; the profile has {depths}")
 
     def _settings(self) -> Iterator[dict[str, int]]:
-        """The values of all parameters but the micro-batches: those below divide the stages."""
-        depths = {part for depth in self._profile.depths for part in _divisors(depth)}
-        for stages in self._values(self._letters.stages, sorted(depths)):
-            given = dict(stages)
-            divisors = _divisors(given.get(self._letters.stages, max(depths)))
-            others = [name for name in self._names if name not in (self._letters.stages, self._letters.micro_batches)]
-            for rest in product(*(self._values(name, divisors) for name in others)):
-                yield {**given, **dict(pair for pairs in rest for pair in pairs)}
+        """The values of all parameters but the micro-batches."""
+        for stages, others in self._columns():
+            for rest in product(*others):
+                yield dict(pair for pairs in (stages, *rest) for pair in pairs)
 
-    def _values(self, name: str, values: Iterable[int]) -> list[tuple[tuple[str, int], ...]]:
+    def _columns(self) -> Iterator[tuple[_Setting, list[list[_Setting]]]]:
+        """For each number of stages, the values that each of the further parameters may have: its divisors."""
+        depths = {part for depth in self._profile.depths for part in _divisors(depth)}
+        others = [name for name in self._names if name not in (self._letters.stages, self._letters.micro_batches)]
+        for stages in self._values(self._letters.stages, sorted(depths)):
+            divisors = _divisors(dict(stages).get(self._letters.stages, max(depths)))
+            yield stages, [self._values(name, divisors) for name in others]
+
+    def _values(self, name: str, values: Iterable[int]) -> list[_Setting]:
         """What a parameter may be, as settings; none, if the scheme has no such parameter."""
         if name not in self._names:
             return [()]
@@ -167,7 +204,7 @@ class _Search:
         question, workers = self._question, outlined.workers
         copies, rest = divmod(question.workers, workers)
         if rest:
-            text = f"{question.workers} workers are no multiple of {workers}"
+            text = f"the number of workers, {question.workers}, is no multiple of {workers}"
             yield self._out(settings, None, Reason.SPLIT, text)
             return
         costs = self._profile.depths[outlined.stages]
@@ -185,10 +222,12 @@ class _Search:
         name, mini_batch = self._letters.micro_batches, self._question.mini_batch
         if name not in self._names:
             count = outlined.whole_micro_batches
-            return count if count * together <= mini_batch else f"an update takes {count * together} items or more"
+            return (
+                count if count * together <= mini_batch else f"the items of an update are at least {count * together}"
+            )
         count, rest = divmod(mini_batch, together)
         if rest or not count:
-            return f"{mini_batch} items are no multiple of W B = {together}"
+            return f"the number of items, {mini_batch}, is no multiple of W B = {together}"
         if self._fixed.get(name, count) != count:
             return f"{name} would be {count}"
         return count
@@ -201,8 +240,7 @@ class _Search:
         given = tuple((each, whole[each]) for each in self._names if each in whole)
         syncs = (None,) if outlined.asynchronous else self._question.syncs
         for sync in syncs:
-            mode = None if sync is SyncMode.EAGER_OPT else sync
-            change = Change(self._question.recomputation is Recomputation.ALWAYS, mode)
+            change = Change(self._question.recomputation is Recomputation.ALWAYS, _CHANGED[sync])
             yield Choice(self._source, given, outlined.stages, outlined.workers, copies, count, size, change)
 
     def _out(self, settings: dict[str, int], size: int | None, reason: Reason, detail: str) -> LeftOut:
@@ -210,4 +248,5 @@ class _Search:
 
 
 def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]
+    """The divisors of a number of stages, up to the most stages that a profile may have."""
+    return [each for each in range(1, min(number, document.MOST) + 1) if number % each == 0]

@@ -9,11 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from chimera_ir import library
+from chimera_ir.cost.numbers import seconds
 from chimera_ir.plan.judge import Judged
 from chimera_ir.plan.lines import Files, compile_line, scheme_argument, torchrun_line
 from chimera_ir.plan.rank import Ranking
 from chimera_ir.plan.space import LeftOut
-from chimera_ir.predict.show import seconds, size
+from chimera_ir.plural import counted
+from chimera_ir.predict.show import size
 
 _COLUMNS = ("", "scheme", "W", "D", "B", "N", "more", "T", "T replayed", "items/s", "memory")
 
@@ -32,7 +34,8 @@ def lines(judged: Judged, ranking: Ranking, files: Files) -> str:
 def _heading(ranking: Ranking) -> Text:
     question, judge = ranking.question, ranking.judge
     name = judge.profile.name or "the model"
-    said = f": {question.workers:,} workers with {size(judge.available)}, mini-batches of {question.mini_batch:,}"
+    workers, batches = counted(question.workers, "worker"), f"mini-batches of {question.mini_batch:,}"
+    said = f": {workers} with {size(judge.available)}, {batches}"
     return Text.assemble((f"{name} on {judge.cluster.name}", "bold"), said)
 
 
@@ -102,7 +105,9 @@ def _known(left_out: LeftOut) -> Iterator[str]:
         yield "recompute"
 
 
-def as_json(ranking: Ranking, notes: Sequence[str], chosen: Judged | None, files: Files) -> dict[str, object]:
+def as_json(
+    ranking: Ranking, notes: Sequence[str], warnings: Sequence[str], chosen: Judged | None, files: Files
+) -> dict[str, object]:
     """The whole ranking; ``commands`` are those of the chosen one."""
     question, judge = ranking.question, ranking.judge
     reasons = Counter(each.reason.value for each in ranking.left_out)
@@ -115,6 +120,7 @@ def as_json(ranking: Ranking, notes: Sequence[str], chosen: Judged | None, files
         "choices": [_choice(each) for each in ranking.choices],
         "baseline": _choice(ranking.reference) if ranking.reference else None,
         "notes": list(notes),
+        "warnings": list(warnings),
         "left_out_by_reason": dict(sorted(reasons.items())),
         "left_out": [_reason(each) for each in ranking.left_out],
         "commands": lines(chosen, ranking, files).splitlines() if chosen else [],

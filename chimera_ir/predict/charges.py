@@ -1,7 +1,6 @@
 """What the instructions of a program cost in a setting, in seconds."""
 
 from dataclasses import dataclass, field
-from typing import assert_never
 
 from chimera_ir.ir.ids import Stage, Worker
 from chimera_ir.ir.levels import Header
@@ -20,15 +19,8 @@ class Charges:
 
     def compute(self, operation: Compute) -> float:
         """F_t or B_t of the operation's stage, for all of its micro-batches."""
-        timing, times = self.setting.over(operation.stage, len(operation.micros), self.header.parts)
-        match operation:
-            case Forward():
-                one = timing.forward
-            case Backward(micros=micros, stage=stage):
-                one = timing.recomputing if self.header.recomputes(micros[0], stage) else timing.backward
-            case _:
-                assert_never(operation)
-        return one * times.numerator / times.denominator
+        seconds, times = self.setting.compute(operation.stage, operation, self.header)
+        return seconds * times.numerator / times.denominator
 
     def step(self, stage: Stage) -> float:
         """The time of the optimizer's step of a stage."""

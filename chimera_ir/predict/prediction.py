@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from chimera_ir.ir.levels import Program
+from chimera_ir.ir.levels import Header, Program
 from chimera_ir.predict.equation import Equation, equation
+from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.memory import Memory, memory
 from chimera_ir.predict.replay import Replay, expected, replay
 from chimera_ir.predict.setting import Setting
@@ -17,7 +18,7 @@ class Prediction:
     """An iteration, or an update of the steady state, in seconds and bytes; ``items`` is how many it trains on.
 
     The time is given twice: by equation 1, and by a replay of the program. Where the profile has noise, ``expected`` is
-    the mean of many updates that follow one another.
+    the mean of many updates that follow one another. ``warnings`` are those of the files that it is made of.
     """
 
     setting: Setting
@@ -26,6 +27,7 @@ class Prediction:
     expected: float | None
     memory: tuple[Memory, ...]
     items: int
+    warnings: tuple[str, ...]
 
     @property
     def throughput(self) -> float:
@@ -68,6 +70,7 @@ class Prediction:
             "memory_available": self.available,
             "copies": self.setting.copies,
             "micro_batch_size": self.setting.micro_batch_size,
+            "warnings": list(self.warnings),
         }
 
 
@@ -89,18 +92,24 @@ class Forecast:
         per_node = self.inputs.cluster.per_node
         return torchrun(self.copies * workers, per_node, script, self.micro_batch_size, self.replica_layout)
 
-    def of(self, program: Program) -> Prediction:
-        """What is predicted of a verified program.
+    def durations(self, header: Header) -> Measured:
+        """How long the operations below a header take.
 
         Raises
         ------
         Unfit
-            If the profile has no costs for it, or the cluster too few workers.
+            If the profile has no costs for them, or the cluster too few workers.
         """
-        header = program.header
+        return Measured.of(self._setting(header))
+
+    def _setting(self, header: Header) -> Setting:
         wanted = Wanted(header.stages, header.workers, self.copies, self.micro_batch_size)
         stages = self.inputs.choose(wanted)
-        setting = Setting(stages, self.inputs.cluster, self.copies, self.micro_batch_size, self.replica_layout)
+        return Setting(stages, self.inputs.cluster, self.copies, self.micro_batch_size, self.replica_layout)
+
+    def of(self, program: Program) -> Prediction:
+        """What is predicted of a verified program; raises what `durations` raises."""
+        header, setting = program.header, self._setting(program.header)
         items = header.whole_micro_batches * self.micro_batch_size * self.copies
         return Prediction(
             setting=setting,
@@ -109,4 +118,5 @@ class Forecast:
             expected=expected(program, setting) if setting.noisy else None,
             memory=memory(program, setting),
             items=items,
+            warnings=self.inputs.warnings,
         )

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import Instruction
+from chimera_ir.plural import counted
 from chimera_ir.predict.charges import Charges
 from chimera_ir.predict.events import Events, Role, events
 from chimera_ir.predict.setting import Setting
@@ -96,7 +97,8 @@ def expected(program: Program, setting: Setting) -> float:
 
 def _events(program: Program, setting: Setting) -> Events:
     if len(setting.stages) != program.header.stages:
-        raise ValueError(f"{len(setting.stages)} stages are given and the program has {program.header.stages}")
+        given = f"costs are given of {counted(len(setting.stages), 'stage')}"
+        raise ValueError(f"{given}, and the program has {program.header.stages}")
     return contended(events(program, Charges(program.header, setting)))
 
 

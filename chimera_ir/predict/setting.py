@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import assert_never
 
+from chimera_ir.ir.levels import Header
+from chimera_ir.ir.ops import Backward, Compute, Forward
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing
 
@@ -39,6 +42,18 @@ class Setting:
         items = self.micro_batch_size * share
         known = self.stages[stage].at.get(int(items)) if items.denominator == 1 else None
         return (self.timing(stage), share) if known is None else (known, Fraction(1))
+
+    def compute(self, stage: int, operation: Compute, header: Header) -> tuple[float, Fraction]:
+        """How long an operation takes on a stage: F_t or B_t in seconds, and the factor by which its size differs."""
+        timing, times = self.over(stage, len(operation.micros), header.parts)
+        match operation:
+            case Forward():
+                return timing.forward, times
+            case Backward(micros=micros):
+                again = header.recomputes(micros[0], operation.stage)
+                return timing.recomputing if again else timing.backward, times
+            case _:
+                assert_never(operation)
 
     def link(self, workers: int, source: int, target: int) -> Link:
         """What a message between two of so many workers of a copy travels over; the slowest of all copies."""

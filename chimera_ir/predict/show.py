@@ -8,14 +8,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chimera_ir.cost.numbers import decimal
+from chimera_ir.cost.numbers import decimal, seconds
+from chimera_ir.plural import counted
 from chimera_ir.predict.prediction import Prediction
+from chimera_ir.profile.warnings import WARNING, shown
 
 IN_FULL = 16
 """Up to how many workers or stages are listed one by one; of more, the least and the most are told."""
 
-_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-_SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+_SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 
 
 def show(prediction: Prediction) -> RenderableType:
@@ -25,18 +26,8 @@ def show(prediction: Prediction) -> RenderableType:
     table.add_column("predicted", style="bold", overflow="fold")
     for name, value in _rows(prediction):
         table.add_row(name, value)
-    return Group(_heading(prediction), table, _verdict(prediction))
-
-
-def seconds(value: float) -> str:
-    """A time with four digits.
-
-    Examples
-    --------
-    >>> seconds(1.9618), seconds(0.0004344), seconds(0.0)
-    ('1.962 s', '434.4 us', '0')
-    """
-    return _scaled(value, _TIMES)
+    warned = (Text.assemble((WARNING, "yellow"), warning) for warning in shown(prediction.warnings))
+    return Group(_heading(prediction), table, _verdict(prediction), *warned)
 
 
 def size(value: float) -> str:
@@ -47,19 +38,15 @@ def size(value: float) -> str:
     >>> size(9881943040)
     '9.203 GiB'
     """
-    return _scaled(value, (*_SIZES, (1, "B")))
-
-
-def _scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:
     if not value:
         return "0"
-    factor, unit = next((each for each in units if value >= each[0]), units[-1])
+    factor, unit = next((each for each in _SIZES if value >= each[0]), _SIZES[-1])
     return f"{value / factor:.4g} {unit}"
 
 
 def _heading(prediction: Prediction) -> Text:
     setting = prediction.setting
-    copies = "1 copy" if setting.copies == 1 else f"{setting.copies} copies"
+    copies = counted(setting.copies, "copy")
     return Text.assemble((setting.cluster.name, "bold"), f": {copies}, micro-batches of {setting.micro_batch_size}")
 
 
@@ -112,6 +99,6 @@ def _verdict(prediction: Prediction) -> Text:
     if not over:
         return Text("fits the memory of the cluster's workers")
     needed = max(each.total for each in prediction.memory)
-    workers = "worker needs" if len(over) == 1 else "workers need"
-    said = f"does not fit: {len(over)} {workers} up to {size(needed)}, and there are {size(prediction.available)}"
+    need = f"{counted(len(over), 'worker')} {'needs' if len(over) == 1 else 'need'}"
+    said = f"does not fit: {need} up to {size(needed)}, and there are {size(prediction.available)}"
     return Text(said, "bold red")

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 from chimera_ir.diagnostics.catalogue.profiles import ClusterTooSmall, NoDevice, NotThatDeep, NotThatSize
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.plural import counted
 from chimera_ir.profile.cluster import Cluster
 from chimera_ir.profile.costs import ModelProfile, StageCosts
 from chimera_ir.profile.places import Places
-from chimera_ir.profile.read import counted, read_cluster, read_profile
+from chimera_ir.profile.read import read_cluster, read_profile
+from chimera_ir.profile.warnings import warnings
 from chimera_ir.profile.work import WorkProfile
 from chimera_ir.source import Source, Span
 
@@ -73,6 +75,11 @@ class Inputs:
         if timed is None:
             raise Unfit(((self.cluster_source, (self._no_device(),)),))
         return timed
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the files warn of: measured figures that are too uncertain."""
+        return (*warnings(self.profile_source), *warnings(self.cluster_source))
 
     @property
     def counts(self) -> ModelProfile:
@@ -141,7 +148,7 @@ def _too_small(cluster: Cluster, wanted: Wanted, source: Source) -> Iterator[Dia
     needed = wanted.copies * wanted.workers
     if needed > cluster.workers:
         span: Span = Places(source.text).value(("cluster", "workers"))
-        copies = f"{wanted.copies} {'copy' if wanted.copies == 1 else 'copies'}"
+        copies = counted(wanted.copies, "copy")
         yield ClusterTooSmall(span, copies, counted(wanted.workers, "worker"), needed, cluster.workers)
 
 

@@ -1,10 +1,10 @@
 """A cluster: its workers, their memory, and what it costs to talk."""
 
-import shlex
 from dataclasses import dataclass
 from math import log2
 
 from chimera_ir.profile.work import Device
+from chimera_ir.visible import as_argument, command_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ def torchrun(ranks: int, per_node: int, script: str, micro_batch_size: int, repl
     words = ["torchrun"]
     if nodes > 1:
         words += [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:29500"]
-    words += [f"--nproc-per-node={ranks // nodes}", script, "--model", "MODEL.py"]
+    words += [f"--nproc-per-node={ranks // nodes}", as_argument(script), "--model", "MODEL.py"]
     words += ["--micro-batch-size", str(micro_batch_size)]
     words += ["--layout", "replica"] if replica_layout else []
-    return shlex.join(words)
+    return command_line(words)
 
 
 FREE = Link(0.0, 0.0)

@@ -11,6 +11,7 @@ from chimera_ir.diagnostics.catalogue.profiles import (
     StepOfWork,
     TimesAndWork,
 )
+from chimera_ir.plural import counted
 from chimera_ir.profile.cluster import Cluster, Link, Short
 from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
 from chimera_ir.profile.document import Document, Table, load
@@ -245,11 +246,6 @@ def _device(top: Table) -> Device | None:
     )
     table.close()
     return device
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 stage``, ``2 stages``."""
-    return f"{number} {noun if number == 1 else noun + 's'}"
 
 
 def _are(number: int) -> str:

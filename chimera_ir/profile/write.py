@@ -107,5 +107,5 @@ def _costs(link: Link) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    """A basic string of TOML; JSON's escapes are TOML's, but for one character."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    """A basic string of TOML; JSON's escapes are TOML's, but for one character. What is no text is a question mark."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f").encode(errors="replace").decode()

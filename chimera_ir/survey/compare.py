@@ -144,7 +144,8 @@ def _comparisons(row: Row, at: Size, report: Report) -> Iterator[Comparison]:
 
 def _why(figure: Figure, known: Sequence[Instead], at: Size, report: Report) -> Explained | Differs:
     """The first reason that speaks of this figure and size, and gets the compiled figure right."""
-    compiled = report.figures.makespan if figure is Figure.BUBBLE_RATIO else _amount(figure, report)
+    told = {Figure.BUBBLE_RATIO: report.figures.makespan}
+    compiled = told[figure] if figure in told else _amount(figure, report)
     for instead in known:
         if instead.figure is figure and value(instead.when, at) and instead.claim.at(at) == compiled:
             return Explained(instead)

@@ -7,7 +7,7 @@ from chimera_ir.diagnostics.catalogue import tokens
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.source import Span
-from chimera_ir.syntax.spelling import FOREIGN, KEYWORDS, NAME_HINTS, expected_words
+from chimera_ir.syntax.spelling import FOREIGN, KEYWORDS, NAME_HINTS, expected_words, foreign_word
 from chimera_ir.syntax.stop import (
     CLOSERS,
     OPENERS,
@@ -57,6 +57,7 @@ def syntactic(stop: Stop) -> Diagnostic:
         _clock,
         _definition,
         _variable,
+        _foreign,
         _choice,
         _message,
         _missing_value,
@@ -64,6 +65,7 @@ def syntactic(stop: Stop) -> Diagnostic:
         _header,
         _arguments,
         _side_by_side,
+        _second_value,
         _unknown_line,
         _end,
     ):
@@ -81,7 +83,7 @@ def _nothing_before(stop: Stop) -> Diagnostic:
 
 def _wrong_line(stop: Stop) -> Diagnostic | None:
     """A line that starts where it does not belong, behind a complete one."""
-    token, opened = stop.token, stop.open_brackets()
+    token, opened = stop.token, stop.open_brackets
     if token is None or "(" in opened or "[" in opened or stop.wants_value:
         return None
     if token == "scheme":
@@ -104,7 +106,7 @@ def _is_operation(stop: Stop) -> bool:
 
 
 def _brackets(stop: Stop) -> Diagnostic | None:
-    token, opened = stop.token, stop.open_brackets()
+    token, opened = stop.token, stop.open_brackets
     if token is not None and token in CLOSERS:
         if not opened:
             return say.StrayCloser(stop.span, str(token), CLOSERS[token])
@@ -203,9 +205,8 @@ def _choice(stop: Stop) -> Diagnostic | None:
     missing = next((word for word in ("then", "else") if word.upper() in stop.accepted), None)
     if missing is None or stop.wants_value:
         return None
-    start = stop.line_start()
-    opened = [token for token in stop.tokens[start : stop.position] if token == "if"]
-    return say.IncompleteChoice(span_of(opened[-1]), missing, stop.found)
+    opened = next(token for token in reversed(stop.tokens[: stop.position]) if token == "if")
+    return say.IncompleteChoice(span_of(opened), missing, stop.found)
 
 
 def _message(stop: Stop) -> Diagnostic | None:
@@ -256,34 +257,73 @@ def _header(stop: Stop) -> Diagnostic | None:
 
 def _arguments(stop: Stop) -> Diagnostic | None:
     """An operation with other brackets, or with one argument."""
-    at = stop.line_start()
-    letter = stop.tokens[at]
-    if letter not in ("F", "B", "I", "W") or "{" not in stop.tokens[:at]:
+    if "{" not in stop.open_brackets:
         return None
-    if at == stop.position - 1 and stop.accepted == {"LPAR"}:
+    at = stop.position - 1 if stop.accepted == {"LPAR"} else _opening(stop) - 1
+    letter = stop.tokens[at]
+    inside = not first_on_line(stop.tokens, at) and stop.tokens[at - 1] in _INFIX | _BEFORE_VALUE | {"(", ","}
+    if letter not in ("F", "B", "I", "W") or inside:
+        return None
+    if stop.accepted == {"LPAR"}:
         return say.WrongArguments(stop.span, str(letter), stop.found)
     if stop.token == ")" and "COMMA" in stop.accepted and "RPAR" not in stop.accepted:
         return say.WrongArguments(stop.span, str(letter), "one argument")
-    if stop.token == "," and stop.accepted >= {"RPAR"} and len(stop.open_brackets()) == 2:
+    if stop.token == "," and "RPAR" in stop.accepted:
         return say.WrongArguments(stop.span, str(letter), "a third argument")
     return None
 
 
+def _opening(stop: Stop) -> int:
+    """Where the innermost open bracket is."""
+    return next(i for i in range(stop.position - 1, -1, -1) if stop.tokens[i] is stop.open_brackets[-1])
+
+
+def _foreign(stop: Stop) -> Diagnostic | None:
+    """A word that stands between values in other languages."""
+    glued = _glued(stop)
+    places = [stop.position, stop.position - 1] if glued is None else [glued, glued - 1]
+    for at in places if stop.after_value or glued is not None else ():
+        word = str(stop.tokens[at]) if at < len(stop.tokens) and not first_on_line(stop.tokens, at) else ""
+        known = foreign_word(word)
+        if known is not None:
+            return tokens.ForeignSpelling(span_of(stop.tokens[at]), word, *known)
+    return None
+
+
+def _glued(stop: Stop) -> int | None:
+    """Where a name is that was taken for an operation's letter, though it follows a value."""
+    if stop.accepted == {"LPAR"}:
+        at = stop.position - 1
+    elif stop.open_brackets and stop.open_brackets[-1] == "(":
+        at = _opening(stop) - 1
+    else:
+        return None
+    name, earlier = stop.tokens[at], stop.tokens[at - 1]
+    operation = name.type != "NAME" or name in ("F", "B", "I", "W") or first_on_line(stop.tokens, at)
+    return None if operation or not (earlier.type in ("NAME", "INTEGER") or earlier == ")") else at
+
+
 def _side_by_side(stop: Stop) -> Diagnostic | None:
-    token = stop.token
-    if token is None:
+    token, glued = stop.token, _glued(stop)
+    if glued is not None:
+        earlier, name = stop.tokens[glued - 1], stop.tokens[glued]
+        return say.MissingOperator(span_of(name), _operand(earlier), str(name))
+    if token is None or stop.on_next_line or not stop.after_value:
         return None
-    glued = stop.accepted == {"LPAR"} and stop.before.type == "NAME"
-    if glued and not first_on_line(stop.tokens, stop.position - 1):
-        earlier = stop.tokens[stop.position - 2]
-        if earlier.type in ("NAME", "INTEGER"):
-            return say.MissingOperator(span_of(stop.before), str(earlier), str(stop.before))
-    if stop.on_next_line or not stop.after_value or (token.type not in ("NAME", "INTEGER") and token != "("):
+    if token.type not in ("NAME", "INTEGER") and token != "(":
         return None
-    if "COMMA" in stop.accepted and stop.open_brackets():
+    if "COMMA" in stop.accepted and stop.open_brackets:
         return say.MissingComma(stop.span, stop.found, str(stop.before), str(token))
-    right = "(..)" if token == "(" else str(token)
-    return say.MissingOperator(stop.span, str(stop.before) if stop.before != ")" else "(..)", right)
+    return say.MissingOperator(stop.span, _operand(stop.before), _operand(token))
+
+
+def _operand(token: Token) -> str:
+    return "(..)" if token in ("(", ")") else str(token)
+
+
+def _second_value(stop: Stop) -> Diagnostic | None:
+    """A comma behind a formula that stands alone."""
+    return say.SeveralValues(stop.span) if stop.token == "," and stop.after_value else None
 
 
 def _unknown_line(stop: Stop) -> Diagnostic | None:
@@ -293,7 +333,7 @@ def _unknown_line(stop: Stop) -> Diagnostic | None:
         return None
     if not first_on_line(stop.tokens, at) and at == stop.position:
         return None
-    inside = bool(stop.open_brackets())
+    inside = bool(stop.open_brackets)
     word = stop.tokens[at]
     lines = PIPE_LINES if inside else SCHEME_LINES
     guess = closest(word, lines)
@@ -316,7 +356,7 @@ def _stray_hint(text: str) -> str:
     if text[0] in "'`":
         return 'messages stand between double quotes: "like this"'
     if text == ":":
-        return "no colon is needed: a pipe's lines stand between `{` and `}`, a range is `a..b`"
+        return "no colon is needed: a pipe's lines stand between `{` and `}`, a range is `a..b`, a choice `if a then b`"
     if text == ".":
         return "a range is written with two dots: `0..D`"
     if text in "?!":

@@ -1,8 +1,10 @@
 """From text to tree, with every syntax mistake that can be told apart from the ones before it."""
 
 import re
+from bisect import bisect_right
 from functools import cache
 from itertools import islice
+from typing import NamedTuple
 
 from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedToken
@@ -73,16 +75,26 @@ def parse(source: Source) -> ast.Scheme:
     tokens = _tokens(source.text)
     _require_shallow_brackets(tokens)
     mistakes = [found for token in tokens if (found := lexical(token)) is not None]
-    remaining: list[Token] | None = tokens
-    for mistake in mistakes[:MAX_MISTAKES]:
-        remaining = _without_statement(remaining, mistake.span) if remaining else None
-    while remaining is not None and len(mistakes) < MAX_MISTAKES:
-        outcome = _parse(remaining, source.text)
-        if isinstance(outcome, Tree):
-            return _finish(outcome, mistakes)
+    rest = _Rest(_without_mistakes(tokens, mistakes), 0)
+    outcome = _parse(rest.tokens, 0, source.text)
+    while isinstance(outcome, Diagnostic):
         mistakes.append(outcome)
-        remaining = _without_statement(remaining, outcome.span)
-    raise Rejected(mistakes)
+        further = _without_statement(rest.tokens, outcome.span)
+        if further is None or len(mistakes) >= MAX_MISTAKES:
+            raise Rejected(mistakes)
+        rest = further
+        outcome = _parse(*rest, source.text)
+    whole = _parse(rest.tokens, 0, source.text) if rest.start else outcome
+    if isinstance(whole, Diagnostic):
+        raise Rejected([*mistakes, whole])
+    return _finish(whole, mistakes)
+
+
+class _Rest(NamedTuple):
+    """The tokens of all lines but those with a mistake, and where the first of these stood."""
+
+    tokens: list[Token]
+    start: int
 
 
 def _finish(tree: Tree[Token], mistakes: list[Diagnostic]) -> ast.Scheme:
@@ -101,7 +113,7 @@ def _tokens(text: str) -> list[Token]:
     return tokens
 
 
-_NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffd]")
+_NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffd]")
 
 
 def _require_text(text: str) -> None:
@@ -150,32 +162,74 @@ def _first_token(tree: Tree[Token]) -> Token:
     return first
 
 
-def _parse(tokens: list[Token], text: str) -> Tree[Token] | Diagnostic:
-    parser = _lark().parse_interactive()
-    for position, token in enumerate(tokens):
+def _parse(tokens: list[Token], start: int, text: str) -> Tree[Token] | Diagnostic:
+    """The first mistake from a line on, or else the tree: of all that the tokens say if ``start`` is 0."""
+    context = _context(tokens, start)
+    parser = _fed(context)
+    for position in range(start, len(tokens)):
         try:
-            parser.feed_token(token)
+            parser.feed_token(tokens[position])
         except UnexpectedToken:
-            return syntactic(Stop(text, tokens, position, _accepted(tokens[:position])))
+            accepted = _accepted([*context, *tokens[start:position]])
+            return syntactic(Stop(text, tokens, position, accepted))
     try:
         tree: Tree[Token] = parser.feed_eof(tokens[-1] if tokens else None)  # type: ignore[no-untyped-call]
     except UnexpectedToken:
-        return syntactic(Stop(text, tokens, len(tokens), _accepted(tokens)))
+        return syntactic(Stop(text, tokens, len(tokens), _accepted([*context, *tokens[start:]])))
     return tree
+
+
+def _context(tokens: list[Token], start: int) -> list[Token]:
+    """So much of what stands before a line that the parser knows whether the line is one of a pipe."""
+    if start < 2:
+        return tokens[:start]
+    header = [*tokens[:2], Token("LPAR", "("), Token("RPAR", ")")]
+    brace = next((i for i in range(start - 1, 0, -1) if tokens[i] in ("{", "}")), 0)
+    if tokens[brace] != "{":
+        return header
+    pipe = next(i for i in range(brace, 0, -1) if tokens[i] == "pipe")
+    return header + tokens[pipe : brace + 1]
+
+
+def _fed(tokens: list[Token]) -> InteractiveParser:
+    parser: InteractiveParser = _lark().parse_interactive()
+    for token in tokens:
+        parser.feed_token(token)
+    return parser
 
 
 def _accepted(tokens: list[Token]) -> frozenset[str]:
     """The names of the terminals that could follow; looked up afresh, as a parser that has failed has moved on."""
-    parser: InteractiveParser = _lark().parse_interactive()
-    for token in tokens:
-        parser.feed_token(token)
-    return frozenset(parser.accepts())  # type: ignore[no-untyped-call]
+    return frozenset(_fed(tokens).accepts())  # type: ignore[no-untyped-call]
 
 
-def _without_statement(tokens: list[Token], mistake: Span) -> list[Token] | None:
+def _without_mistakes(tokens: list[Token], mistakes: list[Diagnostic]) -> list[Token]:
+    """The tokens without the lines that have tokens which are mistakes.
+
+    Raises
+    ------
+    Rejected
+        With the mistakes, if nothing can be said about other lines.
+    """
+    for mistake in mistakes:
+        at = _last(tokens, mistake.span)
+        if span_of(tokens[at]) == mistake.span:  # or else it is gone, with an earlier one on its line
+            rest = _without_statement(tokens, mistake.span)
+            if rest is None or len(mistakes) >= MAX_MISTAKES:
+                raise Rejected(mistakes)
+            tokens = rest.tokens
+    return tokens
+
+
+def _last(tokens: list[Token], span: Span) -> int:
+    """The position of the last token that starts at or before a place; -1 if there is none."""
+    return bisect_right(tokens, span.start, key=lambda token: token.start_pos or 0) - 1
+
+
+def _without_statement(tokens: list[Token], mistake: Span) -> _Rest | None:
     """The tokens without the line that has the mistake; None if nothing can be said about the others then."""
-    at = max((i for i, token in enumerate(tokens) if (token.start_pos or 0) <= mistake.start), default=None)
-    if at is None:
+    at = _last(tokens, mistake)
+    if at < 0:
         return None
     start = at
     while start > 0 and not starts_statement(tokens, start):
@@ -187,4 +241,4 @@ def _without_statement(tokens: list[Token], mistake: Span) -> list[Token] | None
         stop += 1
     if "{" in tokens[start:stop]:
         return None
-    return tokens[:start] + tokens[stop:]
+    return _Rest(tokens[:start] + tokens[stop:], start)

@@ -7,6 +7,15 @@ from chimera_ir.syntax import ast
 # How tightly an expression binds, loosest first; an operand that binds less tightly than its place needs brackets.
 _CHOICE, _OR, _AND, _NOT, _COMPARISON, _SUM, _PRODUCT, _MINUS, _ATOM = range(9)
 
+_LEVELS = {
+    ast.Arithmetic.ADD: _SUM,
+    ast.Arithmetic.SUBTRACT: _SUM,
+    ast.Arithmetic.MULTIPLY: _PRODUCT,
+    ast.Arithmetic.DIVIDE: _PRODUCT,
+    ast.Arithmetic.REMAINDER: _PRODUCT,
+    ast.Logic.OR: _OR,
+    ast.Logic.AND: _AND,
+}
 _TIGHT = (ast.Arithmetic.MULTIPLY, ast.Arithmetic.DIVIDE)
 
 
@@ -129,7 +138,7 @@ def _parts(expression: ast.Expression) -> tuple[int, str]:
         case ast.Minus(operand):
             return _MINUS, f"-{_show(operand, _MINUS)}"
         case ast.Binary(operator, left, right):
-            level = _SUM if operator in (ast.Arithmetic.ADD, ast.Arithmetic.SUBTRACT) else _PRODUCT
+            level = _LEVELS[operator]
             sign = operator.value if operator in _TIGHT else f" {operator.value} "
             return level, f"{_show(left, level)}{sign}{_show(right, level + 1)}"
         case ast.Comparison(operands, comparators):
@@ -138,7 +147,7 @@ def _parts(expression: ast.Expression) -> tuple[int, str]:
         case ast.Not(operand):
             return _NOT, f"not {_show(operand, _NOT)}"
         case ast.Logical(operator, left, right):
-            level = _OR if operator is ast.Logic.OR else _AND
+            level = _LEVELS[operator]
             return level, f"{_show(left, level)} {operator.value} {_show(right, level + 1)}"
         case ast.Choice(condition, one, other):
             text = f"if {_show(condition, _OR)} then {_show(one, _OR)} else {_show(other, _CHOICE)}"

@@ -28,6 +28,21 @@ FOREIGN: dict[str, tuple[str, str]] = {
     "!": ("did you mean `not`?", "the opposite is written `not`"),
     "**": ("there are no powers", "write a power of a fixed exponent as a product: `n*n`"),
     "^": ("there are no powers", "write a power of a fixed exponent as a product: `n*n`"),
+    "===": ("did you mean `==`?", "equal is written `==`"),
+    "!==": ("did you mean `!=`?", "unequal is written `!=`"),
+    "=!": ("did you mean `!=`?", "unequal is written `!=`"),
+    "¬": ("did you mean `not`?", "the opposite is written `not`"),
+    "~": ("did you mean `not`?", "the opposite is written `not`"),
+    "∧": ("did you mean `and`?", "both is written `and`"),
+    "∨": ("did you mean `or`?", "at least one is written `or`"),
+    "<<": ("there are no shifts", "multiply by a power of two: `n * 8`"),
+    ">>": ("there are no shifts", "divide by a power of two: `n / 8` rounds down"),
+    "+=": ("nothing changes its value", "write the whole formula, or name a part of it with `let` or `fn`"),
+    "-=": ("nothing changes its value", "write the whole formula, or name a part of it with `let` or `fn`"),
+    "*=": ("nothing changes its value", "write the whole formula, or name a part of it with `let` or `fn`"),
+    "/=": ("did you mean `!=`?", "unequal is written `!=`; nothing changes its value"),
+    "%=": ("nothing changes its value", "write the whole formula, or name a part of it with `let` or `fn`"),
+    "++": ("nothing changes its value", "write `n + 1`; a plus alone stands before no value"),
     ":=": ("did you mean `=`?", "a value gets its name by `let name = value`"),
     "...": ("did you mean `..`?", "a range is written with two dots: `0..D`"),
     "..=": (
@@ -36,6 +51,46 @@ FOREIGN: dict[str, tuple[str, str]] = {
     ),
 }
 """What other languages write: what is meant by it, and how it is said here."""
+
+_REMAINDER = ("did you mean `%`?", "what a division leaves is written `%`")
+_QUOTIENT = ("did you mean `/`?", "a quotient, rounded down, is written `/`")
+_ELSE_IF = ("did you mean `else if`?", "a further case is another choice: `if a then 1 else if b then 2 else 3`")
+FOREIGN_WORDS: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(("mod", "modulo", "rem"), _REMAINDER),
+    **dict.fromkeys(("div", "idiv"), _QUOTIENT),
+    **dict.fromkeys(("elif", "elsif", "elseif"), _ELSE_IF),
+    **dict.fromkeys(("shl", "shr"), FOREIGN["<<"]),
+    "if": (
+        "did you mean `when`?",
+        "a guard is written `when condition`, a choice `if condition then value else value`",
+    ),
+    "where": ("did you mean `when`?", "a guard is written `when condition`"),
+    "xor": (
+        "did you mean `!=`?",
+        "of numbers: unequal is written `!=`; conditions are joined by `and`, `or` and `not`",
+    ),
+    "is": ("did you mean `==`?", "equal is written `==`"),
+    "eq": ("did you mean `==`?", "equal is written `==`"),
+    "ne": FOREIGN["<>"],
+    "le": FOREIGN["=<"],
+    "ge": ("did you mean `>=`?", "at least is written `>=`"),
+    "lt": ("did you mean `<`?", "less is written `<`"),
+    "gt": ("did you mean `>`?", "more is written `>`"),
+    "plus": ("did you mean `+`?", "a sum is written `+`"),
+    "minus": ("did you mean `-`?", "a difference is written `-`"),
+    "times": FOREIGN["×"],
+}
+"""The same of words, which are names here where they are not words of the language."""
+
+FOREIGN_NAMES = {
+    **dict.fromkeys(("mod", "modulo", "rem"), "a % b"),
+    **dict.fromkeys(("div", "idiv", "floor", "int", "trunc"), "a / b"),
+    "ceil": "(a + b - 1) / b",
+    "pow": "n*n",
+    "true": "0 == 0",
+    "false": "0 != 0",
+}
+"""Names that other languages know, and how to write here what they stand for."""
 
 NAME_HINTS = {
     "scheme": "as in `scheme mine(D = 4, N = 8)`",
@@ -68,6 +123,14 @@ _SYMBOLS = {
     "INTEGER": "a number",
 }
 _UNSAID = frozenset({"$END", "SEMICOLON", "ENDLESS"})
+
+
+def foreign_word(word: str) -> tuple[str, str] | None:
+    """What is meant by a word between values, and how it is said here; None for a mere name."""
+    meant = word.lower()
+    if meant in KEYWORDS and meant != word:
+        return f"did you mean `{meant}`?", "the words of the language are written in lower case"
+    return FOREIGN_WORDS.get(meant)
 
 
 def expected_words(accepted: frozenset[str]) -> str:

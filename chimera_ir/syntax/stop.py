@@ -1,6 +1,7 @@
 """Where the parser stopped, and what stands around that place."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from lark import Token
 
@@ -19,7 +20,7 @@ PIPE_LINES = frozenset({"stages", "micros", "reads", "recompute", "sync"})
 """The words that begin a line in a pipe, beside the operations."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stop:
     """Where the parser stopped: at ``tokens[position]``, or at the end; ``accepted`` could have stood there."""
 
@@ -72,6 +73,7 @@ class Stop:
         end = span_of(self.before).end
         return Span(end, end + 1)
 
+    @cached_property
     def open_brackets(self) -> list[Token]:
         """The brackets that are open here, the outermost first."""
         opened: list[Token] = []

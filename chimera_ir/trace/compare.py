@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Backward, Drop, Forward, Instruction, Stash, Step
+from chimera_ir.plural import counted
 from chimera_ir.trace.account import Account, account, inside, length, windows
-from chimera_ir.trace.forecast import Promised, Stuck, alike, play, played_updates
+from chimera_ir.trace.forecast import Promised, alike, play, played_updates
 from chimera_ir.trace.foretold import Foretold, foretell
 from chimera_ir.trace.match import lanes
 from chimera_ir.trace.read import About, BadTrace, Trace
@@ -107,14 +108,11 @@ def compare(trace: Trace, foretold: Foretold | None = None) -> Comparison:
         raise BadTrace("no update was recorded whole; trace a run of more updates (--steps)")
     chosen = choose([length(window) for window in whole], header.workers if header.asynchronous else 1)
     typical = chosen[len(chosen) // 2]
-    try:
-        if foretold is None:
-            cost = costs(header, about.rehearse, found, [whole[update] for update in chosen])
-            promised = forecast(trace, cost, barriered, typical)
-        else:
-            promised = foretell(trace.program, foretold.setting, barriered, typical)
-    except Stuck as error:
-        raise BadTrace("the program of the trace never ends: it is not what chimera-compile wrote") from error
+    if foretold is None:
+        cost = costs(header, about.rehearse, found, [whole[update] for update in chosen])
+        promised = forecast(trace, cost, barriered, typical)
+    else:
+        promised = foretell(trace.program, foretold.setting, barriered, typical)
     accounts: list[list[Account]] = [[] for _ in range(header.workers)]
     for rank, lane in zip(trace.ranks, found, strict=True):
         accounts[rank.worker] += [account(header, lane, whole[update][rank.rank], barriered) for update in chosen]
@@ -247,5 +245,10 @@ def _paired(promised: Promised, recorded: Sequence[Lane], typical: int, origins:
     for worker, (theirs, ours) in enumerate(zip(promised.lanes, recorded, strict=True)):
         expected = [span for span in theirs if span.update == promised.shown]
         done = [span for span in ours if span.update == typical and not isinstance(span.operation, Load)]
+        if len(done) != len(expected):
+            raise BadTrace(
+                f"worker {worker}, update {typical}: {counted(len(done), 'operation')} recorded, where the program has "
+                f"{len(expected)}; trace the run again"
+            )
         for p, m in zip(expected, done, strict=True):
             yield Paired(worker, _later(p, -origins[0]), _later(m, -origins[1]))

@@ -1,15 +1,15 @@
 """One update twice: what was predicted above what was measured, worker by worker, on one scale of time."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
 
-from chimera_ir.ir.ids import Micro
-from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Backward, Forward
+from chimera_ir.picture.legend import chunks_shown
+from chimera_ir.picture.looks import Looks
 from chimera_ir.picture.svg import written
-from chimera_ir.picture.words import INK, PAPER, STEP, colour, hue, ink, label, step, strand_numbers, strands
+from chimera_ir.picture.words import INK, PAPER, STEP, ink, label, step, strands
 from chimera_ir.trace.compare import Comparison, Side
 from chimera_ir.trace.spans import Kind, Span, Window, cause, kind, shown_micro, words
 
@@ -110,8 +110,8 @@ def sheet(comparison: Comparison) -> Sheet:
     pixel = WIDTH / span
     pitch = 2 * row + 14
     bottom = _TOP + workers * pitch - 11
-    *entries, bubble = _legend(header, bottom + 44)
-    numbers = strand_numbers(header)
+    looks = Looks(header)
+    *entries, bubble = _legend(looks, bottom + 44)
     sides = (("predicted", comparison.predicted), ("measured", comparison.measured))
     return Sheet(
         width=_LEFT + WIDTH + 40,
@@ -130,7 +130,7 @@ def sheet(comparison: Comparison) -> Sheet:
                 f"P{worker}",
                 _TOP + worker * pitch + row + 5,
                 tuple(
-                    _strip(header, numbers, name, side, worker, _TOP + worker * pitch + i * (row + 2), row, pixel)
+                    _strip(looks, name, side, worker, _TOP + worker * pitch + i * (row + 2), row, pixel)
                     for i, (name, side) in enumerate(sides)
                 ),
             )
@@ -157,11 +157,9 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3f}"
 
 
-def _strip(
-    header: Header, numbers: Mapping[Micro, int], name: str, side: Side, worker: int, y: int, row: int, pixel: float
-) -> Strip:
+def _strip(looks: Looks, name: str, side: Side, worker: int, y: int, row: int, pixel: float) -> Strip:
     window = side.windows[worker]
-    shapes = [_shape(header, numbers, each, window, row, pixel) for each in side.lanes[worker]]
+    shapes = [_shape(looks, each, window, row, pixel) for each in side.lanes[worker]]
     return Strip(
         name=name,
         y=y,
@@ -172,14 +170,15 @@ def _strip(
     )
 
 
-def _shape(header: Header, numbers: Mapping[Micro, int], span: Span, window: Window, row: int, pixel: float) -> Shape:
-    operation = span.operation
+def _shape(looks: Looks, span: Span, window: Window, row: int, pixel: float) -> Shape:
+    header, operation = looks.header, span.operation
     start, end = max(span.start, window.start), min(span.end, window.end)
     width = max(end - start, 0) * pixel
     text = ""
     if isinstance(operation, Forward | Backward):
-        fill = colour(operation, numbers[shown_micro(header, operation.micros[0])])
-        text = label(operation)
+        group = looks.group(replace(operation, micros=(shown_micro(header, operation.micros[0]),)))
+        fill = looks.fill(group)
+        text = label(operation) + looks.letter(group.chunk)
     else:
         fill = FILLS[kind(operation)][0]
     waited = cause(header, operation)
@@ -206,13 +205,15 @@ def _ticks(span: int, pixel: float, bottom: int) -> Iterator[Mark]:
         time += distance
 
 
-def _legend(header: Header, y: int) -> Iterator[Mark]:
-    """Forwards and backwards of each strand, what computes nothing, and what nothing is said of."""
+def _legend(looks: Looks, y: int) -> Iterator[Mark]:
+    """Forwards and backwards of each strand and chunk, what computes nothing, and what nothing is said of."""
     told = [
-        (fill, f"{what}, {strand.name}")
-        for number, strand in enumerate(strands(header))
+        (fill, " ".join((what, looks.letter(chunk))).rstrip() + f", {strand.name}")
+        for number, strand in enumerate(strands(looks.header))
         if strand.micros
-        for fill, what in ((hue(number).light, "forward"), (hue(number).dark, "backward"))
+        for chunk in chunks_shown(looks)
+        for hue in [looks.hues[number, chunk]]
+        for fill, what in ((hue.light, "forward"), (hue.dark, "backward"))
     ]
     x = _LEFT
     for fill, text in chain(told, (each for each in FILLS.values() if each[1]), [("", "idle, or between operations")]):

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Instruction
 from chimera_ir.ir.turns import longer, updates_a_turn
@@ -13,9 +12,8 @@ from chimera_ir.profile.choose import Inputs, Wanted
 from chimera_ir.trace.account import windows
 from chimera_ir.trace.forecast import Promised, alike, played_updates
 from chimera_ir.trace.match import instructions
-from chimera_ir.trace.read import BadTrace, Trace
+from chimera_ir.trace.read import Trace
 from chimera_ir.trace.spans import Lane, Span, Window
-from chimera_ir.verify.verify import verify_program
 
 LONGER = (1, 2, 4, 8, 16)
 """How many times as many updates are replayed as otherwise, while what the beginning lacks has not faded."""
@@ -43,8 +41,6 @@ def foretold(trace: Trace, inputs: Inputs) -> Foretold:
     ------
     Unfit
         If the profile has no costs for it, or the cluster too few workers.
-    BadTrace
-        If the program breaks a rule, so that it cannot be replayed.
     """
     header, about = trace.program.header, trace.about
     wanted = Wanted(header.stages, header.workers, about.copies, about.micro_batch_size)
@@ -52,10 +48,6 @@ def foretold(trace: Trace, inputs: Inputs) -> Foretold:
         stages = inputs.choose(wanted)
     else:
         stages = tuple(each.slept(wanted.micro_batch_size, *about.rehearse) for each in inputs.choose_sizes(wanted))
-    try:
-        verify_program(trace.program)
-    except Rejected as error:
-        raise BadTrace("the program of the trace breaks a rule: it is not what chimera-compile wrote") from error
     setting = Setting(stages, inputs.cluster, about.copies, about.micro_batch_size, about.layout == "replica")
     return Foretold(inputs.counts.name, inputs.cluster.name, setting)
 

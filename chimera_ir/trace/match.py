@@ -1,5 +1,6 @@
 """What the ranks recorded, line by line against the program: each operation is the one that the lane has there."""
 
+import re
 from collections.abc import Iterator
 
 from chimera_ir.ir.levels import Program
@@ -24,7 +25,7 @@ def instructions(program: Program, worker: int, updates: int) -> Iterator[tuple[
     """What a worker does in so many updates, with the update that each instruction serves."""
     header, lane = program.header, program.lanes[worker]
     if not header.asynchronous:
-        for update in range(updates):
+        for update in range(updates if lane else 0):
             yield from ((update, each) for each in lane)
         return
     turn = body(header, lane)
@@ -40,25 +41,25 @@ def _lane(trace: Trace, rank: Rank) -> Iterator[Span]:
     operations = iter(rank.operations)
     ahead = next(operations, None)
     for update, instruction in instructions(trace.program, rank.worker, trace.about.updates):
-        while ahead is not None and ahead.text.startswith("load "):
-            yield Span(Load(ahead.text), ahead.update, ahead.start, ahead.end)
+        while ahead is not None and _loads(ahead):
+            yield Span(Load(ahead.text), update, ahead.start, ahead.end)
             ahead = next(operations, None)
         if ahead is None:
             _must_have_ended_early(rank, instruction)
             return
         first, *others = recorded(instruction)
-        if ahead.text != first:
+        if (ahead.update, ahead.text) != (update, first):
             raise BadTrace(
-                f"rank {rank.rank}, update {update}: recorded '{ahead.text}', where the program has "
-                f"'{words(instruction)}'; the trace and {trace.about.scheme} do not belong together"
+                f"rank {rank.rank}, update {update}: recorded '{ahead.text}' of update {ahead.update}, where the "
+                f"program has '{words(instruction)}'; the trace and {trace.about.scheme} do not belong together"
             )
         start, end = ahead.start, ahead.end
         ahead = next(operations, None)
         for other in others:
-            while ahead is not None and ahead.text.startswith("load "):
+            while ahead is not None and _loads(ahead):
                 loads.append(ahead)
                 ahead = next(operations, None)
-            if ahead is None or ahead.text != other:
+            if ahead is None or (ahead.update, ahead.text) != (update, other):
                 break
             end = ahead.end
             ahead = next(operations, None)
@@ -67,6 +68,13 @@ def _lane(trace: Trace, rank: Rank) -> Iterator[Span]:
         loads = []
     if ahead is not None:
         raise BadTrace(f"rank {rank.rank}: recorded '{ahead.text}' after the last operation of the program")
+
+
+def _loads(operation: Recorded) -> bool:
+    return _LOAD.fullmatch(operation.text) is not None
+
+
+_LOAD = re.compile(r"load (?:input|target) m[0-9]{1,18}")
 
 
 def _must_have_ended_early(rank: Rank, instruction: Instruction) -> None:

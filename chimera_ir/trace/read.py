@@ -2,20 +2,30 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.text.parser import parse
+from chimera_ir.plural import counted
 from chimera_ir.source import Source, contents
+from chimera_ir.verify.verify import verify_program
 
 FORMAT = "chimera trace"
 VERSION = 1
 PROGRAM = "schedule.sir"
+
+LONGEST = 2**63 - 1
+"""The largest number: nanoseconds of a clock, which are 292 years."""
+
+_NAMED = 8
+"""Of how many ranks at most it is told that their files are missing."""
 
 
 class BadTrace(Exception):
@@ -93,14 +103,12 @@ def read(directory: Path) -> Trace:
         raise BadTrace(f"{directory / PROGRAM}: is not the program that was traced; trace the run again")
     program = _program(directory / PROGRAM, text)
     ranks = [rank for _, rank in found]
-    expected = about.copies * program.header.workers
     for path, rank in zip(paths, ranks, strict=True):
         _belongs(path, rank, about, program.header.workers)
-    missing = sorted(set(range(expected)) - {rank.rank for rank in ranks})
-    if missing:
+    _require_all(directory, ranks, about.copies * program.header.workers)
+    if about.updates > max(1, *(len(rank.operations) for rank in ranks)) and all(rank.ended is None for rank in ranks):
         raise BadTrace(
-            f"{directory}: the file{'s' if len(missing) > 1 else ''} of {_listed(missing)} of {expected} ranks "
-            f"{'are' if len(missing) > 1 else 'is'} missing{_parts(directory, missing)}"
+            f"{directory}: is of {counted(about.updates, 'update')}, and no rank recorded as many; trace the run again"
         )
     return Trace(about, program, _on_one_clock(ranks))
 
@@ -142,19 +150,27 @@ def _parts(directory: Path, missing: list[int]) -> str:
     return "; ranks on other machines have written theirs there: copy all into one directory" if missing else ""
 
 
-def _listed(numbers: list[int]) -> str:
-    shown = ", ".join(map(str, numbers[:8]))
-    return f"rank{'s' if len(numbers) > 1 else ''} {shown}{' ..' if len(numbers) > 8 else ''}"
+def _require_all(directory: Path, ranks: Sequence[Rank], expected: int) -> None:
+    """Makes sure that every rank has a file; there may be far more ranks than files, and then not all are named."""
+    there = {rank.rank for rank in ranks}
+    missing = list(islice((rank for rank in range(expected) if rank not in there), _NAMED + 1))
+    if missing:
+        several = "s" if len(missing) > 1 else ""
+        named = ", ".join(map(str, missing[:_NAMED])) + (" .." if len(missing) > _NAMED else "")
+        raise BadTrace(
+            f"{directory}: the file{several} of rank{several} {named} of {counted(expected, 'rank')} "
+            f"{'are' if several else 'is'} missing{_parts(directory, missing)}"
+        )
 
 
 def _program(path: Path, text: str) -> Program:
     try:
         level = parse(Source(str(path), text))
+        if not isinstance(level, Program):
+            raise BadTrace(f"{path}: is not at the level of programs")
+        return verify_program(level).program
     except Rejected as error:
-        raise BadTrace(f"{path}: is not a program that can be read ({error})") from error
-    if not isinstance(level, Program):
-        raise BadTrace(f"{path}: is not at the level of programs")
-    return level
+        raise BadTrace(f"{path}: is not a program that chimera-compile wrote ({error})") from error
 
 
 def _rank(path: Path) -> tuple[About, Rank]:
@@ -164,7 +180,9 @@ def _rank(path: Path) -> tuple[About, Rank]:
     if first.get("format") != FORMAT:
         raise BadTrace(f"{path}: does not begin like a trace of train.py --trace")
     if first.get("version") != VERSION:
-        raise BadTrace(f"{path}: is of version {first.get('version')!r} of the format; this command reads {VERSION}")
+        raise BadTrace(
+            f"{path}: is of version {_brief(first.get('version'))} of the format; this command reads {VERSION}"
+        )
     operations: list[Recorded] = []
     try:
         for line in lines:
@@ -173,24 +191,32 @@ def _rank(path: Path) -> tuple[About, Rank]:
             if "ended" in line:
                 last = line
             else:
-                operations += [_operation(each) for each in line["operations"]]
+                operations += map(_operation, _list(line["operations"]))
         if not last:
             raise BadTrace(f"{path}: is cut off: its last line is missing; copy it again, or trace the run again")
-        about, ended = _about(first), last["ended"]
-        clock = tuple(_offset(each["clock"]) for each in (first, last) if each["clock"] is not None)
         rank = Rank(
-            _whole(first["rank"]), _whole(first["worker"]), _whole(first["copy"]), clock, tuple(operations), ended
+            rank=_whole(first["rank"]),
+            worker=_whole(first["worker"]),
+            copy=_whole(first["copy"]),
+            clock=_clock([_offset(line["clock"]) for line in (first, last) if line["clock"] is not None]),
+            operations=tuple(operations),
+            ended=None if last["ended"] is None else _word(last["ended"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadTrace(f"{path}: lacks or garbles what a trace has ({type(error).__name__}: {error})") from error
-    return about, rank
+        if any(later.start < earlier.end for earlier, later in pairwise(operations)):
+            raise ValueError("an operation begins before the one ahead of it ends")
+        return _about(first), rank
+    except KeyError as error:
+        raise BadTrace(f"{path}: lacks {error}, which a trace has; copy it again, or trace the run again") from error
+    except ValueError as error:
+        raise BadTrace(f"{path}: garbles what a trace has: {error}; copy it again, or trace the run again") from error
 
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    for number, line in enumerate(_text(path).splitlines(), 1):
+    lines = _text(path).split("\n")
+    for number, line in enumerate(lines if lines[-1] else lines[:-1], 1):
         try:
             content = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadTrace(f"{path}:{number}: is cut off or damaged; copy it again, or trace the run again") from error
         if not isinstance(content, dict):
             raise BadTrace(f"{path}:{number}: is not a line of a trace")
@@ -200,32 +226,71 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
 def _about(line: Mapping[str, Any]) -> About:
     rehearse = line["rehearse"]
     return About(
-        scheme=str(line["scheme"]),
-        program=str(line["program"]),
-        copies=_whole(line["copies"]),
-        layout=str(line["layout"]),
-        backend=str(line["backend"]),
-        updates=_whole(line["updates"]),
-        micro_batch_size=_whole(line["micro_batch_size"]),
-        rehearse=None if rehearse is None else (float(rehearse["F"]), float(rehearse["B"])),
+        scheme=_word(line["scheme"]),
+        program=_word(line["program"]),
+        copies=_whole(line["copies"], 1),
+        layout=_word(line["layout"], ("pipeline", "replica")),
+        backend=_word(line["backend"]),
+        updates=_whole(line["updates"], 1),
+        micro_batch_size=_whole(line["micro_batch_size"], 1),
+        rehearse=None if rehearse is None else (_seconds(_table(rehearse)["F"]), _seconds(rehearse["B"])),
     )
 
 
-def _operation(line: Any) -> Recorded:
-    update, text, start, end = line
-    if not isinstance(text, str) or _whole(end) < _whole(start):
-        raise ValueError(f"{line!r} is not an operation")
-    return Recorded(_whole(update), text, start, end)
+def _operation(value: Any) -> Recorded:
+    match value:
+        case [update, str(text), start, end] if _whole(start, -LONGEST) <= _whole(end, -LONGEST):
+            return Recorded(_whole(update), text, start, end)
+        case _:
+            raise ValueError(f"{_brief(value)} is not an operation")
 
 
-def _offset(line: Mapping[str, Any]) -> Offset:
-    return Offset(_whole(line["at"]), _whole(line["offset"]), _whole(line["uncertainty"]))
+def _offset(value: Any) -> Offset:
+    line = _table(value)
+    return Offset(_whole(line["at"], -LONGEST), _whole(line["offset"], -LONGEST), _whole(line["uncertainty"]))
 
 
-def _whole(value: Any) -> int:
-    if type(value) is not int:
-        raise ValueError(f"{value!r} is not a whole number")
+def _clock(offsets: list[Offset]) -> tuple[Offset, ...]:
+    """The measurements of a rank's offset, between which the clock of rank 0 goes on, as the rank's does."""
+    first, last = (offsets[0], offsets[-1]) if offsets else (Offset(0, 0, 0),) * 2
+    if last.at < first.at or last.at + last.offset < first.at + first.offset:
+        raise ValueError("a clock goes backwards")
+    return tuple(offsets)
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{_brief(value)} is not an object")
     return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{_brief(value)} is not a list")
+    return value
+
+
+def _whole(value: Any, least: int = 0) -> int:
+    if type(value) is not int or not least <= value <= LONGEST:
+        raise ValueError(f"{_brief(value)} is not a whole number from {least} to {LONGEST}")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 < value <= LONGEST / 1e9:
+        raise ValueError(f"{_brief(value)} is not a number of seconds")
+    return float(value)
+
+
+def _word(value: Any, known: Sequence[str] = ()) -> str:
+    if not isinstance(value, str) or (known and value not in known):
+        raise ValueError(f"{_brief(value)} is not {' or '.join(known) or 'a text'}")
+    return value
+
+
+def _brief(value: object) -> str:
+    """A value of a file as it is shown in a message, however long it is."""
+    return reprlib.repr(value)
 
 
 def _on_one_clock(ranks: list[Rank]) -> tuple[Rank, ...]:

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from chimera_ir.plural import counted
 from chimera_ir.trace.compare import Comparison, Row
 from chimera_ir.trace.drawing import milliseconds, summary
 from chimera_ir.trace.spans import Kind, words
@@ -110,12 +111,12 @@ def text(comparison: Comparison) -> RenderableType:
 def basis(comparison: Comparison) -> str:
     """What the figures are of."""
     about, count = comparison.about, len(comparison.chosen)
-    copies = f", {about.copies} copies" if about.copies > 1 else ""
+    copies = f", {counted(about.copies, 'copy')}" if about.copies > 1 else ""
     slept = "; compute was a sleep (--rehearse)" if about.rehearse else ""
     early = f"; the run ended early: {comparison.ended}" if comparison.ended else ""
     return (
-        f"in milliseconds; the mean of {count} of {comparison.updates} updates, those in the middle by length"
-        f"{copies}; {about.backend}{slept}{early}"
+        f"in milliseconds; the mean of {count} of {counted(comparison.updates, 'update')}, "
+        f"those in the middle by length{copies}; {about.backend}{slept}{early}"
     )
 
 

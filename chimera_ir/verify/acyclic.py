@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import assert_never
 
 from chimera_ir.diagnostics.catalogue.schedule import Cycle, Link
 from chimera_ir.diagnostics.model import Diagnostic
@@ -81,19 +82,22 @@ class _Story:
 
     def _reason(self, before: int, after: int) -> str:
         one, two = self._dag.operations[before], self._dag.operations[after]
-        if self._follows(before, after):
-            return f"worker {self._dag.worker_of(before)} runs it first"
-        if self._dag.kind(before, after) is Edge.SYNC:
-            reads = self._reads(before, after)
-            reason = (
-                "it reads weights that those gradients change" if reads else "those gradients are summed before its own"
-            )
-        elif isinstance(one, Backward):
-            reason = "it needs those gradients"
-        elif isinstance(two, Forward):
-            reason = "it needs those activations"
-        else:
-            reason = "a backward needs what its forward kept"
+        kind = self._dag.kind(before, after)
+        match kind:
+            case Edge.LANE:
+                return f"worker {self._dag.worker_of(before)} runs it first"
+            case Edge.SYNC if self._reads(before, after):
+                reason = "it reads weights that those gradients change"
+            case Edge.SYNC:
+                reason = "those gradients are summed before its own"
+            case Edge.DATA if isinstance(one, Backward):
+                reason = "it needs those gradients"
+            case Edge.DATA if isinstance(two, Forward):
+                reason = "it needs those activations"
+            case Edge.DATA:
+                reason = "a backward needs what its forward kept"
+            case _:
+                assert_never(kind)
         return f"{reason}, but the clock falls" if self._falls(before, after) else reason
 
     def _reads(self, before: int, after: int) -> bool:

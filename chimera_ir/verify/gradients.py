@@ -2,7 +2,7 @@
 last backward that contributes and before the step; and all workers launch their sums in orders that agree.
 
 An asynchronous program has many updates. On every worker they follow one another: the gradients of the next one add up
-where those of this one are until its step has used them.
+where those of this one are until its step has used them, and its sum uses that memory even where a worker adds nothing.
 """
 
 from collections.abc import Iterator
@@ -21,6 +21,7 @@ from chimera_ir.ir.ids import Stage, Version, Worker
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import NOWHERE, AllReduce, Backward, Instruction, Step, WaitAllReduce
 from chimera_ir.ir.text.printer import line
+from chimera_ir.plural import counted
 from chimera_ir.source import Span
 from chimera_ir.verify.index import Synchronisation, sum_key, update_of
 from chimera_ir.verify.words import summed, workers
@@ -94,7 +95,7 @@ class _Lane:
             reason = "" if each.version is None else "a synchronous program has one update and no versions"
         else:
             known = each.version is not None and 1 <= each.version <= last
-            reason = "" if known else f"the {last} updates make the versions 1 to {last}"
+            reason = "" if known else f"{counted(last, 'update')} make the versions 1 to {last}"
         return NoSuchUpdate(each.origin, self._worker, line(each), reason) if reason else None
 
     def _places(self, stage: Stage, update: int) -> list[int | None]:
@@ -118,9 +119,12 @@ class _Lane:
                 yield MissingLine(origin, self._worker, line(kind(stage, version=version)), reason, spot)
 
     def _misplaced(self, stage: Stage, update: int) -> Iterator[Diagnostic]:
-        """Of the last backward, launch, wait, step, and the next update's backwards and step those out of order."""
+        """Those out of order of the last backward, launch, wait, step, and the next update's backwards, launch, step.
+
+        The next launch follows this step where backwards stand between them; only without any is it looked at itself.
+        """
         launch, wait, step = self._places(stage, update)
-        *_, following = self._places(stage, update + 1)
+        next_launch, _, next_step = self._places(stage, update + 1)
         _, last = self._backwards.get((stage, update), (None, None))
         first, _ = self._backwards.get((stage, update + 1), (None, None))
         early = (
@@ -128,7 +132,8 @@ class _Lane:
             (wait, launch, "waits for what is not launched yet"),
             (step, wait, "the sum of the gradients may not be there yet"),
             (first, step, "its gradients would mix with those of the update before"),
-            (following, step, "versions are made one after the other"),
+            (None if first is not None else next_launch, step, "it sums in the memory that holds the sum before it"),
+            (next_step, step, "versions are made one after the other"),
         )
         for one, two, reason in early:
             if one is not None and two is not None and one < two:

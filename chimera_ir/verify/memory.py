@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
+from typing import assert_never
 
 from chimera_ir.diagnostics.catalogue.program import BoundExceeded
 from chimera_ir.diagnostics.model import Diagnostic
@@ -38,17 +39,27 @@ def memory(schedule: Schedule) -> Iterator[Diagnostic]:
     """
     held = tuple(len(stages) for stages in schedule.header.stages_of)
     for bound in schedule.header.bounds:
-        if bound.quantity is Quantity.ACTIVATIONS:
-            yield from _activations(schedule, bound)
-        elif not schedule.header.asynchronous:
-            yield from _weights(schedule, bound, held, "place the pipes so that they share fewer workers")
+        match bound.quantity:
+            case Quantity.ACTIVATIONS:
+                yield from _activations(schedule, bound)
+            case Quantity.WEIGHTS:
+                if not schedule.header.asynchronous:
+                    yield from _weights(schedule, bound, held, "place the pipes so that they share fewer workers")
+            case _:
+                assert_never(bound.quantity)
 
 
 def memory_of_versions(program: Program) -> Iterator[Diagnostic]:
     """The declared bound on weights that an asynchronous program does not hold."""
     for bound in program.header.bounds:
-        if bound.quantity is Quantity.WEIGHTS and program.header.asynchronous:
-            yield from _weights(program, bound, copies(program), "let fewer versions be read side by side")
+        match bound.quantity:
+            case Quantity.ACTIVATIONS:
+                continue
+            case Quantity.WEIGHTS:
+                if program.header.asynchronous:
+                    yield from _weights(program, bound, copies(program), "let fewer versions be read side by side")
+            case _:
+                assert_never(bound.quantity)
 
 
 def _peak(header: Header, lane: tuple[Compute, ...]) -> Peak:

@@ -20,7 +20,7 @@ from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Program, Schedule
 from chimera_ir.ir.ops import NOWHERE, Instruction
 from chimera_ir.ir.text.printer import line
-from chimera_ir.ir.turns import Body, body, extent, turns, unroll, updates_a_turn
+from chimera_ir.ir.turns import Body, body, by_turn, unroll
 from chimera_ir.verify.transport import replay
 
 
@@ -74,9 +74,4 @@ def state_repeats(program: Program) -> Iterator[Diagnostic]:
 
 def _start(header: Header, turn: Body) -> int:
     """How many instructions of a lane come before its body."""
-    each_turn = updates_a_turn(header)
-    firsts = [
-        (first, each_turn if of_updates else header.period) for first, _, of_updates in map(extent, turn.instructions)
-    ]
-    before = takewhile(lambda number: number < turn.turn, turns(header, turn, header.updates))
-    return sum(first + (number - turn.turn) * step >= 0 for number in before for first, step in firsts)
+    return sum(1 for _ in takewhile(lambda each: each[0] < turn.turn, by_turn(header, turn, header.updates)))

@@ -1,13 +1,13 @@
 """Verification: the rules, level by level, and the type that says that all of them hold."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import InitVar, dataclass
 from fractions import Fraction
 from functools import cached_property
 
-from chimera_ir.diagnostics.catalogue.program import MoreErrors
-from chimera_ir.diagnostics.catalogue.schedule import LaneCount
-from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.diagnostics.catalogue.program import BoundExceeded
+from chimera_ir.diagnostics.catalogue.schedule import LaneCount, NotLowered
+from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import NOWHERE, Compute
@@ -18,6 +18,7 @@ from chimera_ir.verify.complete import complete
 from chimera_ir.verify.conflict_free import conflict_free
 from chimera_ir.verify.copies import copies, surplus
 from chimera_ir.verify.erase import schedule_of
+from chimera_ir.verify.findings import Findings, Rule, apply, check
 from chimera_ir.verify.gradients import gradients
 from chimera_ir.verify.groups import groups
 from chimera_ir.verify.holdings import Holdings, holdings
@@ -28,9 +29,6 @@ from chimera_ir.verify.placed import placed
 from chimera_ir.verify.repeats import repeats, state_repeats
 from chimera_ir.verify.slots import slots
 from chimera_ir.verify.versions import versions
-
-_MOST = 20
-"""How many errors of one rule are reported one by one."""
 
 _SEAL = object()
 
@@ -45,6 +43,8 @@ class Verified:
         What was verified.
     schedule
         Its compute operations.
+    rules
+        Those that were applied to it in full, its schedule and, if it has clocks, its plan.
     certificates
         For each transport a global order in which the program finishes.
     live
@@ -55,6 +55,7 @@ class Verified:
 
     program: Program
     schedule: Schedule
+    rules: frozenset[Rule]
     certificates: tuple[Certificate, ...]
     live: tuple[Fraction, ...]
     weights: tuple[int, ...]
@@ -70,36 +71,57 @@ class Verified:
         return tuple(holdings(self.program))
 
 
-def verify_plan(plan: Plan) -> tuple[Diagnostic, ...]:
-    """What the clocks alone tell: the rules "conflict-free" and "clocks", the latter as warnings."""
-    return (*_some("conflict-free", conflict_free(plan)), *_some("clocks", clocks(plan)))
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A schedule, and what the rules on it and on its clocks say; without errors, it can be lowered."""
+
+    schedule: Schedule
+    findings: Findings
 
 
-def verify_schedule(schedule: Schedule, plan: Plan | None) -> tuple[Diagnostic, ...]:
-    """Rules "placed", "complete", "acyclic", "repeats" and, but for versions of weights, "memory".
+def verify_schedule(schedule: Schedule, plan: Plan | None) -> Checked:
+    """Rules "conflict-free", "complete", "placed", "acyclic"; of "memory" and "repeats" what needs no program.
 
-    Without errors the schedule can be lowered.
+    Clocks that do not increase are warnings.
 
     Parameters
     ----------
     schedule
         Any.
     plan
-        Where it comes from; none for a schedule that was written as such.
+        Where it comes from; none for a schedule that was written as such. There the place in the lane is the clock, so
+        no two operations of a worker share one.
     """
-    errors = _one_by_one(schedule, plan)
-    return errors or (_some("repeats", repeats(schedule)) if schedule.header.asynchronous else ())
+    findings = _clocks(plan) + _one_by_one(schedule, plan)
+    if schedule.header.asynchronous and not findings.errors:
+        findings += check("repeats", repeats(schedule))
+    return Checked(schedule, findings)
 
 
-def _one_by_one(schedule: Schedule, plan: Plan | None) -> tuple[Diagnostic, ...]:
+def _clocks(plan: Plan | None) -> Findings:
+    if plan is None:
+        return Findings(frozenset({Rule.CONFLICT_FREE}))
+    return apply(Rule.CONFLICT_FREE, conflict_free(plan)) + check("clocks", clocks(plan))
+
+
+def _one_by_one(schedule: Schedule, plan: Plan | None) -> Findings:
     """The rules on a schedule as it stands, whether it repeats or not."""
     if len(schedule.lanes) != schedule.header.workers:
-        return (LaneCount(NOWHERE, len(schedule.lanes), schedule.header.workers),)
-    errors = _operations(schedule.header, _by_worker(schedule))
-    return errors or (*_some("acyclic", acyclic(schedule, plan)), *_some("memory", memory(schedule)))
+        return Findings(diagnostics=(LaneCount(NOWHERE, len(schedule.lanes), schedule.header.workers),))
+    findings = _operations(schedule.header, tuple(_by_worker(schedule)))
+    if findings.errors:
+        return findings
+    return findings + apply(Rule.ACYCLIC, acyclic(schedule, plan)) + check("memory", memory(schedule))
 
 
-def verify_program(program: Program, checked: Schedule | None = None) -> Verified:
+def _operations(header: Header, operations: Sequence[tuple[Worker, Compute]]) -> Findings:
+    findings = apply(Rule.PLACED, placed(header, operations))
+    if findings.errors:
+        return findings
+    return findings + apply(Rule.COMPLETE, complete(header, operations), groups(header, operations))
+
+
+def verify_program(program: Program, checked: Checked | None = None) -> Verified:
     """All rules, on whatever program.
 
     Parameters
@@ -107,8 +129,7 @@ def verify_program(program: Program, checked: Schedule | None = None) -> Verifie
     program
         Any.
     checked
-        A schedule without errors by `verify_schedule`; if the program has the same operations, they are not looked at
-        again.
+        What `verify_schedule` says of a schedule; if the program has the same operations, they are not looked at again.
 
     Raises
     ------
@@ -117,22 +138,26 @@ def verify_program(program: Program, checked: Schedule | None = None) -> Verifie
         alone.
     """
     schedule = schedule_of(program)
-    if schedule != checked:
-        _refuse(_one_by_one(schedule, None))
+    if checked is None or schedule != checked.schedule:
+        checked = Checked(schedule, _clocks(None) + _one_by_one(schedule, None))
+    raise_errors(checked.findings.diagnostics)
     in_lanes = cells(program)
-    found = places(program, in_lanes)
-    talk = _some("messages", messages(program, in_lanes, found))
-    errors = (*talk, *_updates(program))
-    _refuse(errors if talk else (*errors, *_some("messages", slots(program, in_lanes, found))))
-    _refuse(_some("memory", memory_of_versions(program)))
+    where = places(program, in_lanes)
+    talk = check("channels", messages(program, in_lanes, where), slots(program, in_lanes, where))
+    findings = checked.findings + talk + _updates(program)
+    raise_errors(findings.diagnostics)
+    findings += apply(Rule.MEMORY, memory_of_versions(program))
+    raise_errors(findings.diagnostics)
     certificates = channels(program)
-    _refuse(each for each in certificates if isinstance(each, Diagnostic))
+    findings += apply(Rule.CHANNELS, (each for each in certificates if isinstance(each, Diagnostic)))
+    raise_errors(findings.diagnostics)
     if program.header.asynchronous:
-        _refuse(_some("repeats", repeats(program)))
-        _refuse(_some("repeats", state_repeats(program)))
+        findings += apply(Rule.REPEATS, repeats(program), state_repeats(program))
+        raise_errors(findings.diagnostics)
     return Verified(
         program=program,
         schedule=schedule,
+        rules=findings.rules,
         certificates=tuple(each for each in certificates if isinstance(each, Certificate)),
         live=tuple(peak.activations for peak in peaks(schedule)),
         weights=copies(program),
@@ -140,39 +165,34 @@ def verify_program(program: Program, checked: Schedule | None = None) -> Verifie
     )
 
 
-def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> tuple[Diagnostic, ...]:
-    listed = list(operations)
-    return (
-        _some("placed", placed(header, listed))
-        or _some("complete", complete(header, listed))
-        or _some("complete", groups(header, listed))
-    )
+def verify_lowered(program: Program, checked: Checked) -> Verified:
+    """All rules, on a program that was made from a schedule without errors.
+
+    Raises
+    ------
+    Rejected
+        With the bounds that it exceeds; with any other error in words about the schedule, for nobody wrote the program.
+    """
+    try:
+        return verify_program(program, checked)
+    except Rejected as rejected:
+        bounds = [each for each in rejected.diagnostics if isinstance(each, BoundExceeded)]
+        if bounds:
+            raise
+        worst = rejected.diagnostics[0]
+        raise Rejected([NotLowered(worst.span, worst.fill(worst.title), worst.fill(worst.label))]) from rejected
 
 
-def _updates(program: Program) -> tuple[Diagnostic, ...]:
+def _updates(program: Program) -> Findings:
     """Rules "gradients" and "versions"; versions are told apart by steps that are in order."""
-    sums = _some("gradients", gradients(program))
-    if sums and program.header.asynchronous:
+    streams = program.header.asynchronous
+    sums = apply(Rule.GRADIENTS, gradients(program))
+    if streams and sums.errors:
         return sums
-    read = _some("versions", versions(program))
-    return (*sums, *(read or (_some("versions", surplus(program)) if program.header.asynchronous else ())))
+    return sums + apply(Rule.VERSIONS, versions(program), surplus(program) if streams else ())
 
 
 def _by_worker(schedule: Schedule) -> Iterator[tuple[Worker, Compute]]:
     for worker, lane in enumerate(schedule.lanes):
         for operation in lane:
             yield Worker(worker), operation
-
-
-def _some(rule: str, diagnostics: Iterator[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """The first diagnostics of a rule, and how many more there are."""
-    found = list(diagnostics)
-    rest = found[_MOST:]
-    more = [MoreErrors(rest[0].span, len(rest), rule)] if rest else []
-    return (*found[:_MOST], *more)
-
-
-def _refuse(errors: Iterable[Diagnostic]) -> None:
-    found = tuple(errors)
-    if found:
-        raise Rejected(found)

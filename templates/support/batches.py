@@ -8,7 +8,12 @@ import torch
 from torch.utils.data import default_collate
 
 from runtime import draw_seed, seed_torch
-from support.faults import Misuse
+from support.blame import Calling
+from support.faults import MISUSED, Misuse
+
+_COUNTING = Calling("the length of the dataset", MISUSED)
+_LOADING = Calling("an item of the dataset", MISUSED)
+_COLLATING = Calling("default_collate of a micro-batch", MISUSED)
 
 
 @dataclass(frozen=True)
@@ -36,14 +41,21 @@ class Batches:
         Misuse
             If it is not map-style, or too small for one update.
         """
-        if not (hasattr(self.dataset, "__len__") and hasattr(self.dataset, "__getitem__")):
+        with _COUNTING:
+            is_map = hasattr(self.dataset, "__len__") and hasattr(self.dataset, "__getitem__")
+        if not is_map:
             raise Misuse("dataset() must return a map-style dataset: one with __len__ and __getitem__")
-        if len(self.dataset) < self._per_update:
+        if self._items < self._per_update:
             needed = f"{self.micro_batch_size}*{self.micro_batches}*{self.copies} = {self._per_update}"
             raise Misuse(
-                f"the dataset has {len(self.dataset)} items and one update takes B*N*W = {needed}; "
-                "use a larger dataset, a smaller --micro-batch-size or fewer ranks"
+                f"the dataset has {self._items} {'item' if self._items == 1 else 'items'} and one update takes "
+                f"B*N*W = {needed}; use a larger dataset, a smaller --micro-batch-size or fewer ranks"
             )
+
+    @property
+    def _items(self) -> int:
+        with _COUNTING:
+            return len(self.dataset)
 
     @property
     def _per_update(self) -> int:
@@ -60,14 +72,18 @@ class Batches:
     def _collate(self, update: int, micro: int, part: int) -> Any:
         size, passes = self.micro_batch_size // self.parts, self.micro_batches * self.parts
         later, number = divmod(micro, passes)
-        epoch, place = divmod(update + later, len(self.dataset) // self._per_update)
+        count = self._items
+        epoch, place = divmod(update + later, count // self._per_update)
         start = place * self._per_update + (self.copy * passes + number) * size
-        items = _order(len(self.dataset), self.seed, epoch)[start : start + size].tolist()
-        return default_collate([self._item(epoch, item)[part] for item in items])
+        items = _order(count, self.seed, epoch)[start : start + size].tolist()
+        loaded = [self._item(epoch, item)[part] for item in items]
+        with _COLLATING:
+            return default_collate(loaded)
 
     def _item(self, epoch: int, item: int) -> tuple[Any, Any]:
         seed_torch(draw_seed("item", self.seed, epoch, item))
-        found = self.dataset[item]
+        with _LOADING:
+            found = self.dataset[item]
         if not (isinstance(found, tuple | list) and len(found) == 2):
             raise Misuse(f"item {item} of the dataset is a {type(found).__name__}, not a pair (input, target)")
         return found[0], found[1]

@@ -1,39 +1,42 @@
-"""``--check``: runs the generated loops and compares them with the reference, gradient by gradient or weight by weight.
+"""``--check``: runs the generated loops and compares them with the reference, update by update and stage by stage."""
 
-Where every update ends before the next one begins, one is run, with a recorder in place of the optimizer. Where updates
-overlap, several are, with the model's optimizer, and what is compared are the weights after the last one.
-"""
-
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from support import stages as build
-from support.compare import Found, compare
+from support.compare import CheckFailed, Recorded, compare
 from support.compute import Stage
 from support.job import Job
 from support.reference import Reference
+from support.saved import memory_of
 from support.setting import Setting
 
 
-class CheckFailed(Exception):
-    """The loops do not compute what one process computes."""
+class WatchedOptimizer:
+    """An optimizer, and the gradients that each of its steps was given; those are kept in the host's memory."""
 
-
-class Recorder:
-    """Stands in for the optimizer: keeps the gradients that the loops would have stepped with."""
-
-    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+    def __init__(self, parameters: list[torch.nn.Parameter], optimizer: Any) -> None:
         self.parameters = parameters
-        self.gradients: list[torch.Tensor | None] = []
+        self.gradients: list[list[torch.Tensor | None]] = []
+        self._optimizer = optimizer
 
     def step(self) -> None:
-        """Keeps a copy of every gradient."""
-        self.gradients = [None if p.grad is None else p.grad.detach().clone() for p in self.parameters]
+        """Keeps a copy of every gradient, and steps."""
+        self.gradients.append([None if p.grad is None else _copy(p.grad) for p in self.parameters])
+        self._optimizer.step()
 
 
-def check(setting: Setting, built: dict[int, torch.nn.Module]) -> None:
-    """Compares the loops with one process; leaves the modules in whatever state they are then.
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def check(setting: Setting, built: dict[int, torch.nn.Module]) -> str | None:
+    """What rank 0 has to say: how close the loops come to one process. ``built`` are left as they are.
 
     Raises
     ------
@@ -41,61 +44,92 @@ def check(setting: Setting, built: dict[int, torch.nn.Module]) -> None:
         On rank 0, if they differ by more than the tolerance.
     """
     world, options, job = setting.world, setting.options, setting.world.job
-    copies, device = world.place.copies, world.device
     reference = Reference(
-        *(setting.model, job.stages, options.micro_batch_size, job.micro_batches, job.parts, copies),
-        *(options.seed, device),
+        *(setting.model, job.stages, options.micro_batch_size, job.micro_batches, job.parts, world.place.copies),
+        *(options.seed, world.device),
     )
-    if job.period:
-        updates = _enough(job)
-        found = _run_stream(setting, built, updates)
-        verdict = compare(world, found, setting.share, lambda: reference.train(updates, job.period, job.reads))
-    else:
-        found = _run_update(setting, built)
-        verdict = compare(world, found, setting.share, lambda: reference.gradients(0))
-    if verdict is None:
-        return
-    if not verdict.passed:
+    period, reads = (job.period, job.reads) if job.period else (job.passes, (((0, job.passes),),) * job.stages)
+    updates = _enough(job)
+    with random_numbers_restored():
+        rebuilt = build.modules(world, setting.model, options.seed)
+        in_common = [Kept(tensor) for tensor in shared(built, rebuilt)]
+        recorded = _run(setting, rebuilt, updates)
+        for kept in in_common:
+            kept.restore()
+        verdict = compare(world, recorded, setting.share, updates, lambda: reference.begin(period, reads))
+        for kept in in_common:
+            kept.restore()
+    if verdict is not None and not verdict.passed:
         raise CheckFailed(str(verdict))
-    print(verdict, flush=True)
+    return None if verdict is None else str(verdict)
 
 
-def _run_update(setting: Setting, built: dict[int, torch.nn.Module]) -> Found:
-    """The gradients of one update."""
-    recorders: list[Recorder] = []
+def shared(built: dict[int, torch.nn.Module], rebuilt: dict[int, torch.nn.Module]) -> list[torch.Tensor]:
+    """The weights and buffers that lie in the same memory, because build_stage does not make new ones every time."""
+    memory = memory_of([*_tensors(rebuilt)]).keys()
+    return [tensor for tensor in _tensors(built) if memory_of(tensor).keys() & memory]
 
-    def record(parameters: list[torch.nn.Parameter]) -> Recorder:
-        recorders.append(Recorder(parameters))
-        return recorders[-1]
 
-    stages = build.assemble(setting, built, record, None)
-    setting.script.update(setting.lane(stages))
-    recorded = dict(zip(stages, recorders, strict=True))
-    return Found(
-        {number: recorder.parameters for number, recorder in recorded.items()},
-        {number: recorder.gradients for number, recorder in recorded.items()},
-        _losses(stages, 1),
-    )
+def _tensors(modules: dict[int, torch.nn.Module]) -> Iterator[torch.Tensor]:
+    for module in modules.values():
+        yield from (*module.parameters(), *module.buffers())
+
+
+class Kept:
+    """A tensor with what it holds now, and where."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._place = tensor.data
+        self._values = tensor.detach().clone()
+
+    def restore(self) -> None:
+        """Makes it what it was."""
+        self._tensor.data = self._place
+        self._tensor.data.copy_(self._values)
+        self._tensor.grad = None
+
+
+@contextmanager
+def random_numbers_restored() -> Iterator[None]:
+    """Afterwards all generators are where they were: those of torch, Python, and NumPy if it is in use."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    numpy = sys.modules.get("numpy")
+    states = random.getstate(), numpy and numpy.random.get_state()
+    with torch.random.fork_rng(devices):
+        yield
+    random.setstate(states[0])
+    if numpy is not None:
+        numpy.random.set_state(states[1])
 
 
 def _enough(job: Job) -> int:
-    """How many updates a check of overlapping ones runs: at least 4, and 2 * workers + 2 micro-batches."""
-    return max(4, -(-(2 * job.workers + 2) // job.micro_batches))
+    """How many updates are checked: 3, or where they overlap at least 4 and 2 * workers + 2 micro-batches."""
+    return max(4, -(-(2 * job.workers + 2) // job.micro_batches)) if job.period else 3
 
 
-def _run_stream(setting: Setting, built: dict[int, torch.nn.Module], updates: int) -> Found:
-    """The newest weights after several updates: those that the optimizers were given."""
-    stepped: list[list[torch.nn.Parameter]] = []
+def _run(setting: Setting, built: dict[int, torch.nn.Module], updates: int) -> Recorded:
+    """Some updates by the rank's script, with the model's optimizers."""
+    watched: list[WatchedOptimizer] = []
 
-    def watch(parameters: list[torch.nn.Parameter]) -> Any:
-        stepped.append(parameters)
-        return setting.model.steps(parameters)
+    def watch(parameters: list[torch.nn.Parameter]) -> WatchedOptimizer:
+        watched.append(WatchedOptimizer(parameters, setting.model.steps(parameters)))
+        return watched[-1]
 
     stages = build.assemble(setting, built, watch, None)
-    setting.script.stream(setting.lane(stages), updates)
-    weights = dict(zip(stages, stepped, strict=True))
-    newest = {number: [p.detach() for p in parameters] for number, parameters in weights.items()}
-    return Found(weights, newest, _losses(stages, updates))
+    lane = setting.lane(stages)
+    if setting.world.job.period:
+        setting.script.stream(lane, updates)
+    else:
+        for update in range(updates):
+            lane.begin(update)
+            setting.script.update(lane)
+    optimizers = dict(zip(stages, watched, strict=True))
+    return Recorded(
+        {stage: optimizer.gradients for stage, optimizer in optimizers.items()},
+        {stage: [_copy(p) for p in optimizer.parameters] for stage, optimizer in optimizers.items()},
+        _losses(stages, updates),
+    )
 
 
 def _losses(stages: dict[int, Stage], updates: int) -> list[float]:

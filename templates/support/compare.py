@@ -1,155 +1,279 @@
-"""What the ranks computed against what one process computed, tensor by tensor."""
+"""What the ranks computed against what one process computes, stage by stage."""
 
 import ctypes
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from runtime import plain
-from support.reference import Wanted, distance, size
+from support.blame import Calling
+from support.faults import FAILED
+from support.reference import Gradients, Training, differences, size
 from support.world import World
+
+TOLERANCES = {
+    torch.float64: 1e-12,
+    torch.complex128: 1e-12,
+    torch.float32: 1e-4,
+    torch.complex64: 1e-4,
+    torch.float16: 2e-2,
+    torch.bfloat16: 5e-2,
+}
+"""How far gradients may be off, relative to the largest of their stage: kernels round differently for several
+micro-batches at once. The same holds for weights after `torch.optim.SGD`, relative to the largest step of the stage."""
+
+ADAPTIVE_TOLERANCES = {
+    torch.float64: 1e-9,
+    torch.complex128: 1e-9,
+    torch.float32: 1e-3,
+    torch.complex64: 1e-3,
+    torch.float16: 1e-1,
+    torch.bfloat16: 1e-1,
+}
+"""The same for weights after other optimizers, which may divide by what is as small as a rounding error."""
+
+LARGEST_TOLERANCE = 0.5
+"""More would let a gradient pass that lacks half of its summands."""
+
+
+def tolerance(dtype: torch.dtype, summands: int) -> float:
+    """How far a sum of the gradients of so many micro-batches may be off, relative to the largest gradient.
+
+    Rounding errors of both signs add up like a random walk, over the sums of the ranks and that of one process; the
+    largest of many such sums is off by a few times as much (Higham and Mary, "A New Approach to Probabilistic Rounding
+    Error Analysis", 2019).
+    """
+    return min(max(TOLERANCES[dtype], 4 * math.sqrt(summands) * torch.finfo(dtype).eps), LARGEST_TOLERANCE)
+
+
+class CheckFailed(Exception):
+    """The loops do not compute what one process computes."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a rank computed: by stage, one tensor or none per parameter; for each update, its part of the loss."""
+class Recorded:
+    """What a rank computed: by stage, the gradients of each of its steps and its weights after the last one.
 
-    parameters: Mapping[int, Sequence[torch.nn.Parameter]]
-    tensors: Mapping[int, Sequence[torch.Tensor | None]]
+    ``losses`` are its parts of the losses of the updates.
+    """
+
+    gradients: Mapping[int, Sequence[Gradients]]
+    weights: Mapping[int, Sequence[torch.Tensor]]
     losses: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How far ``what`` of a stage is off, relative to the largest gradient or step of the stage.
+
+    ``parameter`` is the one that is off most.
+    """
+
+    stage: int
+    what: str
+    error: float
+    parameter: str
+
+    def __str__(self) -> str:
+        return f"stage {self.stage}: {self.what} differ by {self.error:.2e}, most in {self.parameter}"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How far the loops are from one process: relative to the largest tensor, and in the loss of every update.
+    """How far the loops are from one process, and what that may be; ``unequal`` says which replicas differ."""
 
-    ``kind`` is what was compared: ``gradient`` or ``weight``.
-    """
-
-    kind: str
-    error: float
-    tolerance: float
+    updates: int
     dtype: str
+    gradients: Sequence[Deviation]
+    gradient_tolerance: float
+    weights: Sequence[Deviation]
+    weight_tolerance: float
     losses: Sequence[float]
     reference_losses: Sequence[float]
-    replicas_equal: bool
-
-    @property
-    def loss_error(self) -> float:
-        """The largest difference of a loss, relative to the loss where that is above 1; infinite if it is no number."""
-        pairs = zip(self.losses, self.reference_losses, strict=True)
-        errors = [abs(mine - theirs) / max(1.0, abs(theirs)) for mine, theirs in pairs]
-        return max(error if error == error else math.inf for error in errors)
+    loss_error: float
+    unequal: Sequence[str]
 
     @property
     def passed(self) -> bool:
-        """Whether tensors, losses and replicas are as they must be."""
-        return max(self.error, self.loss_error) <= self.tolerance and self.replicas_equal
+        """Whether gradients, weights, losses and replicas are as they must be."""
+        return not self.wrong and not self.unequal and self.loss_error <= self.gradient_tolerance
+
+    @property
+    def wrong(self) -> list[Deviation]:
+        """What is off by too much: of each stage the first."""
+        beyond = [gradient for gradient in self.gradients if gradient.error > self.gradient_tolerance]
+        beyond += [weight for weight in self.weights if weight.error > self.weight_tolerance]
+        firsts: dict[int, Deviation] = {}
+        for deviation in beyond:
+            firsts.setdefault(deviation.stage, deviation)
+        return list(firsts.values())
 
     def __str__(self) -> str:
-        return (
-            f"check: {'passed' if self.passed else 'FAILED'}\n"
-            f"  {self.kind}s{self._after}: max |difference| / max |{self.kind}| = {self.error:.2e}, "
-            f"at most {self.tolerance:.0e} in {self.dtype}\n"
-            f"  {self._said_of_losses}\n"
-            f"  replicas of every stage: {'bitwise equal' if self.replicas_equal else 'NOT bitwise equal'}"
-        )
-
-    @property
-    def _after(self) -> str:
-        return f" after {len(self.losses)} updates" if len(self.losses) > 1 else ""
-
-    @property
-    def _said_of_losses(self) -> str:
-        if len(self.losses) == 1:
-            return f"loss: {self.losses[0]:.9f}, in one process {self.reference_losses[0]:.9f}"
-        last = f"the last {self.losses[-1]:.9f}, in one process {self.reference_losses[-1]:.9f}"
-        return f"losses: max |difference| / max(1, |loss|) = {self.loss_error:.2e}; {last}"
+        lines = [
+            f"check: {'passed' if self.passed else 'FAILED'}",
+            f"gradients of {self.updates} updates: max |difference| / max |gradient| of a stage = "
+            f"{_worst(self.gradients):.2e}, at most {_short(self.gradient_tolerance)} in {self.dtype}",
+            f"weights after {self.updates} updates: max |difference| / max |step| of a stage = "
+            f"{_worst(self.weights):.2e}, at most {_short(self.weight_tolerance)}",
+            f"losses: max |difference| / mean |loss| = {self.loss_error:.2e}; the last {self.losses[-1]:.9f}, "
+            f"in one process {self.reference_losses[-1]:.9f}",
+            *(self.unequal or ["replicas of every stage: bitwise equal"]),
+            *map(str, self.wrong),
+            *([] if all(map(math.isfinite, self.reference_losses)) else [_DIVERGED]),
+        ]
+        return "\n  ".join(lines)
 
 
-def compare(world: World, found: Found, share: float, reference: Callable[[], Wanted]) -> Verdict | None:
+_DIVERGED = "one process comes to no finite loss either: there is nothing to compare with; see to the model first"
+
+
+def _worst(deviations: Sequence[Deviation]) -> float:
+    return max((deviation.error for deviation in deviations), default=0.0)
+
+
+def _short(bound: float) -> str:
+    return f"{bound:.1e}".replace(".0e", "e")
+
+
+def compare(
+    world: World, recorded: Recorded, share: float, updates: int, begin: Callable[[], Training]
+) -> Verdict | None:
     """The verdict, on rank 0; nothing elsewhere. Every rank calls it after what was recorded.
 
     ``share`` is what the loss of one micro-batch counts. The reference runs on rank 0 alone.
+
+    Raises
+    ------
+    CheckFailed
+        On rank 0, if a stage has made more or fewer steps than there are updates.
     """
-    _publish_digests(world, found)
-    losses = torch.tensor(found.losses, dtype=torch.float64)
-    world.settle(dist.all_reduce(losses, group=world.chat, async_op=True), "for the sum of the losses")
+    _publish_digests(world, recorded)
+    summed = torch.tensor(recorded.losses, dtype=torch.float64)
+    world.settle(dist.all_reduce(summed, group=world.chat, async_op=True), "for the sum of the losses")
     if world.place.rank:
-        _measure(world, found)
+        _hand_over(world, recorded, updates)
         return None
-    wanted = reference()
-    errors = [distance(found.tensors[s], wanted.tensors[s]) for s in found.tensors]
-    errors += _collect(world, wanted.tensors)
-    largest = max(size(tensors) for tensors in wanted.tensors)
-    dtype = _coarsest(wanted)
-    worst = max(errors, default=0.0)
+    unequal = list(_unequal(world, updates))
+    training, gradients, weights = _train_beside(world, recorded, updates, begin)
+    dtype = max(training.dtypes & TOLERANCES.keys(), key=TOLERANCES.__getitem__, default=torch.float64)
+    adaptive = any(history.is_adaptive for history in training.histories)
+    losses = (summed * share).tolist()
+    errors = [abs(loss - wanted) for loss, wanted in zip(losses, training.losses, strict=True)]
     return Verdict(
-        kind=wanted.kind,
-        error=worst / largest if largest else worst,
-        tolerance=wanted.tolerances[dtype],
+        updates=updates,
         dtype=str(dtype).removeprefix("torch."),
-        losses=(losses * share).tolist(),
-        reference_losses=wanted.losses,
-        replicas_equal=_equal_digests(world),
+        gradients=gradients,
+        gradient_tolerance=tolerance(dtype, world.job.passes * world.place.copies),
+        weights=weights,
+        weight_tolerance=(ADAPTIVE_TOLERANCES if adaptive else TOLERANCES)[dtype],
+        losses=losses,
+        reference_losses=training.losses,
+        loss_error=max(map(_share_of, errors, training.loss_sizes)),
+        unequal=unequal,
     )
 
 
-def _on(tensor: torch.Tensor | None, device: str) -> torch.Tensor | None:
-    return None if tensor is None else tensor.detach().to(device)
+def _train_beside(
+    world: World, recorded: Recorded, updates: int, begin: Callable[[], Training]
+) -> tuple[Training, list[Deviation], list[Deviation]]:
+    """The training in one process, which steps as the ranks did, and how far their gradients and weights are off."""
+    gradients: list[Deviation] = []
+    weights: list[Deviation] = []
+    alone = Calling("training in one process, to compare with", FAILED)
+    with alone:
+        training = begin()
+    for update in range(updates):
+        with alone:
+            wanted = training.gradients()
+        received = [_taken(world, recorded, s, update, h.newest) for s, h in enumerate(training.histories)]
+        what = f"gradients of update {update + 1}"
+        for stage, (mine, theirs) in enumerate(zip(received, wanted, strict=True)):
+            gradients += _deviation(training, stage, what, differences(mine, theirs), size(theirs))
+        with alone:
+            training.step(received)
+    for stage, history in enumerate(training.histories):
+        mine = _taken(world, recorded, stage, updates, history.newest)
+        beyond = differences(mine, history.newest, roundings=updates)
+        weights += _deviation(training, stage, f"weights after {updates} updates", beyond, history.largest_step)
+    return training, gradients, weights
 
 
-def _coarsest(wanted: Wanted) -> torch.dtype:
-    known = [t.dtype for tensors in wanted.tensors for t in tensors if t is not None and t.dtype in wanted.tolerances]
-    return max(known, key=lambda d: wanted.tolerances[d], default=torch.float64)
+def _share_of(error: float, scale: float) -> float:
+    """An error relative to what it is an error of; infinite if it is no number."""
+    if error == 0:
+        return 0.0
+    relative = error / scale if scale else math.inf
+    return relative if relative == relative else math.inf
 
 
-def _collect(world: World, wanted: Sequence[Sequence[torch.Tensor | None]]) -> list[float]:
-    """Rank 0 hands every other rank the reference's tensors of its stages, and takes back the distance."""
-    for stage, tensors in enumerate(wanted):
-        world.store.set(f"check/present/{stage}", json.dumps([t is not None for t in tensors]))
-    world.store.set("check/ready", "1")
-    errors = []
-    for stage, tensors in enumerate(wanted):
-        for rank in world.ranks_of(stage):
-            if rank == 0:
-                continue
-            answer, what = torch.zeros(1, dtype=torch.float64), f"for the comparison of stage {stage}"
-            world.store.set(f"check/turn/{stage}/{rank}", "1")
+def _deviation(training: Training, stage: int, what: str, errors: Iterable[float], scale: float) -> Iterator[Deviation]:
+    """Of a stage with parameters: the parameter that is off most."""
+    shares = [_share_of(error, scale) for error in errors]
+    if shares:
+        worst = max(range(len(shares)), key=shares.__getitem__)
+        yield Deviation(stage, what, shares[worst], training.histories[stage].names[worst])
+
+
+def _part(recorded: Recorded, stage: int, part: int) -> Gradients:
+    """The gradients of an update, or behind those of the last one the weights."""
+    return (*recorded.gradients[stage], recorded.weights[stage])[part]
+
+
+def _taken(world: World, recorded: Recorded, stage: int, part: int, like: Sequence[torch.Tensor]) -> Gradients:
+    """A part of what the first rank that holds a stage recorded, on rank 0."""
+    rank, what = world.ranks_of(stage)[0], f"for what stage {stage} has computed"
+    if rank == 0:
+        return _part(recorded, stage, part)
+    world.store.set(f"check/turn/{part}/{stage}", "1")
+    present = json.loads(world.learn(f"check/present/{part}/{stage}", rank, what, world.timeout))
+    room = [torch.empty_like(t, device="cpu") if there else None for t, there in zip(like, present, strict=True)]
+    for tensor in room:
+        if tensor is not None:
+            world.recv(tensor, rank, what)
+    return room
+
+
+def _hand_over(world: World, recorded: Recorded, updates: int) -> None:
+    """The other side of `_taken`, of the stages of which this rank is the first."""
+    mine = [stage for stage in sorted(recorded.weights) if world.ranks_of(stage)[0] == world.place.rank]
+    for part in range(updates + 1):
+        for stage in mine:
+            # How long the reference takes nobody knows; should rank 0 die meanwhile, torchrun ends this rank.
+            world.learn(f"check/turn/{part}/{stage}", 0, "for the one-process reference", math.inf)
+            tensors = _part(recorded, stage, part)
+            world.store.set(f"check/present/{part}/{stage}", json.dumps([t is not None for t in tensors]))
             for tensor in tensors:
                 if tensor is not None:
-                    world.send(tensor, rank, what)
-            world.recv(answer, rank, what)
-            errors.append(float(answer))
-    return errors
+                    world.send(tensor, 0, f"for the comparison of stage {stage}")
 
 
-def _measure(world: World, found: Found) -> None:
-    # How long the reference takes nobody knows; should rank 0 die meanwhile, torchrun ends this rank.
-    world.learn("check/ready", 0, "for the one-process reference", math.inf)
-    for stage in sorted(found.tensors):
-        present = json.loads(world.learn(f"check/present/{stage}", 0, "for the reference", world.timeout))
-        mine = [_on(tensor, "cpu") for tensor in found.tensors[stage]]
-        wanted = [
-            torch.empty_like(p, device="cpu") if there else None
-            for p, there in zip(found.parameters[stage], present, strict=True)
-        ]
-        what = f"for the reference's tensors of stage {stage}"
-        world.learn(f"check/turn/{stage}/{world.place.rank}", 0, what, math.inf)
-        for tensor in wanted:
-            if tensor is not None:
-                world.recv(tensor, 0, what)
-        world.send(torch.tensor([distance(mine, wanted)], dtype=torch.float64), 0, what)
+def _publish_digests(world: World, recorded: Recorded) -> None:
+    for stage, gradients in recorded.gradients.items():
+        bits = digest(tensor for part in (*gradients, recorded.weights[stage]) for tensor in part)
+        world.store.set(f"check/replica/{stage}/{world.place.rank}", json.dumps([len(gradients), bits]))
 
 
-def _publish_digests(world: World, found: Found) -> None:
-    for stage, tensors in found.tensors.items():
-        world.store.set(f"check/digest/{stage}/{world.place.rank}", digest(tensors))
+def _unequal(world: World, updates: int) -> Iterator[str]:
+    """The stages whose replicas have not done bitwise the same."""
+    for stage in range(world.job.stages):
+        seen: dict[str, list[int]] = {}
+        for rank in world.ranks_of(stage):
+            key, what = f"check/replica/{stage}/{rank}", f"for the digest of stage {stage}"
+            steps, bits = json.loads(world.learn(key, rank, what, world.timeout))
+            if steps != updates:
+                raise CheckFailed(
+                    f"check: FAILED\n  stage {stage} on rank {rank}: the optimizer has made {steps} "
+                    f"step{'' if steps == 1 else 's'} in {updates} updates"
+                )
+            seen.setdefault(bits, []).append(rank)
+        if len(seen) > 1:
+            groups = " | ".join(", ".join(map(str, ranks)) for ranks in seen.values())
+            yield f"replicas of stage {stage}: NOT bitwise equal; ranks that agree: {groups}"
 
 
 def digest(tensors: Iterable[torch.Tensor | None]) -> str:
@@ -163,12 +287,3 @@ def digest(tensors: Iterable[torch.Tensor | None]) -> str:
 def _bytes(tensor: torch.Tensor) -> bytes:
     data = plain(tensor.detach().cpu())
     return ctypes.string_at(data.data_ptr(), data.nbytes)
-
-
-def _equal_digests(world: World) -> bool:
-    for stage in range(world.job.stages):
-        what = f"for the digest of stage {stage}"
-        ranks = world.ranks_of(stage)
-        if len({world.learn(f"check/digest/{stage}/{r}", r, what, world.timeout) for r in ranks}) > 1:
-            return False
-    return True

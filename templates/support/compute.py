@@ -12,6 +12,8 @@ from typing import Any, Self
 import torch
 
 from runtime import BadModel, GradientSum, Tensors, draw_seed, join, part, plain, seed_torch
+from support.blame import Calling
+from support.faults import FAILED
 from support.nested import joined, parts
 from support.versions import Weights
 
@@ -171,6 +173,8 @@ class Stage:
         self._seeds = seeds
         self._first = 0
         self._received: frozenset[int] = frozenset()
+        self._forwarding = Calling(f"the forward of stage {number}", FAILED)
+        self._going_back = Calling(f"the backward of stage {number}", FAILED)
 
     def reserve(self, inputs: Sequence[int], gradients: Sequence[int], device: torch.device) -> None:
         """Allocates the receive buffers: for each slot of activations and gradients, room for so many micro-batches."""
@@ -245,16 +249,18 @@ class Stage:
     def _run(self, seed: int, inputs: Any) -> tuple[Tensors, Any]:
         seed_torch(seed)
         leaves, argument = self._argument(inputs)
-        return leaves, self.module(argument)
+        with self._forwarding:
+            return leaves, self.module(argument)
 
     def _run_again(self, state: Kept) -> tuple[Tensors, Any]:
         """As `_run`, from what the first run began with; what it does to buffers is lost with their copies."""
         leaves, argument = self._argument(state.inputs)
         buffers, state.inputs, state.buffers = state.buffers, None, {}
         seed_torch(state.seed)
-        if not buffers:
-            return leaves, self.module(argument)
-        return leaves, torch.func.functional_call(self.module, buffers, (argument,))
+        with self._forwarding:
+            if not buffers:
+                return leaves, self.module(argument)
+            return leaves, torch.func.functional_call(self.module, buffers, (argument,))
 
     def _argument(self, inputs: Any) -> tuple[Tensors, Any]:
         """The tensors whose gradients are wanted, and what the module is called on."""
@@ -291,7 +297,8 @@ class Stage:
 
     def _backward(self, roots: Tensors, leaves: Tensors, gradients: Tensors) -> Tensors:
         if roots:
-            torch.autograd.backward(roots, gradients)
+            with self._going_back:
+                torch.autograd.backward(roots, gradients)
         self._sum.collect()
         if self._before is None:
             return ()

@@ -7,20 +7,20 @@ import json
 import os
 import signal
 import socket
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import NoReturn
 
 from torch.distributed.distributed_c10d import Store
 
+from support.streams import let_go, tell
+
 FAILED = 1
 MISUSED = 2
+OUR_FAULT = 70
 INTERRUPTED = 130
 TERMINATED = 143
 
@@ -42,17 +42,23 @@ class Faults:
         self._rank = rank
         self._program = program
         self._lock = threading.Lock()
-        self.on_interrupt: Callable[[], None] = lambda: None
-        self.on_end: Callable[[str], None] = lambda _message: None
+        self.at_end: list[Callable[[str], None]] = []
 
     def end(self, message: str, status: int) -> NoReturn:
-        """Says the message, unless another rank has spoken, and ends the process; `on_end` comes before."""
+        """Says the message, unless another rank has spoken, and ends the process.
+
+        Meanwhile what is in ``at_end`` is called with the first line of the message, to save what there is. Neither the
+        store nor a file system that does not answer holds the process up.
+        """
         self._lock.acquire()
-        self.on_end(message)
-        speaker = threading.Thread(target=self._speak, args=(message,), daemon=True, name="speaker")
-        speaker.start()
-        speaker.join(_PATIENCE)
-        _leave(status)
+        deadline, headline = time.monotonic() + _PATIENCE, message.split("\n", 1)[0]
+        threads = [threading.Thread(target=save, args=(headline,), daemon=True) for save in self.at_end]
+        threads.append(threading.Thread(target=self._speak, args=(message,), daemon=True))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        leave(status)
 
     def _speak(self, message: str) -> None:
         """Says the message or waits until another rank has said its own; in a thread, since the store may be busy."""
@@ -61,7 +67,7 @@ class Faults:
         except (RuntimeError, ValueError):
             first = True
         if first:
-            print(message, file=sys.stderr, flush=True)
+            tell(message)
         with suppress(RuntimeError, ValueError):
             if first:
                 self._store.set("faults/said", "1")
@@ -103,8 +109,6 @@ class Faults:
         while True:
             number = heard.recv(1)[0]
             if number == signal.SIGINT:
-                with suppress(OSError):
-                    self.on_interrupt()
                 self.end(f"{self._program}: interrupted", INTERRUPTED)
             if number == signal.SIGTERM:
                 self._let_others_speak()
@@ -119,18 +123,7 @@ class Faults:
                 time.sleep(_POLL)
 
 
-def _leave(status: int) -> NoReturn:
+def leave(status: int) -> NoReturn:
     """Ends the process without waiting for messages that will never come."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    let_go()
     os._exit(status)
-
-
-def where(error: BaseException, file: Path) -> str:
-    """The user's line that an error came from, and the error in one line."""
-    words = str(error).strip().split("\n", 1)[0]
-    said = f"{type(error).__name__}: {words}" if words else type(error).__name__
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}:{error.lineno}: {said}"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == file]
-    return f"{file}:{frames[-1].lineno} in {frames[-1].name}: {said}" if frames else f"{file}: {said}"

@@ -11,7 +11,8 @@ from runtime import Lane
 class RankScript(Protocol):
     """A ``rank_<k>.py``: a worker's lane, and for how many micro-batches each receive slot of its stages has room.
 
-    It has ``update`` if every update ends before the next one begins, else ``stream`` for a number of them.
+    It has ``update`` if every update ends before the next one begins, else ``stream`` for a number of them. ``PROGRAM``
+    is the digest of the program that it is a part of.
 
     ``COPIES`` are those of each stage's weights. ``SENDING`` says of how many micro-batches, or parts of them, a
     stage's activations and its gradients are on their way to others at most. ``KEPT`` are the fullest moments: entries
@@ -20,6 +21,7 @@ class RankScript(Protocol):
 
     SLOTS: dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
     PEERS: tuple[int, ...]
+    PROGRAM: str
     COPIES: dict[int, int]
     SENDING: dict[int, tuple[int, int]]
     KEPT: tuple[tuple[tuple[int, int, int], ...], ...]
@@ -29,7 +31,9 @@ class RankScript(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """``placement[p][s]`` is the worker of stage s in pipe p; ``micro_batches`` N counts all pipes.
+    """``program`` is a digest of all generated files together: two that differ in a byte of any have different ones.
+
+    ``placement[p][s]`` is the worker of stage s in pipe p; ``micro_batches`` N counts all pipes.
 
     A micro-batch is cut into ``parts``. ``recomputing`` are the stages that run forwards again, ``grouped`` those with
     operations over several micro-batches.
@@ -40,6 +44,7 @@ class Job:
     """
 
     name: str
+    program: str
     workers: int
     stages: int
     micro_batches: int

@@ -16,11 +16,14 @@ from support import probe
 from support import stages as build
 from support.allocator import keep_memory
 from support.batches import Batches
-from support.check import CheckFailed, check
+from support.blame import ModelError, describe
+from support.check import check
+from support.compare import CheckFailed
 from support.compute import Stage
-from support.faults import FAILED, MISUSED, Faults, Misuse, where
+from support.faults import FAILED, MISUSED, OUR_FAULT, Faults, Misuse, leave
 from support.job import Job, RankScript
 from support.memory import refuse_beyond
+from support.metrics import Metrics
 from support.model import Model, load
 from support.options import parse
 from support.progress import Overlapping, Progress
@@ -28,7 +31,10 @@ from support.recorded import recorded
 from support.recorder import Recorder, prepare
 from support.rehearsal import Rehearsal
 from support.setting import Setting
+from support.streams import Unwritable, let_go, say, tell
 from support.world import World, join, meet
+
+_AGAIN = "compile again, or copy the whole directory again"
 
 
 def main(job: Job, scripts: Path) -> None:
@@ -37,8 +43,8 @@ def main(job: Job, scripts: Path) -> None:
     try:
         store, rank, size = meet(options.timeout)
     except Misuse as error:
-        print(f"train.py: {misuse or error}", file=sys.stderr)
-        sys.exit(MISUSED)
+        tell(f"train.py: {misuse or error}")
+        leave(MISUSED)
     faults = Faults(store, rank)
     if misuse is not None:
         faults.end(f"train.py: {misuse}", MISUSED)
@@ -46,48 +52,69 @@ def main(job: Job, scripts: Path) -> None:
     try:
         world = join(job, store, rank, size, options.layout, options.backend, options.timeout)
         _run(world, scripts, options, faults)
-    except (Misuse, BadModel) as error:
+    except (Misuse, BadModel, Unwritable) as error:
         faults.end(f"train.py: {error}", MISUSED)
+    except ModelError as error:
+        faults.end(f"train.py: rank {rank}: {describe(error, _absolute(options.model))}", error.status)
     except PeerLost as error:
         faults.end(f"train.py: {faults.root_of(str(error), error.peers)}", FAILED)
     except CheckFailed as error:
         faults.end(f"train.py: {error}", FAILED)
-    except Exception as error:
-        faults.end(_unexpected(error, options.model.resolve(), rank), FAILED)
+    except (RuntimeError, dist.DistError) as error:
+        faults.end(f"train.py: rank {rank}: {type(error).__name__}: {str(error).splitlines()[0]}", FAILED)
+    except BaseException as error:
+        trace = "".join(traceback.format_exception(error))
+        faults.end(f"train.py: rank {rank}: a fault of the generated program\n{trace}", OUR_FAULT)
+    let_go()
 
 
-def _options(job: Job) -> tuple[argparse.Namespace, Misuse | None]:
+def _options(job: Job) -> tuple[argparse.Namespace, Misuse | Unwritable | None]:
     try:
         return parse(sys.argv[1:], job.name), None
-    except Misuse as error:
+    except (Misuse, Unwritable) as error:
         return argparse.Namespace(timeout=60.0), error
 
 
-def _unexpected(error: Exception, model: Path, rank: int) -> str:
-    """An error of the model's own code in one line; one of ours in full."""
-    frames = traceback.extract_tb(error.__traceback__)
-    if any(Path(frame.filename) == model for frame in frames):
-        return f"train.py: rank {rank}: {where(error, model)}"
-    if isinstance(error, RuntimeError | dist.DistError):
-        return f"train.py: rank {rank}: {type(error).__name__}: {str(error).splitlines()[0]}"
-    return f"train.py: rank {rank}: a fault of the generated program\n{''.join(traceback.format_exception(error))}"
+def _absolute(path: Path) -> Path:
+    """The path as frames of a traceback name it, if the working directory is still there."""
+    try:
+        return path.resolve()
+    except OSError:
+        return path
 
 
-def _script(scripts: Path, worker: int) -> RankScript:
-    """The module ``rank_<worker>.py`` beside train.py."""
+def _script(scripts: Path, worker: int, job: Job) -> RankScript:
+    """The module ``rank_<worker>.py`` beside train.py.
+
+    It is imported last, and written after all that is imported before it: if it is of this program, so are those.
+
+    Raises
+    ------
+    Misuse
+        If it is missing, or of another program.
+    """
     sys.path.insert(0, str(scripts))
-    script: Any = importlib.import_module(f"rank_{worker}")
+    name = f"rank_{worker}"
+    try:
+        script: Any = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise Misuse(f"{scripts} has no {name}.py: {_AGAIN}") from error
+    if job.program != script.PROGRAM:
+        raise Misuse(f"{scripts / name}.py is of another program than train.py: {_AGAIN}")
     return script  # type: ignore[no-any-return]
 
 
 def _run(world: World, scripts: Path, options: argparse.Namespace, faults: Faults) -> None:
-    script = _script(scripts, world.place.worker)
+    script = _script(scripts, world.place.worker, world.job)
     model = load(options.model)
     batches = _batches(world, model, options)
     if options.rehearse and options.backend == "nccl":
         raise Misuse("--rehearse: sleeps on the CPU say nothing about a GPU; use --backend gloo")
-    if options.metrics is not None and world.place.rank == 0:
-        _writable(options.metrics)
+    metrics = None if options.metrics is None or world.place.rank else Metrics(options.metrics)
+    if metrics is not None:
+        faults.at_end.append(lambda _message: metrics.keep())
     if options.trace is not None:
         prepare(world, options.trace, scripts)
     built = build.modules(world, model, options.seed)
@@ -99,54 +126,42 @@ def _run(world: World, scripts: Path, options: argparse.Namespace, faults: Fault
         remarks.append(refuse_beyond(options.memory_limit, setting, built))
     if world.place.rank == 0:
         for remark in remarks:
-            print(remark, flush=True)
+            say(remark)
     if options.check or options.check_only:
-        check(setting, built)
+        verdict = check(setting, built)
+        if verdict is not None:
+            say(verdict)
         if options.check_only:
             _leave(world)
             return
-        built = build.modules(world, model, options.seed)
-    _train(setting, built, faults)
+    progress = Progress(world, options.steps, setting.share, options.rehearse is not None, metrics)
+    _train(setting, built, progress, faults)
     _leave(world)
+    progress.close()
 
 
 def _batches(world: World, model: Model, options: argparse.Namespace) -> Batches:
-    with model.blamed():
-        dataset = model.dataset()
     place, job, size = world.place, world.job, options.micro_batch_size
     if size % job.parts:
         raise Misuse(
             f"--micro-batch-size {size}: {job.name} cuts every micro-batch into {job.parts} halves; "
             "choose an even size, as in --micro-batch-size 2"
         )
-    batches = Batches(dataset, size, job.micro_batches, job.parts, place.copies, place.copy, options.seed)
+    batches = Batches(model.items(), size, job.micro_batches, job.parts, place.copies, place.copy, options.seed)
     batches.check()
     return batches
 
 
-def _writable(path: Path) -> None:
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise Misuse(f"--metrics {path}: {error.strerror}") from error
-
-
-def _train(setting: Setting, built: dict[int, Any], faults: Faults) -> None:
+def _train(setting: Setting, built: dict[int, Any], progress: Progress, faults: Faults) -> None:
     options = setting.options
     if setting.world.device.type == "cpu":
         keep_memory()
     rehearsal = Rehearsal(options.rehearse["F"], options.rehearse["B"]) if options.rehearse else None
     stages = build.assemble(setting, built, setting.model.steps, rehearsal)
-    progress = Progress(setting.world, options.steps, setting.share, rehearsal is not None)
-    writes = options.metrics is not None and setting.world.place.rank == 0
-    if writes:
-        faults.on_interrupt = lambda: progress.write(options.metrics)
     run = _stream if setting.world.job.period else _updates
     with _traced(setting, stages, faults) as lane:
         run(setting, lane, stages, progress)
         progress.finish()
-    if writes:
-        progress.write(options.metrics)
 
 
 @contextmanager
@@ -156,7 +171,7 @@ def _traced(setting: Setting, stages: dict[int, Stage], faults: Faults) -> Itera
         yield setting.lane(stages)
         return
     recorder = Recorder(setting, setting.options.trace)
-    faults.on_end = recorder.abandon
+    faults.at_end.append(recorder.abandon)
     yield Lane(*recorded(setting.parts(stages), recorder, setting.world.job.period > 0))
     recorder.close()
 

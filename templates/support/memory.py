@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from support.faults import Misuse
+from support.blame import Calling
+from support.faults import FAILED, Misuse
 from support.options import UNITS
 from support.setting import Setting
 
@@ -185,7 +186,8 @@ def state_bytes(make: Callable[[list[torch.nn.Parameter]], Any], parameters: lis
     try:
         with torch.random.fork_rng():
             steps = make([_stand_in(parameter) for parameter in parameters])
-            steps.step()
+            with Calling("a step to measure the state of the optimizer", FAILED):
+                steps.step()
         states = getattr(steps, "state", {}).values()
         return bytes_of(t for state in states for t in state.values() if isinstance(t, torch.Tensor))
     except Exception:

@@ -1,17 +1,17 @@
-"""The user's model file: loading it, calling its functions, and saying what is wrong with it in one line."""
+"""The user's model file: loading it, calling its functions, and saying what is wrong with what they return."""
 
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from runtime import BadModel, draw_seed
-from support.faults import Misuse, where
+from runtime import draw_seed
+from support.blame import Calling
+from support.faults import FAILED, MISUSED, Misuse
 
 _FUNCTIONS = {
     "build_stage": "build_stage(stage: int, num_stages: int) -> torch.nn.Module",
@@ -20,10 +20,16 @@ _FUNCTIONS = {
     "optimizer": "optimizer(parameters) -> torch.optim.Optimizer",
 }
 
+_SPREADING = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed._tensor", "torch.nn.parallel")
+_JUDGING = Calling("the loss", FAILED)
+
 
 @dataclass(frozen=True)
 class Model:
-    """The four functions of a model file."""
+    """The four functions of a model file.
+
+    What they raise under one of the methods below is a `ModelError`.
+    """
 
     file: Path
     build_stage: Callable[[int, int], torch.nn.Module]
@@ -34,29 +40,37 @@ class Model:
     def stage(self, stage: int, stages: int, seed: int, device: torch.device) -> torch.nn.Module:
         """A stage with its initial weights, which depend on the seed and the stage alone."""
         torch.manual_seed(draw_seed("weights", seed, stage))
-        module = self.build_stage(stage, stages)
+        with Calling(f"build_stage({stage}, {stages})", MISUSED):
+            module = self.build_stage(stage, stages)
         if not isinstance(module, torch.nn.Module):
             raise Misuse(f"{self.file}: build_stage({stage}, {stages}) returned {_kind(module)}, not a torch.nn.Module")
         if any(torch.nn.parameter.is_lazy(p) for p in (*module.parameters(), *module.buffers())):
             raise Misuse(f"{self.file}: stage {stage} has lazy parameters; give every layer its sizes")
-        return module.to(device).train()
+        if wrapper := next(_wrappers(module), None):
+            raise Misuse(
+                f"{self.file}: stage {stage} uses {wrapper}; FSDP, DDP and tensor parallelism cannot be used within a "
+                "stage: return the plain module, its replicas are kept equal and their gradients summed already"
+            )
+        with Calling(f"placing stage {stage} on {device}", MISUSED):
+            return module.to(device).train()
+
+    def items(self) -> Any:
+        """The dataset."""
+        with Calling("dataset()", MISUSED):
+            return self.dataset()
 
     def steps(self, parameters: list[torch.nn.Parameter]) -> Any:
         """The optimizer of a stage; a stage without parameters needs none."""
-        steps = self.optimizer(parameters) if parameters else _Idle()
+        with Calling("optimizer(parameters)", MISUSED):
+            steps = self.optimizer(parameters) if parameters else _Idle()
         if not callable(getattr(steps, "step", None)):
             raise Misuse(f"{self.file}: optimizer returned {_kind(steps)}, not a torch.optim.Optimizer")
         return steps
 
-    @contextmanager
-    def blamed(self) -> Iterator[None]:
-        """Turns whatever the user's code raises into one line that names the place."""
-        try:
-            yield
-        except (Misuse, BadModel):
-            raise
-        except Exception as error:
-            raise Misuse(where(error, self.file)) from error
+    def judge(self, output: Any, target: Any) -> torch.Tensor:
+        """The loss of a micro-batch."""
+        with _JUDGING:
+            return self.loss(output, target)
 
     def outputs(self, stage: int, returned: Any) -> tuple[bool, tuple[torch.Tensor, ...]]:
         """What a stage returned, as tensors, and whether it was a single one."""
@@ -86,6 +100,12 @@ class _Idle:
         """Nothing to do."""
 
 
+def _wrappers(module: torch.nn.Module) -> Iterator[str]:
+    """The classes by which torch spreads a module or its tensors over several ranks."""
+    for part in (*module.modules(), *module.parameters(), *module.buffers()):
+        yield from (kind.__name__ for kind in type(part).__mro__ if kind.__module__.startswith(_SPREADING))
+
+
 def _kind(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
@@ -96,10 +116,14 @@ def load(path: Path) -> Model:
     Raises
     ------
     Misuse
-        If the file cannot be read or run, or lacks a function.
+        If the file cannot be read, or lacks a function.
+    ModelError
+        If it cannot be run.
     """
-    file = path.resolve()
     try:
+        file = path.resolve()
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise Misuse(f"model file {path}: it is no regular file")
         file.read_bytes()
     except OSError as error:
         raise Misuse(f"model file {path}: {error.strerror}") from error
@@ -109,10 +133,8 @@ def load(path: Path) -> Model:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     sys.path.insert(1, str(file.parent))
-    try:
+    with Calling("importing the model file", MISUSED):
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise Misuse(where(error, file)) from error
     missing = [name for name in _FUNCTIONS if not callable(getattr(module, name, None))]
     if missing:
         raise Misuse(

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from support.faults import Misuse
+from support.streams import say
 
 UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 class _Parser(argparse.ArgumentParser):
+    def print_help(self, _file: object = None) -> None:
+        say(self.format_help().rstrip())
+
     def error(self, message: str) -> NoReturn:
         raise Misuse(f"{message} (see --help)")
 

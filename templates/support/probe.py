@@ -13,8 +13,9 @@ import torch
 
 from runtime import draw_seed
 from support.batches import Batches
+from support.blame import Calling
 from support.compute import Boundary, Traits
-from support.faults import Misuse
+from support.faults import FAILED, Misuse
 from support.model import Model
 from support.nested import is_rows, leaves, to_device
 from support.saved import Footprint, Saved
@@ -97,7 +98,7 @@ class _Prober:
         for stage in range(world.job.stages):
             if self._is_mine(stage):
                 before = boundaries[-1] if stage else None
-                with self._model.blamed(), torch.random.fork_rng():
+                with torch.random.fork_rng():
                     torch.manual_seed(draw_seed("shapes", self._seed, stage))
                     single, seen = self._run(stage, before, self._handed(stage, before))
                 self._say(f"traits/{stage}", [seen.buffers, seen.alone])
@@ -118,7 +119,7 @@ class _Prober:
         roots_follow: tuple[bool, ...] = ()
         for stage in reversed(range(1, self._world.job.stages)):
             if self._is_mine(stage):
-                with self._model.blamed(), torch.random.fork_rng():
+                with torch.random.fork_rng():
                     self._say(f"gradients/{stage - 1}", self._run_back(stage, roots_follow))
             roots_follow = tuple(self._hear(f"gradients/{stage - 1}", stage))
             found.append(replace(boundaries[stage - 1], differentiable=roots_follow))
@@ -129,7 +130,7 @@ class _Prober:
     def _run_back(self, stage: int, follow: tuple[bool, ...]) -> list[bool]:
         """Which inputs of a stage receive a gradient, if those outputs do that ``follow`` marks."""
         last = stage == self._world.job.stages - 1
-        return look_back(self._built[stage], self._runs[stage], None if last else follow)
+        return look_back(stage, self._built[stage], self._runs[stage], None if last else follow)
 
     def _run(self, stage: int, before: Boundary | None, handed: Any) -> tuple[bool, Traits]:
         world, last = self._world, stage == self._world.job.stages - 1
@@ -194,10 +195,11 @@ def look(
     versions, random = _versions(argument), _random_state()
     saved = Saved(module.parameters)
     with saved.watching() if measures else nullcontext():
-        returned = module(argument)
+        with Calling(f"the forward of stage {stage}", FAILED):
+            returned = module(argument)
         single, outputs = model.outputs(stage, returned) if not last else (True, ())
         if last:
-            outputs = (model.scalar(model.loss(returned, target)),)
+            outputs = (model.scalar(model.judge(returned, target)),)
     draws = any(not torch.equal(a, b) for a, b in zip(random, _random_state(), strict=True))
     changed = tuple(n for n, b in module.named_buffers() if n in buffers and not _same(b, *buffers[n]))
     return Sight(
@@ -211,11 +213,12 @@ def look(
     )
 
 
-def look_back(module: torch.nn.Module, seen: Sight, follow: tuple[bool, ...] | None) -> list[bool]:
+def look_back(stage: int, module: torch.nn.Module, seen: Sight, follow: tuple[bool, ...] | None) -> list[bool]:
     """Which inputs of a stage receive a gradient, if those outputs do that ``follow`` marks; None is for the loss."""
     roots = [t for t in (seen.outputs if follow is None else compress(seen.outputs, follow)) if t.requires_grad]
     if roots:
-        torch.autograd.backward(roots, [torch.zeros_like(root) for root in roots])
+        with Calling(f"the backward of stage {stage}", FAILED):
+            torch.autograd.backward(roots, [torch.zeros_like(root) for root in roots])
     for parameter in module.parameters():
         parameter.grad = None
     return [leaf.grad is not None for leaf in seen.inputs]

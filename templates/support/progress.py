@@ -1,14 +1,14 @@
 """Losses and times of each update, gathered on rank 0 while the next ones run."""
 
-import json
 import time
 from collections import Counter, defaultdict, deque
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from support.compute import Stage
+from support.metrics import Metrics
+from support.streams import Unwritable, say
 from support.world import World
 
 
@@ -21,8 +21,12 @@ class Progress:
     than all messages.
     """
 
-    def __init__(self, world: World, updates: int, weight: float, rehearsal: bool) -> None:
+    def __init__(
+        self, world: World, updates: int, weight: float, rehearsal: bool, metrics: Metrics | None = None
+    ) -> None:
         self._world = world
+        self._metrics = metrics
+        self._silenced: Unwritable | None = None
         self._group = world.chat
         self._updates = updates
         self._weight = weight
@@ -37,9 +41,7 @@ class Progress:
         self._start = 0.0
         self._cpu = 0.0
         self._before = 0.0
-        self.losses: list[float | None] = []
-        self.step_seconds: list[float] = []
-        self.cpu_seconds: list[float] = []
+        self._count = 0
 
     def begin(self) -> None:
         """An update begins now, or all of those that overlap; in a rehearsal at the same moment everywhere."""
@@ -81,23 +83,35 @@ class Progress:
     def _tell(self, starts: torch.Tensor, ends: torch.Tensor, cpu: torch.Tensor, losses: torch.Tensor) -> None:
         """One update, of which every rank says the same four."""
         end = float(ends.max())
-        self.step_seconds.append(end - (float(starts.min()) if self._apart else self._before))
-        self.cpu_seconds.append(float(cpu.max()))
-        self.losses.append(None if self._rehearsal else float(losses.sum()) * self._weight)
+        seconds = end - (float(starts.min()) if self._apart else self._before)
+        loss = None if self._rehearsal else float(losses.sum()) * self._weight
         self._before = end
-        self._print()
+        if self._metrics is not None:
+            self._metrics.add(loss, seconds, float(cpu.max()))
+        self._count += 1
+        self._print(loss, seconds)
 
-    def _print(self) -> None:
-        number = len(self.step_seconds)
-        loss = f"  loss {self.losses[-1]:.6f}" if self.losses[-1] is not None else ""
-        print(
-            f"step {number:>{len(str(self._updates))}}/{self._updates}{loss}  {self.step_seconds[-1]:.3f} s", flush=True
-        )
+    def _print(self, loss: float | None, seconds: float) -> None:
+        """A line that cannot be written is no reason to stop training."""
+        number = f"{self._count:>{len(str(self._updates))}}/{self._updates}"
+        if self._silenced is None:
+            try:
+                say(f"step {number}{'' if loss is None else f'  loss {loss:.6f}'}  {seconds:.3f} s")
+            except Unwritable as error:
+                self._silenced = error
 
-    def write(self, path: Path) -> None:
-        """Writes the metrics of the updates so far: one entry per update; the loss is null in a rehearsal."""
-        metrics = {"loss": self.losses, "step_seconds": self.step_seconds, "cpu_seconds": self.cpu_seconds}
-        path.write_text(json.dumps(metrics) + "\n", encoding="utf-8")
+    def close(self) -> None:
+        """Nothing more is to come.
+
+        Raises
+        ------
+        Unwritable
+            If not everything could be written.
+        """
+        if self._metrics is not None:
+            self._metrics.close()
+        if self._silenced is not None:
+            raise self._silenced
 
 
 class Overlapping:

@@ -8,7 +8,6 @@ import json
 import os
 import threading
 import time
-import uuid
 from array import array
 from contextlib import suppress
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from typing import IO, Any
 
 from support import clocks
 from support.faults import Misuse
+from support.files import put
 from support.job import Job
 from support.setting import Setting
 from support.world import World
@@ -50,7 +50,7 @@ def prepare(world: World, directory: Path, scripts: Path) -> None:
     try:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             _empty(directory)
-            _put(directory / PROGRAM, (scripts / PROGRAM).read_bytes())
+            put(directory / PROGRAM, (scripts / PROGRAM).read_bytes())
     except OSError as error:
         raise Misuse(f"--trace {error.filename or directory}: {error.strerror}") from error
     world.meet("for the directory of the trace")
@@ -63,17 +63,10 @@ def _empty(directory: Path) -> None:
         raise Misuse(
             f"--trace {directory}: exists and was not written by --trace; choose another directory or remove it"
         )
-    _put(directory / MARKER, b"written by train.py --trace\n")
+    put(directory / MARKER, b"written by train.py --trace\n")
     for pattern in ("rank_*.jsonl", "rank_*.jsonl.part"):
         for path in directory.glob(pattern):
             path.unlink(missing_ok=True)
-
-
-def _put(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all, also where several machines share the directory."""
-    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    fresh.write_bytes(content)
-    fresh.replace(path)
 
 
 class Recorder:

@@ -1,49 +1,20 @@
 """The check: the same updates in one process, written apart from everything it checks.
 
 The reference builds the whole model, runs the micro-batches one after another through ordinary autograd and never looks
-at the schedule; where updates overlap, all that it knows is which version of the weights a micro-batch reads. It shares
-with the ranks only what docs/runtime.md defines: which item goes where, and the seeds.
+at the schedule: all that it knows is which version of the weights a micro-batch reads. It shares with the ranks only
+what docs/runtime.md defines: which item goes where, and the seeds.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.data import default_collate
 
-TOLERANCES = {
-    torch.float64: 1e-12,
-    torch.complex128: 1e-12,
-    torch.float32: 1e-4,
-    torch.complex64: 1e-4,
-    torch.float16: 2e-2,
-    torch.bfloat16: 5e-2,
-}
-"""How far gradients may differ from the reference's, relative to the largest; the order of summation differs.
-
-The same holds for weights after plain gradient descent, with momentum or without."""
-
-ADAPTIVE_TOLERANCES = {
-    torch.float64: 1e-9,
-    torch.complex128: 1e-9,
-    torch.float32: 1e-3,
-    torch.complex64: 1e-3,
-    torch.float16: 1e-1,
-    torch.bfloat16: 1e-1,
-}
-"""The same for weights after other optimizers, which divide by what may be as small as a rounding error."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What one process computed: by stage, one tensor or none per parameter; the loss of every update."""
-
-    kind: str
-    tensors: list[list[torch.Tensor | None]]
-    losses: list[float]
-    tolerances: dict[torch.dtype, float]
+Gradients = Sequence[torch.Tensor | None]
+"""Of a stage: one for each parameter that requires one, or none where none came."""
 
 
 def seed_of(*parts: str | int) -> int:
@@ -69,63 +40,35 @@ class Reference:
     seed: int
     device: torch.device
 
-    def gradients(self, update: int) -> Wanted:
-        """The loss of an update on the initial weights, and the gradient of every parameter of every stage."""
-        built, dataset = [self._build(s) for s in range(self.stages)], self.model.dataset()
-        items = self._items(dataset, update)
-        loss = sum(
-            self._pass(built, self._batch(dataset, items[copy * self._passes + micro]), update, copy, micro)
-            for copy in range(self.copies)
-            for micro in range(self._passes)
-        )
-        gradients = [[_gradient(p) for p in module.parameters() if p.requires_grad] for module in built]
-        return Wanted("gradient", gradients, [loss], TOLERANCES)
+    def begin(self, period: int, reads: Sequence[Sequence[tuple[int, int]]]) -> "Training":
+        """Training from the initial weights, where each stage reads the versions that ``reads`` says.
 
-    def train(self, updates: int, period: int, reads: Sequence[Sequence[tuple[int, int]]]) -> Wanted:
-        """The loss of every update, and all weights after the last one.
-
-        Micro-batch m, counted over all updates, runs on the version of each stage's weights that ``reads`` says: of the
-        runs (offset, count), one of each micro-batch of a period, the offset to the updates in the periods before.
+        Micro-batch m, counted over all updates, runs on a version of each stage's weights: of the runs (offset, count),
+        one of each micro-batch of a period, the offset to the updates in the periods before.
         """
-        built, dataset = [self._build(s) for s in range(self.stages)], self.model.dataset()
-        histories = [History(module, self.model.optimizer, _spread(r)) for module, r in zip(built, reads, strict=True)]
-        losses = []
-        for update in range(updates):
-            items = self._items(dataset, update)
-            losses.append(0.0)
-            for micro in range(self._passes):
-                for history in histories:
-                    history.show(update * self._passes + micro, period // self._passes)
-                for copy in range(self.copies):
-                    batch = self._batch(dataset, items[copy * self._passes + micro])
-                    losses[-1] += self._pass(built, batch, update, copy, micro)
-            for s, history in enumerate(histories):
-                history.step(seed_of("step", self.seed, update, s))
-        adaptive = any(history.is_adaptive for history in histories)
-        newest: list[list[torch.Tensor | None]] = [[*history.newest] for history in histories]
-        return Wanted("weight", newest, losses, ADAPTIVE_TOLERANCES if adaptive else TOLERANCES)
+        return Training(self, period, reads)
 
     @property
-    def _passes(self) -> int:
+    def passes(self) -> int:
+        """How many forwards of each stage an update of a copy has."""
         return self.micro_batches * self.parts
 
-    def _pass(self, built: list[torch.nn.Module], batch: tuple[Any, Any], update: int, copy: int, micro: int) -> float:
-        """Adds the gradients of a micro-batch; returns its part of the update's loss."""
+    def loss(self, built: Sequence[torch.nn.Module], batch: Any, update: int, copy: int, micro: int) -> torch.Tensor:
+        """A micro-batch's part of the update's loss."""
         value, target = batch
         for s, module in enumerate(built):
             torch.manual_seed(seed_of("forward", self.seed, update, copy, micro, s))
             value = module(value)
-        loss = self.model.loss(value, target) / (self.copies * self._passes)
-        if loss.requires_grad:
-            loss.backward()
-        return float(loss.item())
+        loss: torch.Tensor = self.model.loss(value, target) / (self.copies * self.passes)
+        return loss
 
-    def _build(self, stage: int) -> torch.nn.Module:
+    def build(self, stage: int) -> torch.nn.Module:
+        """A stage with its initial weights."""
         torch.manual_seed(seed_of("weights", self.seed, stage))
         module: torch.nn.Module = self.model.build_stage(stage, self.stages)
         return module.to(self.device).train()
 
-    def _items(self, dataset: Any, update: int) -> list[list[tuple[int, int]]]:
+    def items(self, dataset: Any, update: int) -> list[list[tuple[int, int]]]:
         """For each part of each micro-batch of each copy in turn, its items, each with a seed of its own."""
         size, count = self.micro_batch_size // self.parts, self.micro_batches * self.copies * self.parts
         epoch, update = divmod(update, len(dataset) // (size * count))
@@ -134,7 +77,7 @@ class Reference:
         seeded = [(item, seed_of("item", self.seed, epoch, item)) for item in order[: size * count]]
         return [seeded[i * size : (i + 1) * size] for i in range(count)]
 
-    def _batch(self, dataset: Any, items: list[tuple[int, int]]) -> tuple[Any, Any]:
+    def batch(self, dataset: Any, items: list[tuple[int, int]]) -> tuple[Any, Any]:
         """The collated inputs and targets of a micro-batch."""
         loaded = []
         for item, seed in items:
@@ -149,6 +92,8 @@ def _move(value: Any, device: torch.device) -> Any:
         return value.to(device)
     if isinstance(value, dict):
         return {k: _move(v, device) for k, v in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_move(v, device) for v in value))
     if isinstance(value, (list, tuple)):
         return type(value)([_move(v, device) for v in value])
     return value
@@ -159,18 +104,75 @@ def _spread(runs: Sequence[tuple[int, int]]) -> list[int]:
     return [offset for offset, count in runs for _ in range(count)]
 
 
+class Training:
+    """A reference that trains: for every update its `gradients`, then a `step` with gradients that are given to it.
+
+    A step takes what the ranks computed, once that has been compared. So the next update begins on the weights of the
+    ranks, and a rounding error is not magnified by an optimizer that divides by what may be as small.
+    """
+
+    def __init__(self, reference: Reference, period: int, reads: Sequence[Sequence[tuple[int, int]]]) -> None:
+        self._reference = reference
+        self._updates_of_a_period = period // reference.passes
+        self._dataset = reference.model.dataset()
+        self._update = 0
+        self.modules = [reference.build(stage) for stage in range(reference.stages)]
+        self.histories = [
+            History(module, reference.model.optimizer, offsets)
+            for module, offsets in zip(self.modules, map(_spread, reads), strict=True)
+        ]
+        self.losses: list[float] = []
+        self.loss_sizes: list[float] = []
+        self.dtypes = {p.dtype for module in self.modules for p in module.parameters()}
+
+    def gradients(self) -> list[Gradients]:
+        """Of the next update, by stage; its loss is then the last of ``losses``.
+
+        ``loss_sizes`` has the mean absolute loss of its micro-batches.
+        """
+        reference = self._reference
+        items = reference.items(self._dataset, self._update)
+        losses = [
+            self._pass(reference.batch(self._dataset, items[copy * reference.passes + micro]), copy, micro)
+            for micro in range(reference.passes)
+            for copy in range(reference.copies)
+        ]
+        self.losses.append(sum(losses))
+        self.loss_sizes.append(sum(map(abs, losses)))
+        return [history.take_gradients() for history in self.histories]
+
+    def _pass(self, batch: tuple[Any, Any], copy: int, micro: int) -> float:
+        """Adds the gradients of a micro-batch; returns its part of the loss."""
+        for history in self.histories:
+            history.show(self._update * self._reference.passes + micro, self._updates_of_a_period)
+        loss = self._reference.loss(self.modules, batch, self._update, copy, micro)
+        self.dtypes.add(loss.dtype)
+        if loss.requires_grad:
+            torch.autograd.backward(loss)
+        return float(loss.item())
+
+    def step(self, gradients: Sequence[Gradients]) -> None:
+        """Makes the next version of all weights."""
+        for stage, (history, mine) in enumerate(zip(self.histories, gradients, strict=True)):
+            history.step(mine, seed_of("step", self._reference.seed, self._update, stage))
+        self._update += 1
+
+
 class History:
-    """The weights of a stage after every update, as far back as micro-batches to come read them."""
+    """The weights of a stage after every update, as far back as micro-batches to come read them.
+
+    ``largest_step`` is by how much a step has changed a weight at most.
+    """
 
     def __init__(self, module: torch.nn.Module, make_optimizer: Callable[[Any], Any], offsets: Sequence[int]) -> None:
-        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.names = list(trained)
+        self.largest_step = 0.0
+        self._parameters = list(trained.values())
         self._optimizer = make_optimizer(self._parameters) if self._parameters else None
         self._offsets = offsets
-        self._versions = [self._copied()]
+        self._versions = [[p.data for p in self._parameters]]
         self._forgotten = 0
-
-    def _copied(self) -> list[torch.Tensor]:
-        return [p.detach().clone() for p in self._parameters]
 
     @property
     def newest(self) -> list[torch.Tensor]:
@@ -179,56 +181,70 @@ class History:
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether the optimizer is another one than plain gradient descent."""
+        """Whether the optimizer is another one than `torch.optim.SGD`."""
         return not isinstance(self._optimizer, torch.optim.SGD | None)
 
     def show(self, micro: int, updates: int) -> None:
         """Gives the module the weights that a micro-batch reads, where a period has so many updates."""
         period, place = divmod(micro, len(self._offsets))
-        self._load(self._versions[max(0, period * updates + self._offsets[place]) - self._forgotten])
+        self._point_to(self._versions[max(0, period * updates + self._offsets[place]) - self._forgotten])
         while period * updates + min(self._offsets) > self._forgotten:
             del self._versions[0]
             self._forgotten += 1
 
-    def step(self, seed: int) -> None:
-        """Makes the next version of the newest one, with the gradients that were added since the last step."""
-        self._load(self.newest)
+    def take_gradients(self) -> Gradients:
+        """What the backwards since the last call have added up."""
+        gradients = [_dense(p.grad) for p in self._parameters]
         for parameter in self._parameters:
-            parameter.grad = _gradient(parameter)
+            parameter.grad = None
+        return gradients
+
+    def step(self, gradients: Gradients, seed: int) -> None:
+        """Makes the next version of the newest one."""
+        before = self.newest
+        self._versions.append([tensor.clone() for tensor in before])
+        self._point_to(self.newest)
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.to(parameter.device)
         torch.manual_seed(seed)
         if self._optimizer is not None:
             self._optimizer.step()
         for parameter in self._parameters:
             parameter.grad = None
-        self._versions.append(self._copied())
+        self.largest_step = max(self.largest_step, distance(self.newest, before))
 
-    @torch.no_grad()
-    def _load(self, tensors: Sequence[torch.Tensor]) -> None:
-        for parameter, tensor in zip(self._parameters, tensors, strict=True):
-            parameter.copy_(tensor)
+    def _point_to(self, version: Sequence[torch.Tensor]) -> None:
+        for parameter, tensor in zip(self._parameters, version, strict=True):
+            parameter.data = tensor
 
 
-def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor | None:
-    gradient = parameter.grad
+def _dense(gradient: torch.Tensor | None) -> torch.Tensor | None:
     return gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient
 
 
-def distance(found: Sequence[torch.Tensor | None], wanted: Sequence[torch.Tensor | None]) -> float:
-    """The largest difference of two lists of gradients; infinite where one has a gradient and the other has none."""
-    largest = 0.0
+def distance(found: Gradients, wanted: Gradients) -> float:
+    """The largest difference of two lists of tensors; infinite where one has a tensor and the other has none."""
+    return max(differences(found, wanted), default=0.0)
+
+
+def differences(found: Gradients, wanted: Gradients, roundings: int = 0) -> Iterator[float]:
+    """Of each tensor, the largest difference beyond what so many roundings of each number explain."""
     for mine, theirs in zip(found, wanted, strict=True):
-        if (mine is None) != (theirs is None):
-            return float("inf")
-        if mine is not None and theirs is not None and mine.numel():
-            difference = float((_wide(mine) - _wide(theirs)).abs().max())
-            largest = max(largest, difference if difference == difference else float("inf"))
-    return largest
+        if mine is None or theirs is None:
+            yield 0.0 if mine is theirs else float("inf")
+        elif mine.numel() == 0:
+            yield 0.0
+        else:
+            expected = _wide(theirs)
+            explained = roundings * torch.finfo(theirs.dtype).eps * expected.abs()
+            beyond = float(((_wide(mine) - expected).abs() - explained).max())
+            yield max(0.0, beyond) if beyond == beyond else float("inf")
 
 
 def _wide(value: torch.Tensor) -> torch.Tensor:
-    return value.to(torch.complex128 if value.is_complex() else torch.float64)
+    return value.to("cpu", torch.complex128 if value.is_complex() else torch.float64)
 
 
-def size(gradients: Sequence[torch.Tensor | None]) -> float:
+def size(gradients: Gradients) -> float:
     """The largest absolute value among gradients."""
     return max((float(_wide(g).abs().max()) for g in gradients if g is not None and g.numel()), default=0.0)

@@ -20,8 +20,7 @@ from support.world import World
 def modules(world: World, model: Model, seed: int) -> dict[int, torch.nn.Module]:
     """The modules of the stages that this rank holds, with their initial weights."""
     held = [s for s, workers in enumerate(world.job.holders) if world.place.worker in workers]
-    with model.blamed():
-        return {s: model.stage(s, world.job.stages, seed, world.device) for s in held}
+    return {s: model.stage(s, world.job.stages, seed, world.device) for s in held}
 
 
 def remarks(world: World, findings: Findings) -> list[str]:
@@ -62,11 +61,6 @@ def _own_parameters(built: dict[int, torch.nn.Module]) -> None:
                 )
 
 
-def _optimizer(model: Model, make: Callable[[list[torch.nn.Parameter]], Any], parameters: Any) -> Any:
-    with model.blamed():
-        return make(parameters)
-
-
 def assemble(
     setting: Setting,
     built: dict[int, torch.nn.Module],
@@ -102,7 +96,7 @@ def assemble(
                 overshoot=slack,
             )
         elif last:
-            stage = LastStage(*common, loss=model.loss, share=setting.share)
+            stage = LastStage(*common, loss=model.judge, share=setting.share)
         else:
             stage = Stage(*common)
         stage.reserve(*setting.script.SLOTS[number], world.device)
@@ -118,6 +112,6 @@ def _weights(
 ) -> Weights:
     """The weights of a stage, with as many versions as operations will ask for; a rehearsal never asks."""
     if rehearsed or not setting.world.job.period:
-        return Weights(_optimizer(setting.model, optimizer, parameters))
+        return Weights(optimizer(parameters))
     stepped = masters(parameters)
-    return Versions(parameters, stepped, _optimizer(setting.model, optimizer, stepped))
+    return Versions(parameters, stepped, optimizer(stepped))

@@ -5,6 +5,11 @@ from typing import Any
 
 import torch
 
+from support.blame import Calling
+from support.faults import FAILED
+
+_STEPPING = Calling("the optimizer's step", FAILED)
+
 
 class Weights:
     """Weights of which there is one version: a step changes the module's own parameters."""
@@ -23,7 +28,8 @@ class Weights:
 
     def step(self) -> None:
         """The optimizer's step."""
-        self._optimizer.step()
+        with _STEPPING:
+            self._optimizer.step()
 
 
 def masters(parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
@@ -88,7 +94,7 @@ class Versions(Weights):
         """Makes the next version of the newest one, with the gradients that the parameters have."""
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             master.grad = parameter.grad
-        self._optimizer.step()
+        super().step()
         if self._alive[self._newest] is self._front:
             del self._alive[self._newest]
         self._newest += 1

@@ -142,22 +142,24 @@ def join(job: Job, store: Store, rank: int, size: int, layout: str, backend: str
     Raises
     ------
     Misuse
-        If the ranks do not make whole copies of the group of workers, or a GPU is missing.
+        If the ranks do not make whole copies of the group of workers or run different programs, or a GPU is missing.
     """
     if size % job.workers:
         lower, upper = size // job.workers * job.workers, (size // job.workers + 1) * job.workers
         fitting = f"{lower} or {upper}" if lower else f"{upper}"
         raise Misuse(
-            f"{job.name} runs on {job.workers} workers and torchrun started {size} ranks; "
+            f"{job.name} runs on {job.workers} workers and torchrun started {size} {'rank' if size == 1 else 'ranks'}; "
             f"start a multiple of {job.workers}: --nproc-per-node={fitting}"
         )
     place = Place(rank, job.workers, size // job.workers, layout)
     device = _device(backend)
     limit = timedelta(seconds=timeout)
-    store.set(f"here/{rank}", "1")
-    for other in range(size):
-        learn(
-            store, f"here/{other}", other, f"rank {rank} (worker {place.worker}): wait for all ranks to start", timeout
+    store.set(f"here/{rank}", job.program)
+    what = f"rank {rank} (worker {place.worker}): wait for all ranks to start"
+    if any(learn(store, f"here/{other}", other, what, timeout).decode() != job.program for other in range(size)):
+        raise Misuse(
+            "the ranks run different programs: compile again before they start, or copy the whole directory to every "
+            "machine again"
         )
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=size, timeout=_A_DAY if backend == "gloo" else limit

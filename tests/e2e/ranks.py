@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +13,10 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from chimera_ir.cli import compile_command
+from tests.programs import TORCHRUN
 
 HERE = Path(__file__).resolve().parent
 MODELS = HERE / "models"
-TORCHRUN = str(Path(sys.executable).parent / "torchrun")
 PATIENCE = 400
 
 
@@ -99,7 +98,7 @@ def run_all(folder: Path, ranks: int, jobs: Sequence[Job]) -> dict[str, Outcome]
         for job in jobs
     ]
     (folder / "jobs.json").write_text(json.dumps(listed))
-    command = [TORCHRUN, f"--nproc-per-node={ranks}", str(HERE / "run_jobs.py"), str(folder / "jobs.json")]
+    command = [*TORCHRUN, f"--nproc-per-node={ranks}", str(HERE / "run_jobs.py"), str(folder / "jobs.json")]
     done = subprocess.run(
         command, env=environment(), cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
@@ -117,7 +116,7 @@ def _outcome(folder: Path, job: Job, ranks: int) -> Outcome:
 
 def torchrun(directory: Path, ranks: int, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs one generated program as a user does; ends with everything it said."""
-    command = [TORCHRUN, f"--nproc-per-node={ranks}", str(directory / "train.py"), *arguments]
+    command = [*TORCHRUN, f"--nproc-per-node={ranks}", str(directory / "train.py"), *arguments]
     return subprocess.run(
         command,
         env=environment() | variables,
@@ -131,7 +130,7 @@ def torchrun(directory: Path, ranks: int, *arguments: str, **variables: str) -> 
 
 def interrupted(directory: Path, ranks: int, *arguments: str, when: str) -> tuple[int, str]:
     """As `torchrun`, with Ctrl-C as soon as a line holds ``when``: the exit status, and everything that was said."""
-    command = [TORCHRUN, f"--nproc-per-node={ranks}", str(directory / "train.py"), *arguments]
+    command = [*TORCHRUN, f"--nproc-per-node={ranks}", str(directory / "train.py"), *arguments]
     process = subprocess.Popen(
         command, env=environment(), cwd=directory.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

@@ -1,11 +1,25 @@
 """When something fails, the user reads one message, every rank ends, and nothing hangs."""
 
+import json
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.ranks import MODELS, Job, compiled, interrupted, over_gloo, ranks_left, run_all, torchrun
+from tests.e2e.ranks import (
+    MODELS,
+    PATIENCE,
+    Job,
+    compiled,
+    environment,
+    interrupted,
+    over_gloo,
+    ranks_left,
+    run_all,
+    torchrun,
+)
 
 FAILING = str(MODELS / "failing.py")
 
@@ -27,11 +41,13 @@ def ours(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward", "all-reduce"])
-def test_a_rank_that_is_killed_ends_the_others_with_one_message(two_stages: Path, phase: str) -> None:
+def test_a_rank_that_is_killed_ends_the_others_with_one_message(two_stages: Path, tmp_path: Path, phase: str) -> None:
     width = "3000" if phase == "all-reduce" else "4"
-    arguments = ("--model", FAILING, "--steps", "500", "--timeout", "20")
-    done = torchrun(two_stages, 2, *arguments, FAIL=f"kill-in-{phase}:1:2", WIDTH=width)
+    file = tmp_path / "metrics.json"
+    arguments = ("--model", FAILING, "--steps", "500", "--timeout", "20", "--metrics", str(file))
+    done = torchrun(two_stages, 2, *arguments, FAIL=f"kill-in-{phase}:1:30", WIDTH=width)
     assert done.returncode != 0
+    assert 1 <= len(metrics(file)) <= 30, "those that were over are in the file"
     (message,) = ours(done)
     assert message.startswith("train.py: rank 0 (worker 0): wait ")
     assert "rank 1: the connection was closed" in message
@@ -75,22 +91,29 @@ def test_a_rank_that_hangs_is_named_when_the_time_is_up(two_stages: Path) -> Non
     assert not ranks_left(two_stages)
 
 
+def test_scripts_of_different_programs_are_one_message(two_stages: Path, tmp_path: Path) -> None:
+    other = compiled(tmp_path, "chimera", D=2, N=2)
+    mixed = Path(shutil.copytree(two_stages, tmp_path / "mixed"))
+    shutil.copy(other / "rank_1.py", mixed)
+    done = torchrun(mixed, 2, "--model", FAILING)
+    assert done.returncode != 0
+    (message,) = ours(done)
+    assert message.startswith(f"train.py: {mixed / 'rank_1.py'} is of another program than train.py: compile again")
+
+
 def test_ctrl_c_ends_cleanly_and_keeps_the_metrics(two_stages: Path, tmp_path: Path) -> None:
-    metrics = tmp_path / "metrics.json"
-    arguments = ("--model", FAILING, "--steps", "100000", "--metrics", str(metrics))
+    file = tmp_path / "metrics.json"
+    arguments = ("--model", FAILING, "--steps", "100000", "--metrics", str(file))
     status, said = interrupted(two_stages, 2, *arguments, when=" 5/100000")
     assert status != 0
     assert said.count("train.py: interrupted") == 1
     assert "rank_0.py" not in said, "no traceback of ours"
-    assert '"loss": [' in metrics.read_text()
+    assert len(metrics(file)) >= 5
     assert not ranks_left(two_stages)
 
 
 MISTAKES = {
-    "raise-in-forward:1:2": "failing.py:57 in forward: ValueError: forward went wrong",
-    "raise-in-backward:1:2": "failing.py:36 in backward: ValueError: backward went wrong",
     "change-shape:0:2": "stage 0 returned for micro-batch 0: tensor 0 is (2, 4) torch.float32 and was (1, 4)",
-    "build-raises": "failing.py:76 in build_stage: KeyError: 'no such layer'",
     "build-returns-none": "build_stage(0, 2) returned None, not a torch.nn.Module",
     "returns-list": "stage 0 returned a list; return a tensor or a tuple of tensors",
     "loss-of-two": "loss returned a tensor of shape (2,); return the mean over the micro-batch",
@@ -133,6 +156,144 @@ def test_mistakes_of_the_model_and_the_command_line_are_one_clear_message(two_st
         assert said.count("train.py:") == 1, f"{name}: one message on one rank: {said}"
         assert "Traceback" not in said, name
         assert "0" not in outcome.statuses, f"{name}: {outcome.statuses}"
+
+
+SPECIAL = {
+    "plain": "ValueError: went wrong",
+    "exit": "SystemExit: 0",
+    "interrupt": "KeyboardInterrupt",
+    "unprintable": "Unprintable: (its message cannot be shown: __str__ raises an error)",
+    "chained": "Custom: went wrong",
+}
+
+RAISING = {
+    "import": ("importing the model file", "<module>", 2),
+    "build_stage": ("build_stage(1, 2)", "build_stage", 2),
+    "to": ("placing stage 1 on cpu", "_apply", 2),
+    "dataset": ("dataset()", "dataset", 2),
+    "__len__": ("the length of the dataset", "__len__", 2),
+    "__getitem__": ("an item of the dataset", "__getitem__", 2),
+    "optimizer": ("optimizer(parameters)", "optimizer", 2),
+    "step": ("the optimizer's step", "step", 1),
+    "forward": ("the forward of stage 1", "forward", 1),
+    "backward": ("the backward of stage 1", "backward", 1),
+    "loss": ("the loss", "loss", 1),
+}
+"""Every function of the model file: what is said of an error in it, the function's name, and how the rank ends."""
+
+LATER = {"__getitem__": 12, "step": 3, "forward": 11, "backward": 11, "loss": 11}
+"""The call in which those that are called while training raise theirs."""
+
+ELSEWHERE = {
+    "collate": ("default_collate of a micro-batch: RuntimeError: stack expects each tensor to be equal size", 2),
+    "rate": ("optimizer(parameters): ", 2),
+    "shape": ("the forward of stage 0: ", 1),
+}
+"""Errors that torch raises in what it is given by the model file."""
+
+
+def test_an_error_in_any_function_of_the_model_file_is_told_with_the_users_traceback(
+    tmp_path: Path,
+) -> None:
+    """On one rank of two: once, with the rank; the other one ends as well."""
+    directory = compiled(tmp_path, "dapple", D=2, N=4)
+    cases = [
+        (where, kind, call)
+        for number, where in enumerate(RAISING)
+        for kind, call in (("plain", LATER.get(where, 1)), (list(SPECIAL)[1 + number % 4], 1))
+    ]
+    arguments = ("--steps", "9", "--micro-batch-size", "2")
+    listed = [
+        Job(f"{where}-{kind}", directory, arguments, "raising.py", {"RAISE": f"{where}:{kind}:{call}:1"})
+        for where, kind, call in cases
+    ]
+    outcomes = run_all(tmp_path, 2, listed)
+    for job, (where, kind, _) in zip(listed, cases, strict=True):
+        outcome = outcomes[job.name]
+        doing, function, status = RAISING[where]
+        said = "".join(outcome.said)
+        assert said.count("train.py:") == 1, f"{job.name}: {said}"
+        (headline,) = (line for line in said.splitlines() if line.startswith("train.py:"))
+        assert headline.startswith(f"train.py: rank 1: {doing}: "), job.name
+        assert headline.endswith(f"raising.py:{line_of(kind)} in reach: {SPECIAL[kind]}"), headline
+        assert said.count("Traceback") == (2 if kind == "chained" else 1), said
+        assert f"in {function}\n    reach(" in said, said
+        assert "support/" not in said, f"{job.name}: frames of ours: {said}"
+        assert outcome.statuses[1] == str(status), f"{job.name}: {outcome.statuses}"
+        assert outcome.statuses[0] != "0", f"{job.name}: {outcome.statuses}"
+
+
+def line_of(kind: str) -> int:
+    """Where raising.py raises an error of a kind."""
+    raises = {"exit": "SystemExit(0)", "interrupt": "KeyboardInterrupt", "unprintable": "Unprintable"}
+    wanted = raises.get(kind, 'Custom("went' if kind == "chained" else 'ValueError("went')
+    lines = (MODELS / "raising.py").read_text().splitlines()
+    (number,) = (number for number, line in enumerate(lines, 1) if line.strip().startswith(f"raise {wanted}"))
+    return number
+
+
+def test_errors_of_torch_in_what_the_model_file_gives_it_are_the_model_files(two_stages: Path, tmp_path: Path) -> None:
+    arguments = ("--steps", "9", "--micro-batch-size", "2")
+    listed = [Job(name, two_stages, arguments, "raising.py", {"RAISE": f"{name}:plain:1:0"}) for name in ELSEWHERE]
+    for name, outcome in run_all(tmp_path, 2, listed).items():
+        words, status = ELSEWHERE[name]
+        said = "".join(outcome.said)
+        assert words in said, f"{name}: {said}"
+        assert said.count("train.py:") == 1, said
+        assert "fault of the generated program" not in said
+        assert str(status) in outcome.statuses
+        assert "0" not in outcome.statuses
+
+
+def metrics(path: Path) -> list[float]:
+    """The losses in a file of metrics, which is whole."""
+    numbers = json.loads(path.read_text())
+    assert list(numbers) == ["loss", "step_seconds", "cpu_seconds"]
+    assert len({len(column) for column in numbers.values()}) == 1
+    losses: list[float] = numbers["loss"]
+    return losses
+
+
+def test_metrics_that_cannot_be_written_at_the_end_are_a_message_after_training(
+    two_stages: Path, tmp_path: Path
+) -> None:
+    """Their directory goes away while the ranks train: these train on, and rank 0 says so at the end."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    arguments = ("--steps", "9", "--metrics", str(gone / "metrics.json"))
+    environment = {"RAISE": "step:remove:9:1", "GONE": str(gone)}
+    (outcome,) = run_all(tmp_path, 2, [Job("gone", two_stages, arguments, "raising.py", environment)]).values()
+    status, other = outcome.statuses
+    assert (status, other) in (("2", "0"), ("2", "143")), "torchrun ends the other rank if it is not through yet"
+    assert "step 9/9" in outcome.said[0]
+    assert outcome.said[0].splitlines()[-1].startswith(f"train.py: --metrics {gone}/metrics.json: No such file")
+
+
+@pytest.mark.parametrize(
+    ("redirected", "steps", "status", "updates"),
+    [
+        ("2>&-", "none", 2, None),
+        (">/dev/full 2>&1", "none", 2, None),
+        (">/dev/full", "3", 2, 3),
+        (">&- 2>&-", "3", 2, 3),
+        ("> >(true)", "3", 0, 3),
+    ],
+)
+def test_a_rank_trains_on_without_standard_streams_and_ends_with_its_status(
+    tmp_path: Path, redirected: str, steps: str, status: int, updates: int | None
+) -> None:
+    """It alone is all ranks of the job."""
+    directory, file = compiled(tmp_path, "dapple", D=1, N=1), tmp_path / "metrics.json"
+    words = [sys.executable, str(directory / "train.py"), "--model", FAILING, "--steps", steps, "--metrics", str(file)]
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = subprocess.run(
+        ["bash", "-c", f'exec "$@" {redirected}', "bash", *words],
+        env=environment() | variables,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == status
+    assert updates is None or len(metrics(file)) == updates
 
 
 def test_a_world_of_the_wrong_size_is_one_clear_message(two_stages: Path) -> None:

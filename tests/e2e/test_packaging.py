@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import venv
 import zipfile
@@ -14,6 +13,7 @@ import pytest
 
 import chimera_ir
 from tests.e2e.ranks import compiled
+from tests.programs import program
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,7 +67,8 @@ def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
     python = folder / "bin" / "python"
     call(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", built[1])
     packages = Path(call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    (packages / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    lent = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    (packages / "lent.pth").write_text("\n".join(lent) + "\n")
     where = Path(call(python, "-c", "import chimera_ir; print(chimera_ir.__file__)").strip())
     assert where.is_relative_to(folder)
     return folder / "bin"
@@ -108,7 +109,7 @@ def test_an_installed_wheel_knows_its_version_and_needs(installed: Path) -> None
 
 
 def test_the_install_of_this_environment_works_from_anywhere(tmp_path: Path) -> None:
-    script = Path(sys.executable).parent / "chimera-compile"
+    script = program("chimera-compile", "chimera_ir")
     assert "chimera" in call(script, "--list")
     call(script, "chimera", "--set", "N=6", "--out", tmp_path / "editable")
     assert bytes_of(tmp_path / "editable") == bytes_of(compiled(tmp_path, "chimera", N=6))

@@ -10,7 +10,8 @@ import pytest
 
 from chimera_ir.profile.read import read_cluster
 from chimera_ir.source import Source
-from tests.e2e.ranks import PATIENCE, TORCHRUN, environment
+from tests.e2e.ranks import PATIENCE, environment
+from tests.programs import TORCHRUN
 
 pytestmark = pytest.mark.e2e
 
@@ -29,7 +30,16 @@ if os.environ["RANK"] == "1":
 
 
 def launched(program: str, ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [TORCHRUN, f"--nproc-per-node={ranks}", "--no-python", sys.executable, "-c", program, "links", *arguments]
+    command = [
+        *TORCHRUN,
+        f"--nproc-per-node={ranks}",
+        "--no-python",
+        sys.executable,
+        "-c",
+        program,
+        "links",
+        *arguments,
+    ]
     return subprocess.run(
         command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False
     )

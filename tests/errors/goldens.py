@@ -1,7 +1,9 @@
-"""A file with a mistake beside the message that it gets."""
+"""A file with a mistake beside the message that it gets, and the messages that there are."""
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.diagnostics.render import render_all
@@ -16,3 +18,13 @@ def compare(path: Path, found: Sequence[Diagnostic], source: Source, update: boo
     if update:
         expected.write_text(said, encoding="utf-8")
     assert said == expected.read_text(encoding="utf-8")
+
+
+def classes(catalogues: Sequence[ModuleType]) -> dict[str, type[Diagnostic]]:
+    """The messages of some catalogues, by the names of their classes."""
+    return {
+        name: member
+        for catalogue in catalogues
+        for name, member in vars(catalogue).items()
+        if inspect.isclass(member) and issubclass(member, Diagnostic) and hasattr(member, "code")
+    }

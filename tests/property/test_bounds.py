@@ -1,6 +1,6 @@
 """Whatever a scheme says: what its program needs lies between what the planner knows without messages."""
 
-from hypothesis import assume, event, given, settings
+from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from chimera_ir.diagnostics.model import Rejected
@@ -9,6 +9,7 @@ from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.source import Source
 from chimera_ir.syntax.change import Change
 from chimera_ir.syntax.parser import parse
+from tests.repeatable import examples
 from tests.unit.bounded import bounded
 
 LIMIT = 20_000
@@ -67,19 +68,19 @@ def assert_bounds_hold(text: str, costs: tuple[StageCosts, ...], recompute: bool
     change = Change(recompute)
     one = Compiled(parse(Source("a.chim", text)), (), change, LIMIT, trusted=False)
     try:
-        one.schedule(change)
+        one.check(change)
     except Rejected:
         assume(False)
     event("bounded" if bounded(one, change, costs) else "weighed")
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(texts(asynchronous=False), costs(), st.booleans())
 def test_with_a_flush(text: str, costs: tuple[StageCosts, ...], recompute: bool) -> None:
     assert_bounds_hold(text, costs, recompute)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(texts(asynchronous=True), costs(), st.booleans())
 def test_without_a_flush(text: str, costs: tuple[StageCosts, ...], recompute: bool) -> None:
     assert_bounds_hold(text, costs, recompute)

@@ -1,6 +1,6 @@
 """Whatever an asynchronous scheme says: it is rejected, or its lanes repeat as the plan says they do."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chimera_ir.diagnostics.model import Rejected
@@ -10,9 +10,10 @@ from chimera_ir.lower.order import order
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
 from chimera_ir.verify.repeats import repeats
+from tests.repeatable import examples
 
 LIMIT = 20_000
-_SOME = settings(max_examples=200, deadline=None)
+_SOME = examples(200)
 
 
 @st.composite

@@ -4,7 +4,7 @@ import random
 from contextlib import suppress
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chimera_ir.diagnostics.model import Rejected
@@ -17,8 +17,9 @@ from chimera_ir.source import Source
 from chimera_ir.verify.verify import verify_program, verify_schedule
 from tests.property.programs import one_direction, plans, two_directions
 from tests.property.updates import both_ways, double_buffered, every_one, instance, schedule
+from tests.repeatable import examples
 
-_FEW = settings(max_examples=150, deadline=None)
+_FEW = examples(150)
 _TEXTS = [show(lower(order(two_directions(4, 4)))), show(instance(every_one(3), 9))]
 _ODD = st.sampled_from("Fm0 s1->2wrecv\n\r\t\0:.#@=<-[]{}()\x85\u2028ü٣") | st.characters()
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chimera_ir.cost.model import Costs
@@ -24,9 +24,10 @@ from tests.literature.test_facts import schedule
 from tests.property.programs import random_plan
 from tests.property.streams import one_forward_one_backward, random_stream
 from tests.property.test_random_schemes import compiled
+from tests.repeatable import examples
 from tests.simulator import Simulator
 
-_FEW = settings(max_examples=150, deadline=None)
+_FEW = examples(150)
 SHARING = [
     *(("chimera", {"D": D, "N": N}) for D, N in ((4, 4), (4, 12), (6, 6), (8, 8))),
     *((name, {"D": D, "N": 8}) for name in ("chimera_doubling", "chimera_halving") for D in (4, 8)),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chimera_ir.diagnostics.model import Rejected
@@ -15,6 +15,7 @@ from chimera_ir.syntax import ast
 from chimera_ir.syntax.parser import parse
 from chimera_ir.syntax.printer import show
 from chimera_ir.syntax.spelling import KEYWORDS
+from tests.repeatable import examples
 
 HERE = Span(0, 0)
 LIBRARY = sorted(schemes().glob("*.chim"))
@@ -139,7 +140,7 @@ def test_any_sequence_of_words_is_a_scheme_or_is_rejected(text: str) -> None:
     compile_or_reject("scheme a(D = 4)\n" + text)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.sampled_from(TEXTS), st.data())
 def test_a_damaged_scheme_is_a_scheme_or_is_rejected(text: str, data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 3))):

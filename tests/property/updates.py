@@ -6,6 +6,8 @@ endless lane as docs/ir.md says; then what is about no micro-batch and no update
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from itertools import pairwise
+from math import lcm
 from typing import NamedTuple
 
 from chimera_ir.ir.ids import Micro, Stage, Version, Worker
@@ -59,6 +61,13 @@ def both_ways(per_update: int) -> Stream:
     )
 
 
+def in_turns(workers: int, late: int) -> Stream:
+    """A whole model on every worker, each of which makes every so manieth update alone; it reads what is so late."""
+    return Stream(
+        [[worker] for worker in range(workers)], 1, lambda j, s: 2 * j, lambda j, s: 2 * j + 1, lambda m, s: m - late
+    )
+
+
 def _one_way(depth: int, per_update: int, reads: Callable[[int, int], int]) -> Stream:
     clocks = (lambda j, s: 2 * j + s, lambda j, s: 2 * j + 2 * depth - 1 - s)
     return Stream([list(range(depth))], per_update, *clocks, reads)
@@ -72,10 +81,11 @@ def instance(stream: Stream, updates: int) -> Program:
 def schedule(stream: Stream, updates: int) -> Schedule:
     """The schedule of the first updates."""
     micros, pipes, depth = updates * stream.per_update, len(stream.places), len(stream.places[0])
+    workers = _workers(stream)
     header = Header(
         scheme="stream",
         parameters=(),
-        workers=depth,
+        workers=workers,
         stages=depth,
         micro_batches=micros,
         pipes=tuple(
@@ -83,15 +93,19 @@ def schedule(stream: Stream, updates: int) -> Schedule:
             for p, place in enumerate(stream.places)
         ),
         updates=updates,
-        period=stream.per_update,
+        period=lcm(stream.per_update, pipes),
     )
-    lanes = (_endless(stream, updates, worker) for worker in range(depth))
+    lanes = (_endless(stream, updates, worker) for worker in range(workers))
     return Schedule(header, tuple(tuple(_computes(stream, lane, micros)) for lane in lanes))
 
 
 def synchronised(stream: Stream, updates: int) -> tuple[tuple[Instruction, ...], ...]:
     """The lanes of the first updates, without messages."""
-    return tuple(tuple(_lane(stream, updates, worker)) for worker in range(len(stream.places[0])))
+    return tuple(tuple(_lane(stream, updates, worker)) for worker in range(_workers(stream)))
+
+
+def _workers(stream: Stream) -> int:
+    return 1 + max(worker for place in stream.places for worker in place)
 
 
 class _Endless(NamedTuple):
@@ -139,18 +153,54 @@ def _placed(
     after: dict[int, list[Instruction]] = defaultdict(list)
     for stage in sorted({Stage(each.stage) for each in endless}):
         here = [(index, each) for index, each in enumerate(endless) if each.stage == stage]
-        for k in range(updates):
+        for k in range(-1, updates):
             made, old = Version(k + 1), Version(k)
-            last = max(i for i, each in here if each.backward and each.micro // stream.per_update == k)
-            readers = [i for i, each in here if stream.reads(each.micro, stage) == k]
-            use = min(
-                i
-                for i, each in here
-                if stream.reads(each.micro, stage) == made or (each.backward and each.micro // stream.per_update > k)
+            added, next_added = (
+                [i for i, each in here if each.backward and each.micro // stream.per_update == number]
+                for number in (k, k + 1)
             )
-            stashed = max(readers) >= use
-            after[last].append(AllReduce(stage, version=made))
-            before[use] += [WaitAllReduce(stage, version=made), *([Stash(stage, old)] if stashed else [])]
-            before[use].append(Step(stage, version=made))
-            after[max(readers)] += [Drop(stage, old)] if stashed else []
+            readers = [i for i, each in here if stream.reads(each.micro, stage) == k]
+            use = min(i for i, each in here if _uses(stream, each, k))
+            if not next_added:
+                settled = _behind_sum(stream, updates, stage, k)
+                use = min(use, next(i for i, each in enumerate(endless) if each in settled))
+            stashed = max(readers, default=-1) >= use
+            if k >= 0:
+                if added:
+                    after[max(added)].append(AllReduce(stage, version=made))
+                before[use] += [WaitAllReduce(stage, version=made), *([Stash(stage, old)] if stashed else [])]
+                before[use].append(Step(stage, version=made))
+                after[max(readers, default=-1)] += [Drop(stage, old)] if stashed else []
+            if not next_added and k + 1 < updates:
+                before[use].append(AllReduce(stage, version=Version(made + 1)))
     return before, after
+
+
+def _uses(stream: Stream, each: _Endless, update: int) -> bool:
+    """Whether an operation needs the step of an update of its stage, or its memory for gradients."""
+    newer = each.backward and each.micro // stream.per_update > update
+    return newer or stream.reads(each.micro, each.stage) > update
+
+
+def _behind_sum(stream: Stream, updates: int, stage: int, update: int) -> set[_Endless]:
+    """All operations that come after the sum of an update: by data, by their place in a lane, or by another sum."""
+    lanes = [_endless(stream, updates, worker) for worker in range(_workers(stream))]
+    operations = {(each.micro, each.stage, each.backward): each for lane in lanes for each in lane}
+    following = dict(pair for lane in lanes for pair in pairwise(lane))
+    last = len(stream.places[0]) - 1
+
+    def behind(stage: int, update: int) -> list[_Endless]:
+        return [each for each in operations.values() if each.stage == stage and _uses(stream, each, update)]
+
+    todo, seen = behind(stage, update), set[_Endless]()
+    while todo:
+        each = todo.pop()
+        if each in seen:
+            continue
+        seen.add(each)
+        todo += [following[each]] if each in following else []
+        forward = (each.micro, each.stage + 1, False) if each.stage < last else (each.micro, last, True)
+        data = [(each.micro, each.stage - 1, True)] if each.backward else [forward, (each.micro, each.stage, True)]
+        todo += [operations[key] for key in data if key in operations]
+        todo += behind(each.stage, each.micro // stream.per_update) if each.backward else []
+    return seen

@@ -20,10 +20,11 @@ def bounded(one: Compiled, change: Change, costs: tuple[StageCosts, ...]) -> boo
     Rejected
         If the scheme says nothing that can be run.
     """
-    program = one.lowered(change)
-    setting = Setting(costs[: program.header.stages], ALONE, 1, 1)
+    one.check(change)
+    setting = Setting(costs[: one.header(change).stages], ALONE, 1, 1)
+    program = one.lowered(change, setting)
     needed = [each.total for each in memory(program, setting)]
-    sketched, held = one.sketch(change)
+    sketched, held = one.sketch(change, setting)
     assert [each.total for each in memory(sketched, setting, held)] == needed
     assert [dict(each.copies) for each in holdings(program)] == list(one.copies)
     at_least, at_most = least(one, change, setting), most(one, change, setting)

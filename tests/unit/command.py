@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.programs import COMPILE
+
 TINY = """\
 scheme tiny(D = 2)
 workers D
@@ -44,7 +46,7 @@ Run = Callable[..., Ended]
 def shell(*arguments: str, **options: object) -> subprocess.CompletedProcess[bytes]:
     """Calls the program as a process of its own."""
     settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": 60, "check": False} | options
-    return subprocess.run([str(Path(sys.executable).parent / "chimera-compile"), *arguments], **settings)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run([*COMPILE, *arguments], **settings)  # type: ignore[call-overload, no-any-return]
 
 
 def on_a_terminal(

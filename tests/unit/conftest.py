@@ -1,22 +1,20 @@
-"""What the unit tests share: the command line as a function."""
+"""What the unit tests share: the command lines as functions."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from chimera_ir import tracer as tracing
-from chimera_ir.cli import main
+from chimera_ir import cli, planner, tracer
 from tests.unit.command import Ended, Run
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Calls the entry point in an empty directory."""
-    monkeypatch.chdir(tmp_path)
-
+def _calling(
+    main: Callable[[], object], name: str, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch
+) -> Run:
     def call(*arguments: object) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["chimera-compile", *map(str, arguments)])
+        patch.setattr(sys, "argv", [name, *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
             main()
         said = capsys.readouterr()
@@ -27,14 +25,19 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 
 
 @pytest.fixture
-def tracer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Calls `chimera-compile` in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+    return _calling(cli.main, "chimera-compile", capsys, monkeypatch)
+
+
+@pytest.fixture(name="planner")
+def _planner(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Calls `chimera-plan`."""
+    return _calling(planner.main, "chimera-plan", capsys, monkeypatch)
+
+
+@pytest.fixture(name="tracer")
+def _tracer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Calls `chimera-trace`."""
-
-    def call(*arguments: object) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["chimera-trace", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            tracing.main()
-        said = capsys.readouterr()
-        return Ended(int(end.value.code or 0), said.out, said.err)
-
-    return call
+    return _calling(tracer.main, "chimera-trace", capsys, monkeypatch)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +16,10 @@ from tests.unit.command import TINY, Ended, Run, contents, on_a_terminal
 
 MIDDLE = Path(__file__).resolve().parent.parent / "errors" / "middle"
 WARNED = str(MIDDLE / "falling_clock_without_a_cycle.chim")
-KEEPING = "from chimera_ir import cache, cli; cache.WORTHWHILE = cache.SETTLED = 0.0; cli.main()"
+KEEPING = (
+    "from chimera_ir import cache, cli, progress;"
+    "cache.WORTHWHILE = cache.SETTLED = 0.0; progress.AFTER = 3600.0; cli.main()"
+)
 ANSWER = Answer(("a warning",), "a table\n", Output("tiny", 2, {"train.py": "pass\n", "support/x.py": ""}))
 
 
@@ -306,13 +310,29 @@ def test_a_cache_that_cannot_be_written_is_none(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "loop"]
 
 
-def test_a_directory_in_the_place_of_an_answer_does_not_matter(run: Run, kept: Path) -> None:
+PLACED = {
+    "directory": Path.mkdir,
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "link to nothing": lambda path: path.symlink_to("nowhere"),
+    "huge": lambda path: path.touch() or os.truncate(path, cache.LIMIT + 1),
+}
+
+
+@pytest.mark.parametrize("make", PLACED.values(), ids=PLACED.keys())
+def test_what_is_no_answer_in_the_place_of_one_does_not_matter(
+    run: Run, kept: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], object]
+) -> None:
     first = run("chimera", "--emit", "report")
     (file,) = kept.iterdir()
     file.unlink()
-    file.mkdir()
+    make(file)
+    make(kept / f"{'0' * 64}.json")
     assert run("chimera", "--emit", "report") == first
-    assert list(kept.iterdir()) == [file]
+    assert file in kept.iterdir()
+    monkeypatch.setattr(cache, "LIMIT", 0)
+    assert run("chimera", "--set", "D=2", "--emit", "report").status == 0
+    assert all(path.is_dir() for path in kept.iterdir()), "what can be dropped is"
 
 
 def test_beyond_the_limit_what_was_used_least_recently_goes_and_files_of_others_stay(

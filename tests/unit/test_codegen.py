@@ -1,6 +1,7 @@
 """The scripts that are generated: a lane of the program, line by line, and nothing that a scheme could smuggle in."""
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,8 +17,10 @@ from chimera_ir.codegen.render import scripts
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.driver import Level, Request, compile_ir, compile_scheme, files
 from chimera_ir.ir.text.printer import show
+from chimera_ir.resources import templates
 from chimera_ir.source import Source
 from chimera_ir.verify.verify import Verified
+from tests.programs import program
 from tests.unit.journal import Journal, fake_join, fake_part, groups_of, one_by_one
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -86,10 +89,43 @@ def test_a_rank_script_reads_as_its_lane(update_goldens: bool) -> None:
     """Two stages, two micro-batches, one in each direction: by eye against schedule.sir."""
     written = scripts(compiled(("chimera", (("D", 2), ("N", 2)))))
     for name in ("rank_0.py", "train.py"):
-        golden = GOLDEN / f"{name}.two_directions_D2_N2.txt"
+        golden, text = GOLDEN / f"{name}.two_directions_D2_N2.txt", DIGEST.sub("<digest>", written[name])
         if update_goldens:
-            golden.write_text(written[name])
-        assert written[name] == golden.read_text()
+            golden.write_text(text)
+        assert text == golden.read_text()
+
+
+DIGEST = re.compile(r"\b[0-9a-f]{16}\b")
+"""Of a program, the runtime included."""
+
+
+def test_programs_have_the_same_digest_only_if_all_of_their_files_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = [*CASES, ("chimera", (("D", 4), ("N", 4), ("f", 2)))]
+    found = {named(case): scripts(compiled(case)) for case in cases}
+    folder = shutil.copytree(templates(), tmp_path / "templates")
+    monkeypatch.setattr("chimera_ir.codegen.render.templates", lambda: folder)
+    for changed in ("runtime.py", "support/job.py", "rank.py.j2", "train.py.j2"):
+        with (folder / changed).open("a") as file:
+            file.write("# another version of the compiler\n")
+        found[changed] = scripts(compiled(cases[0]))
+    digests = {name: {*DIGEST.findall("".join(written.values()))} for name, written in found.items()}
+    assert all(len(digest) == 1 for digest in digests.values())
+    for name, (digest,) in digests.items():
+        assert f'PROGRAM = "{digest}"' in found[name]["rank_0.py"]
+        assert f'program="{digest}"' in found[name]["train.py"]
+    assert len(set.union(*digests.values())) == len({tuple(sorted(written.items())) for written in found.values()})
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_the_runtime_comes_first_then_the_ranks_and_train_last(case: Any) -> None:
+    """That a rank's script is of a program says so of all that was imported before it."""
+    written = scripts(compiled(case))
+    order = [2 if name == "train.py" else int(name.startswith("rank_")) for name in written]
+    assert order == sorted(order)
+    assert order[0] == 0
+    assert order[-2:] == [1, 2]
 
 
 UNSPOKEN = re.compile(
@@ -127,8 +163,15 @@ def test_a_linter_finds_no_undefined_or_unused_name(tmp_path: Path) -> None:
     for case in CASES:
         for worker, text in enumerate(ranks(scripts(compiled(case)))):
             (tmp_path / f"{named(case).replace(' ', '_')}_{worker}.py").write_text(text)
-    ruff = str(Path(sys.executable).parent / "ruff")
-    command = [ruff, "check", "--isolated", "--no-cache", "--select", "F,E7,E9,W,PLE,B", str(tmp_path)]
+    command = [
+        program("ruff", "ruff"),
+        "check",
+        "--isolated",
+        "--no-cache",
+        "--select",
+        "F,E7,E9,W,PLE,B",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout
 

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chimera_ir.cost.memory import activations, held
@@ -11,6 +11,7 @@ from chimera_ir.cost.simulate import Timeline, simulate
 from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.ir.ops import Backward, Compute, Forward
+from tests.repeatable import examples
 from tests.unit.clocked import all_then_all, one_direction, two_directions
 
 
@@ -213,7 +214,7 @@ def starts(timeline: Timeline) -> dict[Place, Fraction]:
     return {(w, i): t.start * timeline.tick for w, lane in enumerate(timeline.lanes) for i, t in enumerate(lane)}
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(schedules(micros=3, stages=4), prices)
 def test_the_timeline_is_the_one_found_by_relaxation(schedule: Schedule, costs: Costs) -> None:
     timeline = simulate(schedule, costs)
@@ -225,7 +226,7 @@ def test_the_timeline_is_the_one_found_by_relaxation(schedule: Schedule, costs: 
     )
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(schedules(micros=2, stages=2), prices | st.just(Costs()) | st.just(Costs(B=Fraction(1))))
 def test_the_critical_path_is_the_longest_of_all_with_the_most_backwards(schedule: Schedule, costs: Costs) -> None:
     at, before = places(schedule), edges(schedule)

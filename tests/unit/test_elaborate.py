@@ -56,6 +56,10 @@ def value(formula: str, before: str = "") -> int:
         ("if 1 < 2 <= 2 then 5 else 1/0", 5),
         ("if 2 < 1 and 1/0 == 0 or not 1 == 2 then 1 else 0", 1),
         ("if m == 0 or 1/m == 0 then 3 else 4", 3),
+        ("if 1 < 0 then 7 / (if 0 < 1 then 0 else m) else 5", 5),
+        ("if 1 < 0 then 7 % (if 0 < 1 then -1 else m) else 5", 5),
+        ("if 1 < 0 then share(2, 2, if 0 < 1 then 2 else m) else 5", 5),
+        ("if 1 < 0 then 9223372036854775807 + (if 0 < 1 then 1 else m) else 5", 5),
         ("9223372036854775807 - m", 2**63 - 1),
         ("-9223372036854775807 + s", -(2**63) + 1),
     ],
@@ -137,13 +141,20 @@ def test_a_setting_of_no_parameter_is_no_mistake_of_the_scheme() -> None:
 
 def test_operations_are_counted_before_they_are_enumerated() -> None:
     pipe = "pipe p { stages s in 0..D on s micros m in 0..N F(m, s) @ m when m < 0 }"
-    huge = 10**12
-    assert codes(f"scheme a(D = 4, N = 4) {pipe}", N=huge) == ["TooManyOperations"]
-    assert codes(f"scheme a(D = 4, N = 4) {pipe}", D=huge, N=1) == ["TooManyOperations"]
-    assert codes(f"scheme a(D = 4, N = 4) {pipe.replace('p {', 'p[i in 0..N] {')}", N=huge) == ["TooManyPipes"]
-    assert codes(f"scheme a(D = 4, N = 4) workers N {pipe.replace('0..N', '0..1')}", N=huge) == ["IdleWorker"]
+    assert codes(f"scheme a(D = 4, N = 4) {pipe}", N=10**6) == ["TooManyOperations"]
+    assert codes(f"scheme a(D = 4, N = 4) {pipe}", D=60_000, N=20) == ["TooManyOperations"]
     assert codes(f"scheme a(D = 4, N = 4) {pipe}", limit=15) == ["TooManyOperations"]
     assert plan_of(f"scheme a(D = 4, N = 4) {pipe}").operations == ()
+
+
+def test_stages_workers_micro_batches_and_pipes_are_counted_before_they_are_enumerated() -> None:
+    pipe = "pipe p { stages s in 0..D on s micros m in 0..N F(m, s) @ m when m < 0 }"
+    for huge in (10**7, 10**12, 2**63 - 1):
+        assert codes(f"scheme a(D = 4, N = 4) {pipe}", N=huge) == ["TooMany"]
+        assert codes(f"scheme a(D = 4, N = 4) {pipe}", D=huge) == ["TooMany"]
+        assert codes(f"scheme a(D = 4, N = 4) {pipe.replace('p {', 'p[i in 0..N] {')}", N=huge) == ["TooMany"]
+        assert codes(f"scheme a(D = 4, N = 4) workers N {pipe.replace('0..N', '0..1')}", N=huge) == ["TooMany"]
+        assert codes(f"scheme a(D = 4, N = 4) {pipe.replace('0..N', '-N..N')}", N=huge) == ["TooMany"]
 
 
 def test_a_failed_requirement_explains_what_follows_from_it() -> None:

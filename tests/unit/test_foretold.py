@@ -13,7 +13,7 @@ import pytest
 
 from chimera_ir.command import WRONG_COMMAND, WRONG_TEXT
 from chimera_ir.ir.levels import Program
-from chimera_ir.ir.ops import Backward, Forward, Instruction, Send
+from chimera_ir.ir.ops import Backward, Forward, Instruction
 from chimera_ir.ir.text.printer import show
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.replay import pace, replay
@@ -25,7 +25,7 @@ from chimera_ir.source import Source
 from chimera_ir.trace.compare import Comparison, compare
 from chimera_ir.trace.forecast import play
 from chimera_ir.trace.foretold import foretell, foretold
-from chimera_ir.trace.read import About, BadTrace, Trace, read
+from chimera_ir.trace.read import About, Trace, read
 from chimera_ir.trace.spans import Kind, recorded
 from tests.property.test_replay import random_setting
 from tests.simulator import Simulator
@@ -253,13 +253,6 @@ def test_copies_and_layout_are_those_of_the_run() -> None:
     assert (setting.copies, setting.micro_batch_size, setting.replica_layout) == (3, 1, True)
 
 
-def test_a_program_that_was_never_verified_is_not_replayed() -> None:
-    _, program = compiled("dapple", D=2, N=2)
-    broken = replace(program, lanes=tuple(tuple(e for e in lane if not isinstance(e, Send)) for lane in program.lanes))
-    with pytest.raises(BadTrace, match="breaks a rule: it is not what chimera-compile wrote"):
-        foretold(Trace(about(), broken, ()), inputs())
-
-
 def test_training_needs_a_device_for_a_profile_that_counts_work() -> None:
     _, program = compiled("dapple", D=2, N=2)
     with pytest.raises(Unfit) as unfit:
@@ -291,6 +284,12 @@ def test_the_command_says_which_prediction_it_compares_with(tmp_path: Path, trac
     told = json.loads(tracer(directory, *files, "--json").out)
     assert told["prediction"] == {"profile": "two layers", "cluster": "a desk"}
     assert told["step_seconds"]["predicted"] == pytest.approx(0.00686)
+
+
+def test_what_the_files_warn_of_is_said(tmp_path: Path, tracer, files) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "m.profile.toml").write_text(f"{PROFILE}# warning: stage 0 is too noisy to use\n")
+    ended = tracer(traced.write(tmp_path / "t"), *files)
+    assert (ended.status, ended.err) == (0, f"warning: {files[1]}: stage 0 is too noisy to use\n")
 
 
 def test_without_the_files_it_is_the_run_s_own(tmp_path: Path, tracer) -> None:  # type: ignore[no-untyped-def]

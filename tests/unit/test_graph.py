@@ -1,7 +1,7 @@
 """The DAG: its nodes and edges on the smallest cases, its orders and cycles against plain definitions."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from chimera_ir.graph.build import Edge, build
 from chimera_ir.ir.levels import Schedule
@@ -11,6 +11,7 @@ from chimera_ir.lower.order import order
 from chimera_ir.source import Source
 from tests.property.programs import one_direction, plans, two_directions
 from tests.property.updates import both_ways, schedule
+from tests.repeatable import examples
 
 
 def read(text: str) -> Schedule:
@@ -104,7 +105,7 @@ def test_a_cycle_is_found_and_is_shortest():
         _ = dag.topological
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(plans)
 def test_an_order_or_a_cycle(plan):
     dag = build(order(plan))

@@ -1,4 +1,3 @@
-import os
 import re
 from collections import Counter
 from fractions import Fraction
@@ -47,11 +46,11 @@ def lanes(drawn: Text) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "drawn"), [("svg", svg.draw), ("txt", lambda t: terminal.draw(t, 80).plain + "\n")])
-def test_the_picture_of_four_stages_is_the_golden_one(name: str, drawn: object) -> None:
-    """The bottom right of the paper's schedule figure (section 3.1); UPDATE_GOLDENS=1 writes it anew."""
+def test_the_picture_of_four_stages_is_the_golden_one(name: str, drawn: object, update_goldens: bool) -> None:
+    """The bottom right of the paper's schedule figure (section 3.1)."""
     path = GOLDEN / f"two_directions.{name}"
     text = drawn(timeline(two_directions(4)))  # type: ignore[operator]
-    if "UPDATE_GOLDENS" in os.environ:
+    if update_goldens:
         path.write_text(text, encoding="utf-8")
     assert path.read_text(encoding="utf-8") == text
 

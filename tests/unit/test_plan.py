@@ -81,7 +81,8 @@ def found(ended: Ended) -> dict[str, Any]:
 
 def test_the_space_is_every_split_that_an_enumeration_finds(plan: Plan) -> None:
     """P = 8, a mini-batch of 16: all (D, B, N, W) with W D = P and B N W = 16, and what the schemes require of them."""
-    result = found(plan(profile((2, 4, 8), (1, 2, 4)), cluster(8), "--mini-batch", 16, "--json"))
+    asked = "--mini-batch", 16, "--json", "--asynchronous"
+    result = found(plan(profile((2, 4, 8), (1, 2, 4)), cluster(8), *asked))
     seen = {
         (each["scheme"], each["D"], each["B"], each["N"], each["W"], each["settings"].get("f"))
         for each in result["choices"]
@@ -113,7 +114,7 @@ def test_the_space_is_every_split_that_an_enumeration_finds(plan: Plan) -> None:
 def makespans(plan: Plan, depth: int, count: int, *more: object) -> dict[str, float]:
     """T of the library's schemes where communication is free, in forwards."""
     model = profile((depth,), (1,), weights="1 B", recomputing=str(more[0]) if more else "30 ms")
-    result = found(plan(model, cluster(depth), "--mini-batch", count, "--synchronous-only", "--json", "--set", "f=1"))
+    result = found(plan(model, cluster(depth), "--mini-batch", count, "--json", "--set", "f=1"))
     for each in result["choices"]:
         assert each["T_replay"] == pytest.approx(each["T"])
     return {each["scheme"]: each["T"] * 100 for each in result["choices"]}
@@ -141,7 +142,7 @@ def test_doubling_loses_to_plain_1f1b_where_backwards_recompute(plan: Plan) -> N
 
 def test_a_plan_says_when_plain_1f1b_is_faster(plan: Plan) -> None:
     """D = 4, N = 16: 1F1B takes 57, direct concatenation 58, halving 50."""
-    asked = "--scheme", "chimera", "--set", "f=1", "--synchronous-only"
+    asked = "--scheme", "chimera", "--set", "f=1"
     ended = plan(profile((4,), (1,), weights="1 B"), cluster(4), "--mini-batch", 16, *asked)
     assert "Plain 1F1B with a flush (dapple) is 1.75 % faster than chimera here." in ended.out
     assert "dapple" not in ended.out.split("Plain 1F1B")[0]
@@ -250,7 +251,7 @@ def test_the_order_is_that_of_throughput_and_asynchronous_schemes_are_told_apart
 
 def test_several_processes_say_what_one_says(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the same order, with everything that was left out."""
-    asked = profile((2, 4, 8), (1, 2, 4)), cluster(16, memory="12 MB"), "--mini-batch", 64, "--json"
+    asked = profile((2, 4, 8), (1, 2, 4)), cluster(16, memory="12 MB"), "--mini-batch", 64, "--json", "--asynchronous"
     monkeypatch.setattr(rank, "_ALONE", 10**9)
     alone = found(plan(*asked))
     monkeypatch.setattr(rank, "_ALONE", 1)
@@ -271,7 +272,8 @@ def test_several_processes_say_what_one_says(plan: Plan, monkeypatch: pytest.Mon
 
 def test_what_fits_fits_to_the_byte(plan: Plan) -> None:
     """Whether a configuration is weighed or not: PipeDream's versions take room where one copy would have fitted."""
-    asked = profile((4, 8), (1, 2, 4), weights="2 MB"), cluster(16, memory="24 MB"), "--mini-batch", 64, "--json"
+    limits = profile((4, 8), (1, 2, 4), weights="2 MB"), cluster(16, memory="24 MB"), "--mini-batch", 64
+    asked = *limits, "--json", "--asynchronous"
     few, all_of_them = (found(plan(*asked, "--top", count)) for count in (1, 1000))
     weighed = [max(each["memory"]) for each in all_of_them["choices"]]
     assert max(weighed) <= all_of_them["memory_available"]
@@ -325,6 +327,9 @@ def test_a_scheme_of_ones_own_is_verified_and_ranked(plan: Plan, tmp_path: Path)
     assert "refused by the scheme" in ended.out
 
 
+IR = Path(__file__).resolve().parent.parent / "golden" / "one_direction_D2_N2.sir"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -334,7 +339,7 @@ def test_a_scheme_of_ones_own_is_verified_and_ranked(plan: Plan, tmp_path: Path)
         (("--mini-batch", 8, "--workers", 6), "a node has 4"),
         (("--mini-batch", 8, "--choose", 999), "there are"),
         ((), "Missing option '--mini-batch'"),
-        (("--mini-batch", 8, "--scheme", "x.sir"), "no parameters to choose"),
+        (("--mini-batch", 8, "--scheme", IR), "no parameters to choose"),
     ],
 )
 def test_a_command_line_that_cannot_be_meant_is_refused(plan: Plan, arguments: tuple[object, ...], said: str) -> None:
@@ -350,8 +355,8 @@ def test_where_nothing_fits_it_is_told_why(plan: Plan) -> None:
     ended = plan(profile((3,), (1,)), cluster(8), "--mini-batch", 7, "--scheme", "dapple")
     assert (ended.status, ended.err) == (WRONG_TEXT, "")
     assert "no configuration is left" in ended.out
-    assert "8 workers are no multiple of 3" in ended.out
+    assert "the number of workers, 8, is no multiple of 3" in ended.out
     ended = plan(profile((8,), (2,)), cluster(8), "--mini-batch", 7, "--scheme", "dapple")
-    assert "7 items are no multiple of W B = 2" in ended.out
+    assert "the number of items, 7, is no multiple of W B = 2" in ended.out
     asked = "--mini-batch", 64, "--scheme", "dapple", "--max-operations", 100
     assert "too many operations" in plan(profile((8,), (1,)), cluster(8), *asked).out

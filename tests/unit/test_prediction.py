@@ -145,6 +145,13 @@ def test_short_messages_have_costs_of_their_own(
     assert found["Comm_p2p"] == pytest.approx(seconds)
 
 
+def test_what_the_files_warn_of_stands_below_the_prediction(run: Run, files: tuple[str, ...], tmp_path: Path) -> None:
+    assert predicted(run(*DAPPLE, *files, "--emit", "report"))["warnings"] == []
+    (tmp_path / "m.toml").write_text(f"{PROFILE}# warning: stage 0 is too noisy to use\n", encoding="utf-8")
+    assert predicted(run(*DAPPLE, *files, "--emit", "report"))["warnings"] == ["m.toml: stage 0 is too noisy to use"]
+    assert "\nwarning: m.toml: stage 0 is too noisy to use\n" in run(*DAPPLE, *files, "--out", "o").out
+
+
 def test_without_the_files_there_is_no_prediction(run: Run) -> None:
     assert "prediction" not in json.loads(run(*DAPPLE, "--emit", "report").out)
 

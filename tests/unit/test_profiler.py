@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from chimera_ir import profiler
-from chimera_ir.command import WRONG_COMMAND
+from chimera_ir.command import INTERRUPTED, WRONG_COMMAND
+from chimera_ir.measure import samples
 from chimera_ir.profile.costs import ModelProfile
 from chimera_ir.profile.read import read_profile
+from chimera_ir.profile.warnings import warnings
 from chimera_ir.profile.work import WorkProfile
 from chimera_ir.source import Source
 from tests.unit.command import Ended, on_a_terminal
@@ -20,6 +22,16 @@ from tests.unit.test_measure import LINEAR, assert_linear
 Profile = Callable[..., Ended]
 COUNTED = ("stages", "linear.py", "--stages", "2", "--micro-batch-size", "4", "--count", "--out", "p.toml")
 ROOT = Path(__file__).resolve().parents[2]
+RAISING = ROOT / "tests" / "e2e" / "models" / "raising.py"
+TIMED = ("stages", str(RAISING), "--stages", "2", "--micro-batch-size", "4", "--rounds", "5", "--out", "p.toml")
+FUNCTIONS = {"import": "<module>", "to": "_apply"} | {
+    name: name
+    for name in (
+        *("build_stage", "dataset", "__len__", "__getitem__", "optimizer"),
+        *("step", "forward", "backward", "loss"),
+    )
+}
+"""Where raising.py can raise an error, and the function that is running then."""
 
 
 @pytest.fixture
@@ -71,6 +83,16 @@ def test_a_timed_profile_reads_back_and_only_warns_of_noise(profile: Profile, tm
         assert stage.step_noise is not None
 
 
+def test_what_is_too_noisy_is_marked_for_whoever_reads_the_file(
+    profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "NOISY", -1.0)
+    ended = profile(*(each for each in COUNTED if each != "--count"), "--rounds", "5")
+    said = [line.removeprefix("warning: ") for line in ended.err.splitlines()]
+    assert len(said) == 4, "passes and steps of two stages"
+    assert list(warnings(Source("p", (tmp_path / "p.toml").read_text()))) == [f"p: {line}" for line in said]
+
+
 def test_what_is_freed_is_kept_as_by_a_rank(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[bool] = []
     monkeypatch.setattr("chimera_ir.measure.model.keep_memory", lambda: kept.append(True))
@@ -109,9 +131,48 @@ def test_a_written_file_has_the_usual_rights(profile: Profile, tmp_path: Path) -
 
 def test_a_model_file_with_a_mistake_is_told_by_its_line(profile: Profile, tmp_path: Path) -> None:
     (tmp_path / "linear.py").write_text("import torch\nx = torch.nothing\n")
-    profile(*COUNTED).assert_refused(WRONG_COMMAND, "linear.py:2", "nothing")
+    ended = profile(*COUNTED)
+    assert (ended.status, ended.out) == (WRONG_COMMAND, "")
+    assert ended.err.startswith(
+        f"Error: importing the model file: {tmp_path}/linear.py:2 in <module>: AttributeError: "
+    )
     (tmp_path / "linear.py").write_text(LINEAR.replace("def loss", "def lost"))
     profile(*COUNTED).assert_refused(WRONG_COMMAND, "lacks the function loss(output, target)")
+
+
+@pytest.mark.parametrize("kind", ["plain", "exit", "unprintable"])
+@pytest.mark.parametrize("where", FUNCTIONS)
+def test_an_error_in_any_function_of_the_model_file_is_told_with_the_users_traceback(
+    profile: Profile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str, kind: str
+) -> None:
+    monkeypatch.setenv("RAISE", f"{where}:{kind}")
+    ended = profile(*TIMED)
+    assert (ended.status, ended.out) == (WRONG_COMMAND, "")
+    headline, *trace = ended.err.splitlines()
+    assert headline.startswith("Error: ")
+    assert f"{RAISING}:" in headline
+    assert trace[0] == "Traceback (most recent call last):"
+    assert f"in {FUNCTIONS[where]}" in trace[1]
+    assert ended.err.count("Traceback") == 1
+    assert not (tmp_path / "p.toml").exists()
+
+
+@pytest.mark.parametrize("where", FUNCTIONS)
+def test_ctrl_c_in_any_function_of_the_model_file_ends_it(
+    profile: Profile, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setenv("RAISE", f"{where}:interrupt")
+    assert profile(*TIMED) == Ended(INTERRUPTED, "", "\n")
+
+
+@pytest.mark.parametrize("what", ["collate", "rate", "shape"])
+def test_an_error_of_torch_in_what_the_model_file_gives_it_is_the_model_files(
+    profile: Profile, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setenv("RAISE", what)
+    ended = profile(*TIMED)
+    assert (ended.status, ended.out) == (WRONG_COMMAND, "")
+    assert "fault of the compiler" not in ended.err
 
 
 @pytest.mark.parametrize("value", ["0", "x", "1.5", "-2", "4;8"])
@@ -137,4 +198,4 @@ def test_who_measures_on_a_terminal_sees_how_far_it_is_and_a_pipe_sees_nothing(t
     ended = on_a_terminal(program, *COUNTED, cwd=tmp_path, env={"TERM": "xterm-256color"})
     assert ended.status == 0
     assert "6/6" in ended.out
-    assert "2 stages: stage 0, optimizer" in ended.out
+    assert "depth 2: stage 0, optimizer" in ended.out

@@ -1,11 +1,13 @@
 """The carets stand under what is meant, whatever the line holds."""
 
+import sys
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
 
 from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
-from chimera_ir.diagnostics.render import MAX_SHOWN, MAX_WIDTH, render, render_all
+from chimera_ir.diagnostics.render import MAX_NOTES, MAX_SHOWN, MAX_WIDTH, render, render_all
 from chimera_ir.source import Source, Span
 
 
@@ -136,3 +138,37 @@ def test_braces_in_a_fact_are_shown_as_they_are() -> None:
     assert render(Sample(Span(0, 1), "{label} {0}"), Source("a", "x")).startswith(
         "error[CH000]: a title about {label} {0}\n"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Talkative(Diagnostic):
+    code = "CH002"
+    title = "a title"
+
+    def notes(self) -> tuple[Note, ...]:
+        return tuple(Note(f"note {number}", Span(number, number + 1)) for number in range(5000))
+
+
+def test_of_very_many_notes_the_first_are_shown_and_how_many_more_there_are() -> None:
+    said = render(Talkative(Span(0, 1)), Source("a.chim", "a" * 5000))
+    assert said.count("note: ") == MAX_NOTES + 1
+    assert f"note: note {MAX_NOTES - 1}\n" in said
+    assert f"note: and {5000 - MAX_NOTES:,} more\n" in said
+
+
+@pytest.mark.parametrize("letter", ["a", "\u00e9", "\u4e2d", "\u0301", "\x01"])
+def test_of_a_very_long_line_only_what_is_near_is_looked_at(letter: str) -> None:
+    """A line of a million letters costs as much as one of thousands: calls are counted, not seconds."""
+    calls: list[int] = []
+    for length in (2_000, 1_000_000):
+        source, middle = Source("a.chim", letter * length), length // 2
+        source.position(middle)
+        counter = Counter[str]()
+        sys.setprofile(lambda _, event, __, counter=counter: counter.update([event]))  # type: ignore[misc]
+        try:
+            said = render(Sample(Span(middle, middle + 3)), source)
+        finally:
+            sys.setprofile(None)
+        assert max(map(len, said.splitlines())) < 12 * MAX_WIDTH
+        calls.append(counter.total())
+    assert calls[1] <= calls[0] + 10

@@ -335,7 +335,7 @@ def test_no_lane_no_time() -> None:
 
 
 def test_other_stages_than_the_programs_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 stages are given and the program has 2"):
+    with pytest.raises(ValueError, match="costs are given of 3 stages, and the program has 2"):
         replay(lower(one_direction(2, 1)), setting(3))
 
 

@@ -1,7 +1,7 @@
 import doctest
 import io
 import json
-from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from types import ModuleType
 
@@ -12,9 +12,10 @@ from chimera_ir.cost import model, numbers, table
 from chimera_ir.cost.launches import launches
 from chimera_ir.cost.memory import held
 from chimera_ir.cost.model import Costs
-from chimera_ir.cost.report import PROVEN, Report, report
+from chimera_ir.cost.report import Report, report
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.cost.table import per_worker, show
+from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.lower.lower import lower
 from tests.unit.clocked import (
@@ -22,13 +23,14 @@ from tests.unit.clocked import (
     in_turns,
     one_direction,
     one_version_each,
+    schedule,
     streamed,
     two_directions,
     two_versions,
 )
 
 
-def reported(schedule: Schedule, costs: Costs, baseline: Schedule, verified: Mapping[str, bool] = PROVEN) -> Report:
+def reported(schedule: Schedule, costs: Costs, baseline: Schedule, verified: tuple[str, ...] = ()) -> Report:
     return report(schedule, costs, baseline, held(schedule.header), verified=verified)
 
 
@@ -40,7 +42,8 @@ def printed(shown: Report, width: int = 100) -> str:
 
 def test_the_json_is_that_of_the_contract_in_its_order() -> None:
     """The example of CONTRACT.md; what comes on top of it stands at the end or in the baseline."""
-    said = reported(two_directions(4), Costs(), one_direction(4, 4)).as_json()
+    rules = ("complete", "placed", "conflict-free", "acyclic", "channels", "gradients", "versions", "memory")
+    said = reported(two_directions(4), Costs(), one_direction(4, 4), verified=rules).as_json()
     expected = {
         "scheme": "both",
         "parameters": {"D": 4, "N": 4},
@@ -69,6 +72,7 @@ def test_the_json_is_that_of_the_contract_in_its_order() -> None:
         ),
         "synchronisation": [],
         "costs": {"F": 1, "B": 2, "I": 1, "W": 1},
+        "cost_unit": None,
         "remarks": [],
         "asynchronous": False,
     }
@@ -82,8 +86,10 @@ def test_numbers_are_integers_where_they_are_integral() -> None:
 
 
 def test_the_rules_that_hold_are_those_that_were_told() -> None:
-    told = {"complete": True, "acyclic": False}
-    assert reported(one_direction(2, 2), Costs(), one_direction(2, 2), verified=told).as_json()["verified"] == told
+    said = reported(one_direction(2, 2), Costs(), one_direction(2, 2), verified=("acyclic", "conflict-free"))
+    assert said.as_json()["verified"] == {"acyclic": True, "conflict_free": True}
+    assert "verified: acyclic, conflict-free\n" in printed(said)
+    assert reported(one_direction(2, 2), Costs(), one_direction(2, 2)).as_json()["verified"] == {}
 
 
 def test_a_slower_schedule_is_called_slower() -> None:
@@ -120,6 +126,45 @@ def test_the_baselines_stages_are_larger_where_it_has_fewer() -> None:
     assert said.baseline.makespan == 2 * 3 * (4 + 2 - 1)
     assert said.baseline.weights == (2, 2)
     assert said.baseline.activations == (4, 2)
+
+
+RECOMPUTING = replace(one_direction(4, 4).header.pipes[0], recompute=tuple(map(Stage, range(4))))
+APART = schedule(
+    "apart",
+    {},
+    2,
+    4,
+    [("a", lambda s: s, [0]), ("b", lambda s: 2 + s, [1])],
+    lambda _, s: s,
+    lambda _, s: 4 - s,
+)
+"""Two pipes of two stages, each on two workers of its own."""
+
+
+@pytest.mark.parametrize(
+    ("compared", "baseline", "said"),
+    [
+        (in_turns(4, 4, workers=2), one_direction(2, 4), "2 stages, each as large as 2 of these, F = 2, B = 4"),
+        (in_turns(6, 4, workers=4), one_direction(4, 4), "4 stages, each as large as 1.5 of these, F = 1.5, B = 3"),
+        (APART, one_direction(4, 2), "4 stages, each as large as 0.5 of these, F = 0.5, B = 1"),
+        (
+            replace(one_direction(4, 4), header=replace(one_direction(4, 4).header, pipes=(RECOMPUTING,))),
+            one_direction(4, 4),
+            "F = 1, B = 2",
+        ),
+        (two_versions(4, 4), one_direction(4, 4), "with its flush"),
+    ],
+)
+def test_the_table_says_how_the_baseline_differs(compared: Schedule, baseline: Schedule, said: str) -> None:
+    """And the C_f and C_b beside it are those of the baseline's own operations."""
+    shown = reported(compared, Costs(), baseline)
+    assert printed(shown, 120).splitlines()[2].partition("the baseline: ")[2] == said
+    base = shown.baseline
+    assert base.makespan == base.costs.F * base.forwards + base.costs.B * base.backwards
+
+
+def test_of_a_baseline_like_the_schedule_the_table_says_nothing_but_its_figures() -> None:
+    assert printed(reported(two_directions(4), Costs(), one_direction(4, 4))).splitlines()[2].strip() == ""
 
 
 def test_an_update_of_the_steady_state_is_told_as_such() -> None:

@@ -6,7 +6,7 @@ from random import Random
 
 import networkx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chimera_ir.cost import cycles
@@ -22,6 +22,7 @@ from chimera_ir.ir.ops import Backward, Forward
 from chimera_ir.ir.turns import updates_a_turn
 from chimera_ir.verify.verify import verify_schedule
 from tests.property.streams import random_stream
+from tests.repeatable import examples
 from tests.unit.clocked import one_version_each, streamed, two_versions
 
 USUAL = Costs()
@@ -116,7 +117,7 @@ def every_wait(schedule: Schedule) -> Waits:
     ],
 )
 def test_the_first_turn_and_the_last_show_what_all_of_them_do(schedule: Schedule) -> None:
-    assert list(verify_schedule(schedule, None)) == []
+    assert verify_schedule(schedule, None).findings.diagnostics == ()
     assert_all_waits_are_shown(schedule)
 
 
@@ -125,7 +126,7 @@ def test_waits_over_any_number_of_turns_are_shown() -> None:
     for seed in range(60):
         stream = random_stream(Random(seed))
         schedule = stream.schedule(2 * stream.turns + 3)
-        if not verify_schedule(schedule, None):
+        if not verify_schedule(schedule, None).findings.diagnostics:
             assert_all_waits_are_shown(schedule)
             seen += 1
     assert seen >= 30
@@ -182,7 +183,7 @@ def last_end(timeline: Timeline, update: int) -> Fraction:
     return max(ends) * timeline.tick
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(streams(), st.builds(Costs, F=amounts, B=amounts))
 def test_a_long_run_goes_as_fast_as_the_critical_cycle(schedule: Schedule, costs: Costs) -> None:
     timeline = simulate(schedule, costs)
@@ -202,7 +203,6 @@ def systems(draw: st.DrawFn) -> tuple[Waits, list[int]]:
     return waits, draw(st.lists(st.integers(0, 5), min_size=size, max_size=size))
 
 
-@settings(deadline=None)
 @given(systems())
 def test_the_critical_cycle_has_the_largest_ratio_of_all(system: tuple[Waits, list[int]]) -> None:
     waits, weights = system

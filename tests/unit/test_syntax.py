@@ -1,5 +1,7 @@
 """What the text says is what the tree says."""
 
+from itertools import permutations, product
+
 import pytest
 
 from chimera_ir.diagnostics.model import Rejected
@@ -7,6 +9,7 @@ from chimera_ir.source import Source
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.parser import MAX_DEPTH, MAX_TOKENS, parse
 from chimera_ir.syntax.printer import show, show_expression
+from chimera_ir.syntax.spelling import FOREIGN, FOREIGN_WORDS
 
 LANGUAGE = """
 scheme everything(D = 4, N = 2*D,)              # a comment
@@ -167,3 +170,54 @@ def test_a_text_of_too_many_words_is_rejected() -> None:
     with pytest.raises(Rejected) as rejected:
         parse(Source("", "scheme a\n" + "let x = 1\n" * MAX_TOKENS))
     assert [diagnostic.code for diagnostic in rejected.value.diagnostics] == ["CH102"]
+
+
+def messages(text: str) -> list[tuple[str, int]]:
+    """What is wrong with a text: the codes, and the lines."""
+    source = Source("", text)
+    with pytest.raises(Rejected) as rejected:
+        parse(source)
+    return [(each.code, source.position(each.span.start).line) for each in rejected.value.diagnostics]
+
+
+PLACES = (
+    "let x = {}",
+    "fn f(a, b) = ({})",
+    "let x = max({}, 1)",
+    'require {} > 1, "so it is"',
+    "workers {}",
+    "pipe p {{ stages s in 0..2 on {}\nmicros m in 0..2 F(m, s) @ 0 }}",
+    "pipe p {{ stages s in 0..2 on 0 micros m in 0..{}\nF(m, s) @ 0 }}",
+    "pipe p {{ stages s in 0..2 on 0 micros m in 0..2\nF(m, s) @ {}\nB(m, s) @ 1 }}",
+    "pipe p {{ stages s in 0..2 on 0 micros m in 0..2\nF(m, s) @ 1 when {}\nB(m, s) @ 1 }}",
+)
+"""Where a formula stands."""
+
+WORDS = sorted({*FOREIGN_WORDS, "AND", "Or", "THEN"} - {"if"})
+
+
+@pytest.mark.parametrize("sign", FOREIGN)
+def test_a_sign_of_another_language_is_called_by_its_name_wherever_it_stands(sign: str) -> None:
+    for place in PLACES:
+        assert "CH111" in [code for code, _ in messages("scheme a\n" + place.format(f"a {sign} b"))], place
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_of_another_language_is_called_by_its_name_wherever_it_stands(word: str) -> None:
+    for place, operands in product(PLACES, ("a {} b", "(a) {} 2", "2 {} (b)", "f(a) {} (b + 1)")):
+        assert "CH111" in [code for code, _ in messages("scheme a\n" + place.format(operands.format(word)))], place
+
+
+def test_each_line_with_a_mistake_is_told_whatever_is_wrong_with_the_others() -> None:
+    """Two mistakes on a line do not take the line above with them."""
+    wrong = [
+        "let a = 1 mod 2",
+        "let b = 1 // 2 ** 3",
+        "let c = (1, 2)",
+        "let d = 2D ++ 1",
+        "let e == 1",
+        "fn f(x) = 3 3",
+    ]
+    for order in permutations(wrong, 4):
+        text = "scheme a\n" + "\nlet z = 1\n".join(order) + "\nlet y = 2\n"
+        assert {line for _, line in messages(text)} == {2, 4, 6, 8}

@@ -1,11 +1,12 @@
 """The rules on levels that are built by hand, and what a `Verified` holds. For mistakes in texts: tests/errors."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
-from chimera_ir.diagnostics.model import Rejected, Severity
+from chimera_ir.diagnostics.model import Diagnostic, Rejected, Severity
 from chimera_ir.ir.levels import Header, Pipe, Plan, Planned, Program, Schedule
 from chimera_ir.ir.ops import (
     AllReduce,
@@ -22,14 +23,17 @@ from chimera_ir.ir.ops import (
 )
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
+from chimera_ir.source import Span
+from chimera_ir.verify import verify
+from chimera_ir.verify.findings import Findings, Rule, apply
 from chimera_ir.verify.transport import Transport
-from chimera_ir.verify.verify import Verified, schedule_of, verify_plan, verify_program, verify_schedule
+from chimera_ir.verify.verify import Verified, schedule_of, verify_program, verify_schedule
 from tests.property.programs import one_direction, two_directions
 from tests.property.updates import both_ways, instance
 
 
 def codes(schedule: Schedule) -> list[str]:
-    found = verify_schedule(schedule, None)
+    found = verify_schedule(schedule, None).findings.diagnostics
     assert all(each.fill(text) for each in found for text in (each.title, each.label, each.help))
     return [each.code for each in found]
 
@@ -57,7 +61,7 @@ def test_the_papers_memory_of_every_worker(plan: Plan, live: tuple[int, ...], we
 def test_a_verified_program_comes_only_from_verification():
     verified = verify_program(lower(order(one_direction(2, 2))))
     with pytest.raises(TypeError, match="only verify_program"):
-        Verified(verified.program, verified.schedule, (), (), (), object())
+        Verified(verified.program, verified.schedule, frozenset(Rule), (), (), (), object())
     with pytest.raises((TypeError, ValueError)):
         replace(verified, live=(0, 0))
 
@@ -85,6 +89,39 @@ def test_a_certificate_replays(plan: Plan):
         assert all(sends == recvs for sends, recvs in queues.values())
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_the_rules_of_a_program_are_those_that_were_applied(streams: bool):
+    program = instance(both_ways(2), 4) if streams else lower(order(one_direction(2, 2)))
+    assert verify_program(program).rules == set(Rule) - (set() if streams else {Rule.REPEATS})
+
+
+@pytest.mark.parametrize("left_out", Rule)
+def test_a_rule_that_is_not_applied_is_not_called_proven(left_out: Rule, monkeypatch: pytest.MonkeyPatch):
+    def some(rule: Rule, *parts: Iterable[Diagnostic]) -> Findings:
+        return Findings() if rule is left_out else apply(rule, *parts)
+
+    monkeypatch.setattr(verify, "apply", some)
+    schedule = order(one_direction(2, 2))
+    checked = verify_schedule(schedule, one_direction(2, 2))
+    assert verify_program(lower(schedule), checked).rules == set(Rule) - {Rule.REPEATS, left_out}
+    assert left_out not in verify_program(instance(both_ways(2), 4)).rules or left_out is Rule.CONFLICT_FREE
+
+
+def test_many_warnings_are_cut_short_and_are_warnings_still():
+    """25 pipes whose clocks fall along the data, while no lane runs anything too soon."""
+    header = Header("x", (), 2, 2, 25, tuple(Pipe(f"p{m}", (0, 1), (m,)) for m in range(25)))
+    clocks = [
+        (100 * m + clock, worker, replace(kind((m,), worker), origin=Span(4 * m + clock, 4 * m + clock)))
+        for m in range(25)
+        for clock, worker, kind in ((1, 0, Forward), (0, 1, Forward), (2, 1, Backward), (3, 0, Backward))
+    ]
+    plan = Plan(header, tuple(Planned(*each) for each in clocks))
+    checked = verify_schedule(order(plan), plan)
+    assert [each.code for each in checked.findings.diagnostics] == ["CH309"] * 20 + ["CH419"]
+    assert not checked.findings.errors
+    verify_program(lower(checked.schedule), checked)
+
+
 def test_both_transports_are_certified():
     verified = verify_program(lower(order(one_direction(2, 2))))
     assert [each.transport for each in verified.certificates] == [Transport.DIRECTED, Transport.TAGGED]
@@ -92,13 +129,14 @@ def test_both_transports_are_certified():
 
 def test_the_clock_of_the_paper_raises_no_doubt():
     for plan in (one_direction(4, 8), two_directions(4, 4), two_directions(6, 12)):
-        assert verify_plan(plan) == ()
+        assert verify_schedule(order(plan), plan).findings.diagnostics == ()
 
 
 def test_a_clock_that_stands_still_warns():
     header = Header("x", (), 2, 2, 1, (Pipe("p", (0, 1), (0,)),))
     ops = [(0, 0, Forward((0,), 0)), (0, 1, Forward((0,), 1)), (1, 1, Backward((0,), 1)), (2, 0, Backward((0,), 0))]
-    found = verify_plan(Plan(header, tuple(Planned(*each) for each in ops)))
+    plan = Plan(header, tuple(Planned(*each) for each in ops))
+    found = verify_schedule(order(plan), plan).findings.diagnostics
     assert [(each.code, each.severity) for each in found] == [("CH309", Severity.WARNING)]
 
 

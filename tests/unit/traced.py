@@ -87,8 +87,14 @@ def text(content: list[dict[str, Any]]) -> str:
 
 def write(directory: Path, **other: Any) -> Path:
     """The directory of the trace."""
+    return write_of(directory, program(), [lines(rank, **other) for rank in range(2)])
+
+
+def write_of(directory: Path, schedule: str, files: list[list[dict[str, Any]]]) -> Path:
+    """The directory of a trace of a program, with the files of all ranks, which know the program's digest."""
     directory.mkdir()
-    (directory / "schedule.sir").write_text(program())
-    for rank in range(2):
-        (directory / f"rank_{rank}.jsonl").write_text(text(lines(rank, **other)))
+    (directory / "schedule.sir").write_text(schedule)
+    for rank, content in enumerate(files):
+        content[0]["program"] = sha256(schedule.encode()).hexdigest()
+        (directory / f"rank_{rank}.jsonl").write_text(text(content))
     return directory

@@ -70,7 +70,7 @@ class NumbersNeeded(InInstance):
     """Several pipes without an end, one of which does not number its micro-batches."""
 
     code = "CH259"
-    title = "the pipe `{pipe}` does not number its micro-batches, and there are {count} pipes without an end"
+    title = "the pipe `{pipe}` does not number its micro-batches, and there are {count:pipe} without an end"
     label = "no pipe comes after one that never ends"
     help = "say with `as` which numbers are whose, as in `micros m in 0.. as {count}*m`"
     count: int
@@ -149,7 +149,7 @@ class RepeatsTooLate(InFormula):
     """A formula with too long a period or warm-up."""
 
     code = "CH265"
-    title = "this repeats only after {count:,} micro-batches or more, and the limit is {most:,}"
+    title = "this repeats only after {count:micro-batch} or more, and the limit is {most:,}"
     label = "repeats too late"
     help = "use smaller constants, or ones with common divisors; `--max-operations` raises the limit"
     count: int
@@ -247,9 +247,7 @@ class NumberOutsideTurn(InInstance):
     code = "CH271"
     title = "the pipe `{pipe}` gives {variable} = {micro} the number {number}; the first {total} are 0 to {last}"
     label = "{number} here"
-    help = (
-        "begin at 0 and leave none out: the schedule repeats after {total} micro-batches, {mine} of them in this pipe"
-    )
+    help = "begin at 0 and leave none out: the schedule repeats after {total:micro-batch}, {mine} of them in this pipe"
     variable: str
     micro: int
     number: int
@@ -329,10 +327,22 @@ class TooManyInTurns(InInstance):
     """An unbounded scheme whose steady state does not fit into the limit."""
 
     code = "CH276"
-    title = "warm-up, steady state and drain take at least {count:,} operations, and the limit is {limit:,}"
-    label = "{stages:,} stages; the schedule repeats after {period:,} micro-batches or more"
+    title = "warm-up, steady state and drain take at least {count:operation}, and the limit is {limit:,}"
+    label = "{stages:stage}; the schedule repeats after {period:micro-batch} or more"
     help = "choose smaller parameters, or raise the limit with `--max-operations {count}`"
     count: int
     limit: int
     stages: int
     period: int
+
+
+@dataclass(frozen=True, slots=True)
+class VersionsTooOld(InFormula):
+    """Versions so old that nobody could keep the copies of weights."""
+
+    code = "CH277"
+    title = "the weights that are read here are {count:update} old, and the limit is {most:,}"
+    label = "far behind"
+    help = "read newer weights: a worker keeps a copy of every version that is still to be read"
+    count: int
+    most: int

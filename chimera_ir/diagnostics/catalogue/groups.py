@@ -52,7 +52,7 @@ class OddHalves(InInstance):
     """Halves that make no whole number of micro-batches."""
 
     code = "CH252"
-    title = "{count} half micro-batches make no whole number of them"
+    title = "{count:half micro-batch} cannot be whole ones"
     label = "the first of the pipes"
     help = "with `halves` a range counts two for each micro-batch, as in `0..2*N`"
     count: int

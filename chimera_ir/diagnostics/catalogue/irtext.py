@@ -107,7 +107,7 @@ class LanesMissing(Diagnostic):
 
     code: ClassVar[str] = "CH508"
     title: ClassVar[str] = "worker {worker} has no lane{others}"
-    label: ClassVar[str] = "the text has {lanes} of {workers} lanes"
+    label: ClassVar[str] = "the text has {lanes} of {workers:lane}"
     help: ClassVar[str] = "add the heading `worker {worker}:`; a worker with nothing to do has an empty lane"
 
     worker: int
@@ -126,9 +126,9 @@ class PlacementLength(Diagnostic):
     """A pipe places too few or too many stages."""
 
     code: ClassVar[str] = "CH509"
-    title: ClassVar[str] = "pipe {pipe} places {placed} of {stages} stages"
+    title: ClassVar[str] = "pipe {pipe} places {placed} of {stages:stage}"
     label: ClassVar[str] = "one worker per stage after `on`"
-    help: ClassVar[str] = "name {stages} workers, in the order of the stages"
+    help: ClassVar[str] = "name {stages:worker}, in the order of the stages"
 
     pipe: str
     placed: int
@@ -154,7 +154,7 @@ class MicroMissing(Diagnostic):
 
     code: ClassVar[str] = "CH511"
     title: ClassVar[str] = "micro-batch {micro} belongs to no pipe{others}"
-    label: ClassVar[str] = "{given} of {micro_batches} micro-batches are given to a pipe"
+    label: ClassVar[str] = "given to a pipe: {given} of {micro_batches:micro-batch}"
     help: ClassVar[str] = "add {micro} to the runs after `micros` of one pipe, as in `{micro}..{after}`"
 
     micro: int
@@ -217,7 +217,7 @@ class MoreMistakes(Diagnostic):
     """There are more errors than anyone wants to read."""
 
     code: ClassVar[str] = "CH515"
-    title: ClassVar[str] = "{count} more errors like these"
+    title: ClassVar[str] = "{count:more error} like these"
     label: ClassVar[str] = "the next one is here"
     help: ClassVar[str] = "mend the first errors and compile again"
 
@@ -229,7 +229,7 @@ class HalvesLeftOver(Diagnostic):
     """Halves that make no whole number of micro-batches."""
 
     code: ClassVar[str] = "CH516"
-    title: ClassVar[str] = "{count} half micro-batches make no whole number of them"
+    title: ClassVar[str] = "{count:half micro-batch} cannot be whole ones"
     label: ClassVar[str] = "an odd number"
     help: ClassVar[str] = "count two for each micro-batch"
 
@@ -241,7 +241,7 @@ class UnevenUpdates(Diagnostic):
     """Updates that do not share the micro-batches evenly, or lanes that repeat within an update."""
 
     code: ClassVar[str] = "CH517"
-    title: ClassVar[str] = "{micro_batches} micro-batches do not make {updates} updates that repeat every {period}"
+    title: ClassVar[str] = "{updates:update} that repeat every {period} cannot be made of {micro_batches:micro-batch}"
     label: ClassVar[str] = "{reason}"
     help: ClassVar[str] = (
         "`updates U period L`: U divides the micro-batches, and L is a multiple of what an update takes"

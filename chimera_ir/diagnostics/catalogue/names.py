@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
+from chimera_ir.plural import counted
 from chimera_ir.source import Span
 
 
@@ -118,7 +119,7 @@ class WrongArity(Diagnostic):
     @property
     def given(self) -> str:
         """How many there are."""
-        return "gets 1 argument" if self.count == 1 else f"gets {self.count} arguments"
+        return f"gets {counted(self.count, 'argument')}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,7 +244,7 @@ class NotThatDeep(Diagnostic):
     title: ClassVar[str] = "the schedule has {stages}, and the profile has no such depth"
     label: ClassVar[str] = "depths: {depths}"
     help: ClassVar[str] = (
-        "choose a schedule with {depths} stages (--set D=..), or add a [[depth]] with `stages = {number}`"
+        "choose a schedule of one of these depths: {depths} (--set D=..), or add a [[depth]] with `stages = {number}`"
     )
 
     stages: str
@@ -274,7 +274,7 @@ class ClusterTooSmall(Diagnostic):
     """The schedule, replicated, needs more workers than there are."""
 
     code: ClassVar[str] = "CH719"
-    title: ClassVar[str] = "{copies} of {each} need {needed} workers, and the cluster has {workers}"
+    title: ClassVar[str] = "the schedule needs {needed:worker}, {copies} of {each}, and the cluster has {workers}"
     label: ClassVar[str] = "too few"
     help: ClassVar[str] = "choose fewer --copies, or a schedule on fewer workers"
 

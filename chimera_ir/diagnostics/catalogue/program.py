@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from chimera_ir.diagnostics.model import Diagnostic, Note
+from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
 from chimera_ir.source import Span
 
 
@@ -191,7 +191,7 @@ class Deadlock(Diagnostic):
     def lanes(self) -> str:
         """Who waits for whom, in words."""
         count = len(self.blocked)
-        return f"{count} workers wait for each other" if count > 1 else f"worker {self.worker} waits for itself"
+        return f"{count:,} workers wait for each other" if count > 1 else f"worker {self.worker} waits for itself"
 
     @property
     def worker(self) -> int:
@@ -312,7 +312,7 @@ class TooManyCopies(Diagnostic):
     """More versions of a stage's weights kept than operations read."""
 
     code: ClassVar[str] = "CH418"
-    title: ClassVar[str] = "worker {worker} keeps {kept} copies of the weights of stage {stage}, {needed} {are} needed"
+    title: ClassVar[str] = "worker {worker} keeps {kept:copy} of the weights of stage {stage}, {needed} {are} needed"
     label: ClassVar[str] = "one more copy from here on"
     help: ClassVar[str] = "{advice}"
 
@@ -351,9 +351,19 @@ class MoreErrors(Diagnostic):
     """There are more errors of a rule than anyone wants to read."""
 
     code: ClassVar[str] = "CH415"
-    title: ClassVar[str] = '{count} more errors by the rule "{rule}"'
+    title: ClassVar[str] = '{count:more error} by the rule "{rule}"'
     label: ClassVar[str] = "the next one is here"
     help: ClassVar[str] = "mend the first ones and compile again"
 
     count: int
     rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class MoreWarnings(MoreErrors):
+    """There are more warnings by a rule than anyone wants to read."""
+
+    severity: ClassVar[Severity] = Severity.WARNING
+    code: ClassVar[str] = "CH419"
+    title: ClassVar[str] = '{count} more warnings by the rule "{rule}"'
+    help: ClassVar[str] = "look at the first ones; these are of their kind"

@@ -12,7 +12,7 @@ class NoTurn(Diagnostic):
 
     code: ClassVar[str] = "CH601"
     title: ClassVar[str] = "worker {worker} shows no turn of the steady state"
-    label: ClassVar[str] = "the lane is too short, or no operation comes again after {period} micro-batches"
+    label: ClassVar[str] = "the lane is too short, or no operation comes again after {period:micro-batch}"
     help: ClassVar[str] = "show more updates: enough to fill the pipeline, to go round three times, and to drain it"
 
     worker: int
@@ -24,7 +24,7 @@ class BreaksTurn(Diagnostic):
     """A lane that is not its turn again and again."""
 
     code: ClassVar[str] = "CH602"
-    title: ClassVar[str] = "the lane of worker {worker} does not repeat every {period} micro-batches"
+    title: ClassVar[str] = "the lane of worker {worker} does not repeat every {period:micro-batch}"
     label: ClassVar[str] = "`{found}` stands where the turn has `{wanted}`"
     help: ClassVar[str] = (
         "a turn in the middle of the lane, moved in time, must give all of it; where a micro-batch is beyond "

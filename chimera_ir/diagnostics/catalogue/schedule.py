@@ -132,7 +132,7 @@ class StagesUnplaced(Diagnostic):
     """A pipe places too few or too many stages."""
 
     code: ClassVar[str] = "CH306"
-    title: ClassVar[str] = "pipe {pipe} places {placed} of {stages} stages"
+    title: ClassVar[str] = "pipe {pipe} places {placed} of {stages:stage}"
     label: ClassVar[str] = "every pipe places every stage once"
     help: ClassVar[str] = "give pipe {pipe} a worker for each of the stages 0 to {last}"
 
@@ -151,7 +151,7 @@ class MicrosNotNumbered(Diagnostic):
     """The micro-batches of all pipes together are not 0 .. N-1."""
 
     code: ClassVar[str] = "CH307"
-    title: ClassVar[str] = "micro-batch {micro} belongs to {pipes} pipes, not to one"
+    title: ClassVar[str] = "micro-batch {micro} belongs to {pipes:pipe}, not to one"
     label: ClassVar[str] = "in a pipe's range of micro-batches"
     help: ClassVar[str] = "number the micro-batches of all pipes 0 to {last}, each number once"
 
@@ -220,7 +220,7 @@ class LaneCount(Diagnostic):
     """A level with more or fewer lanes than workers."""
 
     code: ClassVar[str] = "CH311"
-    title: ClassVar[str] = "there are {lanes} lanes for {workers} workers"
+    title: ClassVar[str] = "the schedule has {lanes:lane} for {workers:worker}"
     label: ClassVar[str] = "one lane per worker"
     help: ClassVar[str] = "give every worker one lane; a worker with nothing to do has an empty one"
 
@@ -308,7 +308,7 @@ class Cycle(Diagnostic):
     def who(self) -> str:
         """How many operations wait, and for whom."""
         length = len(self.links)
-        return f"{length} operations wait for each other" if length > 1 else f"`{self.worst}` waits for itself"
+        return f"{length:,} operations wait for each other" if length > 1 else f"`{self.worst}` waits for itself"
 
     def notes(self) -> tuple[Note, ...]:
         """The cycle, operation by operation."""
@@ -320,3 +320,20 @@ class Cycle(Diagnostic):
             )
             for link, after in zip(self.links, following, strict=True)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class NotLowered(Diagnostic):
+    """A schedule that is right, but that lowering makes a program of which is not."""
+
+    code: ClassVar[str] = "CH315"
+    title: ClassVar[str] = "this schedule is legal, but the compiler finds no program for it"
+    label: ClassVar[str] = "{problem}"
+    help: ClassVar[str] = "let the operations read newer weights, or change their clocks or places"
+
+    problem: str
+    reason: str
+
+    def notes(self) -> tuple[Note, ...]:
+        """Why the program that lowering makes is wrong."""
+        return (Note(f"in the program that it tries: {self.reason}"),) if self.reason else ()

@@ -378,3 +378,13 @@ class MissingBrackets(Diagnostic):
     name: str
     found: str
     hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class SeveralValues(Diagnostic):
+    """Several formulas where one stands."""
+
+    code = "CH142"
+    title = "one value stands here, and this comma begins a second one"
+    label = "unexpected"
+    help = "keep one of the two; a clock that orders by a, and then by b, is `a*n + b` with n above every b"

@@ -1,5 +1,6 @@
 """CH101 to CH111: the text holds what no scheme is made of, or does not start as one."""
 
+import re
 from dataclasses import dataclass
 
 from chimera_ir.diagnostics.model import Diagnostic
@@ -33,7 +34,7 @@ class TooDeep(Diagnostic):
     """An expression nested deeper than the compiler follows."""
 
     code = "CH103"
-    title = "this formula is nested deeper than {limit} levels"
+    title = "this formula is nested deeper than {limit:level}"
     label = "level {limit} is passed here"
     help = "name parts of the formula with `let` or `fn`"
     limit: int
@@ -100,10 +101,17 @@ class GluedNumber(Diagnostic):
     code = "CH109"
     title = "`{found}` is neither a number nor a name"
     label = "a number runs into a name"
-    help = "for a product write `{number}*{name}`; a name starts with a letter"
+    help = "{remedy}"
     found: str
     number: str
     name: str
+
+    @property
+    def remedy(self) -> str:
+        """What to write instead: a product, unless it is a number as other languages write it."""
+        if re.fullmatch(r"0[xXoObB]\w+|[0-9][0-9_]*|[0-9]+[eE][0-9]*", self.found):
+            return "a number is written in decimal digits and nothing else"
+        return f"for a product write `{self.number}*{self.name}`; a name starts with a letter"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from chimera_ir.diagnostics.model import Diagnostic, Note
+from chimera_ir.plural import counted
 from chimera_ir.source import Span
 
 Values = tuple[tuple[str, int], ...]
@@ -74,9 +75,14 @@ class BadDivisor(InFormula):
     code = "CH230"
     title = "division by {kind}: `{divisor}` is {value}"
     label = "`{divisor}` is {value} here"
-    help = "divisors are 1 or more: guard it with `if {divisor} > 0 then .. else ..`, or `require` that"
+    help = "divisors are 1 or more: guard it with `if {guarded} > 0 then .. else ..`, or `require` that"
     divisor: str
     value: int
+
+    @property
+    def guarded(self) -> str:
+        """The divisor as it stands in a comparison."""
+        return f"({self.divisor})" if self.divisor.startswith("if ") else self.divisor
 
     @property
     def kind(self) -> str:
@@ -149,7 +155,7 @@ class NoWorkers(InInstance):
 
     code = "CH235"
     title = "a scheme needs at least one worker, and this is {count}"
-    label = "{count} workers"
+    label = "{count:worker}"
     help = "give a number of 1 or more; without this line there are as many workers as stages"
     count: int
 
@@ -185,8 +191,8 @@ class StagesDiffer(InInstance):
     """Pipes that cut the model differently."""
 
     code = "CH238"
-    title = "the pipe `{pipe}` has {found} stages and the pipe `{other}` has {expected}"
-    label = "{found} stages"
+    title = "the pipe `{pipe}` has {found:stage} and the pipe `{other}` has {expected}"
+    label = "{found:stage}"
     help = "every pipe is a whole copy of one model: give all of them the same stages"
     pipe: str
     found: int
@@ -234,7 +240,7 @@ class IdleWorker(Diagnostic):
 
     code = "CH241"
     title = "worker {worker} has no stage{others}"
-    label = "{workers} workers"
+    label = "{workers:worker}"
     help = "place a stage on it with `on`, or ask for fewer with `workers`"
     worker: int
     workers: int
@@ -243,7 +249,8 @@ class IdleWorker(Diagnostic):
     @property
     def others(self) -> str:
         """How many more there are."""
-        return "" if self.idle == 1 else f", nor have {self.idle - 1} others"
+        others = self.idle - 1
+        return f", nor {'has' if others == 1 else 'have'} {counted(others, 'other')}" if others else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,8 +329,8 @@ class TooManyOperations(InInstance):
     """More operations than the compiler is asked to handle."""
 
     code = "CH246"
-    title = "the scheme has {count:,} operations, and the limit is {limit:,}"
-    label = "{micros:,} micro-batches in all, {stages:,} stages"
+    title = "the scheme has {count:operation}, and the limit is {limit:,}"
+    label = "{micros:micro-batch} in all, {stages:stage}"
     help = "choose smaller parameters, or raise the limit with `--max-operations {count}`"
     count: int
     limit: int
@@ -332,15 +339,21 @@ class TooManyOperations(InInstance):
 
 
 @dataclass(frozen=True, slots=True)
-class TooManyPipes(InInstance):
-    """More pipes than the compiler is asked to handle."""
+class TooMany(InInstance):
+    """More workers, stages, micro-batches or pipes than any scheme may have; ``thing`` says of what."""
 
     code = "CH247"
-    title = "this makes {count:,} pipes, and the limit is {limit:,}"
-    label = "{count:,} pipes"
-    help = "choose smaller parameters, or raise the limit with `--max-operations {count}`"
+    title = "this makes {too_many}, and the limit is {limit:,}"
+    label = "{too_many}"
+    help = "choose smaller parameters: no option raises this limit"
+    thing: str
     count: int
     limit: int
+
+    @property
+    def too_many(self) -> str:
+        """How many there are."""
+        return counted(self.count, self.thing)
 
 
 @dataclass(frozen=True, slots=True)

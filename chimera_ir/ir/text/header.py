@@ -17,11 +17,20 @@ from chimera_ir.diagnostics.catalogue.irtext import (
 )
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.ir.ids import Micro, Stage, Worker
-from chimera_ir.ir.levels import Bound, Header, Pipe, Quantity, Strategy
+from chimera_ir.ir.levels import (
+    MAX_MICRO_BATCHES,
+    MAX_STAGES,
+    MAX_WORKERS,
+    Bound,
+    Header,
+    Pipe,
+    Quantity,
+    Strategy,
+)
 from chimera_ir.ir.text.mistakes import FORMS
 from chimera_ir.source import Span
 
-_LIMITS = {"WORKERS": 1 << 16, "STAGES": 1 << 16, "MICRO_BATCHES": 1 << 20}
+_LIMITS = {"WORKERS": MAX_WORKERS, "STAGES": MAX_STAGES, "MICRO_BATCHES": MAX_MICRO_BATCHES}
 _WORDS = {"WORKERS": "workers", "STAGES": "stages", "MICRO_BATCHES": "micro_batches", "PIPE": "pipe"}
 _DIGITS = 20
 _LARGEST = 10 ** (_DIGITS - 1) - 1
@@ -198,9 +207,9 @@ class _Reader:
         words = token.split()
         name, micros = words[1], words.index("micros", 4)
         recompute = words.index("recompute", micros) if "recompute" in words[micros:] else len(words)
+        if micros - 3 != self._counts["STAGES"]:
+            raise Rejected([PlacementLength(where, name, micros - 3, self._counts["STAGES"])])
         workers = integers(token, " ".join(words[3:micros]))
-        if len(workers) != self._counts["STAGES"]:
-            raise Rejected([PlacementLength(where, name, len(workers), self._counts["STAGES"])])
         for worker in workers:
             if worker >= self._counts["WORKERS"]:
                 raise Rejected([NumberOutOfRange(where, "worker", str(worker), 0, self._counts["WORKERS"] - 1)])
@@ -214,21 +223,26 @@ class _Reader:
 
     def _read_stages(self, token: Token, ends: list[int]) -> tuple[Stage, ...]:
         """The stages of half-open runs, ascending."""
-        last = self._counts["STAGES"] - 1
-        for start, end in zip(ends[::2], ends[1::2], strict=True):
-            if start >= end or end > last + 1:
-                raise Rejected([NumberOutOfRange(span(token), "run", f"{start}..{end}", 0, last)])
-        runs = zip(ends[::2], ends[1::2], strict=True)
-        return tuple(Stage(s) for s in sorted({s for start, end in runs for s in range(start, end)}))
+        stages: set[int] = set()
+        for stage in _run(token, ends, self._counts["STAGES"] - 1):
+            if stage in stages:
+                raise Rejected([HeaderTwice(span(token), f"stage {stage}")])
+            stages.add(stage)
+        return tuple(map(Stage, sorted(stages)))
 
     def _read_runs(self, token: Token, ends: list[int], seen: set[int]) -> Iterator[int]:
         """The micro-batches of half-open runs; ``seen`` holds all that came before, so their number stays bounded."""
         last = self._counts["MICRO_BATCHES"] - 1
-        for start, end in zip(ends[::2], ends[1::2], strict=True):
-            if start >= end or end > last + 1:
-                raise Rejected([NumberOutOfRange(span(token), "run", f"{start}..{end}", 0, last)])
-            for micro in range(start, end):
-                if micro in seen:
-                    raise Rejected([MicroTwice(span(token), micro, last)])
-                seen.add(micro)
-                yield micro
+        for micro in _run(token, ends, last):
+            if micro in seen:
+                raise Rejected([MicroTwice(span(token), micro, last)])
+            seen.add(micro)
+            yield micro
+
+
+def _run(token: Token, ends: list[int], last: int) -> Iterator[int]:
+    """The numbers of half-open runs, none of which is above ``last``."""
+    for start, end in zip(ends[::2], ends[1::2], strict=True):
+        if start >= end or end > last + 1:
+            raise Rejected([NumberOutOfRange(span(token), "run", f"{start}..{end}", 0, last)])
+        yield from range(start, end)

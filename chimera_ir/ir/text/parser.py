@@ -72,6 +72,17 @@ def parse(source: Source) -> Plan | Schedule | Program:
     return level
 
 
+_HEADER = "plan|schedule|program|parameters|workers?|stages|micro_batches|updates|memory|sync|pipe"
+_ANY_LINE = re.compile(r"^[ \t]*[^\s#]", re.MULTILINE)
+_HEADER_LINE = re.compile(rf"^[ \t]*(?:{_HEADER})\b", re.MULTILINE)
+
+
+def count_lines(text: str) -> tuple[int, int]:
+    """How many lines of operations a text has, and of headers and headings; without a look at what else they say."""
+    lines, headers = (sum(1 for _ in form.finditer(text)) for form in (_ANY_LINE, _HEADER_LINE))
+    return lines - headers, headers
+
+
 @cache
 def _parser() -> Lark:
     return Lark(grammar("ir.lark"), parser="lalr", lexer="basic")
@@ -99,9 +110,11 @@ def _lines(tree: Tree[Token]) -> list[Token]:
     return lines
 
 
-def _malformed(tokens: Iterable[Token], title: Token) -> list[Diagnostic]:
+def _malformed(tokens: list[Token], title: Token) -> list[Diagnostic]:
     plan = title.startswith("plan")
-    return _some([explain(str(token), token.start_pos or 0, plan=plan) for token in tokens])
+    shown = [explain(str(token), token.start_pos or 0, plan=plan) for token in tokens[:_MOST_MISTAKES]]
+    rest = tokens[_MOST_MISTAKES:]
+    return [*shown, *([MoreMistakes(span(rest[0]), len(rest))] if rest else [])]
 
 
 def _structure(source: Source, found: Token) -> list[Diagnostic]:

@@ -37,8 +37,15 @@ class Second(nn.Module):
         return x.detach() if WHAT == "constant-loss" else self.linear(x)
 
 
+torch.manual_seed(0)
+WHOLE = nn.Sequential(First(), Second()).double()
+
+
 def build_stage(stage, num_stages):
-    return (First() if stage == 0 else Second()).double()
+    if WHAT == "made-once":
+        return nn.Sequential(WHOLE[stage])
+    module = (First() if stage == 0 else Second()).double()
+    return module.requires_grad_(False) if f"frozen-{stage}" == WHAT else module
 
 
 def loss(output, target):

@@ -1,0 +1,65 @@
+"""The legend of a picture: what its colours, letters and signs mean."""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from chimera_ir.picture.looks import Looks
+from chimera_ir.picture.shapes import Entry, Swatch
+from chimera_ir.picture.words import plain, strands
+
+SWATCHES = 4
+"""How many chunks of a strand a legend shows at most: the first ones and the last one."""
+
+_PAIR, _SIGN, _GAP = 44, 48, 20
+"""Pixels: from a pair of swatches to the next, from another sign to its name, from a name to the next entry."""
+
+
+class _Line(NamedTuple):
+    """What an entry says, and how many pixels come before it: room for a sign, or for the colours of chunks."""
+
+    words: str
+    indent: int
+    strand: int = 0
+    chunks: tuple[int, ...] = ()
+
+    @property
+    def length(self) -> int:
+        return self.indent + 8 * len(self.words) + _GAP
+
+
+def legend(looks: Looks, names: Iterable[str], left: int, width: int, y: int) -> Iterator[Entry]:
+    """An entry for each strand in use, one for the letters if there are any, one for each name.
+
+    They take as many rows as the width asks for; before a name there is room for a sign.
+    """
+    x = left
+    for line in [*_lines(looks), *(_Line(plain(name), _SIGN) for name in names)]:
+        if x > left and x + line.length > width:
+            x, y = left, y + 24
+        yield Entry(x, y, tuple(_swatches(looks, line, x)), x + line.indent, line.words)
+        x += line.length
+
+
+def least(looks: Looks) -> int:
+    """The pixels that the widest entry about chunks takes; 0 where no worker has two stages of a pipe."""
+    return max((line.length for line in _lines(looks)), default=0) if looks.chunks > 1 else 0
+
+
+def chunks_shown(looks: Looks) -> tuple[int, ...]:
+    """The chunks of a strand that a legend shows."""
+    return tuple(range(looks.chunks)) if looks.chunks <= SWATCHES else (*range(SWATCHES - 1), looks.chunks - 1)
+
+
+def _lines(looks: Looks) -> Iterator[_Line]:
+    chunks = chunks_shown(looks)
+    for number, strand in enumerate(strands(looks.header)):
+        if strand.micros:
+            yield _Line(plain(strand.name), _SIGN + _PAIR * (len(chunks) - 1), number, chunks)
+    if looks.sign:
+        yield _Line(looks.sign, 0)
+
+
+def _swatches(looks: Looks, line: _Line, x: int) -> Iterator[Swatch]:
+    for place, chunk in enumerate(line.chunks):
+        hue = looks.hues[line.strand, chunk]
+        yield Swatch(x + _PAIR * place, hue.light, hue.dark, looks.letter(chunk))

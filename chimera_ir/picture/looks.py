@@ -1,0 +1,110 @@
+"""How the boxes of a picture differ: a hue for each strand, a shade and a letter for each of a worker's stages."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import NamedTuple
+
+from chimera_ir.ir.ids import Micro, Stage
+from chimera_ir.ir.levels import Header, Pipe
+from chimera_ir.ir.ops import Backward, Compute
+from chimera_ir.picture.words import BLACK, PAPER, Hue, hue, label, strand_numbers, strands
+
+FARTHEST = Fraction(3, 5)
+"""How far the shades of a worker's last stage are on the way to white and black."""
+
+
+class Group(NamedTuple):
+    """Operations that share their colours; ``chunk`` is the stage's place among the pipe's stages on its worker."""
+
+    strand: int
+    chunk: int
+    backward: bool
+
+
+@dataclass(frozen=True)
+class Looks:
+    """How the operations of a schedule are drawn.
+
+    A pipe with several stages on a worker has as many *chunks* there, by ascending stage. Then the shades of a hue tell
+    them apart, and a letter behind the micro-batches, which needs no colour. Elsewhere there are neither.
+    """
+
+    header: Header
+
+    @cached_property
+    def chunks(self) -> int:
+        """The largest number of stages that a pipe has on a worker."""
+        return 1 + max((max(places) for places in self._places.values()), default=0)
+
+    @cached_property
+    def hues(self) -> dict[tuple[int, int], Hue]:
+        """The colours of each strand, chunk by chunk."""
+        numbers = range(len(strands(self.header)))
+        return {(number, chunk): self._shade(number, chunk) for number in numbers for chunk in range(self.chunks)}
+
+    def chunk(self, micro: Micro, stage: Stage) -> int:
+        """The place of a stage among those that the micro-batch's pipe has on the stage's worker."""
+        return self._places[self.header.pipe_of[micro].name][stage] if self.chunks > 1 else 0
+
+    def group(self, operation: Compute) -> Group:
+        """The operations that this one shares its colours with."""
+        micro = operation.micros[0]
+        return Group(self._strands[micro], self.chunk(micro, operation.stage), isinstance(operation, Backward))
+
+    def fill(self, group: Group) -> str:
+        """The ground on which the labels of a group stand."""
+        shade = self.hues[group.strand, group.chunk]
+        return shade.dark if group.backward else shade.light
+
+    def label(self, operation: Compute) -> str:
+        """What the box of an operation shows: its micro-batches and, where it has one, the letter of its chunk."""
+        return label(operation) + self.letter(self.chunk(operation.micros[0], operation.stage))
+
+    def letter(self, chunk: int) -> str:
+        """``a`` for a worker's first stage, then ``b``, .. ``z``, ``aa``; nothing where no worker has two of a pipe."""
+        return _letter(chunk) if self.chunks > 1 else ""
+
+    @property
+    def sign(self) -> str:
+        """What the letters mean, for a legend; nothing where there are none."""
+        if self.chunks == 1:
+            return ""
+        joint = ", " if self.chunks == 2 else "-"
+        return f"{_letter(0)}{joint}{_letter(self.chunks - 1)}: the pipe's stages on a worker, in order"
+
+    @cached_property
+    def _strands(self) -> dict[Micro, int]:
+        return strand_numbers(self.header)
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[int, ...]]:
+        return {pipe.name: _places(pipe) for pipe in self.header.pipes}
+
+    def _shade(self, strand: int, chunk: int) -> Hue:
+        """Forwards get lighter from chunk to chunk, backwards darker: both stay legible and unlike one another."""
+        base, share = hue(strand), chunk * FARTHEST / max(self.chunks - 1, 1)
+        return Hue(_mixed(base.light, PAPER, share), _mixed(base.dark, BLACK, share))
+
+
+def _places(pipe: Pipe) -> tuple[int, ...]:
+    """For each stage, how many earlier ones the pipe has on the same worker."""
+    earlier: defaultdict[int, int] = defaultdict(int)
+    places = []
+    for worker in pipe.workers:
+        places.append(earlier[worker])
+        earlier[worker] += 1
+    return tuple(places)
+
+
+def _letter(number: int) -> str:
+    """The number-th of a, b, .. z, aa, ab, .., counted from 0."""
+    rounds, place = divmod(number, 26)
+    return (_letter(rounds - 1) if rounds else "") + chr(ord("a") + place)
+
+
+def _mixed(colour: str, other: str, share: Fraction) -> str:
+    """A colour with a share of another one."""
+    pairs = ((int(colour[at : at + 2], 16), int(other[at : at + 2], 16)) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(start + (end - start) * share):02x}" for start, end in pairs)

@@ -1,0 +1,21 @@
+"""Numbers before nouns, in the singular or the plural."""
+
+import re
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things, with separators of thousands.
+
+    Examples
+    --------
+    >>> counted(1, "micro-batch"), counted(3, "copy"), counted(1024, "more stage")
+    ('1 micro-batch', '3 copies', '1,024 more stages')
+    """
+    return f"{number:,} {noun if number == 1 else plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    """The plural of a noun, or of the last of some words."""
+    if re.search("[^aeiou]y$", noun):
+        return noun[:-1] + "ies"
+    return noun + ("es" if noun.endswith(("ch", "sh", "s", "x")) else "s")

@@ -1,0 +1,32 @@
+"""What a measured file warns of, in lines of comment: chimera-profile writes them where a figure is not good enough.
+
+    # warning: stage 0 of 2: too noisy to use: after 30 rounds the median may be off by more than 5 %: step 7.6 %
+
+Whoever corrects the figure by hand takes the line away.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from chimera_ir.source import Source
+
+WARNING = "warning: "
+"""How such a line begins, after the sign of a comment."""
+
+SHOWN = 3
+"""How many are shown to people; files and JSON have all."""
+
+_LINE = re.compile(rf"^# {WARNING}(.+?)\r?$", re.M)
+
+
+def warnings(source: Source) -> tuple[str, ...]:
+    """The warnings of a file, each after its name."""
+    return tuple(f"{source.name}: {line[1]}" for line in _LINE.finditer(source.text))
+
+
+def shown(lines: Sequence[str]) -> Iterator[str]:
+    """The first of many warnings, and how many more there are."""
+    yield from lines[:SHOWN]
+    rest = len(lines) - SHOWN
+    if rest > 0:
+        yield f"{rest} more such {'line is' if rest == 1 else 'lines are'} in the files"

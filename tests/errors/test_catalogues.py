@@ -1,0 +1,20 @@
+"""No catalogue of messages is left out: each is held against mistakes by one of the tests beside this one."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from chimera_ir.diagnostics import catalogue
+from tests.errors import test_front, test_middle, test_profiles
+from tests.errors.goldens import classes
+
+TESTED = [*test_front.CATALOGUES, *test_middle.CATALOGUES, *test_profiles.CATALOGUES]
+ALL = [import_module(f"{catalogue.__name__}.{found.name}") for found in iter_modules(catalogue.__path__)]
+
+
+def test_every_catalogue_is_held_against_mistakes_once() -> None:
+    assert sorted(module.__name__ for module in TESTED) == sorted(module.__name__ for module in ALL)
+
+
+def test_every_message_has_a_code_of_its_own() -> None:
+    messages = {message for module in ALL for message in classes([module]).values()}
+    assert len({message.code for message in messages}) == len(messages)

@@ -1,0 +1,29 @@
+"""What tests start as processes of their own, however it is installed: nothing has to lie beside the interpreter."""
+
+import shutil
+import sys
+from contextlib import suppress
+from importlib import metadata
+
+COMPILE = (sys.executable, "-c", "from chimera_ir.start import compile_; compile_()")
+"""chimera-compile, of the package that the tests import."""
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+"""What the program torchrun is."""
+
+
+def program(name: str, distribution: str) -> str:
+    """The path of a program: where its distribution is installed, whatever environment that is, else on the PATH.
+
+    Raises
+    ------
+    FileNotFoundError
+        If neither has one of that name.
+    """
+    with suppress(metadata.PackageNotFoundError):
+        for file in metadata.files(distribution) or ():
+            if file.name in (name, f"{name}.exe") and file.parent.name in ("bin", "Scripts"):
+                return str(file.locate())
+    if path := shutil.which(name):
+        return path
+    raise FileNotFoundError(f"{name} is not installed: pip install {distribution}")

@@ -1,0 +1,115 @@
+"""What chimera-plan lists, chimera-compile accepts: random schemes with and without a flush, bounds and clauses."""
+
+import json
+import shlex
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from chimera_ir import library
+from chimera_ir.cli import compile_command
+from chimera_ir.diagnostics.model import Rejected
+from chimera_ir.driver import Level, Request, compile_scheme
+from chimera_ir.elaborate.elaborate import outline, parameter_names
+from chimera_ir.planner import plan_command
+from chimera_ir.syntax.parser import parse
+from tests.unit.test_plan import cluster, profile
+
+SEEDS = range(40)
+
+Plan = Callable[..., dict[str, Any]]
+
+PLACES = {
+    "s": ("D", 0),
+    "D-1 - s": ("D", 0),
+    "s % D": ("2*D", 1),
+    "if s < D then s else 2*D-1 - s": ("2*D", 1),
+}
+"""Where a stage may be, with the number of stages, and whether a worker has several."""
+
+
+def random_scheme(random: Random) -> str:
+    """A scheme of one pipe or two; many can run, some cannot, and which is which shows at every level."""
+    stages, chunked = PLACES[place := random.choice([*PLACES])]
+    streams, pipes = random.random() < 0.6, 1 if chunked else random.choice([1, 1, 2])
+    lines = [f"scheme drawn(D = 2{'' if streams else ', N = 4'})", "workers D"]
+    update = random.choice(["1", "2", "D", "2*D"])
+    lines += [f"update every {update}"] if streams else []
+    for quantity in ("weights", "activations"):
+        lines += [f"memory {quantity} <= {random.randint(1, 5)}"] if random.random() < 0.3 else []
+    rate, lag = pipes * random.choice([2, 2, 3]) * (1 + chunked), random.randint(0, 5)
+    for number in range(pipes):
+        micros = f"0.. as {pipes}*m+{number}" if streams else f"0..share(N, {pipes}, {number})"
+        late = number * random.choice([1, 2, 2, 3])
+        where = f"D-1 - ({place})" if number else place
+        lines += [f"pipe p{number} {{", f"  stages s in 0..{stages} on {where}", f"  micros m in {micros}"]
+        lines += [f"  reads version max(0, ({pipes}*m+{number})/({update}) - {lag})"] if streams else []
+        lines += ["  recompute when s > 0"] if random.random() < 0.2 else []
+        lines += ["  sync lazy when s > 0"] if not streams and random.random() < 0.2 else []
+        lines += [f"  F(m, s) @ {rate}*m + s + {late}"]
+        lines += [f"  B(m, s) @ {rate}*m + 2*({stages})-1 - s + {late + random.choice([0, 0, 0, 1, 2])}", "}"]
+    return "\n".join(lines)
+
+
+def answer(command: Any, *arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(command, arguments)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """Plans for the random scheme of a seed, as JSON."""
+    monkeypatch.chdir(tmp_path)
+    Path("m.toml").write_text(profile((2, 4), (1, 2)), encoding="utf-8")
+    Path("c.toml").write_text(cluster(4, sums="100 MB/s"), encoding="utf-8")
+
+    def call(seed: int, choose: int = 1) -> dict[str, Any]:
+        Path("drawn.chim").write_text(random_scheme(Random(seed)), encoding="utf-8")
+        files = "--profile", "m.toml", "--cluster", "c.toml", "--scheme", "drawn.chim"
+        _, out = answer(plan_command, *files, "--mini-batch", "8", "--json", "--choose", str(choose))
+        found = json.loads(out)
+        assert isinstance(found, dict)
+        return found
+
+    return call
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_is_listed_compiles(seed: int, plan: Plan) -> None:
+    for number, choice in enumerate(plan(seed)["choices"], 1):
+        words = shlex.split(plan(seed, choose=number)["commands"][0])[1:]
+        status, out = answer(compile_command, *words, "--emit", "report", "--no-cache")
+        assert status == 0, f"{words}\n{out}"
+        prediction = json.loads(out)["prediction"]
+        assert choice["T"] == pytest.approx(prediction["T"], rel=1e-12)
+        assert choice["memory"] in (None, prediction["memory"])
+
+
+@pytest.mark.parametrize("name", library.names())
+def test_the_library_compiles_in_whatever_size_it_allows(name: str) -> None:
+    """Which is why the planner does not verify it again."""
+    source, compiled = library.source(name), 0
+    names = parameter_names(parse(source))
+    for stages, count, pipelines in product((1, 2, 4, 6), (1, 2, 3, 4, 6, 8, 12), (1, 2)):
+        sizes = {"D": stages, "N": count, "f": pipelines}
+        settings = {letter: size for letter, size in sizes.items() if letter in names}
+        try:
+            outline(parse(source), settings, 1000)
+        except Rejected:
+            continue
+        levels = compile_scheme(Request(source, settings), lambda _: None)
+        assert any(level is Level.PROGRAM for level, _ in levels)
+        compiled += 1
+    assert compiled
+
+
+def test_some_of_the_schemes_can_run_and_some_cannot(plan: Plan) -> None:
+    found = [plan(seed) for seed in SEEDS[:12]]
+    assert sum(bool(each["choices"]) for each in found) >= 3
+    assert sum(bool(each["left_out"]) for each in found) >= 3

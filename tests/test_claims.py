@@ -1,0 +1,198 @@
+"""What the pages say of the program is so: options, codes, paths, words, excerpts of scripts, numbers of lines."""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from chimera_ir import command, library
+from chimera_ir.cli import compile_command
+from chimera_ir.codegen.render import scripts
+from chimera_ir.diagnostics import catalogue
+from chimera_ir.driver import Level, Request, compile_scheme
+from chimera_ir.planner import plan_command
+from chimera_ir.profiler import profile_command
+from chimera_ir.tables import tables_command
+from chimera_ir.tracer import trace_command
+from chimera_ir.verify.verify import Verified
+from support import faults, options
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+}
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+COMMANDS: dict[str, click.Command] = {
+    "chimera-compile": compile_command,
+    "chimera-plan": plan_command,
+    "chimera-profile": profile_command,
+    "chimera-tables": tables_command,
+    "chimera-trace": trace_command,
+}
+OTHERS = {
+    *("--nproc-per-node", "--nnodes", "--rdzv-backend", "--rdzv-endpoint", "--no-python"),
+    *("--hypothesis-profile", "--update-goldens"),
+}
+"""Options of torchrun and pytest."""
+
+
+def takes(program: click.Command) -> set[str]:
+    """The options of a command and of those below it."""
+    below = program.commands.values() if isinstance(program, click.Group) else ()
+    names = {name for parameter in program.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    return names.union({"--help"}, *map(takes, below))
+
+
+@pytest.fixture
+def trains_with(capsys: pytest.CaptureFixture[str]) -> set[str]:
+    """The options of train.py."""
+    with pytest.raises(SystemExit):
+        options.parse(["--help"], "a scheme")
+    return set(OPTION.findall(capsys.readouterr().out))
+
+
+def options_given(text: str, name: str) -> Iterator[str]:
+    """The options that a text gives to a program, line by line, up to the end of the command."""
+    for line in re.findall(rf"(?<![\w-]){re.escape(name)} ([^\n`|#;]*)", text):
+        yield from OPTION.findall(line)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_option_on_a_page_is_one_that_the_program_takes(page: str, trains_with: set[str]) -> None:
+    text = PAGES[page]
+    for name, program in COMMANDS.items():
+        assert {*options_given(text, name)} - takes(program) == set(), name
+    train = options_given(text, "train.py")
+    assert set(train) - trains_with == set()
+    folders = ("benchmarks", "docs", "examples")
+    written = "".join(path.read_text(encoding="utf-8") for top in folders for path in (ROOT / top).glob("*.py"))
+    known = OTHERS.union(trains_with, OPTION.findall(written), *map(takes, COMMANDS.values()))
+    assert set(OPTION.findall(text)) - known == set()
+
+
+def test_the_readme_names_every_option_of_train_py(trains_with: set[str]) -> None:
+    assert trains_with - {"--help"} - set(OPTION.findall(PAGES["README.md"])) == set()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_code_path_and_heading_that_a_page_names_exists(page: str) -> None:
+    modules = (import_module(f"{catalogue.__name__}.{module.name}") for module in iter_modules(catalogue.__path__))
+    codes = {member.code for module in modules for member in vars(module).values() if hasattr(member, "code")}
+    assert set(re.findall(r"CH\d{3}", PAGES[page])) - codes == set()
+    tops = "chimera_ir|templates|tests|docs|benchmarks|grammar"
+    paths = re.findall(rf"(?<![\w/.-])((?:{tops})/[\w./-]*\w)", PAGES[page])
+    assert [path for path in paths if not [*ROOT.glob(path), *ROOT.glob(f"{path}.*")]] == []
+    for link, anchor in re.findall(r"\]\(([^)#\s:]*)#([^)]+)\)", PAGES[page]):
+        target = ((ROOT / page).parent / link).resolve() if link else ROOT / page
+        assert anchor in headings(target), f"{link}#{anchor}"
+
+
+@cache
+def headings(path: Path) -> set[str]:
+    """The anchors of a page, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in re.findall(r"^#+ (.*)$", text, re.M)}
+
+
+@cache
+def worker_0(scheme: str, **settings: int) -> list[str]:
+    """The script of a library scheme's first worker, each line without what aligns it."""
+    verified = dict(compile_scheme(Request(library.source(scheme), settings), lambda _: None))[Level.PROGRAM]
+    assert isinstance(verified, Verified)
+    return [" ".join(line.split()) for line in scripts(verified)["rank_0.py"].splitlines()]
+
+
+EXCERPTS = [
+    (page, excerpt)
+    for page, text in PAGES.items()
+    for excerpt in re.findall(r"<!-- fmt: off -->\n```python\n(.*?)^```$", text, re.M | re.S)
+]
+
+
+@pytest.mark.parametrize(("page", "excerpt"), EXCERPTS, ids=lambda value: value[:24].replace("\n", " "))
+def test_every_excerpt_of_a_script_is_what_is_generated(page: str, excerpt: str) -> None:
+    """A line ``...`` stands for any number of lines."""
+    quoted = "\n".join(" ".join(line.split()) for line in excerpt.splitlines() if line.strip())
+    parts = [part.splitlines() for part in re.split(r"^\.\.\.$\n?", quoted, flags=re.M)]
+    generated = [worker_0("chimera"), worker_0("pipedream"), worker_0("pipedream", D=2)]
+    assert any(follows([line for line in script if line], parts) for script in generated), page
+
+
+def follows(lines: list[str], parts: list[list[str]]) -> bool:
+    """Whether the parts stand in the lines, one after the other, each in one piece."""
+    for part in parts:
+        places = range(len(lines) - len(part) + 1)
+        place = next((at for at in places if lines[at : at + len(part)] == part), None)
+        if place is None:
+            return False
+        lines = lines[place + len(part) :]
+    return True
+
+
+def test_a_script_has_as_many_lines_as_the_page_says() -> None:
+    (scheme, N, lines), *rest = re.findall(
+        r"worker 0 of `(\w+)` with N = (\d+) has ([\d,]+) lines", PAGES["docs/runtime.md"]
+    )
+    assert rest == []
+    assert len(worker_0(scheme, N=int(N))) == int(lines.replace(",", ""))
+
+
+def words(grammar: str) -> set[str]:
+    """The words that a grammar has between quotation marks, comments left out."""
+    text = re.sub(r"//.*", "", (ROOT / "grammar" / grammar).read_text(encoding="utf-8"))
+    return set(re.findall(r'"([a-z_]{2,})"', text))
+
+
+def test_the_pages_have_every_word_of_the_grammars() -> None:
+    (listed,) = re.findall(r"These words are not names: `(.*?)`", PAGES["docs/language.md"], re.S)
+    assert set(listed.split()) == words("scheme.lark")
+    page = PAGES["docs/ir.md"]
+    shape = page[page.index("    file  ") : page.index("Each of these is one line")]
+    tables = "".join(re.findall(r"^\|.*$", page, re.M))
+    within_lines = {"to", "from", "into"}
+    missing = {word for word in words("ir.lark") if f'"{word}"' not in shape and f"`{word} " not in tables}
+    assert missing <= within_lines
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/runtime.md"])
+def test_the_statuses_of_a_rank_are_those_that_it_ends_with(page: str) -> None:
+    assert {0, faults.FAILED, faults.MISUSED, faults.OUR_FAULT, faults.INTERRUPTED, faults.TERMINATED} == statuses(
+        page, "of a rank|a rank"
+    )
+
+
+def test_the_statuses_of_the_compiler_are_those_that_it_ends_with() -> None:
+    ends = {0, command.WRONG_TEXT, command.WRONG_COMMAND, command.OUR_FAULT, command.INTERRUPTED}
+    assert ends == statuses("README.md", "chimera-compile")
+
+
+def statuses(page: str, subject: str) -> set[int]:
+    """The numbers of a table of exit statuses."""
+    (table,) = re.findall(rf"^\| [^|\n]*(?:{subject})[^|\n]* \| \|\n\|---\|---\|\n((?:\|.*\n)+)", PAGES[page], re.M)
+    first = (line.split("|")[1] for line in table.splitlines())
+    return {int(number) for cell in first for number in cell.split(",")}
+
+
+def test_every_row_of_the_report_is_explained(tmp_path: Path) -> None:
+    """Stages that recompute give the table all its rows."""
+    printed = CliRunner().invoke(compile_command, ["chimera_doubling", "--out", str(tmp_path / "out")]).stdout
+    lines = [line.strip() for line in printed.splitlines()]
+    start = next(at for at, line in enumerate(lines) if line.startswith("──"))
+    rows = [re.split(r"\s{2,}", line)[0] for line in lines[start + 1 : lines.index("", start)]]
+    assert rows[0] == "makespan"
+    assert len(rows) == 7
+    assert [row for row in rows if f"| {row} |" not in PAGES["docs/performance.md"]] == []
+    words = {word for row in rows for word in row.split(", ")}
+    assert {word for word in words if f"| {word} |" not in PAGES["docs/glossary.md"]} == set()
+
+
+def test_every_folder_of_the_compiler_is_in_the_readme() -> None:
+    folders = {path.parent.name for path in (ROOT / "chimera_ir").glob("*/__init__.py")} | {"schemes"}
+    assert {name for name in folders if f"`chimera_ir/{name}/`" not in PAGES["README.md"]} == set()

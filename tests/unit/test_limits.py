@@ -1,0 +1,154 @@
+"""What is too large is refused before anything of that size is made: work is counted, as calls, and memory."""
+
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from chimera_ir import cli, driver, library
+from chimera_ir.command import WRONG_COMMAND
+from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.diagnostics.render import MAX_NOTES, MAX_SHOWN, render_all
+from chimera_ir.driver import Level, Request, TooLarge, compile_ir, compile_scheme
+from chimera_ir.elaborate.elaborate import sized
+from chimera_ir.source import Source
+from chimera_ir.syntax.parser import parse
+from tests.unit.command import TINY, Run
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from large_inputs import NUMBERS, TEXTS, Input, scheme
+
+CALLS = 150_000
+"""Calls that an input of a few lines may cost; a scheme of one pipe costs a tenth of that."""
+
+MEMORY = 4 * 2**20
+"""Bytes that it may take for a while."""
+
+
+def answer(given: Input) -> str:
+    """What is said of an input; empty if nothing is wrong with it."""
+    source, warnings = Source(f"a{given.suffix}", given.text), list[Diagnostic]()
+    compiled = (compile_ir if given.suffix == ".sir" else compile_scheme)(Request(source), warnings.append)
+    try:
+        next((level for level, _ in compiled if level is Level.PLAN), None)
+    except Rejected as rejected:
+        return render_all(rejected.diagnostics, source)
+    except TooLarge as error:
+        return str(error)
+    return render_all(warnings, source)
+
+
+def counted(given: Input) -> tuple[str, int]:
+    """What is said of an input, and after how many calls of functions."""
+    calls = 0
+
+    def count(_: object, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        said = answer(given)
+    finally:
+        sys.setprofile(None)
+    return said, calls
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm() -> None:
+    """What is made once in a process, such as the parsers, counts for nothing."""
+    answer(scheme())
+    answer(NUMBERS["workers of ir"](1))
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_huge_number_is_refused_with_work_that_does_not_depend_on_it(name: str) -> None:
+    for number in (10**7, 10**17):
+        said, calls = counted(NUMBERS[name](number))
+        assert said.startswith("error["), said
+        assert "limit" in said or "out of range" in said or "cannot be made" in said, said
+        assert "help: " in said
+        assert calls < CALLS
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_huge_number_is_refused_with_nothing_made_of_that_size(name: str) -> None:
+    for number in (10**7, 10**17):
+        given = NUMBERS[name](number)
+        tracemalloc.start()
+        try:
+            answer(given)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < MEMORY
+
+
+SEARCHED = {"a cycle of ir"}
+"""The search for the shortest cycle may take longer, up to a length; see `test_render` for what is shown of it."""
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if name not in SEARCHED])
+def test_the_work_for_a_text_grows_like_the_text(name: str) -> None:
+    size, make = TEXTS[name]
+    size = min(size // 40, 2000)
+    said, calls = counted(make(size))
+    again, more = counted(make(2 * size))
+    assert more < 2.5 * calls + CALLS / 10
+    for shown in (said, again):
+        assert shown.count("\n") < MAX_SHOWN * 12 + 3 * MAX_NOTES
+
+
+def test_the_size_of_a_scheme_can_be_asked_for_by_itself() -> None:
+    with pytest.raises(Rejected, match="CH247"):
+        sized(parse(Source("a.chim", NUMBERS["stages"](10**9).text)), {}, 1000)
+    size = sized(parse(Source("a.chim", scheme().text)), {}, 1000)
+    assert [len(shape.micro_range) * len(shape.stage_range) for shape in size.shapes] == [4]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "code"),
+    [
+        ("pipedream", {"D": 200_000}, "CH247"),
+        ("pipedream", {"D": 50_000}, "CH277"),
+        ("pipedream", {"D": 600}, "CH276"),
+        ("chimera", {"D": 1_000_000, "f": 500_000}, "CH247"),
+        ("chimera", {"D": 4096, "f": 2048}, "CH246"),
+    ],
+)
+def test_a_library_scheme_that_is_far_too_large(name: str, settings: dict[str, int], code: str) -> None:
+    with pytest.raises(Rejected) as rejected:
+        sized(parse(library.source(name)), settings, 1_000_000)
+    assert [each.code for each in rejected.value.diagnostics] == [code]
+
+
+def test_a_baseline_that_is_too_large_is_told_before_anything_is_made_of_a_schedule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where only a level before the report is asked for, it is no mistake."""
+    monkeypatch.setattr(driver, "lower", lambda *_, **__: pytest.fail("lowered"))
+    workers = 1000
+    body = "".join(f"worker {worker}:\n" + ("  F m0 s0\n  B m0 s0\n" * (worker == 0)) for worker in range(workers))
+    source = Source("a.sir", NUMBERS["workers of ir"](workers).text + body)
+    with pytest.raises(TooLarge, match="the baseline of the report, on 1,000 workers with 1 micro-batch, has 2,000"):
+        dict(compile_ir(Request(source, max_operations=1999), pytest.fail))
+    with pytest.raises(pytest.fail.Exception, match="lowered"):
+        dict(compile_ir(Request(source, max_operations=1999, until=Level.PROGRAM), pytest.fail))
+
+
+def test_more_than_fits_into_memory_is_no_fault_of_the_compiler(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def produce(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(cli, "produce", produce)
+    run("chimera", "--max-operations", 10**9).assert_refused(WRONG_COMMAND, "there is not enough memory")
+
+
+def test_of_very_many_warnings_the_first_are_shown_and_how_many_more_there_are(run: Run, tmp_path: Path) -> None:
+    values = "".join(f"let v{number} = {number}\n" for number in range(2000))
+    (tmp_path / "tiny.chim").write_text(TINY.replace("workers D\n", f"workers D\n{values}"))
+    warned = run("tiny.chim", "--emit", "plan")
+    assert (warned.status, warned.err.count("warning[CH217]")) == (0, MAX_SHOWN)
+    assert warned.err.endswith(f"\nand {2000 - MAX_SHOWN:,} more\n")

@@ -1,0 +1,149 @@
+"""``chimera-plan``: what is listed compiles as it was predicted; what is left out, or in doubt, is told."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chimera_ir import cli, library
+from chimera_ir.elaborate.elaborate import Outline
+from chimera_ir.plan import space
+from chimera_ir.plan.lines import Files, compile_line, scheme_argument
+from chimera_ir.plan.space import MAX_OPERATIONS, Choice
+from chimera_ir.source import Source
+from chimera_ir.syntax.ast import Scheme
+from chimera_ir.syntax.change import Change
+from tests.unit.test_measured import FAST_MIDDLE
+from tests.unit.test_measured import profile as staged
+from tests.unit.test_plan import Plan, cluster, found, plan, profile
+
+__all__ = ["plan"]
+
+WARNING = "stage 0 of 4: too noisy to use: after 30 rounds the median may be off by more than 5 %: step 7.6 %"
+STREAMS = {"pipedream", "pipedream_2bw"}
+
+
+def own(name: str, clause: str = "") -> Path:
+    """A library scheme as a file of one's own, with a clause more."""
+    text = library.source(name).text.replace(f"scheme {name}", "scheme mine")
+    file = Path("mine.chim")
+    file.write_text(text.replace("pipe down", f"{clause}\npipe down", 1), encoding="utf-8")
+    return file
+
+
+def compiled(plan: Plan, model: str, on: str, line: str) -> dict[str, Any]:
+    words = [*shlex.split(line)[1:], "--emit", "report", "--no-cache"]
+    return found(plan(model, on, *words, command=cli.main, name="chimera-compile"))
+
+
+def reasons(result: dict[str, Any]) -> dict[str, set[str]]:
+    schemes: dict[str, set[str]] = {}
+    for left_out in result["left_out"]:
+        schemes.setdefault(left_out["reason"], set()).add(left_out["scheme"])
+    return schemes
+
+
+def test_a_bound_on_weights_that_only_the_versions_of_a_stream_exceed_leaves_it_out(plan: Plan) -> None:
+    model, on, asked = profile((4,), (1,)), cluster(4), ("--mini-batch", 8, "--scheme", "mine.chim")
+    own("pipedream_2bw", "memory weights <= 1")
+    ended = plan(model, on, *asked)
+    assert "no configuration is left" in ended.out
+    assert "worker 0 holds 2 stages' weights (M_theta), more than the declared 1" in ended.out
+    own("pipedream_2bw", "memory weights <= 2")
+    assert [each["N"] for each in found(plan(model, on, *asked, "--json"))["choices"]] == [8]
+
+
+def test_a_declared_bound_that_holds_with_recomputation_has_it_tried(plan: Plan) -> None:
+    model, on = profile((4,), (1,)), cluster(4)
+    own("dapple", "memory activations <= 0")
+    asked = model, on, "--mini-batch", 8, "--scheme", "mine.chim"
+    result = found(plan(*asked, "--json"))
+    assert [each["recompute"] for each in result["choices"]] == [True]
+    assert compiled(plan, model, on, result["commands"][0])["stashed_inputs"] == [4, 3, 2, 1]
+    assert "out of memory" in plan(*asked, "--no-recompute").out
+
+
+@pytest.mark.parametrize("name", ["chimera", "gems", "chimera_doubling", "pipedream_2bw"])
+def test_sums_are_launched_as_in_the_compilation_by_what_each_stage_takes(plan: Plan, name: str) -> None:
+    """Sums are slow, so that T depends on when they are launched."""
+    model, on = staged(FAST_MIDDLE), cluster(4, sums="10 MB/s")
+    result = found(plan(model, on, "--mini-batch", 8, "--scheme", name, "--json", "--set", "D=4"))
+    prediction = compiled(plan, model, on, result["commands"][0])["prediction"]
+    for key in ("T", "T_replay"):
+        assert result["choices"][0][key] == pytest.approx(prediction[key], rel=1e-12)
+
+
+def test_the_compile_line_raises_the_limit_where_the_compilation_would_stop_at_it() -> None:
+    """Whether the plan's limit was raised, or the baseline of the report has more operations than the scheme."""
+    files = Files("m.toml", "c.toml", replica_layout=False, max_operations=MAX_OPERATIONS)
+    choice = Choice(library.source("dapple"), (("D", 4),), 4, 4, 1, 8, 1, Change())
+    assert "--max-operations" not in compile_line(choice, files)
+    raised = Files("m.toml", "c.toml", replica_layout=False, max_operations=3_000_000)
+    assert compile_line(choice, raised).endswith(" --max-operations 3000000")
+    wide = Choice(library.source("dapple"), (("D", 1),), 1, 600, 1, 2000, 1, Change())
+    assert compile_line(wide, files).endswith(" --max-operations 2400000")
+
+
+def test_a_file_is_never_taken_for_an_option() -> None:
+    assert scheme_argument(Source("-x.chim", "")) == "./-x.chim"
+
+
+def test_a_scheme_without_a_flush_is_considered_where_it_is_asked_for(plan: Plan) -> None:
+    model, on = profile((4,), (1,)), cluster(4)
+
+    def schemes(*asked: str) -> tuple[set[str], set[str]]:
+        result = found(plan(model, on, "--mini-batch", 8, "--json", *asked))
+        return {each["scheme"] for each in result["choices"]}, reasons(result).get("without a flush", set())
+
+    listed, left_out = schemes()
+    assert (listed & STREAMS, left_out) == (set(), STREAMS)
+    assert schemes("--asynchronous") == (listed | STREAMS, set())
+    named = "--scheme", "dapple", "--scheme", "pipedream"
+    assert schemes(*named) == ({"dapple", "pipedream"}, set())
+    assert schemes(*named, "--synchronous-only") == ({"dapple"}, {"pipedream"})
+    assert "--asynchronous considers it" in plan(model, on, "--mini-batch", 8).out
+
+
+def test_what_the_files_warn_of_is_said_in_notes_and_json(plan: Plan) -> None:
+    lines = [WARNING.replace("stage 0", f"stage {number}") for number in range(4)]
+    noisy = profile((4,), (1,)) + "".join(f"\n# warning: {line}" for line in lines)
+    asked = "--mini-batch", 8, "--scheme", "dapple"
+    result = found(plan(noisy, cluster(4) + "# warning: it is not straight\n", *asked, "--json"))
+    assert result["warnings"] == [*(f"m.toml: {line}" for line in lines), "c.toml: it is not straight"]
+    assert [note for note in result["notes"] if note.startswith("warning: ")] == [
+        *(f"warning: m.toml: {line}" for line in lines[:3]),
+        "warning: 2 more such lines are in the files",
+    ]
+    assert "Warning: m.toml: stage 0 of 4: too noisy to use" in plan(noisy, cluster(4), *asked).out
+    quiet = found(plan(profile((4,), (1,)) + "\n# a warning: none\n", cluster(4), *asked, "--json"))
+    assert (quiet["warnings"], [note for note in quiet["notes"] if "warning" in note]) == ([], [])
+
+
+def test_too_many_values_of_parameters_are_counted_and_not_tried(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D = 720 has 30 divisors, and three further parameters 30 values each."""
+    Path("many.chim").write_text(
+        "scheme many(D = 2, a = 1, b = 1, c = 1) workers D pipe p { stages s in 0..D on s  micros m in 0..8 "
+        "F(m, s) @ 2*m + s  B(m, s) @ 2*m + 2*D-1 - s }"
+    )
+    asked = "--mini-batch", 8, "--scheme", "many.chim", "--set", "D=720"
+    outlined: list[str] = []
+
+    def outline(scheme: Scheme, *rest: Any) -> Outline:
+        outlined.append(scheme.name.text)
+        return real(scheme, *rest)
+
+    real = space.outline
+    monkeypatch.setattr(space, "outline", outline)
+    ended = plan(profile((2,), (1,)), cluster(2), *asked)
+    assert outlined == ["dapple"], "the baseline, which has one value"
+    assert "too many configurations" in ended.out
+    assert "27,000 values together, and the limit is 10,000; fix some with --set" in ended.out
+
+
+def test_a_depth_beyond_all_reason_is_answered(plan: Plan) -> None:
+    """Its divisors are not looked for one by one."""
+    asked = "--mini-batch", 8, "--scheme", "dapple", "--scheme", "gems", "--set", f"D={10**18 - 1}", "--json"
+    result = json.loads(plan(profile((2,), (1,)), cluster(2), *asked).out)
+    assert {left_out["scheme"] for left_out in result["left_out"]} == {"dapple", "gems"}

@@ -1,0 +1,182 @@
+"""Texts of others are shown and never acted upon; command lines that are printed mean what they say."""
+
+import os
+import random
+import subprocess
+import unicodedata
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from chimera_ir.profile.cluster import Cluster, Link
+from chimera_ir.profile.read import read_cluster
+from chimera_ir.profile.write import write_cluster
+from chimera_ir.source import Source
+from chimera_ir.visible import as_argument, command_line, visible, visible_lines
+from tests.unit.command import TINY, Run, contents
+from tests.unit.test_foretold import CLUSTER, PROFILE
+
+EVIL = "\x1b]0;x\x07\x9b31m\u202e\u2028\ufeff"
+"""Sets a terminal's title, rings, turns red, writes backwards, breaks the line."""
+
+NAMES = (
+    *(
+        "a b",
+        "it's",
+        '"',
+        "-x",
+        "--help",
+        "$(touch x)",
+        "`touch x`",
+        "a;b&c|d>e",
+        "*?[a]",
+        "~",
+        "#",
+        "!!",
+        "\\",
+        "é日本",
+    ),
+    *("a\nb", "\t", EVIL, "'\x1b[31m\\", os.fsdecode(b"caf\xe9"), "\x1bA0"),
+)
+"""Names that files may have."""
+
+
+def assert_plain(text: str) -> None:
+    acted_upon = {character for character in set(text) if unicodedata.category(character)[0] == "C"} | {*"\u2028"} & {
+        *text
+    }
+    assert acted_upon <= {"\n"}, acted_upon
+
+
+def words_of(line: str, *ahead: str) -> list[str]:
+    """What bash takes a line apart to, which is the words of a command; those ``ahead`` are its functions."""
+    functions = "".join(f'{name}() {{ printf "%s\\0" {name} "$@"; }}; ' for name in ahead)
+    done = subprocess.run(["bash", "-c", functions + line], capture_output=True, timeout=60, check=True)
+    return [os.fsdecode(word) for word in done.stdout.split(b"\0")[:-1]]
+
+
+def test_what_is_shown_is_every_character_or_its_escape() -> None:
+    every = [chr(code) for code in (*range(0x3000), *range(0xD7F0, 0xE010), *range(0xFE00, 0x10010), 0x1F600, 0x10FFFF)]
+    for character in every:
+        assert visible(character) == character or visible(character).isascii()
+        assert unicodedata.category(visible(character)[0])[0] not in "CZ" or character in " \t"
+    assert_plain(visible("".join(every)))
+    assert visible_lines(f"a\n{EVIL}\n").count("\n") == 2
+
+
+def test_a_command_line_is_taken_apart_again_by_a_shell() -> None:
+    chance = random.Random(14)
+    letters = [chr(code) for code in (*range(1, 0x250), 0x2028, 0x202E, 0xDCFF, 0xDC80, 0x1F600)]
+    words = ["".join(chance.choices(letters, k=chance.randrange(9))) for _ in range(500)]
+    line = command_line(["said", *words, *NAMES])
+    assert_plain(line)
+    assert "\n" not in line
+    assert words_of(line, "said") == ["said", *words, *NAMES]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("predicted", [False, True])
+def test_the_lines_that_are_printed_start_what_was_written(
+    run: Run, tmp_path: Path, name: str, predicted: bool
+) -> None:
+    (tmp_path / "p.toml").write_text(PROFILE)
+    (tmp_path / "c.toml").write_text(CLUSTER)
+    options = ["--profile", "p.toml", "--cluster", "c.toml", "--micro-batch-size", 1] if predicted else []
+    ended = run("dapple", "--set", "D=2", f"--out={name}", *options)
+    assert (ended.status, ended.err) == (0, "")
+    assert_plain(ended.out)
+    words = words_of(ended.out.splitlines()[-1], "torchrun")
+    script = words[words.index("--model") - 1]
+    assert (words[0], script) == ("torchrun", f"{as_argument(name)}/train.py")
+    assert Path(script).is_file()
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_lines_of_a_plan_name_the_files_that_it_was_made_from(
+    run: Run, tmp_path: Path, name: str, planner: Run
+) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "p.toml").write_text(PROFILE)
+    (tmp_path / name / "c.toml").write_text(CLUSTER)
+    (tmp_path / f"{name}.chim").write_text(TINY)
+    options = [f"--profile={name}/p.toml", f"--cluster={name}/c.toml", f"--scheme={name}.chim"]
+    ended = planner(*options, "--mini-batch", 1)
+    assert (ended.status, ended.err) == (0, "")
+    assert_plain(ended.out)
+    words = words_of(ended.out.splitlines()[-2], "chimera-compile")
+    assert words[0] == "chimera-compile"
+    assert words[1] == as_argument(f"{name}.chim")
+    assert f"{as_argument(name)}/p.toml" in words
+    assert run(*words[1:]).status == 0
+
+
+def test_what_files_say_of_themselves_is_shown_and_not_acted_upon(run: Run, tmp_path: Path, planner: Run) -> None:
+    """Where the text is right: names, notes, comments."""
+    named = EVIL.encode("unicode_escape").decode().replace("\\x", "\\u00")
+    (tmp_path / "p.toml").write_text(PROFILE.replace('name = "', f'name = "{named}'))
+    (tmp_path / "c.toml").write_text(CLUSTER.replace('name = "', f'name = "{named}'))
+    (tmp_path / "s.chim").write_text(f"# {EVIL[4:]}\n".replace("\x07", "").replace("\x9b", "") + TINY)
+    files = ["--profile", "p.toml", "--cluster", "c.toml"]
+    ended = run("s.chim", *files, "--micro-batch-size", 1)
+    assert (ended.status, ended.err) == (0, "")
+    assert "\\x1b]0;x" in ended.out
+    planned = planner(*files, "--mini-batch", 2)
+    assert planned.status == 0
+    for text in (ended.out, planned.out, *(data.decode() for data in contents(tmp_path / "tiny.out").values())):
+        assert_plain(text)
+    ElementTree.parse(tmp_path / "tiny.out" / "replay.svg")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options"),
+    [
+        (TINY, [f"--set={EVIL}=1"]),
+        (TINY, [f"--set=D={EVIL}"]),
+        (TINY, [f"--cost={EVIL}"]),
+        (TINY, [f"--emit={EVIL}"]),
+        (TINY, [f"--{EVIL}"]),
+        (TINY, [f"--sync={EVIL}"]),
+        (TINY, [f"--out=s.chim/{EVIL}"]),
+        (TINY, [f"--profile={EVIL}", "--cluster=c.toml", "--micro-batch-size=1"]),
+        (TINY, [EVIL]),
+        (TINY + f"# {EVIL}\n", []),
+        (TINY.replace("tiny", EVIL), []),
+        (TINY + f'require D > 9, "{EVIL}"\n', []),
+        (TINY + 'require D > 9, "\u202e\u2066\ufeff"\n', []),
+        (TINY + "let \u202e = 1\n", []),
+        (TINY + 'require D > 0, "\x9b31m"\n', ["--emit=ast"]),
+    ],
+)
+def test_what_is_wrong_is_shown_and_not_acted_upon(run: Run, tmp_path: Path, scheme: str, options: list[str]) -> None:
+    (tmp_path / "s.chim").write_text(scheme)
+    ended = run("s.chim", *options)
+    assert ended.status in (1, 2)
+    assert ended.err
+    assert_plain(ended.out + ended.err)
+    (tmp_path / f"{EVIL}.chim").write_text(scheme)
+    assert_plain(run(f"{EVIL}.chim", *options).err)
+
+
+@pytest.mark.parametrize(
+    "text", ["{0} D=2", "program {0}", "program p\nworkers {0}", "program p\n{0}", "# {0}\nplan p"]
+)
+def test_what_is_wrong_in_an_ir_text_or_a_profile_is_shown_and_not_acted_upon(
+    run: Run, tmp_path: Path, text: str
+) -> None:
+    for name, said in (("a.sir", text), ("p.toml", text.replace("program", "[model]\nname ="))):
+        (tmp_path / name).write_text(said.format(EVIL))
+    (tmp_path / "c.toml").write_text(CLUSTER)
+    for arguments in (["a.sir"], ["dapple", "--profile", "p.toml", "--cluster", "c.toml", "--micro-batch-size", 1]):
+        ended = run(*arguments)
+        assert ended.status == 1
+        assert_plain(ended.out + ended.err)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_profile_is_named_after_whatever_its_file_is_called(name: str) -> None:
+    link = Link(1e-6, 1e-9)
+    text = write_cluster(Cluster(name, 2, 2, 2**30, 0, link, link, link))
+    assert read_cluster(Source("c.toml", text)).name == name.encode(errors="replace").decode()
+    assert_plain(text.replace("\u2028", "").replace("\u202e", "").replace("\ufeff", "").replace("\x9b", ""))
