@@ -1,6 +1,7 @@
 """What all tests share: fixed examples, one flag that rewrites expected outputs, and nothing kept from call to call."""
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -8,6 +9,8 @@ from hypothesis import settings
 from tests.repeatable import PROFILE
 
 settings.load_profile(PROFILE)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes away from what it runs in the background
 
 os.environ["CHIMERA_CACHE"] = ""
 """Nothing that a test compiles comes from the user's cache, or goes there; processes inherit that."""

@@ -15,7 +15,7 @@ from chimera_ir.driver import Level, Result
 from tests.unit.command import Ended, Run, on_a_terminal
 
 SLOW = """
-import signal, time
+import time
 from chimera_ir import cli
 watched = cli.watched
 def slowly(levels, tell):
@@ -23,7 +23,6 @@ def slowly(levels, tell):
         time.sleep(SECONDS if level.value == "schedule" else 0)
         yield level, value
 cli.watched = slowly
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes away from what it runs in the background
 cli.main()
 """
 DOING = "adding messages and gradient sums, verifying the program"
