@@ -107,7 +107,7 @@ def one(system: str, depth: int, micro_batches: int) -> None:
 
 def nodes(schedule: Any) -> int:
     """The nodes of a schedule's DAG, sums and steps included."""
-    from chimera_ir.graph.build import build
+    from chimera_ir.flow.dag import build
 
     return len(build(schedule))
 

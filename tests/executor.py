@@ -11,12 +11,12 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
+from chimera_ir.ir.kinds import FORWARD
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import (
     AllReduce,
-    Backward,
+    Compute,
     Drop,
-    Forward,
     Instruction,
     Recv,
     Send,
@@ -180,9 +180,9 @@ class Executor:
         instruction = worker.lane[worker.place]
         worker.place += 1
         match instruction:
-            case Forward(micros, stage, version=version):
+            case Compute(kind, micros, stage, version=version) if kind is FORWARD:
                 self.forward(worker, micros, stage, self.weights(worker, stage, version))
-            case Backward(micros, stage, version=version):
+            case Compute(_, micros, stage, version=version):
                 self.backward(worker, micros, stage, self.weights(worker, stage, version))
             case Send(message, to):
                 key = ("act" if message.source < message.target else "grad", message.micros, message.source)

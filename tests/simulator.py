@@ -12,19 +12,9 @@ from heapq import heappop, heappush
 from math import log2
 
 from chimera_ir.ir.ids import Worker
+from chimera_ir.ir.kinds import FORWARD
 from chimera_ir.ir.levels import Program
-from chimera_ir.ir.ops import (
-    AllReduce,
-    Backward,
-    Forward,
-    Instruction,
-    Recv,
-    Send,
-    Step,
-    WaitAllReduce,
-    WaitRecv,
-    WaitSend,
-)
+from chimera_ir.ir.ops import AllReduce, Compute, Instruction, Recv, Send, Step, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import Link
 
@@ -150,7 +140,7 @@ class Simulator:
     def lane(self, worker: int) -> Iterator[Signal]:
         for each in self.program.lanes[worker]:
             match each:
-                case Forward() | Backward():
+                case Compute():
                     start, done = self.now, Signal()
                     self.after(self.compute(each), done.give)
                     yield done
@@ -241,11 +231,11 @@ class Simulator:
 
         return call
 
-    def compute(self, each: Forward | Backward) -> float:
+    def compute(self, each: Compute) -> float:
         costs = self.setting.stages[each.stage].at[self.setting.micro_batch_size]
         pipe = next(pipe for pipe in self.header.pipes if each.micros[0] in pipe.micros)
         backward = costs.recomputing if each.stage in pipe.recompute else costs.backward
-        one = costs.forward if isinstance(each, Forward) else backward
+        one = costs.forward if each.kind is FORWARD else backward
         return sum(one for _ in each.micros) / (2 if self.header.halves else 1)
 
     def step(self, stage: int) -> float:

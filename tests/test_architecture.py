@@ -29,20 +29,20 @@ IMPORTS = {
     "syntax": {"diagnostics", "source", "resources"},
     "ir": {"diagnostics", "source", "resources"},
     "elaborate": {"syntax", "ir", "diagnostics", "source"},
-    "graph": {"ir"},
-    "lower": {"ir", "graph", "source"},
-    "verify": {"ir", "graph", "diagnostics", "source"},
-    "cost": {"ir", "graph"},
+    "flow": {"ir"},
+    "lower": {"ir", "flow", "source"},
+    "verify": {"ir", "flow", "diagnostics", "source"},
+    "cost": {"ir", "flow"},
     "picture": {"cost", "ir", "predict", "resources", "visible"},
     "codegen": {"ir", "resources", "verify"},
     "profile": {"diagnostics", "source", "visible"},
-    "predict": {"cost", "ir", "graph", "profile", "verify", "undisturbed"},
+    "predict": {"cost", "ir", "flow", "profile", "verify", "undisturbed"},
     "forecast": {"command", "diagnostics", "predict", "profile", "texts"},
     "measure": {"profile", "output"},
     "trace": {"predict", "profile", "cost", "ir", "picture", "verify", "diagnostics", "source"},
     "library": {"source", "resources", "syntax"},
     "driver": {
-        *("source", "diagnostics", "syntax", "elaborate", "ir", "lower", "graph", "verify", "cost", "picture"),
+        *("source", "diagnostics", "syntax", "elaborate", "ir", "lower", "flow", "verify", "cost", "picture"),
         *("codegen", "library", "undisturbed"),
     },
     "survey": {"driver", "library", "resources", "source", "diagnostics", "syntax", "elaborate", "cost"},
@@ -150,6 +150,22 @@ def test_a_new_member_of_an_enumeration_is_not_silently_taken_for_another() -> N
     assert wrong == []
 
 
+ROWS = {"FORWARD", "BACKWARD"}
+"""The names of the rows in the table of kinds."""
+
+
+def test_only_the_templates_of_scripts_ask_for_a_single_kind_of_operation() -> None:
+    """Everything else asks what a kind reads, makes, frees and sums; so a new row needs no change elsewhere."""
+    users = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in python(PACKAGE)
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ImportFrom) and node.module == "chimera_ir.ir.kinds"
+        if ROWS & {alias.name for alias in node.names}
+    }
+    assert users == {"codegen/statements.py"}
+
+
 def test_the_table_of_imports_knows_every_part_and_has_no_cycle() -> None:
     parts = {part(path) for path in python(PACKAGE)}
     assert parts == IMPORTS.keys()
@@ -168,7 +184,7 @@ def test_the_code_generator_sees_of_verification_only_its_type() -> None:
 @pytest.mark.parametrize(
     ("name", "homes"),
     [
-        ("networkx", {"graph"}),
+        ("networkx", {"flow"}),
         ("click", {"cli", "command", "forecast", "planner", "tables", "profiler", "tracer"}),
         ("torch", {"measure"}),
         ("runtime", {"measure"}),

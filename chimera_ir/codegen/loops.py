@@ -15,7 +15,7 @@ from chimera_ir.codegen.rolling import Loop, Piece, Straight, roll, unrolled
 from chimera_ir.codegen.statements import Rooms, Scribe, Statements
 from chimera_ir.ir.ids import Micro, Version, Worker
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Forward, Instruction, Recv
+from chimera_ir.ir.ops import Compute, Instruction, Recv
 from chimera_ir.ir.text.printer import line as instruction_line
 from chimera_ir.ir.turns import body, extent, initial, lowest, updates_a_turn
 
@@ -112,7 +112,7 @@ def rolled(scribe: Scribe, pieces: Iterable[Piece], names: set[str]) -> Iterator
 
 def _first_micro(loop: Loop) -> int:
     """The micro-batch that a loop counts by: that of its first forward, or whatever comes first."""
-    computes = [each for each in loop.instructions if isinstance(each, Forward)]
+    computes = [each for each in loop.instructions if isinstance(each, Compute) and each.kind.opens]
     return extent(computes[0] if computes else loop.instructions[0]).first
 
 

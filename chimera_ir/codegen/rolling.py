@@ -12,9 +12,8 @@ from chimera_ir.ir.ids import Slot
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import (
     AllReduce,
-    Backward,
+    Compute,
     Drop,
-    Forward,
     Instruction,
     Recv,
     Send,
@@ -153,8 +152,8 @@ class _Lane:
 def _kind(instruction: Instruction) -> tuple[object, int | None]:
     """What must be equal in all rounds, and the first micro-batch; what is about none never repeats."""
     match instruction:
-        case Forward(micros, stage, version=version) | Backward(micros, stage, version=version):
-            return (type(instruction), stage, _pattern(micros), version), micros[0]
+        case Compute(kind, micros, stage, version=version):
+            return (kind, stage, _pattern(micros), version), micros[0]
         case Send(message, to):
             return (Send, message.source, message.target, _pattern(message.micros), to), message.micros[0]
         case Recv(message, source):

@@ -3,18 +3,18 @@
 What waits for a backward, ``f_m0_s1``, is always of a single micro-batch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
 from chimera_ir.codegen.notation import Notation
 from chimera_ir.ir.ids import Micro, Stage, Worker
+from chimera_ir.ir.kinds import BACKWARD, FORWARD, Kind
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import (
     AllReduce,
-    Backward,
+    Compute,
     Drop,
-    Forward,
     Instruction,
     Message,
     Recv,
@@ -54,10 +54,8 @@ class Scribe:
         """What the worker does for an instruction."""
         call = self.notation
         match instruction:
-            case Forward():
-                return self._forward(instruction)
-            case Backward():
-                return self._backward(instruction)
+            case Compute(kind):
+                return _COMPUTED[kind](self, instruction)
             case Send():
                 return self._send(instruction)
             case Recv():
@@ -125,7 +123,7 @@ class Scribe:
 
     # ---- forward
 
-    def _forward(self, forward: Forward) -> Statements:
+    def _forward(self, forward: Compute) -> Statements:
         micros, stage = forward.micros, forward.stage
         states = [self.notation.name("f", [micro], stage) for micro in micros]
         if self.header.recomputes(micros[0], stage):
@@ -141,16 +139,16 @@ class Scribe:
             lines.append(f"{outputs} = join({_all([f'{state}.take()' for state in states])})")
         return tuple(lines), spent
 
-    def _stage(self, operation: Forward | Backward) -> str:
+    def _stage(self, operation: Compute) -> str:
         return self.notation.stage(operation.stage, operation.version)
 
-    def _plain(self, forward: Forward, micro: Micro, state: str, inputs: str) -> str:
+    def _plain(self, forward: Compute, micro: Micro, state: str, inputs: str) -> str:
         number = self.notation.micro(micro)
         if forward.stage == self.header.stages - 1:
             return f"{state} = {self._stage(forward)}.forward_loss({number}, {inputs}, lane.target({number}))"
         return f"{state} = {self._stage(forward)}.forward({number}, {inputs})"
 
-    def _keeping(self, forward: Forward, states: list[str], inputs: str) -> tuple[str, ...]:
+    def _keeping(self, forward: Compute, states: list[str], inputs: str) -> tuple[str, ...]:
         """A forward that keeps nothing but its input, over one micro-batch or several at once."""
         stage, outputs = self._stage(forward), self.notation.name("y", forward.micros, forward.stage)
         numbers = [self.notation.micro(micro) for micro in forward.micros]
@@ -169,7 +167,7 @@ class Scribe:
             ")",
         )
 
-    def _inputs(self, forward: Forward) -> tuple[str, tuple[str, ...]]:
+    def _inputs(self, forward: Compute) -> tuple[str, tuple[str, ...]]:
         """What a forward reads, of all its micro-batches, and what is spent by it."""
         micros, stage = forward.micros, forward.stage
         if stage == 0:
@@ -181,7 +179,7 @@ class Scribe:
         outputs = self._outputs(micros, before)
         return outputs, (outputs,) if self._hands_on_apart(micros, before) else ()
 
-    def _inputs_apart(self, forward: Forward) -> tuple[list[str], tuple[str, ...]]:
+    def _inputs_apart(self, forward: Compute) -> tuple[list[str], tuple[str, ...]]:
         """The same for each micro-batch."""
         micros, stage = forward.micros, forward.stage
         if stage == 0:
@@ -194,7 +192,7 @@ class Scribe:
 
     # ---- backward
 
-    def _backward(self, backward: Backward) -> Statements:
+    def _backward(self, backward: Compute) -> Statements:
         micros, stage = backward.micros, backward.stage
         gradients, spent = self._gradients(backward)
         results = [self.notation.name("dx", [micro], stage) for micro in micros] if stage else [""] * len(micros)
@@ -209,7 +207,7 @@ class Scribe:
             spent = (*spent, *results)
         return tuple(lines), spent
 
-    def _gradients(self, backward: Backward) -> tuple[list[str], tuple[str, ...]]:
+    def _gradients(self, backward: Compute) -> tuple[list[str], tuple[str, ...]]:
         """What a backward reads of each micro-batch, nothing on the last stage; and what is spent by it."""
         micros, stage = backward.micros, backward.stage
         if stage == self.header.stages - 1:
@@ -221,3 +219,10 @@ class Scribe:
         if len(micros) == 1:
             return [f"{self.notation.last(received)}.tensors"], ()
         return _apart(f"{received}.tensors", len(micros)), self.notation.gone(received)
+
+
+_COMPUTED: dict[Kind, Callable[[Scribe, Compute], Statements]] = {
+    FORWARD: Scribe._forward,
+    BACKWARD: Scribe._backward,
+}
+"""How the operations of each kind are written."""

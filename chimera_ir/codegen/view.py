@@ -10,7 +10,7 @@ from chimera_ir.codegen.rolling import Loop, roll
 from chimera_ir.codegen.statements import Rooms, Scribe
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.ops import Backward, Forward, Instruction, Message, Recv, Send
+from chimera_ir.ir.ops import Compute, Instruction, Message, Recv, Send
 from chimera_ir.ir.text.printer import line as instruction_line
 from chimera_ir.plural import counted
 from chimera_ir.verify.verify import Verified
@@ -100,10 +100,7 @@ def job_view(program: Program) -> JobView:
 def _grouped(program: Program) -> tuple[int, ...]:
     """The stages that have an operation over several micro-batches."""
     found = {
-        int(each.stage)
-        for lane in program.lanes
-        for each in lane
-        if isinstance(each, Forward | Backward) and len(each.micros) > 1
+        int(each.stage) for lane in program.lanes for each in lane if isinstance(each, Compute) and len(each.micros) > 1
     }
     return tuple(sorted(found))
 
@@ -146,7 +143,7 @@ def _versions_read(program: Program) -> dict[tuple[int, int], int]:
         (int(each.stage), int(micro)): int(each.version)
         for lane in program.lanes
         for each in lane
-        if isinstance(each, Forward) and each.version is not None
+        if isinstance(each, Compute) and each.kind.opens and each.version is not None
         for micro in each.micros
     }
 

@@ -5,17 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import lcm
-from typing import Any, Protocol, assert_never
+from typing import Any, Protocol
 
 from chimera_ir.cost.numbers import Unit, exact
+from chimera_ir.ir.kinds import KEPT
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Backward, Compute, Forward
+from chimera_ir.ir.ops import Compute
 
 KINDS = ("F", "B", "I", "W")
 """The kinds of compute operation, in the order in which reports name them."""
-
-_TYPES = {"F": Forward, "B": Backward}
-"""The operations of each kind that compiles."""
 
 _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18}|/[0-9]{1,18})?|\.[0-9]{1,18}", re.ASCII)
 
@@ -134,13 +132,13 @@ class Costs:
 
     def remarks(self, schedule: Schedule) -> tuple[str, ...]:
         """The costs that the user set for kinds of operations that the schedule lacks."""
-        types = {type(operation) for lane in schedule.lanes for operation in lane}
+        letters = {operation.kind.letter for lane in schedule.lanes for operation in lane}
         costs = dict(self.items())
         return tuple(
-            f"--cost {kind}={exact(costs[kind])} changes nothing: no operation of this schedule is of kind {kind}; "
-            "split backwards, which I and W are for, are not compiled yet"
-            for kind in self.given
-            if _TYPES.get(kind) not in types
+            f"--cost {letter}={exact(costs[letter])} changes nothing: no operation of this schedule is of kind "
+            f"{letter}; split backwards, which I and W are for, are not compiled yet"
+            for letter in self.given
+            if letter not in letters
         )
 
     @property
@@ -153,12 +151,10 @@ class Costs:
         return (("F", self.F), ("B", self.B), ("I", self.I), ("W", self.W))
 
     def duration(self, operation: Compute, header: Header) -> Fraction:
-        """How long an operation takes: over k micro-batches k times as long as over one, over half a one half."""
-        size = Fraction(len(operation.micros), header.parts)
-        match operation:
-            case Forward():
-                return self.F * size
-            case Backward(micros=micros, stage=stage):
-                return (self.recomputing if header.recomputes(micros[0], stage) else self.B) * size
-            case _:
-                assert_never(operation)
+        """How long an operation takes: over k micro-batches k times as long as over one, over half a one half.
+
+        What reads what its forward kept takes longer where that runs the forward again.
+        """
+        again = KEPT in operation.kind.reads and header.recomputes(operation.micros[0], operation.stage)
+        one: Fraction = getattr(self, operation.kind.letter)
+        return (one + (self.recomputing - self.B if again else 0)) * Fraction(len(operation.micros), header.parts)

@@ -1,6 +1,6 @@
 """The report: what a schedule costs, beside the baseline of the same size, and what a user should know about that."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -20,9 +20,9 @@ _Json = dict[str, object]
 class Figures:
     """What one schedule costs in one iteration, or in one update of the steady state, communication free.
 
-    ``path`` is the critical path, ``forwards`` and ``backwards`` are its C_f and C_b; ``clock_span`` is the makespan
-    with every operation 1; the rest is per worker, the most it has at any time: weight copies in M_theta, activations
-    and inputs kept for recomputation in M_a.
+    ``path`` is the critical path, ``counts`` has C_f and C_b by the letters of the kinds; ``clock_span`` is the
+    makespan with every operation 1; the rest is per worker, the most it has at any time: weight copies in M_theta,
+    activations and inputs kept for recomputation in M_a.
     """
 
     header: Header
@@ -30,8 +30,7 @@ class Figures:
     path: tuple[Compute, ...]
     makespan: Fraction
     bubble_ratio: Fraction
-    forwards: Fraction
-    backwards: Fraction
+    counts: Mapping[str, Fraction]
     clock_span: Fraction
     weights: tuple[Fraction, ...]
     activations: tuple[Fraction, ...]
@@ -121,8 +120,7 @@ def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], siz
         path=timeline.critical_path.operations,
         makespan=timeline.makespan,
         bubble_ratio=timeline.bubble_ratio,
-        forwards=timeline.critical_path.forwards,
-        backwards=timeline.critical_path.backwards,
+        counts=timeline.critical_path.counts,
         clock_span=timeline.clock_span,
         weights=tuple(size * copies for copies in weights),
         activations=tuple(size * live for live in activations(schedule)),
@@ -153,7 +151,7 @@ def _remarks(own: Figures, base: Figures, schedule: Schedule) -> tuple[str, ...]
 
 
 def _critical_path(figures: Figures) -> _Json:
-    return {"C_f": _number(figures.forwards), "C_b": _number(figures.backwards)}
+    return {f"C_{letter.lower()}": _number(count) for letter, count in figures.counts.items()}
 
 
 def _memory(figures: Figures) -> _Json:

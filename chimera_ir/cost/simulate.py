@@ -13,9 +13,10 @@ from typing import NamedTuple
 from chimera_ir.cost.critical import CriticalPath, critical_path, update_length
 from chimera_ir.cost.events import Event
 from chimera_ir.cost.model import Durations
-from chimera_ir.cost.precedence import Precedence, numbered, precede
-from chimera_ir.cost.turn import Turn, fold
+from chimera_ir.flow.fold import Turn, fold
+from chimera_ir.flow.net import Net, net_of
 from chimera_ir.ir.ids import Stage
+from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute
 
@@ -63,11 +64,10 @@ class Timeline:
 class Skeleton:
     """What of a timeline follows from the schedule alone, whatever the costs and whoever recomputes.
 
-    ``lanes`` has the numbers of each lane's operations in the precedence; ``turn`` is that of an asynchronous schedule.
+    ``turn`` is that of an asynchronous schedule.
     """
 
-    precedence: Precedence
-    lanes: tuple[range, ...]
+    net: Net
     turn: Turn | None
 
 
@@ -87,9 +87,8 @@ class Run:
 
 def skeleton(schedule: Schedule) -> Skeleton:
     """The skeleton of a verified schedule; a schedule that runs at several costs has one."""
-    header, precedence = schedule.header, precede(schedule)
-    turn = fold(precedence, header) if header.asynchronous else None
-    return Skeleton(precedence, tuple(numbered(schedule)), turn)
+    header, net = schedule.header, net_of(schedule)
+    return Skeleton(net, fold(net, header) if header.asynchronous else None)
 
 
 def earliest(header: Header, bones: Skeleton, costs: Durations) -> Run:
@@ -98,15 +97,15 @@ def earliest(header: Header, bones: Skeleton, costs: Durations) -> Run:
     Of several critical paths it holds one with the largest number of backward passes (CONTRACT: C_b).
     """
     tick, duration = ticks(header, costs)
-    durations = [duration(operation) for operation in bones.precedence.operations]
-    path, ends = critical_path(header, bones.precedence, durations, bones.turn)
+    durations = [duration(operation) for operation in bones.net.operations]
+    path, ends = critical_path(header, bones.net, durations, bones.turn)
     return Run(tick, durations, ends, max(ends, default=0), path)
 
 
 def simulate(schedule: Schedule, costs: Durations) -> Timeline:
     """The timeline of the earliest run of a verified schedule."""
     header, bones = schedule.header, skeleton(schedule)
-    operations = bones.precedence.operations
+    operations = bones.net.operations
     run = earliest(header, bones, costs)
     path = run.critical_path
     timed = [
@@ -121,7 +120,7 @@ def simulate(schedule: Schedule, costs: Durations) -> Timeline:
         span=run.span,
         lanes=tuple(tuple(islice(remaining, len(lane))) for lane in schedule.lanes),
         critical_path=path,
-        clock_span=update_length(header, bones.precedence, [1] * len(operations), bones.turn),
+        clock_span=update_length(header, bones.net, [1] * len(operations), bones.turn),
         bubble_ratio=1 - _busy(header, timed) / path.length if timed else Fraction(0),
     )
 
@@ -136,11 +135,11 @@ def _busy(header: Header, timed: Iterable[Timed]) -> Fraction:
 def ticks(header: Header, costs: Durations) -> tuple[Fraction, Callable[[Compute], int]]:
     """A length of time of which every duration is a multiple, and the durations as such."""
     tick, recomputing = costs.tick(header), header.recomputing
-    known: dict[tuple[type[Compute], int, Stage, bool], int] = {}
+    known: dict[tuple[Kind, int, Stage, bool], int] = {}
 
     def duration(operation: Compute) -> int:
         micros, stage = operation.micros, operation.stage
-        alike = type(operation), len(micros), stage, recomputing and header.recomputes(micros[0], stage)
+        alike = operation.kind, len(micros), stage, recomputing and header.recomputes(micros[0], stage)
         found = known.get(alike)
         if found is None:
             found = known[alike] = int(costs.duration(operation, header) / tick)

@@ -71,7 +71,7 @@ def _table(report: Report) -> Table:
 def _rows(figures: Figures, recomputing: bool) -> list[tuple[str, str]]:
     rows = [
         ("makespan", figures.costs.unit.show(figures.makespan)),
-        ("critical path", f"C_f = {decimal(figures.forwards)}, C_b = {decimal(figures.backwards)}"),
+        ("critical path", ", ".join(f"C_{kind.lower()} = {decimal(count)}" for kind, count in figures.counts.items())),
         ("bubble ratio", percent(figures.bubble_ratio)),
         ("clock span", decimal(figures.clock_span)),
         ("weights, M_theta", per_worker(figures.weights)),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from chimera_ir.cost.simulate import Timed, Timeline
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Forward, Instruction
+from chimera_ir.ir.ops import Instruction
 from chimera_ir.ir.turns import later, updates_a_turn
 
 MOST = 6
@@ -65,7 +65,7 @@ def _openings(timed: Sequence[Timed], header: Header) -> list[int]:
     return [
         start
         for operation, start, _ in timed
-        if isinstance(operation, Forward) and operation.stage == 0 and operation.micros[0] % header.period == 0
+        if operation.kind.opens and operation.stage == 0 and operation.micros[0] % header.period == 0
     ]
 
 

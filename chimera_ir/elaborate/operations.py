@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress, product
-from typing import assert_never, cast
+from typing import cast
 
 from chimera_ir.diagnostics.catalogue import groups
 from chimera_ir.diagnostics.catalogue import values as say
@@ -12,8 +12,9 @@ from chimera_ir.elaborate.grid import Grid, Unfit
 from chimera_ir.elaborate.pipes import Shape
 from chimera_ir.elaborate.versions import Readings
 from chimera_ir.ir.ids import Clock, Micro, Stage
+from chimera_ir.ir.kinds import KINDS
 from chimera_ir.ir.levels import Pipe, Planned
-from chimera_ir.ir.ops import Backward, Forward
+from chimera_ir.ir.ops import Compute
 from chimera_ir.syntax import ast
 
 
@@ -43,9 +44,11 @@ def _all_at_once(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings)
         batches, stages, clocks = (list(compress(each, wanted)) for each in (batches, stages, clocks))  # type: ignore[assignment]
     if None in batches or not {*stages} <= {*shape.stage_range}:
         raise Unfit
-    make, workers, span = _operation_type(line.letter), pipe.workers, line.span
+    kind, workers, span = KINDS[line.letter.value], pipe.workers, line.span
     return [
-        Planned(clock, workers[stage], make(batch, stage, span, reads.get((batch[0], stage)) if reads else None))
+        Planned(
+            clock, workers[stage], Compute(kind, batch, stage, span, reads.get((batch[0], stage)) if reads else None)
+        )
         for clock, stage, batch in zip(clocks, stages, batches, strict=True)
         if batch is not None
     ]
@@ -58,7 +61,7 @@ def _instances(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings) -
     guard = None if line.guard is None else compiled(line.guard, scope)
     clock, stage_of = compiled(line.clock, scope), compiled(line.stage, scope)
     batch_of = _batches(line.micro, scope, dict(zip(shape.micro_range, pipe.micros, strict=True)))
-    make = _operation_type(line.letter)
+    kind = KINDS[line.letter.value]
     frame: Frame = ()
     try:
         for frame in product(shape.steps, shape.stage_range):
@@ -70,22 +73,10 @@ def _instances(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings) -
                 yield _no_such(line, shape, names, frame)
                 return
             version = reads.get((batch[0], Stage(stage)))
-            operation = make(batch, Stage(stage), line.span, version)
+            operation = Compute(kind, batch, Stage(stage), line.span, version)
             yield Planned(Clock(clock(frame)), pipe.workers[stage], operation)
     except Fault as fault:
         yield fault.diagnostic(shape.instance(*zip(names, frame, strict=True)))
-
-
-def _operation_type(letter: ast.Letter) -> type[Forward] | type[Backward]:
-    match letter:
-        case ast.Letter.FORWARD:
-            return Forward
-        case ast.Letter.BACKWARD:
-            return Backward
-        case ast.Letter.INPUT_GRADIENT | ast.Letter.WEIGHT_GRADIENT:
-            raise AssertionError("a split backward is rejected by clauses.unsupported")
-        case _:
-            assert_never(letter)
 
 
 def _known(

@@ -9,10 +9,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from chimera_ir.ir.ids import Clock, Micro, Stage, Worker
 from chimera_ir.ir.ops import (
     AllReduce,
-    Backward,
     Compute,
     Drop,
-    Forward,
     Instruction,
     Recv,
     Send,
@@ -217,7 +215,7 @@ class Program:
 def _apart(lane: tuple[Instruction, ...]) -> Parts:
     apart = Parts(len(lane), *(Lines([], []) for _ in range(6)))
     of_kind: dict[type, Lines[Any]] = {
-        **dict.fromkeys((Forward, Backward), apart.computes),
+        Compute: apart.computes,
         Send: apart.sends,
         Recv: apart.recvs,
         WaitSend: apart.wait_sends,

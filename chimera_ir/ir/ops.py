@@ -1,6 +1,6 @@
 """The operations of a worker: a closed union of small types, compared by what they do, not by where they stand.
 
-In an asynchronous program operations name weight versions: the one that a forward or backward reads, the one that a sum
+In an asynchronous program operations name weight versions: the one that a compute operation reads, the one that a sum
 and a step lead to. Where they are None the program is synchronous, and there is one version.
 """
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from chimera_ir.ir.ids import Micro, Slot, Stage, Version, Worker
+from chimera_ir.ir.kinds import Kind
 from chimera_ir.source import Span
 
 NOWHERE = Span(0, 0)
@@ -23,19 +24,10 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
-    """The forward pass of a stage over the concatenation of ``micros``."""
+class Compute:
+    """What a stage computes, by its kind, of the concatenation of ``micros``."""
 
-    micros: tuple[Micro, ...]
-    stage: Stage
-    origin: Span = field(default=NOWHERE, compare=False, repr=False)
-    version: Version | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Backward:
-    """The full backward pass of a stage: gradients of its input and of its weights."""
-
+    kind: Kind
     micros: tuple[Micro, ...]
     stage: Stage
     origin: Span = field(default=NOWHERE, compare=False, repr=False)
@@ -122,6 +114,5 @@ class Drop:
     origin: Span = field(default=NOWHERE, compare=False, repr=False)
 
 
-Compute = Forward | Backward
 Talk = Send | Recv | WaitSend | WaitRecv
 Instruction = Compute | Send | Recv | WaitSend | WaitRecv | AllReduce | WaitAllReduce | Step | Stash | Drop

@@ -14,9 +14,8 @@ from chimera_ir.ir.ids import Micro, Slot, Stage, Version
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import (
     AllReduce,
-    Backward,
+    Compute,
     Drop,
-    Forward,
     Instruction,
     Message,
     Recv,
@@ -68,7 +67,6 @@ class Body:
 
 
 _TALK = (Send, Recv, WaitSend, WaitRecv)
-_COMPUTE = (Forward, Backward)
 
 
 def updates_a_turn(header: Header) -> int:
@@ -80,7 +78,7 @@ def extent(instruction: Instruction) -> Extent:
     """What an instruction is about: where that is left out, so is the instruction."""
     if isinstance(instruction, _TALK):
         micros = instruction.message.micros
-    elif isinstance(instruction, _COMPUTE):
+    elif isinstance(instruction, Compute):
         micros = instruction.micros
     elif isinstance(instruction, Stash | Drop):
         return Extent(instruction.version, instruction.version, of_updates=True)
@@ -91,14 +89,16 @@ def extent(instruction: Instruction) -> Extent:
 
 
 def body(header: Header, lane: Sequence[Instruction]) -> Body | None:
-    """The turn in the middle of an asynchronous lane, from a forward or backward to the same one a turn later.
+    """The turn in the middle of an asynchronous lane, from a compute operation to the same one a turn later.
 
     What is done in preparation of the first operation comes with it. None if the lane has no such turn.
     """
     turn = header.micro_batches // header.period // 2
     start = turn * header.period
     wanted = range(start, start + header.period)
-    opening = next((i for i, each in enumerate(lane) if _computes(each) and extent(each).first in wanted), None)
+    opening = next(
+        (i for i, each in enumerate(lane) if isinstance(each, Compute) and extent(each).first in wanted), None
+    )
     if opening is None:
         return Body(turn, (), {}) if not lane else None
     again = moved(lane[opening], header.period, updates_a_turn(header))
@@ -149,7 +149,7 @@ def initial(header: Header, lane: Body) -> dict[Stage, Initial]:
 
     lasts: dict[Stage, dict[int, tuple[int, int]]] = {}
     for place, each in enumerate(lane.instructions):
-        if not isinstance(each, _COMPUTE) or each.version is None:
+        if not isinstance(each, Compute) or each.version is None:
             continue
         step = at(Step, each.stage, 1)
         for turns in range(-(-each.version // each_turn), min(each.micros) // header.period + 1):
@@ -244,19 +244,15 @@ def shelf(message: Message) -> Shelf:
     return message.source, message.target
 
 
-def _computes(instruction: Instruction) -> bool:
-    return isinstance(instruction, Forward | Backward)
-
-
 def moved(instruction: Instruction, micros: int, updates: int = 0) -> Instruction:
     """An instruction about micro-batches and updates that are so many later, in the same slot.
 
     No version that is read or kept is below 0.
     """
     match instruction:
-        case Forward(own, stage, origin, version) | Backward(own, stage, origin, version):
+        case Compute(kind, own, stage, origin, version):
             read = None if version is None else Version(max(version + updates, 0))
-            return type(instruction)(_later(own, micros), stage, origin, read)
+            return Compute(kind, _later(own, micros), stage, origin, read)
         case Send(message, to, origin):
             return Send(_of_later(message, micros), to, origin)
         case Recv(message, source, slot, origin):

@@ -7,7 +7,6 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from chimera_ir.ir.ids import Micro, Slot, Stage
-from chimera_ir.ir.ops import Backward, Compute
 from chimera_ir.lower.comm import Posting
 
 
@@ -43,7 +42,7 @@ class _Key(NamedTuple):
     target: Stage
 
 
-def slots(lane: tuple[Compute, ...], postings: Iterable[Posting]) -> tuple[Slot, ...]:
+def slots(postings: Iterable[Posting]) -> tuple[Slot, ...]:
     """The slot of each posted receive of a lane: as few of a shelf as are ever in use at the same time.
 
     They are used round and round where that takes no more of them, so that the lane repeats as its operations do.
@@ -54,7 +53,7 @@ def slots(lane: tuple[Compute, ...], postings: Iterable[Posting]) -> tuple[Slot,
     """
     shelves: dict[_Key, list[tuple[int, int]]] = defaultdict(list)
     keys: list[_Key] = []
-    for key, before, last_use in _uses(lane, postings):
+    for key, before, last_use in _uses(postings):
         keys.append(key)
         shelves[key].append((before, last_use))
     taken = {key: iter(_few(uses)) for key, uses in shelves.items()}
@@ -69,7 +68,7 @@ def _few(uses: list[tuple[int, int]]) -> list[Slot]:
     return [Slot(number % size) for number in range(len(uses))] if size == shelf.size else taken
 
 
-def rings(lane: tuple[Compute, ...], postings: Iterable[Posting], within: Callable[[Micro], bool]) -> tuple[Slot, ...]:
+def rings(postings: Iterable[Posting], within: Callable[[Micro], bool]) -> tuple[Slot, ...]:
     """The slot of each posted receive of a lane that repeats: the slots of a shelf are used one after the other.
 
     Round and round, so that the slot of a message follows from its number; slot 0 is that of the first one ``within``
@@ -81,7 +80,7 @@ def rings(lane: tuple[Compute, ...], postings: Iterable[Posting], within: Callab
     count: Counter[_Key] = Counter()
     first: dict[_Key, int] = {}
     shelves: dict[_Key, list[tuple[int, int]]] = defaultdict(list)
-    for (key, before, last_use), posting in zip(_uses(lane, listed), listed, strict=True):
+    for (key, before, last_use), posting in zip(_uses(listed), listed, strict=True):
         if within(posting.transfer.message.micros[0]):
             first.setdefault(key, count[key])
             shelves[key].append((before, last_use))
@@ -97,16 +96,8 @@ def _ring(uses: list[tuple[int, int]]) -> int:
     return max(bisect_right(posted, last_use) - number for number, (_, last_use) in enumerate(uses))
 
 
-def _uses(lane: tuple[Compute, ...], postings: Iterable[Posting]) -> Iterator[tuple[_Key, int, int]]:
+def _uses(postings: Iterable[Posting]) -> Iterator[tuple[_Key, int, int]]:
     """For each posted receive its shelf, the place before which it is posted and that of its last use."""
-    done: dict[Stage, dict[Micro, int]] = defaultdict(dict)
-    for place, operation in enumerate(lane):
-        if isinstance(operation, Backward):
-            own = done[operation.stage]
-            for micro in operation.micros:
-                own[micro] = place
     for before, transfer in postings:
-        micros, source, target = transfer.message
-        own = done[target]
-        last_use = own[micros[0]] if len(micros) == 1 else max(own[micro] for micro in micros)
-        yield _Key(source, target), before, last_use
+        _, source, target = transfer.message
+        yield _Key(source, target), before, transfer.over

@@ -21,22 +21,28 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
-from chimera_ir.ir.ids import Stage, Worker
+from chimera_ir.flow.flow import Flow, crossing
+from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Schedule
-from chimera_ir.ir.ops import Forward, Message
+from chimera_ir.ir.ops import Message
 
 
 class Transfer(NamedTuple):
-    """A message, with the place of its producer in the sender's lane and of its user in the receiver's."""
+    """A message, with the place of its producer in the sender's lane and of its user in the receiver's.
+
+    ``over`` is the place there after which nothing needs the memory that it was received into.
+    """
 
     message: Message
     sender: Worker
     receiver: Worker
     produced: int
     used: int
+    over: int
 
 
 class Posting(NamedTuple):
@@ -107,35 +113,15 @@ def _traffic(draft: _Draft, ahead: int) -> Traffic:
 
 def _links(schedule: Schedule) -> dict[tuple[Worker, Worker], list[Transfer]]:
     """The messages of every directed pair of workers, in the order in which they are sent."""
-    stages, pipe_of = schedule.header.stages, schedule.header.pipe_of
-    forwards, backwards = _positions(schedule)
+    header = schedule.header
+    places = Flow(header, chain.from_iterable(map(enumerate, schedule.lanes)))
     links: dict[tuple[Worker, Worker], list[Transfer]] = defaultdict(list)
     for number, lane in enumerate(schedule.lanes):
         worker = Worker(number)
-        for produced, operation in enumerate(lane):
-            micros, stage, forward = operation.micros, operation.stage, isinstance(operation, Forward)
-            target = Stage(stage + 1 if forward else stage - 1)
-            if not 0 <= target < stages:
-                continue
-            peer = pipe_of[micros[0]].workers[target]
-            if peer == worker:
-                continue
-            used = (forwards if forward else backwards)[micros[0] * stages + target]
-            links[worker, peer].append(Transfer(Message(micros, stage, target), worker, peer, produced, used))
+        for produced, message, peer in crossing(header, worker, enumerate(lane)):
+            used, over = places.consumer(message), places.last_use(message)
+            links[worker, peer].append(Transfer(message, worker, peer, produced, used, over))
     return links
-
-
-def _positions(schedule: Schedule) -> tuple[list[int], list[int]]:
-    """The place in its lane of every forward and of every backward, at index ``micro * stages + stage``."""
-    stages = schedule.header.stages
-    forwards = [0] * (schedule.header.micro_batches * stages)
-    backwards = list(forwards)
-    for lane in schedule.lanes:
-        for place, operation in enumerate(lane):
-            places = forwards if isinstance(operation, Forward) else backwards
-            for micro in operation.micros:
-                places[micro * stages + operation.stage] = place
-    return forwards, backwards
 
 
 def _first_uses(transfers: Iterable[Transfer]) -> list[int]:

@@ -1,30 +1,23 @@
 """When the last worker launches each sum of an asynchronous schedule, if everything starts as early as it may.
 
 An operation starts when its worker is free, its data are there, and so is every sum that it needs: the one that makes
-the version it reads, and for a backward the one of the update before its own, whose gradients are in the memory that it
-adds to. Communication is free, and so are steps.
+the version it reads and, where it adds to gradients, the one of the update before its own, whose gradients are in the
+memory that it adds to. Communication is free, and so are steps.
 """
 
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from itertools import chain, count, product
 
+from chimera_ir.flow.flow import Flow, flow
+from chimera_ir.flow.net import newest, update_of
+from chimera_ir.flow.run import ends, play
 from chimera_ir.ir.ids import Stage
-from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Backward, Compute
+from chimera_ir.ir.levels import Schedule
+from chimera_ir.ir.ops import Compute
 from chimera_ir.lower.sync import Duration
 
 Joins = Mapping[int, Sequence[tuple[Stage, int]]]
 """By place: the sums, by stage and update, that a lane launches right before the operation there."""
-
-
-class _Event(NamedTuple):
-    """An operation or a launch in a lane: the cells that it waits for, that it does, and of the sums it launches."""
-
-    needs: list[int]
-    duration: int
-    does: list[int]
-    launches: tuple[int, ...]
 
 
 def last_launches(schedule: Schedule, duration: Duration, joins: Iterable[Joins]) -> dict[tuple[Stage, int], int]:
@@ -37,71 +30,51 @@ def last_launches(schedule: Schedule, duration: Duration, joins: Iterable[Joins]
     duration
         How long operations take, in any unit.
     joins
-        Of every lane the launches that do not follow a backward.
+        Of every lane the launches that do not follow an operation that adds to the gradients.
     """
-    cells = _Cells(schedule.header)
-    lanes = [list(cells.events(lane, duration, own)) for lane, own in zip(schedule.lanes, joins, strict=True)]
-    done = _run(lanes)
-    never = max(done.values(), default=0) + 1
-    sums = ((Stage(s), u) for s in range(schedule.header.stages) for u in range(schedule.header.updates))
-    return {each: done.get(cells.sum(*each), never) for each in sums}
+    events = _Events(schedule, duration, list(joins))
+    lanes = [*events.lanes, *([number] for number in events.sums.values())]
+    played = play(lanes, events.before)
+    times = ends(played.order, events.before, events.durations)
+    happened, never = {*played.order}, max(times, default=0) + 1
+    return {key: times[number] if number in happened else never for key, number in events.sums.items()}
 
 
-class _Cells:
-    """Numbers for what is waited for: of each operation ``2 * (micro * stages + stage)``, plus one for a backward, and
-    behind these ``stage * updates + update`` for each sum."""
+class _Events:
+    """The operations, then the joins, then the sums, by number; a sum waits for every launch of it."""
 
-    def __init__(self, header: Header) -> None:
-        self._header = header
-        self._first_sum = 2 * header.stages * header.micro_batches
+    def __init__(self, schedule: Schedule, duration: Duration, joins: Sequence[Joins]) -> None:
+        self._header, operations = schedule.header, list(chain.from_iterable(schedule.lanes))
+        first_join = len(operations)
+        first_sum = first_join + sum(len(several) for lane in joins for several in lane.values())
+        keys = product(map(Stage, range(self._header.stages)), range(self._header.updates))
+        self.sums = {key: number for number, key in enumerate(keys, start=first_sum)}
+        self.before: list[list[int]] = [[] for _ in range(first_sum + len(self.sums))]
+        self.durations = [*map(duration, operations), *[0] * (len(self.before) - first_join)]
+        self.lanes: list[list[int]] = []
+        made, numbers, join_numbers = flow(self._header, operations), count(), count(first_join)
+        for lane, joined in zip(schedule.lanes, joins, strict=True):
+            self.lanes.append([])
+            for place in range(len(lane) + 1):
+                for stage, update in joined.get(place, ()):
+                    self._append(next(join_numbers), self._sum(stage, update - 1), (stage, update))
+                if place < len(lane):
+                    self._operation(next(numbers), lane[place], made)
 
-    def sum(self, stage: Stage, update: int) -> int:
-        """The cell of a sum."""
-        return self._first_sum + stage * self._header.updates + update
+    def _operation(self, number: int, operation: Compute, made: Flow) -> None:
+        stage = operation.stage
+        sums = self._sum(stage, newest(self._header, operation) - 1)
+        launch = (stage, update_of(self._header, operation)) if operation.kind.sums else None
+        self._append(number, [*made.needs(operation), *sums], launch)
 
-    def events(self, lane: Sequence[Compute], duration: Duration, joins: Joins) -> Iterator[_Event]:
-        """What happens in a lane."""
-        for place in range(len(lane) + 1):
-            for stage, update in joins.get(place, ()):
-                before = [self.sum(stage, update - 1)] if update else []
-                yield _Event(before, 0, [], (self.sum(stage, update),))
-            if place < len(lane):
-                yield self._operation(lane[place], duration(lane[place]))
+    def _append(self, event: int, needs: Iterable[int], launch: tuple[Stage, int] | None) -> None:
+        """Puts an event at the end of the last lane; it launches a sum, or none."""
+        lane = self.lanes[-1]
+        self.before[event] += [*lane[-1:], *needs]
+        lane.append(event)
+        if launch is not None:
+            self.before[self.sums[launch]].append(event)
 
-    def _operation(self, operation: Compute, duration: int) -> _Event:
-        stage, version, stages = operation.stage, operation.version or 0, self._header.stages
-        does = [2 * (micro * stages + stage) for micro in operation.micros]
-        needs = [self.sum(stage, version - 1)] if version else []
-        if not isinstance(operation, Backward):
-            return _Event(needs + ([cell - 2 for cell in does] if stage else []), duration, does, ())
-        update = max(operation.micros) // self._header.per_update
-        needs += [self.sum(stage, update - 1)] if update else []
-        needs += does + ([cell + 3 for cell in does] if stage < stages - 1 else [])
-        return _Event(needs, duration, [cell + 1 for cell in does], (self.sum(stage, update),))
-
-
-def _run(lanes: Sequence[Sequence[_Event]]) -> dict[int, int]:
-    """When each cell is done: lanes run until they must wait, and go on when they may."""
-    missing = Counter(cell for lane in lanes for event in lane for cell in event.launches)
-    done: dict[int, int] = {}
-    latest: dict[int, int] = {}
-    sleepers: dict[int, list[int]] = defaultdict(list)
-    places, times, awake = [0] * len(lanes), [0] * len(lanes), list(range(len(lanes)))
-    while awake:
-        worker = awake.pop()
-        for event in lanes[worker][places[worker] :]:
-            lacking = next((cell for cell in event.needs if cell not in done), None)
-            if lacking is not None:
-                sleepers[lacking].append(worker)
-                break
-            now = max([times[worker], *(done[cell] for cell in event.needs)]) + event.duration
-            places[worker], times[worker] = places[worker] + 1, now
-            done.update(dict.fromkeys(event.does, now))
-            for cell in event.launches:
-                missing[cell] -= 1
-                latest[cell] = max(latest.get(cell, 0), now)
-            over = [cell for cell in event.launches if not missing[cell]]
-            done.update((cell, latest[cell]) for cell in over)
-            for cell in (*event.does, *over):
-                awake += sleepers.pop(cell, ())
-    return done
+    def _sum(self, stage: Stage, update: int) -> Iterator[int]:
+        if update >= 0:
+            yield self.sums[stage, update]

@@ -65,7 +65,7 @@ def lower(schedule: Schedule, ahead: int = 1, duration: Duration = _alike) -> Pr
     lanes = zip(schedule.lanes, traffics, synchronise(schedule, duration), strict=True)
     return Program(
         schedule.header,
-        tuple(tuple(_lane(lane, traffic, slots(lane, traffic.postings), sums)) for lane, traffic, sums in lanes),
+        tuple(tuple(_lane(lane, traffic, slots(traffic.postings), sums)) for lane, traffic, sums in lanes),
     )
 
 
@@ -77,7 +77,7 @@ def sketch(schedule: Schedule) -> Program:
     """
     middle = Middle(schedule.header)
     lanes = (
-        _lane(lane, traffic, rings(lane, traffic.postings, middle.within), Insertions({}, {}))
+        _lane(lane, traffic, rings(traffic.postings, middle.within), Insertions({}, {}))
         for lane, traffic in zip(schedule.lanes, communicate(schedule, 1), strict=True)
     )
     return Program(schedule.header, tuple(tuple(each for each in lane if middle.keeps(each)) for lane in lanes))
@@ -88,7 +88,7 @@ def _streaming(schedule: Schedule, ahead: int, duration: Duration, margin: Margi
     traffics = communicate(schedule, ahead)
     updates = update(schedule, margin.durations(duration))
     for lane, traffic, own in zip(schedule.lanes, traffics, updates, strict=True):
-        yield _lane(lane, traffic, rings(lane, traffic.postings, margin.within), own)
+        yield _lane(lane, traffic, rings(traffic.postings, margin.within), own)
 
 
 def _lane(

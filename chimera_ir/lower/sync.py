@@ -17,12 +17,13 @@ started.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple, assert_never
 
+from chimera_ir.flow.net import net_of
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Header, Schedule, Strategy
-from chimera_ir.ir.ops import NOWHERE, AllReduce, Backward, Compute, Instruction, Step, WaitAllReduce
+from chimera_ir.ir.ops import NOWHERE, AllReduce, Compute, Instruction, Step, WaitAllReduce
 from chimera_ir.source import Span
 
 Duration = Callable[[Compute], int]
@@ -130,7 +131,7 @@ def _lanes(schedule: Schedule, durations: Sequence[Sequence[int]], all_ends: Seq
     lanes = zip(schedule.lanes, all_ends, map(accumulate, durations), schedule.header.stages_of, strict=True)
     for lane, ends, busy, stages in lanes:
         worked = [0, *busy]
-        last = {operation.stage: place for place, operation in enumerate(lane) if isinstance(operation, Backward)}
+        last = {operation.stage: place for place, operation in enumerate(lane) if operation.kind.sums}
         end = ends[-1] if ends else 0
         idle = end - worked[-1]
         regions = {
@@ -144,38 +145,7 @@ def _lanes(schedule: Schedule, durations: Sequence[Sequence[int]], all_ends: Seq
 
 
 def _earliest_ends(schedule: Schedule, durations: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Each lane runs until it must wait, and goes on when it may.
-
-    What is done has its end in its cell: ``2 * (micro * stages + stage)``, plus one for a backward. From there, what an
-    operation needs is at fixed distances: forwards go down the stages, backwards up.
-    """
-    stages = schedule.header.stages
-    done = [0] * (2 * stages * schedule.header.micro_batches)
-    forward, backward = [(), *[(-2,)] * (stages - 1)], [*[(-1, 2)] * (stages - 1), (-1,)]
-    sleepers: dict[int, list[int]] = {}
-    ends: list[list[int]] = [[] for _ in schedule.lanes]
-    awake = list(range(len(schedule.lanes)))
-    while awake:
-        worker = awake.pop()
-        lane, own = schedule.lanes[worker], ends[worker]
-        now = own[-1] if own else 0
-        for place in range(len(own), len(lane)):
-            operation = lane[place]
-            stage, back = operation.stage, isinstance(operation, Backward)
-            cells = [2 * (micro * stages + stage) + back for micro in operation.micros]
-            needs = backward[stage] if back else forward[stage]
-            times = [done[cell + offset] for cell in cells for offset in needs]
-            if 0 in times:
-                missing = times.index(0)
-                cell = cells[missing // len(needs)] + needs[missing % len(needs)]
-                sleepers.setdefault(cell, []).append(worker)
-                break
-            now = max([now, *times]) + durations[worker][place]
-            own.append(now)
-            for cell in cells:
-                done[cell] = now
-                if cell in sleepers:
-                    awake += sleepers.pop(cell)
-    for lane, own in zip(schedule.lanes, ends, strict=True):
-        own += [own[-1] if own else 0] * (len(lane) - len(own))
-    return ends
+    """When the operations of each lane end if all start as early as they may."""
+    net = net_of(schedule)
+    ends = net.ends(list(chain.from_iterable(durations)))
+    return [ends[lane.start : lane.stop] for lane in net.lanes]

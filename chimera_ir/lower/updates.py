@@ -25,9 +25,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import NamedTuple
 
+from chimera_ir.flow.net import update_of
 from chimera_ir.ir.ids import Stage, Version
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import AllReduce, Backward, Compute, Drop, Instruction, Stash, Step, WaitAllReduce
+from chimera_ir.ir.ops import AllReduce, Compute, Drop, Instruction, Stash, Step, WaitAllReduce
 from chimera_ir.lower.launching import last_launches
 from chimera_ir.lower.sync import Duration, Insertions
 
@@ -119,7 +120,7 @@ def _summed(schedule: Schedule) -> Sequence[_Summed]:
     uneven = {stage for number, lane in enumerate(schedule.lanes) for stage in _uneven(schedule.header, number, lane)}
     if not uneven:
         return [{}] * len(schedule.lanes)
-    from chimera_ir.graph.build import build  # only here, for it takes as long to import as many a scheme to lower
+    from chimera_ir.flow.dag import build  # only here, for it takes as long to import as many a scheme to lower
 
     dag = build(schedule)
     by_stage = {stage: dag.summed_before(stage) for stage in uneven}
@@ -132,13 +133,9 @@ def _summed(schedule: Schedule) -> Sequence[_Summed]:
 
 def _uneven(header: Header, worker: int, lane: Sequence[Compute]) -> Iterator[Stage]:
     """The stages of a worker that it has no backward of in some update."""
-    added = {(each.stage, _update_of(header, each)) for each in lane if isinstance(each, Backward)}
+    added = {(each.stage, update_of(header, each)) for each in lane if each.kind.sums}
     updates = Counter(stage for stage, _ in added)
     return (stage for stage in header.stages_of[worker] if updates[stage] < header.updates)
-
-
-def _update_of(header: Header, operation: Compute) -> int:
-    return max(operation.micros) // header.per_update
 
 
 def _updates(header: Header, lane: Sequence[Compute], summed: _Summed) -> Iterator[_Update]:
@@ -152,10 +149,10 @@ def _updates(header: Header, lane: Sequence[Compute], summed: _Summed) -> Iterat
         needs: dict[int, int] = {}
         for place in own:
             operation = lane[place]
-            update = _update_of(header, operation)
+            update = update_of(header, operation)
             lasts[operation.version or 0] = place
             needs.setdefault(operation.version or 0, place)
-            if isinstance(operation, Backward):
+            if operation.kind.sums:
                 backwards[update] = place
                 needs[update] = min(needs.get(update, place), place)
         steps = _steps(header.updates, backwards, sorted(needs.items()), len(lane), summed.get(stage, ()))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.levels import Header, Pipe
-from chimera_ir.ir.ops import Backward, Compute
+from chimera_ir.ir.ops import Compute
 from chimera_ir.picture.words import BLACK, PAPER, Hue, hue, label, strand_numbers, strands
 
 FARTHEST = Fraction(3, 5)
@@ -51,7 +51,7 @@ class Looks:
     def group(self, operation: Compute) -> Group:
         """The operations that this one shares its colours with."""
         micro = operation.micros[0]
-        return Group(self._strands[micro], self.chunk(micro, operation.stage), isinstance(operation, Backward))
+        return Group(self._strands[micro], self.chunk(micro, operation.stage), not operation.kind.opens)
 
     def fill(self, group: Group) -> str:
         """The ground on which the labels of a group stand."""

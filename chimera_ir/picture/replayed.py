@@ -10,7 +10,7 @@ from itertools import chain
 
 from chimera_ir.cost.numbers import percent, seconds, time_unit
 from chimera_ir.ir.ids import Worker
-from chimera_ir.ir.ops import AllReduce, Backward, Forward, Send, Step
+from chimera_ir.ir.ops import AllReduce, Compute, Send, Step
 from chimera_ir.picture.legend import least, legend
 from chimera_ir.picture.looks import Group, Looks
 from chimera_ir.picture.shapes import Box, Entry, Family, Label, Row, Tick
@@ -152,7 +152,7 @@ def _scale(replay: Replay) -> _Scale:
 
 
 def _label(each: Event, looks: Looks) -> str:
-    assert isinstance(each.what, Forward | Backward)
+    assert isinstance(each.what, Compute)
     return looks.label(each.what)
 
 
@@ -221,11 +221,11 @@ def _families(replay: Replay, looks: Looks, scale: _Scale, one_by_one: bool) -> 
     """The operations, group by group."""
     members: dict[Group, list[Event]] = {}
     for each in _computes(replay):
-        assert isinstance(each.what, Forward | Backward)
+        assert isinstance(each.what, Compute)
         members.setdefault(looks.group(each.what), []).append(each)
     for group, several in sorted(members.items(), key=lambda member: member[0]):
         sample = several[0].what
-        assert isinstance(sample, Forward | Backward)
+        assert isinstance(sample, Compute)
         yield Family(
             fill=looks.fill(group),
             ink=ink(sample),
@@ -250,9 +250,9 @@ def _step(each: Event, scale: _Scale) -> Box:
 
 
 def _box(each: Event, scale: _Scale) -> Box:
-    assert isinstance(each.what, Forward | Backward)
-    kind = "forward" if isinstance(each.what, Forward) else "backward"
-    title = f"{kind} of {label(each.what)} on stage {each.what.stage}, {seconds(each.start)} to {seconds(each.end)}"
+    assert isinstance(each.what, Compute)
+    what, when = each.what, f"{seconds(each.start)} to {seconds(each.end)}"
+    title = f"{what.kind.noun} of {label(what)} on stage {what.stage}, {when}"
     return _placed(each, scale.y(each.workers[0]), title, scale)
 
 

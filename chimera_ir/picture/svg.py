@@ -16,7 +16,6 @@ from chimera_ir.cost.events import Event, Launched, Stepped
 from chimera_ir.cost.numbers import Unit
 from chimera_ir.cost.simulate import Timed, Timeline
 from chimera_ir.cost.window import Window, beginning, steady_window
-from chimera_ir.ir.ops import Forward
 from chimera_ir.picture.legend import least, legend
 from chimera_ir.picture.looks import Group, Looks
 from chimera_ir.picture.shapes import Box, Bracket, Family, Label, Mark, Picture, Row, Tick
@@ -235,11 +234,10 @@ def _label(placed: _Placed, looks: Looks, scale: _Scale) -> Label:
 def _title(timed: Timed, timeline: Timeline) -> str:
     operation, tick, show = timed.operation, timeline.tick, timeline.costs.unit.show
     pipe = timeline.header.pipe_of[operation.micros[0]].name
-    kind = "forward" if isinstance(operation, Forward) else "backward"
     micros = ("micro-batch " if len(operation.micros) == 1 else "micro-batches ") + label(operation)
     when = f"{show(timed.start * tick)} to {show(timed.end * tick)}"
     read = "" if operation.version is None else f", reads version {operation.version}"
-    return plain(f"{kind} of {micros} on stage {operation.stage}, pipe {pipe}: {when}{read}")
+    return plain(f"{operation.kind.noun} of {micros} on stage {operation.stage}, pipe {pipe}: {when}{read}")
 
 
 def _ticks(timeline: Timeline, scale: _Scale) -> Iterator[Tick]:

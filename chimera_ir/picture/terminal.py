@@ -17,7 +17,6 @@ from rich.text import Text
 from chimera_ir.cost.simulate import Timed, Timeline
 from chimera_ir.cost.window import Window, beginning, steady_window
 from chimera_ir.ir.ids import Micro
-from chimera_ir.ir.ops import Backward
 from chimera_ir.picture.legend import chunks_shown
 from chimera_ir.picture.looks import Looks
 from chimera_ir.picture.words import (
@@ -154,7 +153,7 @@ def _row(lane: Sequence[_Shown], looks: Looks, scale: _Scale, columns: int) -> T
 
 
 def _strokes(shown: _Shown, length: int) -> str:
-    stroke = _BACKWARD if isinstance(shown.timed.operation, Backward) else _FORWARD
+    stroke = _FORWARD if shown.timed.operation.kind.opens else _BACKWARD
     name = shown.name if len(shown.name) < length else ""
     sign = _EVENT if shown.sign and len(name) + 1 < length else ""
     return name.ljust(length - len(sign), stroke) + sign

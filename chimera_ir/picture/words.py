@@ -9,7 +9,7 @@ from chimera_ir.cost.simulate import Timeline
 from chimera_ir.cost.window import Window
 from chimera_ir.ir.ids import Micro
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Backward, Compute
+from chimera_ir.ir.ops import Compute
 from chimera_ir.plural import counted
 
 
@@ -81,7 +81,7 @@ def label(operation: Compute) -> str:
 
 def ink(operation: Compute) -> str:
     """The colour of an operation's label, legible on its ground."""
-    return PAPER if isinstance(operation, Backward) else INK
+    return INK if operation.kind.opens else PAPER
 
 
 def heading(timeline: Timeline) -> str:

@@ -6,13 +6,13 @@ from functools import cached_property
 from math import gcd, lcm
 from typing import TYPE_CHECKING
 
-from chimera_ir.cost.critical import earliest_ends
 from chimera_ir.cost.simulate import Skeleton, skeleton
 from chimera_ir.diagnostics.model import raise_errors
 from chimera_ir.elaborate.elaborate import Outline, outline
 from chimera_ir.ir.ids import Stage
+from chimera_ir.ir.kinds import KINDS, Kind
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
-from chimera_ir.ir.ops import Backward, Compute, Forward
+from chimera_ir.ir.ops import Compute
 from chimera_ir.lower.lower import lower, sketch
 from chimera_ir.lower.order import order
 from chimera_ir.lower.sync import Duration, launches
@@ -26,9 +26,7 @@ from chimera_ir.verify.holdings import Holdings, holdings
 if TYPE_CHECKING:
     from chimera_ir.verify.verify import Checked
 
-_KINDS = (Forward, Backward)
-
-_Alike = tuple[type[Compute], int, Stage, bool]
+_Alike = tuple[Kind, int, Stage, bool]
 """What operations that take equally long have in common: kind, number of micro-batches, stage, and recomputation."""
 
 _Pattern = tuple[int, ...]
@@ -122,7 +120,7 @@ class Compiled:
         return tuple(
             (
                 [each.stage for each in lane],
-                [len(each.micros) if isinstance(each, Forward) else -len(each.micros) for each in lane],
+                [each.kind.growth * len(each.micros) for each in lane],
             )
             for lane in self.lanes
         )
@@ -131,7 +129,7 @@ class Compiled:
     def streams_in_order(self) -> bool:
         """Whether one pipe runs on workers of its own, and each takes one micro-batch after the other."""
         workers = [pipe.workers for pipe in self.header(self._change).pipes]
-        micros = ([each.micros for each in lane if isinstance(each, kind)] for lane in self.lanes for kind in _KINDS)
+        micros = ([each.micros for each in lane if each.kind is kind] for lane in self.lanes for kind in KINDS.values())
         return (
             len(workers) == 1
             and len({*workers[0]}) == len(workers[0])
@@ -179,13 +177,13 @@ class Compiled:
             return ((),) * len(self.lanes)
         key = change, self._pattern(change, setting)
         if key not in self._launched:
-            precedence, lanes = self.skeleton.precedence, self.skeleton.lanes
-            durations = list(map(self._duration(*key), precedence.operations))
-            ends = earliest_ends(precedence, durations)
+            net = self.skeleton.net
+            durations = list(map(self._duration(*key), net.operations))
+            ends = net.ends(durations)
             found = launches(
                 self.schedule(change),
-                [durations[lane.start : lane.stop] for lane in lanes],
-                [ends[lane.start : lane.stop] for lane in lanes],
+                [durations[lane.start : lane.stop] for lane in net.lanes],
+                [ends[lane.start : lane.stop] for lane in net.lanes],
             )
             self._launched[key] = tuple(tuple((after + 1, stage) for after, stage in lane) for lane in found)
         return self._launched[key]
@@ -220,4 +218,4 @@ class Compiled:
 
 def _alike(operation: Compute, header: Header) -> _Alike:
     micros, stage = operation.micros, operation.stage
-    return type(operation), len(micros), stage, header.recomputes(micros[0], stage)
+    return operation.kind, len(micros), stage, header.recomputes(micros[0], stage)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from chimera_ir.ir.ids import Stage, Worker
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import AllReduce, Backward, Compute, Forward, Instruction, Message, Recv, Send, Step
+from chimera_ir.ir.ops import AllReduce, Compute, Instruction, Message, Recv, Send, Step
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import Link
 
@@ -29,7 +29,7 @@ class Charges:
     def noise(self, instruction: Instruction) -> float:
         """The spread of an operation's times, or of a step's, as a share of their median; 0 where none is known."""
         match instruction:
-            case Forward(micros, stage) | Backward(micros, stage):
+            case Compute(_, micros, stage):
                 return self.setting.over(stage, len(micros), self.header.parts)[0].noise or 0.0
             case Step(stage):
                 return self.setting.stages[stage].step_noise or 0.0

@@ -20,7 +20,6 @@ from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import Run, Skeleton, earliest, skeleton
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Header, Program, Schedule
-from chimera_ir.ir.ops import Backward, Compute, Forward
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.costs import Timing
 
@@ -108,8 +107,8 @@ def equation_of(
         forward=float(costs.F),
         backward=float(costs.recomputing if every else costs.B),
         recomputing=float(costs.recomputing) if some else None,
-        forwards=run.critical_path.forwards,
-        backwards=run.critical_path.backwards,
+        forwards=run.critical_path.counts["F"],
+        backwards=run.critical_path.counts["B"],
         p2p=p2p,
         compute=float(compute),
         all_reduce=sums,
@@ -121,8 +120,8 @@ def equation_of(
 def _costs(schedule: Schedule, setting: Setting) -> Costs:
     """F_t and B_t of the slowest stage, exactly, per micro-batch of the usual operation."""
     header = schedule.header
-    forwards = _timings(schedule, setting, Forward)
-    backwards = _timings(schedule, setting, Backward)
+    forwards = _timings(schedule, setting, opening=True)
+    backwards = _timings(schedule, setting, opening=False)
     again = {stage for pipe in header.pipes for stage in pipe.recompute}
     kept = {stage for pipe in header.pipes for stage in range(header.stages) if stage not in pipe.recompute}
     backward = max(backwards[stage][0].backward * backwards[stage][1] for stage in kept or again)
@@ -134,14 +133,14 @@ def _costs(schedule: Schedule, setting: Setting) -> Costs:
     )
 
 
-def _timings(schedule: Schedule, setting: Setting, kind: type[Compute]) -> list[tuple[Timing, float]]:
-    """By stage, what the operations of a kind cost per micro-batch: a timing, and how much of it.
+def _timings(schedule: Schedule, setting: Setting, *, opening: bool) -> list[tuple[Timing, float]]:
+    """By stage, what forwards, or else backwards, cost per micro-batch: a timing, and how much of it.
 
     They are of the size that most of them have on the first worker: all workers run the same pipelines.
     """
     header = schedule.header
     lane = next((lane for lane in schedule.lanes if lane), ())
-    sizes = Counter(len(each.micros) for each in lane if isinstance(each, kind))
+    sizes = Counter(len(each.micros) for each in lane if each.kind.opens is opening)
     usual = max(sizes, key=lambda size: (sizes[size], size), default=header.parts)
     found = (setting.over(stage, usual, header.parts) for stage in range(header.stages))
     return [(timing, float(times * header.parts / usual)) for timing, times in found]
@@ -182,13 +181,13 @@ def _flushed(
 ) -> list[_Found]:
     """The workers of a schedule with a flush. A sum can begin once all workers that hold the stage have launched it."""
     begin: dict[Stage, int] = defaultdict(int)
-    for lane, places in zip(bones.lanes, launched, strict=True):
+    for lane, places in zip(bones.net.lanes, launched, strict=True):
         for done, stage in places:
             begin[stage] = max(begin[stage], run.ends[lane[done - 1]] if done else 0)
     lengths = [Fraction(seconds) / run.tick for seconds in sums]
     return [
         _overlap([_Sum(stage, begin[stage], lengths[stage]) for _, stage in places], lane, run)
-        for lane, places in zip(bones.lanes, launched, strict=True)
+        for lane, places in zip(bones.net.lanes, launched, strict=True)
     ]
 
 
@@ -251,7 +250,7 @@ def _streams(schedule: Schedule, bones: Skeleton, run: Run, sums: Sequence[float
     header = schedule.header
     counted = header.micro_batches - header.micro_batches % header.period
     found = []
-    for stages, lane, numbers in zip(header.stages_of, schedule.lanes, bones.lanes, strict=True):
+    for stages, lane, numbers in zip(header.stages_of, schedule.lanes, bones.net.lanes, strict=True):
         durations = run.durations[numbers.start : numbers.stop]
         busy = sum(taken for operation, taken in zip(lane, durations, strict=True) if operation.micros[0] < counted)
         idle = float((run.critical_path.length - Fraction(busy * header.per_update, counted)) * run.tick)

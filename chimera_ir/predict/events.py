@@ -28,9 +28,8 @@ from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import (
     AllReduce,
-    Backward,
+    Compute,
     Drop,
-    Forward,
     Instruction,
     Message,
     Recv,
@@ -137,7 +136,7 @@ class _Gathered:
             own += self._overhead(worker, each, own[-1:])
             now = own[-1:]
             match each:
-                case Forward() | Backward():
+                case Compute():
                     own.append(self._add(Role.COMPUTE, each, (worker,), self._charges.compute(each), now))
                 case Send(message, to):
                     wire = self._wire(each, worker, to)

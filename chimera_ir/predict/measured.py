@@ -12,14 +12,13 @@ from math import ceil, floor, lcm
 
 from chimera_ir.cost.numbers import Unit
 from chimera_ir.ir.ids import Stage
+from chimera_ir.ir.kinds import KINDS, Kind
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Backward, Compute, Forward
+from chimera_ir.ir.ops import Compute
 from chimera_ir.predict.setting import Setting
 
 _Part = tuple[Stage, Fraction]
 """A stage of a profile, and how much of it."""
-
-_KINDS = (("F", Forward), ("B", Backward))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +58,8 @@ class Measured:
         return tuple(self._means(header, path))
 
     def _means(self, header: Header, path: Sequence[Compute]) -> Iterator[tuple[str, Fraction]]:
-        for letter, kind in _KINDS:
-            operations = [operation for operation in path if isinstance(operation, kind)]
+        for letter, kind in KINDS.items():
+            operations = [operation for operation in path if operation.kind is kind]
             if operations:
                 micro_batches = Fraction(sum(len(operation.micros) for operation in operations), header.parts)
                 yield letter, sum((self.duration(operation, header) for operation in operations), _ZERO) / micro_batches
@@ -73,10 +72,11 @@ class Measured:
             if pipe.micros
             for stage in map(Stage, range(header.stages))
         }
-        return ", ".join(
-            f"{letter} = {_range([self.duration(kind(those, stage), header) for (stage, _), those in micros.items()])}"
-            for letter, kind in _KINDS
-        )
+
+        def times(kind: Kind) -> list[Fraction]:
+            return [self.duration(Compute(kind, those, stage), header) for (stage, _), those in micros.items()]
+
+        return ", ".join(f"{letter} = {_range(times(kind))}" for letter, kind in KINDS.items())
 
     def remarks(self, _: Schedule) -> tuple[str, ...]:
         """Nothing."""

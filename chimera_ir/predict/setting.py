@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import assert_never
 
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Backward, Compute, Forward
+from chimera_ir.ir.ops import Compute
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing
 
@@ -46,14 +45,8 @@ class Setting:
     def compute(self, stage: int, operation: Compute, header: Header) -> tuple[float, Fraction]:
         """How long an operation takes on a stage: F_t or B_t in seconds, and the factor by which its size differs."""
         timing, times = self.over(stage, len(operation.micros), header.parts)
-        match operation:
-            case Forward():
-                return timing.forward, times
-            case Backward(micros=micros):
-                again = header.recomputes(micros[0], operation.stage)
-                return timing.recomputing if again else timing.backward, times
-            case _:
-                assert_never(operation)
+        again = header.recomputes(operation.micros[0], operation.stage)
+        return timing.seconds(operation.kind.letter, recomputing=again), times
 
     def link(self, workers: int, source: int, target: int) -> Link:
         """What a message between two of so many workers of a copy travels over; the slowest of all copies."""

@@ -14,7 +14,7 @@ from math import asinh, exp
 from random import Random
 from statistics import NormalDist
 
-from chimera_ir.cost.cycles import Waits
+from chimera_ir.flow.cycles import Waits
 from chimera_ir.predict.steady import Turn
 
 MOST = 300_000

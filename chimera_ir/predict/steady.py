@@ -9,22 +9,11 @@ from collections.abc import Sequence
 from math import lcm
 from typing import NamedTuple, assert_never
 
-from chimera_ir.cost.cycles import NO_CYCLE, Waits, critical
+from chimera_ir.flow.cycles import NO_CYCLE, Waits, critical
 from chimera_ir.ir.ids import Micro, Stage
+from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import (
-    AllReduce,
-    Backward,
-    Drop,
-    Forward,
-    Recv,
-    Send,
-    Stash,
-    Step,
-    WaitAllReduce,
-    WaitRecv,
-    WaitSend,
-)
+from chimera_ir.ir.ops import AllReduce, Compute, Drop, Recv, Send, Stash, Step, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.ir.turns import updates_a_turn
 from chimera_ir.predict.events import Events, Node, Role
 
@@ -116,10 +105,10 @@ def period(turn: Turn) -> float:
 def _reduced(header: Header, node: Node) -> tuple[tuple[object, ...], int]:
     """What an event is within its turn, and the turn."""
     match node.what:
-        case Forward(micros, stage) | Backward(micros, stage):
-            return _of_micros(header, node, micros, stage)
+        case Compute(kind, micros, stage):
+            return _of_micros(header, node, kind, micros, stage)
         case Send(message) | Recv(message) | WaitSend(message) | WaitRecv(message):
-            return _of_micros(header, node, message.micros, message.source, message.target)
+            return _of_micros(header, node, type(node.what), message.micros, message.source, message.target)
         case AllReduce(stage, version=version) | WaitAllReduce(stage, version=version) | Step(stage, version=version):
             turn, update = divmod((version or 0) - 1, updates_a_turn(header))
             return (node.role, type(node.what), update, stage, *node.workers), turn
@@ -129,7 +118,9 @@ def _reduced(header: Header, node: Node) -> tuple[tuple[object, ...], int]:
             assert_never(node.what)
 
 
-def _of_micros(header: Header, node: Node, micros: Sequence[Micro], *stages: Stage) -> tuple[tuple[object, ...], int]:
+def _of_micros(
+    header: Header, node: Node, kind: Kind | type, micros: Sequence[Micro], *stages: Stage
+) -> tuple[tuple[object, ...], int]:
     turn = min(micros) // header.period
     within = tuple([micro - turn * header.period for micro in micros])
-    return (node.role, type(node.what), within, *stages), turn
+    return (node.role, kind, within, *stages), turn

@@ -23,6 +23,11 @@ class Timing:
     gradient: int
     noise: float | None = None
 
+    def seconds(self, kind: str, *, recomputing: bool) -> float:
+        """How long an operation takes, by the letter of its kind; ``recomputing`` is of its stage."""
+        times = {"F": self.forward, "B": self.recomputing if recomputing else self.backward}
+        return times[kind]
+
 
 @dataclass(frozen=True, slots=True)
 class StageCosts:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from chimera_ir.ir.levels import Header
-from chimera_ir.trace.spans import Kind, Lane, Span, Window, cause, ends, kind
+from chimera_ir.trace.spans import Activity, Lane, Span, Window, activity, cause, ends
 
-Account = Counter[tuple[Kind, str]]
+Account = Counter[tuple[Activity, str]]
 """Nanoseconds by kind and, of waits, by what was waited for."""
 
 
@@ -21,10 +21,10 @@ def account(header: Header, lane: Lane, window: Window, barriered: bool) -> Acco
     now = window.start
     for span in inside(lane, window):
         start, end = max(span.start, now), min(span.end, window.end)
-        found[Kind.BETWEEN, ""] += start - now
-        found[kind(span.operation), cause(header, span.operation)] += max(end - start, 0)
+        found[Activity.BETWEEN, ""] += start - now
+        found[activity(span.operation), cause(header, span.operation)] += max(end - start, 0)
         now = max(end, start)
-    found[Kind.FLUSH if barriered else Kind.BETWEEN, ""] += window.end - now
+    found[Activity.FLUSH if barriered else Activity.BETWEEN, ""] += window.end - now
     return found
 
 

@@ -6,22 +6,23 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import NamedTuple
 
+from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Backward, Drop, Forward, Instruction, Stash, Step
+from chimera_ir.ir.ops import Compute, Drop, Instruction, Stash, Step
 from chimera_ir.plural import counted
 from chimera_ir.trace.account import Account, account, inside, length, windows
 from chimera_ir.trace.forecast import Promised, alike, play, played_updates
 from chimera_ir.trace.foretold import Foretold, foretell
 from chimera_ir.trace.match import lanes
 from chimera_ir.trace.read import About, BadTrace, Trace
-from chimera_ir.trace.spans import Kind, Lane, Load, Span, Window
+from chimera_ir.trace.spans import BUSY, Activity, Lane, Load, Span, Window
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """How long a worker took for something in an update, in seconds; ``cause`` is what a wait waited for."""
 
-    kind: Kind
+    kind: Activity
     cause: str
     predicted: float
     measured: float
@@ -83,7 +84,7 @@ class Comparison:
     @property
     def bubbles(self) -> tuple[float, float]:
         """The share of all workers' time in which they compute nothing: predicted, measured."""
-        busy = [row for rows in self.rows for row in rows if row.kind in (Kind.FORWARD, Kind.BACKWARD)]
+        busy = [row for rows in self.rows for row in rows if row.kind in BUSY]
         predicted, measured = (total * len(self.rows) for total in self.steps)
         return (
             1 - sum(row.predicted for row in busy) / predicted if predicted else 0.0,
@@ -161,37 +162,34 @@ def costs(
     Posting costs nothing: that it does is a part of the difference.
     """
     if rehearse is not None:
-        forward, backward = (round(seconds * 1e9) for seconds in rehearse)
+        lengths = {letter: round(seconds * 1e9) for letter, seconds in zip("FB", rehearse, strict=True)}
 
         def slept(operation: Instruction) -> int:
-            match operation:
-                case Forward(micros=micros):
-                    return forward * len(micros) // header.parts
-                case Backward(micros=micros):
-                    return backward * len(micros) // header.parts
-                case _:
-                    return 0
+            if isinstance(operation, Compute):
+                return lengths[operation.kind.letter] * len(operation.micros) // header.parts
+            return 0
 
         return slept
-    seen: dict[tuple[type, int, int], list[int]] = defaultdict(list)
+    seen: dict[tuple[Kind | type, int, int], list[int]] = defaultdict(list)
     for update in chosen:
         for lane, window in zip(lanes, update, strict=True):
             for span in inside(lane, window):
-                if isinstance(span.operation, Forward | Backward | Step | Stash | Drop):
+                if isinstance(span.operation, Compute | Step | Stash | Drop):
                     seen[_like(span.operation)].append(span.end - span.start)
     known = {like: round(median(lengths)) for like, lengths in seen.items()}
 
     def measured(operation: Instruction) -> int:
-        if isinstance(operation, Forward | Backward | Step | Stash | Drop):
+        if isinstance(operation, Compute | Step | Stash | Drop):
             return known.get(_like(operation), 0)
         return 0
 
     return measured
 
 
-def _like(operation: Forward | Backward | Step | Stash | Drop) -> tuple[type, int, int]:
-    micros = len(operation.micros) if isinstance(operation, Forward | Backward) else 0
-    return type(operation), int(operation.stage), micros
+def _like(operation: Compute | Step | Stash | Drop) -> tuple[Kind | type, int, int]:
+    micros = len(operation.micros) if isinstance(operation, Compute) else 0
+    what = operation.kind if isinstance(operation, Compute) else type(operation)
+    return what, int(operation.stage), micros
 
 
 def forecast(trace: Trace, cost: Callable[[Instruction], int], barriered: bool, typical: int) -> Promised:
@@ -205,7 +203,7 @@ def forecast(trace: Trace, cost: Callable[[Instruction], int], barriered: bool, 
 
 def _rows(expected: Sequence[Account], accounts: Sequence[Account]) -> tuple[Row, ...]:
     promised, total = _sum(expected), _sum(accounts)
-    order = list(Kind)
+    order = list(Activity)
     keys = sorted(promised.keys() | total.keys(), key=lambda key: (order.index(key[0]), key[1]))
     return tuple(
         Row(*key, predicted=promised[key] / len(expected) / 1e9, measured=total[key] / len(accounts) / 1e9)

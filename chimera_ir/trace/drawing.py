@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
 
-from chimera_ir.ir.ops import Backward, Forward
+from chimera_ir.ir.ops import Compute
 from chimera_ir.picture.legend import chunks_shown
 from chimera_ir.picture.looks import Looks
 from chimera_ir.picture.svg import written
 from chimera_ir.picture.words import INK, PAPER, STEP, ink, label, step, strands
 from chimera_ir.trace.compare import Comparison, Side
-from chimera_ir.trace.spans import Kind, Span, Window, cause, kind, shown_micro, words
+from chimera_ir.trace.spans import Activity, Span, Window, activity, cause, shown_micro, words
 
 WIDTH = 1500
 """The width of the chart in pixels."""
@@ -20,12 +20,12 @@ THIN = 0.15
 """What is narrower than so many pixels is not drawn."""
 
 FILLS = {
-    Kind.RECV: ("#f3cfca", "waits for a message"),
-    Kind.SUM: ("#f0e2a8", "waits for a sum"),
-    Kind.SEND: ("#dcd0ea", "waits for a send"),
-    Kind.STEP: (STEP, "step"),
-    Kind.POST: ("#9c9c9c", "posts or loads"),
-    Kind.LOAD: ("#9c9c9c", ""),
+    Activity.RECV: ("#f3cfca", "waits for a message"),
+    Activity.SUM: ("#f0e2a8", "waits for a sum"),
+    Activity.SEND: ("#dcd0ea", "waits for a send"),
+    Activity.STEP: (STEP, "step"),
+    Activity.POST: ("#9c9c9c", "posts or loads"),
+    Activity.LOAD: ("#9c9c9c", ""),
 }
 """The colour of what computes nothing, and its name in the legend."""
 
@@ -175,12 +175,12 @@ def _shape(looks: Looks, span: Span, window: Window, row: int, pixel: float) -> 
     start, end = max(span.start, window.start), min(span.end, window.end)
     width = max(end - start, 0) * pixel
     text = ""
-    if isinstance(operation, Forward | Backward):
+    if isinstance(operation, Compute):
         group = looks.group(replace(operation, micros=(shown_micro(header, operation.micros[0]),)))
         fill = looks.fill(group)
         text = label(operation) + looks.letter(group.chunk)
     else:
-        fill = FILLS[kind(operation)][0]
+        fill = FILLS[activity(operation)][0]
     waited = cause(header, operation)
     times = f"{span.start / 1e6:.3f} to {span.end / 1e6:.3f} ms ({(span.end - span.start) / 1e6:.3f} ms)"
     fits = len(text) * (12 if row > 16 else 9) * 0.62 + 3 <= width
@@ -188,7 +188,7 @@ def _shape(looks: Looks, span: Span, window: Window, row: int, pixel: float) -> 
         x=_pixels(_LEFT + start * pixel),
         width=_pixels(width),
         fill=fill,
-        ink=ink(operation) if isinstance(operation, Forward | Backward) else INK,
+        ink=ink(operation) if isinstance(operation, Compute) else INK,
         middle=_pixels(_LEFT + (start + end) / 2 * pixel),
         label=text if fits else "",
         title=f"{words(operation)}: {times}{f', {waited}' if waited else ''}",

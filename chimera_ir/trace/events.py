@@ -11,7 +11,7 @@ from typing import Any
 from chimera_ir.ir.ops import AllReduce, Recv, Send, WaitAllReduce, WaitRecv
 from chimera_ir.trace.compare import Comparison
 from chimera_ir.trace.read import Trace
-from chimera_ir.trace.spans import Span, kind, words
+from chimera_ir.trace.spans import Span, activity, words
 
 Event = dict[str, Any]
 
@@ -90,7 +90,7 @@ def _id(copy: int, span: Span) -> str:
 
 def _complete(span: Span, rank: int, thread: int, arguments: Mapping[str, object]) -> Event:
     event = {"name": words(span.operation), "ph": "X", "pid": rank, "tid": thread, "ts": span.start / 1000}
-    return event | {"cat": kind(span.operation).value, "dur": (span.end - span.start) / 1000, "args": arguments}
+    return event | {"cat": activity(span.operation).value, "dur": (span.end - span.start) / 1000, "args": arguments}
 
 
 def _promised(trace: Trace, comparison: Comparison) -> Iterator[Event]:

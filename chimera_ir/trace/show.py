@@ -13,12 +13,10 @@ from rich.text import Text
 from chimera_ir.plural import counted
 from chimera_ir.trace.compare import Comparison, Row
 from chimera_ir.trace.drawing import milliseconds, summary
-from chimera_ir.trace.spans import Kind, words
+from chimera_ir.trace.spans import BUSY, Activity, words
 
 IN_FULL = 8
 """For up to how many workers the terminal shows a table each; for more it shows the mean alone."""
-
-BUSY = (Kind.FORWARD, Kind.BACKWARD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +63,21 @@ def bubbles(comparison: Comparison) -> list[Line]:
 
 def cause(row: Row) -> str:
     """A kind with what was waited for: ``wait for messages from worker 1``."""
-    if row.kind is Kind.FLUSH:
+    if row.kind is Activity.FLUSH:
         return "done; waits for the last worker"
     return f"wait for {row.cause}" if row.cause else str(row.kind.value)
 
 
-def _by_kind(rows: Iterable[Row], workers: int) -> dict[Kind, tuple[float, float]]:
-    found: dict[Kind, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+def _by_kind(rows: Iterable[Row], workers: int) -> dict[Activity, tuple[float, float]]:
+    found: dict[Activity, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
     for row in rows:
         predicted, measured = found[row.kind]
         found[row.kind] = predicted + row.predicted / workers, measured + row.measured / workers
     return found
 
 
-def _block(name: str, kinds: dict[Kind, tuple[float, float]], predicted: float, measured: float) -> Block:
-    lines = [_line(each.value, *kinds[each], measured) for each in Kind if each in kinds]
+def _block(name: str, kinds: dict[Activity, tuple[float, float]], predicted: float, measured: float) -> Block:
+    lines = [_line(each.value, *kinds[each], measured) for each in Activity if each in kinds]
     return Block(name, tuple(lines), _line("update", predicted, measured, measured))
 
 

@@ -9,9 +9,8 @@ from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import (
     AllReduce,
-    Backward,
+    Compute,
     Drop,
-    Forward,
     Instruction,
     Message,
     Recv,
@@ -25,7 +24,7 @@ from chimera_ir.ir.ops import (
 from chimera_ir.ir.text.printer import line
 
 
-class Kind(Enum):
+class Activity(Enum):
     """What a rank's time goes into."""
 
     FORWARD = "forward"
@@ -38,6 +37,10 @@ class Kind(Enum):
     LOAD = "loading data"
     BETWEEN = "between operations"
     FLUSH = "flush"
+
+
+BUSY = (Activity.FORWARD, Activity.BACKWARD)
+"""What a rank does when it computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +70,23 @@ class Window(NamedTuple):
     end: int
 
 
-def kind(operation: Instruction | Load) -> Kind:
+def activity(operation: Instruction | Load) -> Activity:
     """What the time of an operation goes into."""
     match operation:
-        case Forward():
-            return Kind.FORWARD
-        case Backward():
-            return Kind.BACKWARD
+        case Compute():
+            return Activity(operation.kind.noun)
         case WaitRecv():
-            return Kind.RECV
+            return Activity.RECV
         case WaitSend():
-            return Kind.SEND
+            return Activity.SEND
         case WaitAllReduce():
-            return Kind.SUM
+            return Activity.SUM
         case Step() | Stash() | Drop():
-            return Kind.STEP
+            return Activity.STEP
         case Send() | Recv() | AllReduce():
-            return Kind.POST
+            return Activity.POST
         case Load():
-            return Kind.LOAD
+            return Activity.LOAD
         case _:
             assert_never(operation)
 
@@ -120,10 +121,8 @@ def words(operation: Instruction | Load) -> str:
 def recorded(instruction: Instruction) -> Iterator[str]:
     """How a rank may record an instruction: by one text or, of a compute, by several in this order."""
     match instruction:
-        case Forward(micros=micros, stage=stage):
-            yield from (f"F m{micro} s{stage}" for micro in micros)
-        case Backward(micros=micros, stage=stage):
-            yield from (f"B m{micro} s{stage}" for micro in micros)
+        case Compute(kind, micros, stage):
+            yield from (f"{kind.letter} m{micro} s{stage}" for micro in micros)
         case Send(message=message):
             yield f"send {_first(message)}"
         case Recv(message=message):

@@ -6,10 +6,10 @@ from typing import assert_never
 
 from chimera_ir.diagnostics.catalogue.schedule import Cycle, Link
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.graph.build import Dag, Edge, build
+from chimera_ir.flow.dag import Dag, Edge, build
 from chimera_ir.ir.ids import Clock
 from chimera_ir.ir.levels import Header, Plan, Schedule
-from chimera_ir.ir.ops import Backward, Compute, Forward
+from chimera_ir.ir.ops import Compute
 from chimera_ir.ir.text.printer import line
 
 
@@ -81,7 +81,6 @@ class _Story:
         return Link(line(operation), place, operation.origin, self._reason(node, following))
 
     def _reason(self, before: int, after: int) -> str:
-        one, two = self._dag.operations[before], self._dag.operations[after]
         kind = self._dag.kind(before, after)
         match kind:
             case Edge.LANE:
@@ -90,12 +89,8 @@ class _Story:
                 reason = "it reads weights that those gradients change"
             case Edge.SYNC:
                 reason = "those gradients are summed before its own"
-            case Edge.DATA if isinstance(one, Backward):
-                reason = "it needs those gradients"
-            case Edge.DATA if isinstance(two, Forward):
-                reason = "it needs those activations"
             case Edge.DATA:
-                reason = "a backward needs what its forward kept"
+                reason = self._dag.value(before, after).reason
             case _:
                 assert_never(kind)
         return f"{reason}, but the clock falls" if self._falls(before, after) else reason

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from chimera_ir.diagnostics.catalogue.program import Blocked, Deadlock, ReceivesOutOfOrder
 from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.flow.run import Played, Run
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import AllReduce, Instruction, Message, Recv, Send, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.ir.text.printer import line
 from chimera_ir.verify.index import receiver, sender
-from chimera_ir.verify.transport import Replay, Run, Transport, replay
+from chimera_ir.verify.transport import Transport, replay
 from chimera_ir.verify.words import content, summed
 
 
@@ -59,11 +60,11 @@ def _disorder(program: Program) -> Iterator[Diagnostic]:
                 break
 
 
-def _finished(program: Program, result: Replay) -> bool:
+def _finished(program: Program, result: Played) -> bool:
     return all(place == len(lane) for place, lane in zip(result.places, program.lanes, strict=True))
 
 
-def _deadlock(program: Program, transports: list[Transport], result: Replay) -> Diagnostic:
+def _deadlock(program: Program, transports: list[Transport], result: Played) -> Diagnostic:
     blocked = {Worker(w): place for w, place in enumerate(result.places) if place < len(program.lanes[w])}
     wanted = {worker: _wanted(program, worker, place, result) for worker, place in blocked.items()}
     circle = _shortest_circle({worker: [each[0] for each in wants] for worker, wants in wanted.items()})
@@ -72,7 +73,7 @@ def _deadlock(program: Program, transports: list[Transport], result: Replay) -> 
     return Deadlock(chain[0].span, names, tuple(chain))
 
 
-def _wanted(program: Program, worker: Worker, place: int, result: Replay) -> list[tuple[Worker, Instruction]]:
+def _wanted(program: Program, worker: Worker, place: int, result: Played) -> list[tuple[Worker, Instruction]]:
     """What a blocked lane waits for: who would have to do what."""
     header = program.header
     match program.lanes[worker][place]:
@@ -93,7 +94,7 @@ def _wanted(program: Program, worker: Worker, place: int, result: Replay) -> lis
 
 
 def _posting(
-    program: Program, result: Replay, peer: Worker, kind: type[Send | Recv], message: Message
+    program: Program, result: Played, peer: Worker, kind: type[Send | Recv], message: Message
 ) -> list[tuple[Worker, Instruction]]:
     rest = program.lanes[peer][result.places[peer] :]
     return [(peer, each) for each in rest if isinstance(each, kind) and each.message == message]

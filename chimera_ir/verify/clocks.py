@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from chimera_ir.diagnostics.catalogue.schedule import ClockNotIncreasing
 from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.flow.flow import ABSENT, flow
 from chimera_ir.ir.levels import Plan, Planned
-from chimera_ir.ir.ops import Backward, Compute, Forward
 from chimera_ir.ir.text.printer import line
 from chimera_ir.source import Span
 
@@ -16,17 +16,13 @@ def clocks(plan: Plan) -> Iterator[Diagnostic]:
 
     An operation that is missing makes no warning.
     """
-    stages = plan.header.stages
-    cells = {
-        _cell(stages, micro, planned.operation): planned
-        for planned in plan.operations
-        for micro in planned.operation.micros
-    }
+    operations = plan.operations
+    made = flow(plan.header, (planned.operation for planned in operations))
     found: dict[tuple[Span, Span], list[tuple[Planned, Planned]]] = {}
-    for after in plan.operations:
-        for cell in _needs(stages, after.operation):
-            before = cells.get(cell)
-            if before is not None and before.clock >= after.clock:
+    for after in operations:
+        for number in made.needs(after.operation):
+            before = operations[number]
+            if number != ABSENT and before.clock >= after.clock:
                 found.setdefault((before.operation.origin, after.operation.origin), []).append((before, after))
     for (origin, end), group in found.items():
         before, after = group[0]
@@ -41,15 +37,3 @@ def clocks(plan: Plan) -> Iterator[Diagnostic]:
             after_worker=after.worker,
             count=len(group),
         )
-
-
-def _cell(stages: int, micro: int, operation: Compute) -> int:
-    return 2 * (micro * stages + operation.stage) + isinstance(operation, Backward)
-
-
-def _needs(stages: int, operation: Compute) -> list[int]:
-    cells = [_cell(stages, micro, operation) for micro in operation.micros]
-    if isinstance(operation, Forward):
-        return [cell - 2 for cell in cells] if operation.stage > 0 else []
-    own = [cell - 1 for cell in cells]
-    return own if operation.stage == stages - 1 else own + [cell + 2 for cell in cells]

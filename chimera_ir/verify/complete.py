@@ -1,4 +1,8 @@
-"""Rule "complete": each micro-batch has its forward and its backward on every stage exactly once."""
+"""Rule "complete": each micro-batch meets each stage as the table of kinds says, exactly once.
+
+It is opened by one operation, a forward; and whatever is kept there, one operation frees: of what the forward keeps
+that is the backward.
+"""
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -6,18 +10,24 @@ from itertools import islice
 from chimera_ir.diagnostics.catalogue.schedule import Duplicate, Missing
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Micro, Stage, Worker
+from chimera_ir.ir.kinds import KINDS, Kind, Value
 from chimera_ir.ir.levels import Header, Pipe
-from chimera_ir.ir.ops import NOWHERE, Backward, Compute, Forward
+from chimera_ir.ir.ops import NOWHERE, Compute
 from chimera_ir.ir.text.printer import line
 from chimera_ir.source import Span
-from chimera_ir.verify.words import kind
 
 _LISTED = 1_000_000
 """How many missing operations are looked for before the rest is only counted."""
 
+_Part = Value | None
+"""What operations do alike on a stage: free one of its values or, for None, open it."""
+
+_Seen = dict[_Part, list[tuple[Worker, Compute] | None]]
+"""The operation with each part, and its worker, of each micro-batch on each stage, at ``micro * stages + stage``."""
+
 
 def complete(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
-    """What is missing, once per pipe and direction, and what is there twice, once per pair of lines.
+    """What is missing, once per pipe and part, and what is there twice, once per pair of lines.
 
     Parameters
     ----------
@@ -26,58 +36,82 @@ def complete(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> It
     operations
         Every operation with the worker that runs it.
     """
-    seen: dict[int, tuple[Worker, Compute]] = {}
+    size = header.stages * header.micro_batches
+    seen: _Seen = {kind.frees: [None] * size for kind in KINDS.values()}
     yield from _duplicates(header, operations, seen)
-    if len(seen) < 2 * header.stages * header.micro_batches:
-        yield from _missing(header, seen)
+    yield from _missing(header, seen)
 
 
-def _cell(header: Header, micro: Micro, stage: Stage, *, backward: bool) -> int:
-    return 2 * (micro * header.stages + stage) + backward
-
-
-def _duplicates(
-    header: Header, operations: Iterable[tuple[Worker, Compute]], seen: dict[int, tuple[Worker, Compute]]
-) -> Iterator[Diagnostic]:
-    """Fills ``seen``, by the cell of each operation."""
-    found: dict[tuple[Span, Span], list[Duplicate]] = {}
-    for worker, operation in operations:
+def _duplicates(header: Header, operations: Iterable[tuple[Worker, Compute]], seen: _Seen) -> Iterator[Diagnostic]:
+    """Fills ``seen``."""
+    stages = header.stages
+    twice: dict[tuple[Span, Span], list[Duplicate]] = {}
+    for placed in operations:
+        worker, operation = placed
+        column = seen[operation.kind.frees]
         for micro in operation.micros:
-            cell = _cell(header, micro, operation.stage, backward=isinstance(operation, Backward))
-            if cell not in seen:
-                seen[cell] = (worker, operation)
+            cell = micro * stages + operation.stage
+            known = column[cell]
+            if known is None:
+                column[cell] = placed
                 continue
-            first_worker, first = seen[cell]
+            first_worker, first = known
             again = Duplicate(operation.origin, line(operation), worker, first_worker, first.origin, 1)
-            found.setdefault((first.origin, operation.origin), []).append(again)
-    for group in found.values():
+            twice.setdefault((first.origin, operation.origin), []).append(again)
+    for group in twice.values():
         first_one = group[0]
         where = (first_one.operation, first_one.worker, first_one.first_worker, first_one.first_span)
         yield Duplicate(first_one.span, *where, len(group))
 
 
-def _missing(header: Header, seen: dict[int, tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
-    like: dict[tuple[str, bool], Compute] = {}
-    for _, operation in seen.values():
-        like.setdefault((header.pipe_of[operation.micros[0]].name, isinstance(operation, Backward)), operation)
+def _missing(header: Header, seen: _Seen) -> Iterator[Diagnostic]:
+    lacking = [part for part, column in seen.items() if None in column]
+    if not lacking:
+        return
+    examples: dict[tuple[str, _Part], Compute] = {}
+    for part, column in seen.items():
+        for _, operation in filter(None, column):
+            examples.setdefault((header.pipe_of[operation.micros[0]].name, part), operation)
     for pipe in header.pipes:
-        for backward in (False, True):
-            absent = list(islice(_absent(header, pipe, seen, backward=backward), _LISTED))
+        for part in lacking:
+            absent = list(islice(_absent(header, pipe, seen, part), _LISTED))
             if not absent:
                 continue
             micro, stage = absent[0]
-            _, other = seen.get(_cell(header, micro, stage, backward=not backward), (None, None))
-            operation = (Backward if backward else Forward)((micro,), stage, version=other.version if other else None)
-            model = like.get((pipe.name, backward)) or like.get((pipe.name, not backward))
-            where = model.origin if model else NOWHERE
+            there = _there(header, seen, micro, stage)
+            version = there[0].version if there else None
+            operation = Compute(_usual(part), (micro,), stage, version=version)
+            alike = (examples.get((pipe.name, each)) for each in (part, *seen))
+            where = next((example.origin for example in alike if example is not None), NOWHERE)
             place = (pipe.name, pipe.workers[stage], micro, stage)
-            yield Missing(where, *place, kind(operation), line(operation), len(absent))
+            yield Missing(where, *place, operation.kind.noun, line(operation), len(absent))
 
 
-def _absent(
-    header: Header, pipe: Pipe, seen: dict[int, tuple[Worker, Compute]], *, backward: bool
-) -> Iterator[tuple[Micro, Stage]]:
+def _absent(header: Header, pipe: Pipe, seen: _Seen, part: _Part) -> Iterator[tuple[Micro, Stage]]:
+    """Where a pipe lacks an operation."""
+    column = seen[part]
     for micro in pipe.micros:
         for number in range(header.stages):
-            if _cell(header, micro, Stage(number), backward=backward) not in seen:
-                yield micro, Stage(number)
+            stage = Stage(number)
+            if column[micro * header.stages + stage] is None and _wanted(header, seen, part, micro, stage):
+                yield micro, stage
+
+
+def _wanted(header: Header, seen: _Seen, part: _Part, micro: Micro, stage: Stage) -> bool:
+    """Whether a micro-batch needs an operation with a part on a stage: each is opened, and what is kept is freed."""
+    if part is None:
+        return True
+    kinds = [operation.kind for operation in _there(header, seen, micro, stage)]
+    if not any(kind.opens for kind in kinds):
+        kinds.append(_usual(None))
+    return any(part in kind.keeps for kind in kinds)
+
+
+def _there(header: Header, seen: _Seen, micro: Micro, stage: Stage) -> list[Compute]:
+    """The operations of a micro-batch on a stage."""
+    return [known[1] for column in seen.values() if (known := column[micro * header.stages + stage]) is not None]
+
+
+def _usual(part: _Part) -> Kind:
+    """The kind that comes to mind first for a part: the first row of the table with it."""
+    return next(kind for kind in KINDS.values() if kind.frees is part)

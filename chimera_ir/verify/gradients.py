@@ -19,7 +19,7 @@ from chimera_ir.diagnostics.catalogue.program import (
 from chimera_ir.diagnostics.model import Diagnostic, Note
 from chimera_ir.ir.ids import Stage, Version, Worker
 from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.ops import NOWHERE, AllReduce, Backward, Instruction, Step, WaitAllReduce
+from chimera_ir.ir.ops import NOWHERE, AllReduce, Instruction, Step, WaitAllReduce
 from chimera_ir.ir.text.printer import line
 from chimera_ir.plural import counted
 from chimera_ir.source import Span
@@ -66,7 +66,7 @@ class _Lane:
     def mistakes(self) -> Iterator[Diagnostic]:
         """All that can be told from one lane."""
         for place, operation in self._parts.computes:
-            if isinstance(operation, Backward):
+            if operation.kind.sums:
                 update = operation.stage, operation.micros[0] // self._header.per_update
                 first, _ = self._backwards.get(update, (place, place))
                 self._backwards[update] = first, place

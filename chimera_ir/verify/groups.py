@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator
 
 from chimera_ir.diagnostics.catalogue.schedule import GroupsDiffer, PipesMixed, UpdatesMixed
 from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.flow.flow import flow
 from chimera_ir.ir.ids import Worker
+from chimera_ir.ir.kinds import Value
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Backward, Compute, Forward
+from chimera_ir.ir.ops import Compute
 from chimera_ir.ir.text.printer import line
 from chimera_ir.source import Span
 
@@ -39,30 +41,22 @@ def _mixed(header: Header, operations: Iterable[Compute]) -> Iterator[Diagnostic
             seen.add(operation.origin)
             yield PipesMixed(operation.origin, line(operation), *pipes[:2])
         updates = list(dict.fromkeys(micro // header.per_update for micro in operation.micros))
-        if len(updates) > 1 and isinstance(operation, Backward) and operation.origin not in seen:
+        if len(updates) > 1 and operation.kind.sums and operation.origin not in seen:
             seen.add(operation.origin)
             yield UpdatesMixed(operation.origin, line(operation), *updates[:2])
 
 
 def _differing(header: Header, operations: list[Compute]) -> Iterator[Diagnostic]:
-    forwards: dict[tuple[int, int], Forward] = {}
-    backwards: dict[tuple[int, int], Backward] = {}
+    made = flow(header, operations)
+    found: dict[tuple[Span, Span], list[tuple[Compute, Compute, Value]]] = {}
     for operation in operations:
-        for micro in operation.micros:
-            if isinstance(operation, Forward):
-                forwards[micro, operation.stage] = operation
-            else:
-                backwards[micro, operation.stage] = operation
-    found: dict[tuple[Span, Span], list[tuple[Compute, Compute]]] = {}
-    for operation in operations:
-        ahead = isinstance(operation, Forward)
-        stage = operation.stage - 1 if ahead else operation.stage + 1
-        if not 0 <= stage < header.stages:
-            continue
-        before: Compute = (forwards if ahead else backwards)[operation.micros[0], stage]
-        if before.micros != operation.micros:
-            found.setdefault((before.origin, operation.origin), []).append((before, operation))
+        for value in operation.kind.reads:
+            stage = operation.stage - value.towards
+            if not value.towards or not 0 <= stage < header.stages:
+                continue
+            before = operations[made.makers[value][operation.micros[0] * header.stages + stage]]
+            if before.micros != operation.micros:
+                found.setdefault((before.origin, operation.origin), []).append((before, operation, value))
     for (origin, end), pairs in found.items():
-        one, two = pairs[0]
-        what = "activations" if isinstance(one, Forward) else "gradients"
-        yield GroupsDiffer(end, line(one), origin, line(two), what, len(pairs))
+        one, two, value = pairs[0]
+        yield GroupsDiffer(end, line(one), origin, line(two), value.noun, len(pairs))

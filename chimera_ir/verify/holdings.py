@@ -11,8 +11,9 @@ from operator import ge
 from typing import NamedTuple
 
 from chimera_ir.ir.ids import Stage
+from chimera_ir.ir.kinds import KEPT
 from chimera_ir.ir.levels import Header, Parts, Program
-from chimera_ir.ir.ops import Compute, Forward
+from chimera_ir.ir.ops import Compute
 from chimera_ir.verify.copies import kept
 
 
@@ -80,17 +81,18 @@ def _moments(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -
     for each in lane:
         again = header.recomputes(each.micros[0], each.stage)
         counted = inputs if again else activations
-        if isinstance(each, Forward):
-            counted[each.stage] += len(each.micros)
+        change = each.kind.growth * len(each.micros)
+        if change > 0:
+            counted[each.stage] += change
             grown = True
             continue
-        extra = each.stage if again else None
+        extra = each.stage if again and KEPT in each.kind.reads else None
         moment = (extra, *activations.values(), *inputs.values())
-        if (grown or again) and moment not in seen:
+        if (grown or extra is not None) and moment not in seen:
             seen.add(moment)
             alive = activations if extra is None else {**activations, extra: activations[extra] + 1}
             yield (*alive.values(), *inputs.values())
-        counted[each.stage] -= len(each.micros)
+        counted[each.stage] += change
         grown = False
 
 

@@ -1,48 +1,19 @@
-"""Where everything stands in the lanes of a program: arrays, filled in one walk, that the rules on messages share."""
+"""Where everything stands in the lanes of a program: its flow, and numbers for messages and sums."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from itertools import chain
 
+from chimera_ir.flow.flow import Flow
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.ops import AllReduce, Forward, Message, Step, Talk, WaitAllReduce
-
-ABSENT = -1
+from chimera_ir.ir.ops import AllReduce, Message, Step, Talk, WaitAllReduce
 
 Synchronisation = AllReduce | WaitAllReduce | Step
 
 
-@dataclass(frozen=True, slots=True)
-class Cells:
-    """The place of every compute operation in its lane; a cell is ``micro * stages + stage``."""
-
-    header: Header
-    forwards: list[int]
-    backwards: list[int]
-
-    def producer(self, message: Message) -> int:
-        """The place, in the sender's lane, of the operation whose result the message holds."""
-        places = self.forwards if message.source < message.target else self.backwards
-        return places[message.micros[0] * self.header.stages + message.source]
-
-    def consumer(self, message: Message) -> int:
-        """The place, in the receiver's lane, of the operation that needs the message."""
-        places = self.forwards if message.source < message.target else self.backwards
-        return places[message.micros[0] * self.header.stages + message.target]
-
-
-def cells(program: Program) -> Cells:
-    """The places of the compute operations of a complete and placed program."""
-    header = program.header
-    stages = header.stages
-    forwards = [ABSENT] * (stages * header.micro_batches)
-    backwards = list(forwards)
-    for parts in program.parts:
-        for place, operation in parts.computes:
-            places = forwards if isinstance(operation, Forward) else backwards
-            for micro in operation.micros:
-                places[micro * stages + operation.stage] = place
-    return Cells(header, forwards, backwards)
+def cells(program: Program) -> Flow:
+    """The makers and takers of a complete and placed program: the places in their lanes."""
+    return Flow(program.header, chain.from_iterable(parts.computes for parts in program.parts))
 
 
 def key(header: Header, message: Message) -> int:

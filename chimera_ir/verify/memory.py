@@ -6,30 +6,16 @@ version of them that is kept beside the newest.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from fractions import Fraction
 from math import ceil
 from typing import assert_never
 
 from chimera_ir.diagnostics.catalogue.program import BoundExceeded
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.ir.levels import Bound, Header, Program, Quantity, Schedule
-from chimera_ir.ir.ops import NOWHERE, Compute, Forward
+from chimera_ir.flow import live
+from chimera_ir.ir.levels import Bound, Program, Quantity, Schedule
+from chimera_ir.ir.ops import NOWHERE
 from chimera_ir.ir.text.printer import line
 from chimera_ir.verify.copies import copies
-
-
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """The most micro-batches times stages whose activations a lane keeps, and the operation that reaches it."""
-
-    activations: Fraction
-    at: Compute | None
-
-
-def peaks(schedule: Schedule) -> tuple[Peak, ...]:
-    """The peak of every worker, in M_a; a stage that recomputes keeps inputs, not activations."""
-    return tuple(_peak(schedule.header, lane) for lane in schedule.lanes)
 
 
 def memory(schedule: Schedule) -> Iterator[Diagnostic]:
@@ -62,35 +48,21 @@ def memory_of_versions(program: Program) -> Iterator[Diagnostic]:
                 assert_never(bound.quantity)
 
 
-def _peak(header: Header, lane: tuple[Compute, ...]) -> Peak:
-    live = highest = 0
-    at: Compute | None = None
-    for operation in lane:
-        if header.recomputes(operation.micros[0], operation.stage):
-            continue
-        if not isinstance(operation, Forward):
-            live -= len(operation.micros)
-            continue
-        live += len(operation.micros)
-        if live > highest:
-            highest, at = live, operation
-    return Peak(Fraction(highest, header.parts), at)
-
-
 def _activations(schedule: Schedule, bound: Bound) -> Iterator[Diagnostic]:
-    found = peaks(schedule)
-    worker = max(range(len(found)), key=lambda number: found[number].activations)
-    peak = found[worker]
-    if peak.activations <= bound.limit or peak.at is None:
+    peaks = live.activations(schedule)
+    amounts = live.whole(schedule.header, peaks)
+    worker = max(range(len(peaks)), key=amounts.__getitem__)
+    amount, at = amounts[worker], peaks[worker].at
+    if amount <= bound.limit or at is None:
         return
     yield BoundExceeded(
-        span=peak.at.origin,
+        span=at.origin,
         worker=worker,
-        peak=ceil(peak.activations),
+        peak=ceil(amount),
         limit=bound.limit,
-        highest=ceil(peak.activations),
+        highest=ceil(amount),
         unit="micro-batches' activations (M_a)",
-        place=f"the peak is reached by `{line(peak.at)}`",
+        place=f"the peak is reached by `{line(at)}`",
         remedy="run backwards earlier",
     )
 

@@ -17,21 +17,13 @@ from chimera_ir.diagnostics.catalogue.program import (
     WrongPeer,
 )
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.ir.ids import Slot, Stage, Worker
+from chimera_ir.flow.flow import ABSENT, Flow, crossing
+from chimera_ir.ir.ids import Slot, Worker
 from chimera_ir.ir.levels import Lines, Program
-from chimera_ir.ir.ops import (
-    Backward,
-    Forward,
-    Message,
-    Recv,
-    Send,
-    Talk,
-    WaitRecv,
-    WaitSend,
-)
+from chimera_ir.ir.ops import Compute, Message, Recv, Send, Talk, WaitRecv, WaitSend
 from chimera_ir.ir.text.printer import line
 from chimera_ir.ir.text.printer import message as line_of
-from chimera_ir.verify.index import ABSENT, Cells, key, receiver, sender
+from chimera_ir.verify.index import key, receiver, sender
 from chimera_ir.verify.words import content
 
 
@@ -73,7 +65,7 @@ class Places:
                 return self.arrived
 
 
-def places(program: Program, cells: Cells) -> Places:
+def places(program: Program, cells: Flow) -> Places:
     """Where the first line of each kind for each message stands, without lines about no message of their worker."""
     size = 2 * program.header.stages * program.header.micro_batches
     found = Places([ABSENT] * size, [ABSENT] * size, [ABSENT] * size, [ABSENT] * size, _expected(program), {}, [])
@@ -90,7 +82,7 @@ def places(program: Program, cells: Cells) -> Places:
 
 def _enter(
     program: Program,
-    cells: Cells,
+    cells: Flow,
     found: Places,
     worker: Worker,
     lines: Lines[Talk],
@@ -122,23 +114,15 @@ def _enter(
 
 def _expected(program: Program) -> dict[Message, HandOver]:
     """Every message that the program needs, in the order of the lanes that send."""
-    header = program.header
-    stages, pipe_of = header.stages, header.pipe_of
-    found: dict[Message, HandOver] = {}
+    expected: dict[Message, HandOver] = {}
     for number, parts in enumerate(program.parts):
         worker = Worker(number)
-        for operation in parts.computes.lines:
-            micros, stage, forward = operation.micros, operation.stage, isinstance(operation, Forward)
-            target = Stage(stage + 1 if forward else stage - 1)
-            if 0 <= target < stages:
-                end = pipe_of[micros[0]].workers[target]
-                if end != worker:
-                    hand_over = HandOver(2 * (micros[0] * stages + stage) + (not forward), worker, end)
-                    found[Message(micros, stage, target)] = hand_over
-    return found
+        for _, message, end in crossing(program.header, worker, parts.computes):
+            expected[message] = HandOver(key(program.header, message), worker, end)
+    return expected
 
 
-def messages(program: Program, cells: Cells, found: Places) -> Iterator[Diagnostic]:
+def messages(program: Program, cells: Flow, found: Places) -> Iterator[Diagnostic]:
     """Lines that are unknown, redundant, about the wrong peer, missing or misplaced.
 
     Parameters
@@ -159,7 +143,7 @@ def messages(program: Program, cells: Cells, found: Places) -> Iterator[Diagnost
             yield from _hand_over(program, cells, found, start, message)
 
 
-def _foreign(program: Program, cells: Cells, worker: Worker, instruction: Talk) -> str:
+def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -> str:
     """Why a line is about no message of its worker, or nothing."""
     header, message = program.header, instruction.message
     known = message.micros and all(0 <= micro < header.micro_batches for micro in message.micros)
@@ -173,7 +157,7 @@ def _foreign(program: Program, cells: Cells, worker: Worker, instruction: Talk) 
     if start == end:
         return f"both stages of this micro-batch are on worker {start}, where no message is needed"
     made = program.lanes[start][cells.producer(message)]
-    if isinstance(made, Forward | Backward) and made.micros != message.micros:
+    if isinstance(made, Compute) and made.micros != message.micros:
         right = Message(made.micros, message.source, message.target)
         return f"one message holds all that `{line(made)}` makes: `{line_of(right)}`"
     sends = isinstance(instruction, Send | WaitSend)
@@ -201,7 +185,7 @@ def _line(program: Program, worker: Worker, place: int, each: Talk, found: Place
         yield WrongPeer(each.origin, worker, line(each), each.source, right, each.message.source)
 
 
-def _hand_over(program: Program, cells: Cells, found: Places, start: Worker, message: Message) -> Iterator[Diagnostic]:
+def _hand_over(program: Program, cells: Flow, found: Places, start: Worker, message: Message) -> Iterator[Diagnostic]:
     number = key(program.header, message)
     sent, retired = found.sent[number], found.retired[number]
     posted, arrived = found.posted[number], found.arrived[number]
@@ -224,7 +208,7 @@ def _misplaced(program: Program, worker: Worker, early: int, late: int, reason: 
     return MisplacedLine(one.origin, worker, line(one), line(two), two.origin, reason)
 
 
-def _missing(program: Program, cells: Cells, found: Places, message: Message) -> Iterator[Diagnostic]:
+def _missing(program: Program, cells: Flow, found: Places, message: Message) -> Iterator[Diagnostic]:
     number = key(program.header, message)
     start, end = sender(program.header, message), receiver(program.header, message)
     operation, user = program.lanes[start][cells.producer(message)], program.lanes[end][cells.consumer(message)]

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 
 from chimera_ir.diagnostics.catalogue.program import SlotInUse, SlotTooHigh
 from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.flow.flow import Flow
 from chimera_ir.ir.ids import Slot, Stage, Worker
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Message, Recv
 from chimera_ir.ir.text.printer import line
-from chimera_ir.verify.index import Cells
 from chimera_ir.verify.messages import Places
 from chimera_ir.verify.words import content
 
 
-def slots(program: Program, cells: Cells, places: Places) -> Iterator[Diagnostic]:
+def slots(program: Program, cells: Flow, places: Places) -> Iterator[Diagnostic]:
     """Receives into a slot that is in use, or that is numbered beyond all need.
 
     Parameters
@@ -45,16 +45,13 @@ def slots(program: Program, cells: Cells, places: Places) -> Iterator[Diagnostic
             held[shelf] = (each, _last_use(cells, places, each.message))
 
 
-def _last_use(cells: Cells, places: Places, message: Message) -> int:
+def _last_use(cells: Flow, places: Places, message: Message) -> int:
     """The place in the receiver's lane after which the content of a message may go."""
-    micros, source, stage = message
-    stages, backwards = cells.header.stages, cells.backwards
-    cell = micros[0] * stages + stage
-    last = backwards[cell] if len(micros) == 1 else max(backwards[micro * stages + stage] for micro in micros)
-    if source > stage:
+    last = cells.last_use(message)
+    if message.source > message.target:
         return last
-    retired = places.retired[2 * cell]
-    return last if retired < last else retired
+    retired = places.retired[2 * (message.micros[0] * cells.stages + message.target)]
+    return max(last, retired)
 
 
 def _in_use(program: Program, worker: Worker, each: Recv, before: Recv, last_use: int) -> Diagnostic:

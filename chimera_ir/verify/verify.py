@@ -8,6 +8,7 @@ from functools import cached_property
 from chimera_ir.diagnostics.catalogue.program import BoundExceeded
 from chimera_ir.diagnostics.catalogue.schedule import LaneCount, NotLowered
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
+from chimera_ir.flow import live
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import NOWHERE, Compute
@@ -23,7 +24,7 @@ from chimera_ir.verify.gradients import gradients
 from chimera_ir.verify.groups import groups
 from chimera_ir.verify.holdings import Holdings, holdings
 from chimera_ir.verify.index import cells
-from chimera_ir.verify.memory import memory, memory_of_versions, peaks
+from chimera_ir.verify.memory import memory, memory_of_versions
 from chimera_ir.verify.messages import messages, places
 from chimera_ir.verify.placed import placed
 from chimera_ir.verify.repeats import repeats, state_repeats
@@ -159,7 +160,7 @@ def verify_program(program: Program, checked: Checked | None = None) -> Verified
         schedule=schedule,
         rules=findings.rules,
         certificates=tuple(each for each in certificates if isinstance(each, Certificate)),
-        live=tuple(peak.activations for peak in peaks(schedule)),
+        live=live.whole(schedule.header, live.activations(schedule)),
         weights=copies(program),
         seal=_SEAL,
     )

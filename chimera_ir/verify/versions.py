@@ -21,7 +21,7 @@ from chimera_ir.diagnostics.catalogue.program import (
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Micro, Stage, Version, Worker
 from chimera_ir.ir.levels import Header, Parts, Program
-from chimera_ir.ir.ops import Backward, Compute, Drop, Forward, Instruction, Stash, Step
+from chimera_ir.ir.ops import Compute, Drop, Instruction, Stash, Step
 from chimera_ir.ir.text.printer import line
 from chimera_ir.source import Span
 from chimera_ir.verify.copies import Lane, last_reads
@@ -64,17 +64,16 @@ def _one_version(worker: Worker, parts: Parts) -> Iterator[Diagnostic]:
 
 
 def _differing(parts: Parts) -> Iterator[Diagnostic]:
-    """Backwards that do not read what their forwards read."""
-    forwards: dict[tuple[Micro, Stage], Forward] = {}
-    for each in parts.computes.lines:
-        if isinstance(each, Forward):
-            for micro in each.micros:
-                forwards[micro, each.stage] = each
-        else:
-            found = (forwards[micro, each.stage] for micro in each.micros)
-            other = next((forward for forward in found if forward.version != each.version), None)
-            if other is not None:
-                yield VersionsDiffer(each.origin, line(each), line(other), other.origin)
+    """Operations that do not read what the first one of their micro-batch on the stage reads: its forward."""
+    forwards: dict[tuple[Micro, Stage], Compute] = {}
+    for operation in parts.computes.lines:
+        cells = [(micro, operation.stage) for micro in operation.micros]
+        if operation.kind.opens:
+            forwards.update(dict.fromkeys(cells, operation))
+            continue
+        other = next((forwards[cell] for cell in cells if forwards[cell].version != operation.version), None)
+        if other is not None:
+            yield VersionsDiffer(operation.origin, line(operation), line(other), other.origin)
 
 
 class _Walk:
@@ -99,7 +98,7 @@ class _Walk:
             match each:
                 case Step(stage):
                     self._newest[stage] = Version(self._newest[stage] + 1)
-                case Forward() | Backward():
+                case Compute():
                     yield from self._read(each)
                 case Stash():
                     yield from self._stray(each) or self._stash(place, each)

@@ -1,13 +1,8 @@
 """How the rules speak of what they check."""
 
 from chimera_ir.ir.ids import Worker
-from chimera_ir.ir.ops import Compute, Forward, Message
+from chimera_ir.ir.ops import Message
 from chimera_ir.verify.index import Synchronisation
-
-
-def kind(operation: Compute) -> str:
-    """The word for the direction of an operation."""
-    return "forward" if isinstance(operation, Forward) else "backward"
 
 
 def content(message: Message) -> str:

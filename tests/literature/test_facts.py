@@ -47,7 +47,7 @@ def cost(name: str, costs: Costs = PAPER, **settings: int) -> Report:
 def test_one_direction_with_a_flush_has_2_times_d_minus_1_bubbles_as_section_2_says(name: str, D: int, N: int) -> None:
     figures = cost(name, D=D, N=N).figures
     assert figures.makespan == 3 * (N + D - 1)
-    assert (figures.forwards, figures.backwards) == (N + D - 1, N + D - 1)
+    assert (figures.counts["F"], figures.counts["B"]) == (N + D - 1, N + D - 1)
     assert figures.bubble_ratio == Fraction(D - 1, N + D - 1)  # Table 2
     assert figures.weights == (1,) * D  # Table 2
     assert figures.clock_span == 2 * (N + D - 1)
@@ -88,7 +88,7 @@ def test_the_bubble_ratio_of_gems_approaches_that_of_table_2(D: int) -> None:
 def test_two_directions_have_d_minus_2_bubbles_as_section_3_1_says(D: int) -> None:
     figures = cost("chimera", D=D, N=D).figures
     assert figures.makespan == 5 * D - 4
-    assert (figures.forwards, figures.backwards) == (D, 2 * D - 2)
+    assert (figures.counts["F"], figures.counts["B"]) == (D, 2 * D - 2)
     assert figures.bubble_ratio == (D - 2) / (Fraction(3 * D, 2) + D - 2)  # Table 2
     assert figures.activations == tuple(D // 2 + 1 + min(w, D - 1 - w) for w in range(D))  # Table 2, ends lowest
     assert figures.weights == (2,) * D  # Table 2
@@ -103,7 +103,7 @@ def test_two_directions_with_equal_workloads_as_section_3_1_says(D: int) -> None
 
 def test_the_critical_path_of_six_stages_is_that_of_the_figure_in_section_3_4() -> None:
     figures = cost("chimera", D=6, N=6).figures
-    assert (figures.forwards, figures.backwards) == (6, 10)
+    assert (figures.counts["F"], figures.counts["B"]) == (6, 10)
 
 
 @pytest.mark.parametrize(("D", "N", "makespan"), [(4, 1, 12), (4, 2, 12), (4, 3, 16), (8, 5, 32)])
@@ -139,8 +139,8 @@ def test_direct_concatenation_with_twice_the_work_backward_has_bubbles_in_betwee
     """Section 3.5 names the intermediate bubbles; FACTS.md counts them."""
     figures = cost("chimera", D=D, N=K * D).figures
     assert figures.makespan == 3 * K * D + (K + 1) * (D - 2)
-    assert figures.forwards == K * D - (K - 1) * (D - 2)
-    assert figures.backwards == K * D + K * (D - 2)
+    assert figures.counts["F"] == K * D - (K - 1) * (D - 2)
+    assert figures.counts["B"] == K * D + K * (D - 2)
     assert figures.activations == cost("chimera", D=D, N=D).figures.activations
 
 

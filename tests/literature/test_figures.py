@@ -36,7 +36,7 @@ def slots(**settings: int) -> list[tuple[int, int]]:
 
 
 def kind_and_stage(operation: Compute) -> tuple[str, int]:
-    return type(operation).__name__, operation.stage
+    return operation.kind.noun, operation.stage
 
 
 @pytest.mark.parametrize("D", [2, 4, 6, 8, 16])

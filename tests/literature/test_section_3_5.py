@@ -62,7 +62,7 @@ def test_backward_halving_has_d_minus_2_bubbles_of_a_forward_over_one(D: int, K:
     figures = cost("chimera_halving", D=D, N=K * D).figures
     assert figures.makespan == 3 * K * D + D - 2
     assert figures.bubble_ratio * figures.makespan == D - 2
-    assert figures.makespan == figures.forwards + 2 * figures.backwards
+    assert figures.makespan == figures.counts["F"] + 2 * figures.counts["B"]
     assert figures.header.whole_micro_batches == K * D
     assert figures.activations == cost("chimera", D=D, N=D).figures.activations, "those of one unit"
     assert figures.stashed_inputs == (0,) * D

@@ -7,8 +7,9 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from chimera_ir.ir.ids import Clock, Micro, Stage, Worker
+from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Plan, Planned
-from chimera_ir.ir.ops import Backward, Compute, Forward
+from chimera_ir.ir.ops import Compute
 from chimera_ir.source import Span
 
 
@@ -34,8 +35,8 @@ def _clocked(pipes: list[tuple[list[int], list[int]]], unit: int) -> Plan:
         for index, micro in enumerate(pipe.micros):
             start = 2 * (index % unit) + 2 * depth * (index // unit) if len(pipes) > 1 else 2 * index
             for s, worker in enumerate(pipe.workers):
-                planned.append(Planned(Clock(start + s), worker, Forward((micro,), Stage(s))))
-                planned.append(Planned(Clock(start + 2 * depth - 1 - s), worker, Backward((micro,), Stage(s))))
+                planned.append(Planned(Clock(start + s), worker, Compute(FORWARD, (micro,), Stage(s))))
+                planned.append(Planned(Clock(start + 2 * depth - 1 - s), worker, Compute(BACKWARD, (micro,), Stage(s))))
     return Plan(header, tuple(planned))
 
 
@@ -69,7 +70,7 @@ def random_plan(seed: int, trouble: float) -> Plan:
     forwards, backwards = _groups(header, rng), _groups(header, rng)
     clock = 0
     planned = []
-    ready: list[Compute] = [Forward(group, Stage(0)) for group in forwards]
+    ready: list[Compute] = [Compute(FORWARD, group, Stage(0)) for group in forwards]
     done: set[Micro] = set()
     while ready:
         operation = ready.pop(rng.randrange(len(ready)))
@@ -77,15 +78,17 @@ def random_plan(seed: int, trouble: float) -> Plan:
         late = rng.randrange(-30, 30) if rng.random() < trouble else 0
         origin = Span(10 * len(planned), 10 * len(planned) + 5)
         where = header.worker(group[0], stage)
-        planned.append(Planned(Clock(clock + late), where, type(operation)(group, stage, origin)))
+        planned.append(Planned(Clock(clock + late), where, Compute(operation.kind, group, stage, origin)))
         clock += rng.randint(1, 2)
-        if isinstance(operation, Backward):
-            ready += [Backward(group, Stage(stage - 1))] if stage > 0 else []
+        if operation.kind is BACKWARD:
+            ready += [Compute(BACKWARD, group, Stage(stage - 1))] if stage > 0 else []
         elif stage < stages - 1:
-            ready.append(Forward(group, Stage(stage + 1)))
+            ready.append(Compute(FORWARD, group, Stage(stage + 1)))
         else:
             before, done = done, done | set(group)
-            ready += [Backward(each, stage) for each in backwards if set(each) <= done and not set(each) <= before]
+            ready += [
+                Compute(BACKWARD, each, stage) for each in backwards if set(each) <= done and not set(each) <= before
+            ]
     rng.shuffle(planned)
     return Plan(header, tuple(planned))
 
@@ -121,10 +124,10 @@ def doubled(depth: int, units: int) -> Plan:
             start = 4 * (index // 2 % half) + 4 * depth * (index // 2 // half)
             pair = pipe.micros[index : index + 2]
             for s, worker in enumerate(pipe.workers):
-                planned.append(Planned(Clock(start + 2 * s), worker, Forward(pair, Stage(s))))
+                planned.append(Planned(Clock(start + 2 * s), worker, Compute(FORWARD, pair, Stage(s))))
                 for i, micro in enumerate(pair):
                     clock = Clock(start + 4 * depth - 2 - 2 * s + i)
-                    planned.append(Planned(clock, worker, Backward((micro,), Stage(s))))
+                    planned.append(Planned(clock, worker, Compute(BACKWARD, (micro,), Stage(s))))
     return Plan(header, tuple(planned))
 
 

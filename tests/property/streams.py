@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from random import Random
 
 from chimera_ir.ir.ids import Micro, Stage, Version, Worker
+from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Schedule
-from chimera_ir.ir.ops import Backward, Compute, Forward
+from chimera_ir.ir.ops import Compute
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,12 @@ class Stream:
             for s, worker in enumerate(self.places):
                 version = Version(max(0, (m + self.shift[s]) // self.per_update))
                 clock = self.rate * m
-                lanes[worker].append((clock + self.forward[s], Forward((Micro(m),), Stage(s), version=version)))
-                lanes[worker].append((clock + self.backward[s], Backward((Micro(m),), Stage(s), version=version)))
+                lanes[worker].append(
+                    (clock + self.forward[s], Compute(FORWARD, (Micro(m),), Stage(s), version=version))
+                )
+                lanes[worker].append(
+                    (clock + self.backward[s], Compute(BACKWARD, (Micro(m),), Stage(s), version=version))
+                )
         return Schedule(header, tuple(tuple(each for _, each in sorted(lane, key=lambda x: x[0])) for lane in lanes))
 
     @property

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import simulate
+from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.ops import Backward, Forward
 from chimera_ir.ir.turns import longer
 from chimera_ir.lower.lower import lower
 from chimera_ir.predict.events import Role
@@ -20,6 +20,7 @@ from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link, Short
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.verify.erase import schedule_of
+from tests.instructions import what
 from tests.literature.test_facts import schedule
 from tests.property.programs import random_plan
 from tests.property.streams import one_forward_one_backward, random_stream
@@ -264,9 +265,9 @@ def test_no_update_is_shorter_than_its_parts(seed: int) -> None:
     parts = program.header.parts
     times = [setting.timing(stage) for stage in range(program.header.stages)]
     assert found.seconds >= sum(each.forward + min(each.backward, each.recomputing) for each in times) / parts
-    assert {type(each.what) for lane in found.lanes for each in lane if each.role is Role.COMPUTE} == {
-        Forward,
-        Backward,
+    assert {what(each.what) for lane in found.lanes for each in lane if each.role is Role.COMPUTE} == {
+        FORWARD,
+        BACKWARD,
     }
 
 

@@ -9,7 +9,7 @@ from statistics import mean, stdev
 import pytest
 
 from chimera_ir.ir.levels import Program
-from chimera_ir.ir.ops import Backward, Forward
+from chimera_ir.ir.ops import Compute
 from chimera_ir.ir.turns import longer
 from chimera_ir.lower.lower import lower
 from chimera_ir.predict.replay import expected, pace
@@ -27,7 +27,7 @@ class Drawn(Simulator):
         self.random = Random(seed)
         super().__init__(program, setting)
 
-    def compute(self, each: Forward | Backward) -> float:
+    def compute(self, each: Compute) -> float:
         noise = self.setting.stages[each.stage].at[self.setting.micro_batch_size].noise
         return super().compute(each) * self.factor(noise or 0.0)
 

@@ -7,8 +7,9 @@ import pytest
 
 from chimera_ir.codegen.render import scripts
 from chimera_ir.ir.ids import Micro, Stage, Version, Worker
+from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Schedule
-from chimera_ir.ir.ops import Backward, Compute, Forward
+from chimera_ir.ir.ops import Compute
 from chimera_ir.ir.text.printer import line
 from chimera_ir.ir.turns import body, initial, longer
 from chimera_ir.lower.lower import lower
@@ -47,8 +48,8 @@ def random_stream(random: Random) -> Schedule:
     for m in range(total):
         pipe, version = m % pipes, Version(max(0, m // per_update - late))
         for place, clock in enumerate(clocks[pipe]):
-            kind, s = (Forward, place) if place < stages else (Backward, 2 * stages - 1 - place)
-            operation = kind((Micro(m),), Stage(s), version=version)
+            kind, s = (FORWARD, place) if place < stages else (BACKWARD, 2 * stages - 1 - place)
+            operation = Compute(kind, (Micro(m),), Stage(s), version=version)
             lanes[places[pipe][s]].append((rate * (m // pipes) + clock, operation))
     return Schedule(header, tuple(tuple(each for _, each in sorted(lane, key=lambda one: one[0])) for lane in lanes))
 
@@ -73,7 +74,7 @@ def uneven(schedule: Schedule) -> bool:
         (worker, each.stage, each.micros[0] // header.per_update)
         for worker, lane in enumerate(schedule.lanes)
         for each in lane
-        if isinstance(each, Backward)
+        if each.kind is BACKWARD
     }
     return len(added) < header.updates * sum(map(len, header.holders))
 

@@ -11,18 +11,9 @@ from math import lcm
 from typing import NamedTuple
 
 from chimera_ir.ir.ids import Micro, Stage, Version, Worker
+from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Program, Schedule
-from chimera_ir.ir.ops import (
-    AllReduce,
-    Backward,
-    Compute,
-    Drop,
-    Forward,
-    Instruction,
-    Stash,
-    Step,
-    WaitAllReduce,
-)
+from chimera_ir.ir.ops import AllReduce, Compute, Drop, Instruction, Stash, Step, WaitAllReduce
 from chimera_ir.lower.lower import lower
 
 
@@ -131,9 +122,9 @@ def _endless(stream: Stream, updates: int, worker: int) -> list[_Endless]:
 def _computes(stream: Stream, lane: list[_Endless], micros: int) -> Iterator[Compute]:
     for each in lane:
         if 0 <= each.micro < micros:
-            kind = Backward if each.backward else Forward
+            kind = BACKWARD if each.backward else FORWARD
             version = Version(max(0, stream.reads(each.micro, each.stage)))
-            yield kind((Micro(each.micro),), Stage(each.stage), version=version)
+            yield Compute(kind, (Micro(each.micro),), Stage(each.stage), version=version)
 
 
 def _lane(stream: Stream, updates: int, worker: int) -> Iterator[Instruction]:

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from chimera_ir.ir.ids import Micro, Stage, Version, Worker
+from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Schedule
-from chimera_ir.ir.ops import Backward, Compute, Forward
+from chimera_ir.ir.ops import Compute
 
 Direction = tuple[str, Callable[[int], int], Iterable[int]]
 
@@ -27,8 +28,8 @@ def schedule(
         pipes.append(Pipe(pipe, tuple(Worker(place(s)) for s in range(stages)), micros))
         for m, micro in enumerate(micros):
             for s in range(stages):
-                clocked[place(s)].append((forward(m, s), Forward((micro,), Stage(s))))
-                clocked[place(s)].append((backward(m, s), Backward((micro,), Stage(s))))
+                clocked[place(s)].append((forward(m, s), Compute(FORWARD, (micro,), Stage(s))))
+                clocked[place(s)].append((backward(m, s), Compute(BACKWARD, (micro,), Stage(s))))
     lanes = tuple(tuple(operation for _, operation in sorted(lane, key=lambda pair: pair[0])) for lane in clocked)
     total = sum(len(pipe.micros) for pipe in pipes)
     return Schedule(Header(name, tuple(parameters.items()), workers, stages, total, tuple(pipes)), lanes)

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from chimera_ir.ir.kinds import BACKWARD
 from chimera_ir.ir.levels import Schedule
-from chimera_ir.ir.ops import Backward
 from chimera_ir.lower.lower import lower
 from chimera_ir.picture import svg, terminal
 from chimera_ir.picture.legend import SWATCHES
@@ -76,7 +76,7 @@ def test_a_terminal_picture_without_colour_tells_the_stages_of_a_worker_apart(pl
         pytest.fail("a picture that leaves labels out shows nothing here")
     for line, lane in zip(lanes(drawn), plan.lanes, strict=True):
         assert re.findall(r"(\d+[a-z]+)[─═]", line) == [looks.label(operation) for operation in lane]
-        assert len({(looks.label(operation), isinstance(operation, Backward)) for operation in lane}) == len(lane)
+        assert len({(looks.label(operation), operation.kind is BACKWARD) for operation in lane}) == len(lane)
     styles = {str(span.style) for span in drawn.spans if " on " in str(span.style)}
     assert len(styles) == 2 * looks.chunks * len(plan.header.pipes)
 

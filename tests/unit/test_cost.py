@@ -9,8 +9,9 @@ from chimera_ir.cost.memory import activations, held
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import Timeline, simulate
 from chimera_ir.ir.ids import Micro, Stage, Worker
+from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Schedule
-from chimera_ir.ir.ops import Backward, Compute, Forward
+from chimera_ir.ir.ops import Compute
 from tests.repeatable import examples
 from tests.unit.clocked import all_then_all, one_direction, two_directions
 
@@ -59,20 +60,20 @@ def test_an_operation_over_k_micro_batches_takes_k_times_as_long() -> None:
     costs = Costs(B=Fraction(5, 3))
     three = (Micro(0), Micro(1), Micro(2))
     header = Header("x", (), 1, 1, 3, (Pipe("p", (Worker(0),), three),))
-    assert costs.duration(Forward(three, Stage(0)), header) == 3
-    assert costs.duration(Backward(three, Stage(0)), header) == 5
+    assert costs.duration(Compute(FORWARD, three, Stage(0)), header) == 3
+    assert costs.duration(Compute(BACKWARD, three, Stage(0)), header) == 5
 
 
 def test_an_operation_over_a_half_takes_half_as_long() -> None:
     micros = (Micro(0), Micro(1))
     header = Header("x", (), 1, 1, 2, (Pipe("p", (Worker(0),), micros),), halves=True)
-    assert Costs().duration(Forward(micros, Stage(0)), header) == 1
-    assert Costs().duration(Backward(micros[:1], Stage(0)), header) == 1
+    assert Costs().duration(Compute(FORWARD, micros, Stage(0)), header) == 1
+    assert Costs().duration(Compute(BACKWARD, micros[:1], Stage(0)), header) == 1
 
 
 def test_a_backward_that_recomputes_takes_3_unless_the_user_sets_b() -> None:
     header = Header("x", (), 1, 1, 1, (Pipe("p", (Worker(0),), (Micro(0),), (Stage(0),)),))
-    backward = Backward((Micro(0),), Stage(0))
+    backward = Compute(BACKWARD, (Micro(0),), Stage(0))
     assert Costs().duration(backward, header) == 3
     assert Costs().using("B", "2").duration(backward, header) == 2
 
@@ -92,12 +93,12 @@ def test_times_are_exact_with_fractions() -> None:
 def test_of_several_critical_paths_the_one_with_most_backwards_is_taken() -> None:
     """With F = B the two paths of the unit differ: D and 2D-2 against more forwards and fewer backwards."""
     path = simulate(two_directions(8), Costs(B=Fraction(1))).critical_path
-    assert (path.forwards, path.backwards) == (8, 14)
+    assert (path.counts["F"], path.counts["B"]) == (8, 14)
 
 
 def test_a_schedule_that_closes_a_cycle_has_no_timeline() -> None:
     header = Header("x", (), 1, 1, 1, (Pipe("p", (Worker(0),), (Micro(0),)),))
-    lane = (Backward((Micro(0),), Stage(0)), Forward((Micro(0),), Stage(0)))
+    lane = (Compute(BACKWARD, (Micro(0),), Stage(0)), Compute(FORWARD, (Micro(0),), Stage(0)))
     with pytest.raises(ValueError, match="only a verified schedule"):
         simulate(Schedule(header, (lane,)), Costs())
 
@@ -121,12 +122,13 @@ Place = tuple[int, int]
 def reads(reader: Compute, writer: Compute, last: int) -> bool:
     if not set(reader.micros) & set(writer.micros):
         return False
-    match reader, writer:
-        case Forward(stage=s), Forward(stage=t):
+    s, t = reader.stage, writer.stage
+    match reader.kind.letter, writer.kind.letter:
+        case "F", "F":
             return t == s - 1
-        case Backward(stage=s), Forward(stage=t):
+        case "B", "F":
             return t == s
-        case Backward(stage=s), Backward(stage=t):
+        case "B", "B":
             return s < last and t == s + 1
     return False
 
@@ -172,8 +174,8 @@ def paths(before: dict[Place, list[Place]], end: Place) -> Iterator[list[Place]]
 
 def counts(path: list[Compute]) -> tuple[int, int]:
     return (
-        sum(len(operation.micros) for operation in path if isinstance(operation, Forward)),
-        sum(len(operation.micros) for operation in path if isinstance(operation, Backward)),
+        sum(len(operation.micros) for operation in path if operation.kind is FORWARD),
+        sum(len(operation.micros) for operation in path if operation.kind is BACKWARD),
     )
 
 
@@ -192,9 +194,9 @@ def schedules(draw: st.DrawFn, micros: int, stages: int) -> Schedule:
         place = tuple(Worker(draw(st.integers(0, workers - 1))) for _ in range(depth))
         pipes.append(Pipe(name, place, numbers))
         for s in range(depth):
-            for kind in (Forward, Backward):
+            for kind in (FORWARD, BACKWARD):
                 size = draw(st.sampled_from([1, 1, 2]))
-                operations += [kind(numbers[m : m + size], Stage(s)) for m in range(0, count, size)]
+                operations += [Compute(kind, numbers[m : m + size], Stage(s)) for m in range(0, count, size)]
                 at += [place[s]] * -(-count // size)
     lanes: list[list[Compute]] = [[] for _ in range(workers)]
     left = list(range(len(operations)))
@@ -236,7 +238,7 @@ def test_the_critical_path_is_the_longest_of_all_with_the_most_backwards(schedul
     best = max(counts(path)[1] for path, length in zip(every, lengths, strict=True) if length == longest)
     timeline = simulate(schedule, costs)
     found = timeline.critical_path
-    assert timeline.makespan == longest == costs.F * found.forwards + costs.B * found.backwards
-    assert found.backwards == best
-    assert counts(list(found.operations)) == (found.forwards, found.backwards)
+    assert timeline.makespan == longest == costs.F * found.counts["F"] + costs.B * found.counts["B"]
+    assert found.counts["B"] == best
+    assert counts(list(found.operations)) == (found.counts["F"], found.counts["B"])
     assert list(found.operations) in every

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from chimera_ir.cli import compile_command
 from chimera_ir.command import WRONG_TEXT
 from chimera_ir.ir.levels import Program
-from chimera_ir.ir.ops import Backward, Forward
+from chimera_ir.ir.ops import Compute
 from chimera_ir.ir.text.parser import parse
 from chimera_ir.source import Source
 from chimera_ir.trace.forecast import play
@@ -53,7 +53,7 @@ def played(program: str, updates: int) -> Files:
     level = parse(Source("p.sir", program))
     assert isinstance(level, Program)
     first, *_, last = traced.lines(0)
-    lanes = play(level, updates, lambda each: 1000 if isinstance(each, Forward | Backward) else 10)
+    lanes = play(level, updates, lambda each: 1000 if isinstance(each, Compute) else 10)
     files = []
     for rank, lane in enumerate(lanes):
         rows = [

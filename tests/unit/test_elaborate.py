@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.elaborate import elaborate, parameter_names
 from chimera_ir.elaborate.settings import SettingTooLarge, UnknownParameter
+from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Bound, Pipe, Plan, Quantity
-from chimera_ir.ir.ops import Backward, Forward
+from chimera_ir.ir.ops import Compute
 from chimera_ir.resources import schemes
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
@@ -108,12 +109,12 @@ def test_operations_come_in_the_order_of_the_text() -> None:
     assert plan.header.bounds == (Bound(Quantity.WEIGHTS, 3),)
     assert plan.header.pipes == (Pipe("p[1]", (1, 0), (0,)), Pipe("p[2]", (1, 0), (1,)))
     assert [(o.clock, o.worker, o.operation) for o in plan.operations] == [
-        (11, 0, Forward((0,), 1)),
-        (-1, 0, Backward((0,), 1)),
-        (-1, 1, Backward((0,), 0)),
-        (11, 0, Forward((1,), 1)),
-        (-2, 0, Backward((1,), 1)),
-        (-2, 1, Backward((1,), 0)),
+        (11, 0, Compute(FORWARD, (0,), 1)),
+        (-1, 0, Compute(BACKWARD, (0,), 1)),
+        (-1, 1, Compute(BACKWARD, (0,), 0)),
+        (11, 0, Compute(FORWARD, (1,), 1)),
+        (-2, 0, Compute(BACKWARD, (1,), 1)),
+        (-2, 1, Compute(BACKWARD, (1,), 0)),
     ]
 
 
@@ -196,13 +197,13 @@ def require_sound(plan: Plan) -> None:
     """Nothing twice at one time and place, everything once, in the order of the data; numbers 0 .. N-1."""
     header = plan.header
     places = {(o.worker, o.clock) for o in plan.operations}
-    clocks = {(type(o.operation), o.operation.micros, o.operation.stage): o.clock for o in plan.operations}
+    clocks = {(o.operation.kind, o.operation.micros, o.operation.stage): o.clock for o in plan.operations}
     count = 2 * header.stages * header.micro_batches
     assert len(places) == len(clocks) == len(plan.operations) == count
     assert sorted(micro for pipe in header.pipes for micro in pipe.micros) == list(range(header.micro_batches))
     down = range(header.stages)
     for micro in range(header.micro_batches):
-        way = [clocks[Forward, (micro,), s] for s in down] + [clocks[Backward, (micro,), s] for s in reversed(down)]
+        way = [clocks[FORWARD, (micro,), s] for s in down] + [clocks[BACKWARD, (micro,), s] for s in reversed(down)]
         assert way == sorted(set(way))
 
 

@@ -5,8 +5,9 @@ import math
 import pytest
 
 from chimera_ir.diagnostics.model import Rejected
+from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Plan, Strategy
-from chimera_ir.ir.ops import Backward, Compute, Forward
+from chimera_ir.ir.ops import Compute
 from chimera_ir.lower.order import order
 from tests.unit.test_elaborate import codes, library_plan, plan_of
 
@@ -15,7 +16,7 @@ SIZES = range(1, 9)
 
 def words(operation: Compute) -> tuple[str, int, int, int | None]:
     (micro,) = operation.micros
-    return type(operation).__name__[0], micro, operation.stage, operation.version
+    return operation.kind.letter, micro, operation.stage, operation.version
 
 
 def require_sound(plan: Plan) -> None:
@@ -23,7 +24,7 @@ def require_sound(plan: Plan) -> None:
     header = plan.header
     places = {(each.worker, each.clock) for each in plan.operations}
     cells = {
-        (type(each.operation), micro, each.operation.stage)
+        (each.operation.kind, micro, each.operation.stage)
         for each in plan.operations
         for micro in each.operation.micros
     }
@@ -37,7 +38,7 @@ def require_sound(plan: Plan) -> None:
 def require_steady(plan: Plan) -> None:
     """A turn of every lane is that of the turn before; the one in the middle has nothing of the warm-up or drain."""
     turn = plan.header.period
-    clocks = {(type(o.operation), o.operation.micros, o.operation.stage): o.clock for o in plan.operations}
+    clocks = {(o.operation.kind, o.operation.micros, o.operation.stage): o.clock for o in plan.operations}
     updates = turn // plan.header.per_update
     versions = {(o.operation.micros, o.operation.stage): o.operation.version for o in plan.operations}
     first = min(clock for (_, micros, _), clock in clocks.items() if micros[0] < turn)
@@ -172,8 +173,8 @@ def test_an_operation_may_take_several_micro_batches_of_an_update() -> None:
     }"""
     plan = plan_of(text)
     require_sound(plan)
-    forwards = [o.operation for o in plan.operations if isinstance(o.operation, Forward)]
-    backwards = [o.operation for o in plan.operations if isinstance(o.operation, Backward)]
+    forwards = [o.operation for o in plan.operations if o.operation.kind is FORWARD]
+    backwards = [o.operation for o in plan.operations if o.operation.kind is BACKWARD]
     assert {len(each.micros) for each in forwards} == {2}
     assert {len(each.micros) for each in backwards} == {1}
     assert (plan.header.period, plan.header.per_update) == (4, 4)
@@ -210,9 +211,9 @@ def test_what_an_operation_is_about_may_alternate() -> None:
       B(m + 1, s) @ 4*m + 6 + s
     }"""
     plan = plan_of(text)
-    clocks = {(type(o.operation), o.operation.micros, o.operation.stage): o.clock for o in plan.operations}
+    clocks = {(o.operation.kind, o.operation.micros, o.operation.stage): o.clock for o in plan.operations}
     assert plan.header.period == 4
-    assert [clocks[Forward, (micro,), 0] for micro in range(8)] == [0, 2, 10, 9, 16, 18, 26, 25]
+    assert [clocks[FORWARD, (micro,), 0] for micro in range(8)] == [0, 2, 10, 9, 16, 18, 26, 25]
 
 
 def test_a_warm_up_that_is_longer_for_the_versions_is_elaborated_to_its_end() -> None:

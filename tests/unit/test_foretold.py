@@ -12,8 +12,9 @@ from re import sub
 import pytest
 
 from chimera_ir.command import WRONG_COMMAND, WRONG_TEXT
+from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Program
-from chimera_ir.ir.ops import Backward, Forward, Instruction
+from chimera_ir.ir.ops import Compute, Instruction
 from chimera_ir.ir.text.printer import show
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.replay import pace, replay
@@ -26,7 +27,8 @@ from chimera_ir.trace.compare import Comparison, compare
 from chimera_ir.trace.forecast import play
 from chimera_ir.trace.foretold import foretell, foretold
 from chimera_ir.trace.read import About, Trace, read
-from chimera_ir.trace.spans import Kind, recorded
+from chimera_ir.trace.spans import Activity, recorded
+from tests.instructions import what
 from tests.property.test_replay import random_setting
 from tests.simulator import Simulator
 from tests.unit import traced
@@ -65,8 +67,15 @@ COUNTED = sub(r'step = "\d+ us", ', "", PROFILE.replace("ms", "MFLOP"))
 """The same stages, their work counted."""
 
 BARRIERED = (
-    {Kind.POST: 40, Kind.FORWARD: 1000, Kind.RECV: 3820, Kind.BACKWARD: 2000},
-    {Kind.POST: 40, Kind.RECV: 1420, Kind.FORWARD: 1000, Kind.BACKWARD: 2000, Kind.SEND: 300, Kind.FLUSH: 2100},
+    {Activity.POST: 40, Activity.FORWARD: 1000, Activity.RECV: 3820, Activity.BACKWARD: 2000},
+    {
+        Activity.POST: 40,
+        Activity.RECV: 1420,
+        Activity.FORWARD: 1000,
+        Activity.BACKWARD: 2000,
+        Activity.SEND: 300,
+        Activity.FLUSH: 2100,
+    },
 )
 """Microseconds by hand: a post takes 20, a message 300 to leave and 100 more to arrive; nothing has to be summed.
 
@@ -84,7 +93,7 @@ def compared(directory: Path, files: Inputs) -> Comparison:
     return compare(trace, foretold(trace, files))
 
 
-def predicted(found: Comparison) -> list[dict[Kind, int]]:
+def predicted(found: Comparison) -> list[dict[Activity, int]]:
     return [{row.kind: round(row.predicted * 1e6) for row in rows if row.predicted} for rows in found.rows]
 
 
@@ -93,10 +102,10 @@ def test_a_rehearsal_is_foretold_as_by_hand_whatever_times_the_profile_has(profi
     found = compared(traced.write(tmp_path / "t"), inputs(profile))
     assert predicted(found) == list(BARRIERED)
     assert found.steps[0] == pytest.approx(0.00686, abs=1e-12)
-    backward = next(each for each in found.operations if isinstance(each.predicted.operation, Backward))
+    backward = next(each for each in found.operations if what(each.predicted.operation) is BACKWARD)
     assert (backward.predicted.start, backward.predicted.end) == (4_860_000, 6_860_000)
     assert (backward.measured.start, backward.measured.end) == (5_110_000, 7_150_000)
-    assert [row.cause for row in found.rows[1] if row.kind is Kind.SEND] == ["sends to worker 0"]
+    assert [row.cause for row in found.rows[1] if row.kind is Activity.SEND] == ["sends to worker 0"]
 
 
 def test_what_is_measured_does_not_depend_on_what_was_predicted(tmp_path: Path) -> None:
@@ -112,14 +121,14 @@ def test_training_is_foretold_with_the_times_of_the_profile_and_its_steps(tmp_pa
     """Worker 0 is never idle but for its messages, and what worker 1 does after its send is over long before."""
     found = compared(traced.write(tmp_path / "t", rehearse=None), inputs())
     first, second = predicted(found)
-    assert first == BARRIERED[0] | {Kind.STEP: 500}
+    assert first == BARRIERED[0] | {Activity.STEP: 500}
     assert second == {
-        Kind.POST: 40,
-        Kind.RECV: 7360 - 40 - 3000 - 300 - 200,
-        Kind.FORWARD: 1000,
-        Kind.BACKWARD: 2000,
-        Kind.SEND: 300,
-        Kind.STEP: 200,
+        Activity.POST: 40,
+        Activity.RECV: 7360 - 40 - 3000 - 300 - 200,
+        Activity.FORWARD: 1000,
+        Activity.BACKWARD: 2000,
+        Activity.SEND: 300,
+        Activity.STEP: 200,
     }
 
 
@@ -141,7 +150,7 @@ def test_lanes_are_those_of_the_replay_to_the_nanosecond(name: str, settings: di
         (worker, span.operation, span.start, span.end)
         for worker, lane in enumerate(promised.lanes)
         for span in lane
-        if isinstance(span.operation, Forward | Backward)
+        if isinstance(span.operation, Compute)
     }
     simulated = {(w, what, round(s * 1e9), round(e * 1e9)) for w, what, s, e in Simulator(program, setting).computes}
     assert computes == simulated
@@ -194,7 +203,7 @@ def stream(directory: Path, program: Program, **other: object) -> Path:
     """The trace of a run as slow as operations of 3 and 5 ms make it, whose messages take no time."""
 
     def cost(each: Instruction) -> int:
-        return 3_000_000 if isinstance(each, Forward) else 5_000_000 if isinstance(each, Backward) else 0
+        return 3_000_000 if what(each) is FORWARD else 5_000_000 if what(each) is BACKWARD else 0
 
     directory.mkdir()
     text = show(program)
@@ -218,7 +227,7 @@ def test_a_stream_of_updates_is_foretold_at_its_pace(rehearse: dict[str, float] 
     expected = replay(program, found.foretold.setting).seconds
     for worker in range(2):
         assert found.step(worker) == pytest.approx((expected, 0.008), abs=2e-9)
-        steps = sum(row.predicted for row in found.rows[worker] if row.kind is Kind.STEP)
+        steps = sum(row.predicted for row in found.rows[worker] if row.kind is Activity.STEP)
         assert steps == pytest.approx(0 if rehearse else (0.0005, 0.0002)[worker], abs=1e-12)
     assert found.operations == ()
 
@@ -233,17 +242,19 @@ def test_a_rehearsal_sleeps_as_often_as_an_operation_has_micro_batches_recomputi
     _, program = compiled("chimera_doubling", D=2, N=4)
     setting = foretold(Trace(about(), program, ()), inputs()).setting
     taken = {
-        (type(each.what), len(each.what.micros)): Fraction(each.end - each.start).limit_denominator(10_000)
+        (what(each.what), len(each.what.micros)): Fraction(each.end - each.start).limit_denominator(10_000)
         for lane in replay(program, setting).lanes
         for each in lane
-        if each.role is Role.COMPUTE and isinstance(each.what, Forward | Backward)
+        if each.role is Role.COMPUTE and isinstance(each.what, Compute)
     }
     assert taken == {
         (kind, count): Fraction(count * one, 1000)
-        for kind, one in ((Forward, 1), (Backward, 3))
-        for count in {len(e.micros) for lane in program.lanes for e in lane if isinstance(e, kind)}
+        for kind, one in ((FORWARD, 1), (BACKWARD, 3))
+        for count in {
+            len(e.micros) for lane in program.lanes for e in lane if isinstance(e, Compute) and e.kind is kind
+        }
     }
-    assert (Forward, 2) in taken
+    assert (FORWARD, 2) in taken
 
 
 def test_copies_and_layout_are_those_of_the_run() -> None:

@@ -3,9 +3,9 @@
 import pytest
 from hypothesis import given
 
-from chimera_ir.graph.build import Edge, build
+from chimera_ir.flow.dag import Edge, build
+from chimera_ir.ir.kinds import FORWARD
 from chimera_ir.ir.levels import Schedule
-from chimera_ir.ir.ops import Forward
 from chimera_ir.ir.text.parser import parse
 from chimera_ir.lower.order import order
 from chimera_ir.source import Source
@@ -48,7 +48,7 @@ def test_a_sum_waits_for_every_holder():
     stage0 = len(dag.operations)
     last = [node for node in range(stage0) if stage0 in dag.successors(node)]
     assert {dag.worker_of(node) for node in last} == {0, 1}
-    assert all(not isinstance(dag.operations[node], Forward) for node in last)
+    assert all(dag.operations[node].kind is not FORWARD for node in last)
     assert len(dag.successors(stage0)) == 2
 
 

@@ -3,8 +3,9 @@
 import pytest
 
 from chimera_ir.diagnostics.model import Rejected
+from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Bound, Header, Pipe, Plan, Planned, Program, Quantity, Schedule
-from chimera_ir.ir.ops import AllReduce, Backward, Drop, Forward, Stash, Step, WaitAllReduce
+from chimera_ir.ir.ops import AllReduce, Compute, Drop, Stash, Step, WaitAllReduce
 from chimera_ir.ir.text.parser import parse
 from chimera_ir.ir.text.printer import show
 from chimera_ir.source import Source
@@ -28,7 +29,7 @@ def test_a_header_with_everything():
         pipes=(Pipe("down[0]", (0, 2), (0, 1, 4)), Pipe("up[-1,2]", (1, 1), (5, 2, 3)), Pipe("idle", (2, 0), ())),
         bounds=(Bound(Quantity.WEIGHTS, 2), Bound(Quantity.ACTIVATIONS, 0)),
     )
-    level = Plan(header, (Planned(-7, 2, Backward((3,), 1)), Planned(0, 0, Forward((3,), 0))))
+    level = Plan(header, (Planned(-7, 2, Compute(BACKWARD, (3,), 1)), Planned(0, 0, Compute(FORWARD, (3,), 0))))
     text = show(level)
     assert "pipe up[-1,2] on 1 1 micros 5..6 2..4" in text
     assert "  B m3 s1 @ -7 on w2" in text
@@ -40,8 +41,8 @@ STREAM = "workers 1\nstages 1\nmicro_batches 4\nupdates 2 period 2\npipe p on 0 
 
 def test_the_lines_of_an_asynchronous_program():
     lane = (
-        Forward((0, 1), 0, version=0),
-        Backward((0,), 0, version=0),
+        Compute(FORWARD, (0, 1), 0, version=0),
+        Compute(BACKWARD, (0,), 0, version=0),
         AllReduce(0, version=1),
         WaitAllReduce(0, version=1),
         Stash(0, 0),
@@ -70,7 +71,7 @@ def test_header_lines_may_come_in_any_order_and_lanes_too():
     )
     level = parse(Source("x.sir", text))
     assert isinstance(level, Schedule)
-    assert level.lanes[1] == (Forward((0,), 0), Backward((0,), 0))
+    assert level.lanes[1] == (Compute(FORWARD, (0,), 0), Compute(BACKWARD, (0,), 0))
 
 
 def test_all_malformed_lines_are_reported_together():

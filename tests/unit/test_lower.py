@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Plan, Planned, Program, Schedule
-from chimera_ir.ir.ops import AllReduce, Backward, Forward, Recv, Send, Step, WaitAllReduce, WaitRecv, WaitSend
+from chimera_ir.ir.ops import AllReduce, Compute, Recv, Send, Step, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.ir.text.parser import parse
 from chimera_ir.ir.text.printer import line, show
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
 from chimera_ir.source import Source, Span
 from chimera_ir.verify.verify import schedule_of, verify_program
+from tests.instructions import what
 from tests.property.programs import one_direction, two_directions
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -42,7 +44,7 @@ def test_whole_programs(name: str, plan: Plan, update_goldens: bool) -> None:
 
 def test_lanes_are_ordered_by_clock_and_then_by_the_text():
     header = Header("x", (), 1, 1, 2, (Pipe("p", (0,), (0, 1)),))
-    ops = [Forward((1,), 0), Forward((0,), 0), Backward((0,), 0), Backward((1,), 0)]
+    ops = [Compute(FORWARD, (1,), 0), Compute(FORWARD, (0,), 0), Compute(BACKWARD, (0,), 0), Compute(BACKWARD, (1,), 0)]
     plan = Plan(header, tuple(Planned(clock, 0, op) for clock, op in zip([3, 3, -1, 4], ops, strict=True)))
     assert order(plan).lanes == ((ops[2], ops[0], ops[1], ops[3]),)
 
@@ -50,7 +52,7 @@ def test_lanes_are_ordered_by_clock_and_then_by_the_text():
 @pytest.mark.parametrize("ahead", [0, 1, 2, 5])
 def test_a_receive_is_posted_so_many_operations_before_its_use(ahead: int):
     for lane in lower(order(one_direction(4, 8)), ahead).lanes:
-        computes = [place for place, each in enumerate(lane) if isinstance(each, Forward | Backward)]
+        computes = [place for place, each in enumerate(lane) if isinstance(each, Compute)]
         for place, each in enumerate(lane):
             if isinstance(each, Recv):
                 wait = lane.index(WaitRecv(each.message))
@@ -125,9 +127,9 @@ def test_all_workers_launch_their_sums_in_one_order():
 @pytest.mark.parametrize("plan", [one_direction(4, 8), two_directions(4, 8), two_directions(6, 6)])
 def test_every_send_receive_sum_and_step_is_there_once(plan: Plan):
     program = lower(order(plan))
-    count = Counter(type(each) for lane in program.lanes for each in lane)
+    count = Counter(what(each) for lane in program.lanes for each in lane)
     depth, micros = plan.header.stages, plan.header.micro_batches
-    assert count[Forward] == count[Backward] == depth * micros
+    assert count[FORWARD] == count[BACKWARD] == depth * micros
     assert count[Send] == count[Recv] == count[WaitSend] == count[WaitRecv] == 2 * (depth - 1) * micros
     held = sum(len(stages) for stages in plan.header.stages_of)
     assert count[AllReduce] == count[WaitAllReduce] == count[Step] == held
@@ -139,17 +141,15 @@ def test_a_wait_for_a_send_stands_where_an_answer_proves_it_over_or_at_the_end()
     for lane in lower(order(one_direction(4, 8))).lanes[:-1]:
         for place, each in enumerate(lane):
             if isinstance(each, WaitSend) and each.message.source < each.message.target:
-                back = next(
-                    i for i, op in enumerate(lane) if isinstance(op, Backward) and op.micros == each.message.micros
-                )
+                back = next(i for i, op in enumerate(lane) if what(op) is BACKWARD and op.micros == each.message.micros)
                 assert place < back
 
 
 def test_what_is_added_stands_on_the_line_of_the_operation_it_serves():
     header = Header("x", (), 2, 2, 1, (Pipe("p", (0, 1), (0,)),))
     lanes_ = (
-        (Forward((0,), 0, Span(0, 1)), Backward((0,), 0, Span(2, 3))),
-        (Forward((0,), 1, Span(4, 5)), Backward((0,), 1, Span(6, 7))),
+        (Compute(FORWARD, (0,), 0, Span(0, 1)), Compute(BACKWARD, (0,), 0, Span(2, 3))),
+        (Compute(FORWARD, (0,), 1, Span(4, 5)), Compute(BACKWARD, (0,), 1, Span(6, 7))),
     )
     one, two = lower(Schedule(header, lanes_)).lanes
     assert {line(each): each.origin.start for each in one if isinstance(each, Send | WaitSend | Recv | WaitRecv)} == {

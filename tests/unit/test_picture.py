@@ -13,8 +13,9 @@ from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import Timeline, simulate
 from chimera_ir.cost.window import steady_window
 from chimera_ir.ir.ids import Micro, Stage, Worker
+from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Schedule
-from chimera_ir.ir.ops import Backward, Forward
+from chimera_ir.ir.ops import Compute
 from chimera_ir.lower.lower import lower
 from chimera_ir.picture import sheet, svg, terminal
 from chimera_ir.picture.words import HUES, INK, PAPER, label, step
@@ -70,7 +71,7 @@ def test_every_operation_has_its_box_at_its_time(costs: Costs) -> None:
     for worker, lane in enumerate(shown.lanes):
         y = str(svg.picture(shown).rows[worker].y)
         for timed in lane:
-            kind = "forward" if isinstance(timed.operation, Forward) else "backward"
+            kind = "forward" if timed.operation.kind is FORWARD else "backward"
             pipe = shown.header.pipe_of[timed.operation.micros[0]].name
             told = f"{kind} of micro-batch {timed.operation.micros[0]} on stage {timed.operation.stage}, pipe {pipe}"
             rect = drawn[y, told]
@@ -110,12 +111,17 @@ def test_a_name_cannot_break_out_of_the_document() -> None:
 
 def test_an_operation_over_several_micro_batches_names_them() -> None:
     numbers = [(3,), (4, 5), (4, 5, 6), (0, 2)]
-    assert [label(Forward(tuple(map(Micro, some)), Stage(0))) for some in numbers] == ["3", "4-5", "4-6", "0,2"]
+    assert [label(Compute(FORWARD, tuple(map(Micro, some)), Stage(0))) for some in numbers] == [
+        "3",
+        "4-5",
+        "4-6",
+        "0,2",
+    ]
 
 
 def test_a_worker_without_work_is_all_bubble() -> None:
     header = Header("x", (), 2, 1, 1, (Pipe("down", (Worker(0),), (Micro(0),)),))
-    lane = (Forward((Micro(0),), Stage(0)), Backward((Micro(0),), Stage(0)))
+    lane = (Compute(FORWARD, (Micro(0),), Stage(0)), Compute(BACKWARD, (Micro(0),), Stage(0)))
     shown = timeline(Schedule(header, (lane, ())))
     assert set(lanes(terminal.draw(shown, 80))[1]) == {"·"}
     assert len(boxes(svg.draw(shown))) == 2
@@ -143,7 +149,7 @@ def test_a_terminal_picture_without_colour_tells_the_whole_timeline(width: int, 
                 timed.start * columns,
                 timed.end * columns,
                 label(timed.operation),
-                "─" if isinstance(timed.operation, Forward) else "═",
+                "─" if timed.operation.kind is FORWARD else "═",
             )
             for timed in lane
         ]
@@ -339,8 +345,8 @@ def halved(micro_batches: int) -> Schedule:
         each
         for m in numbers[::2]
         for each in (
-            Forward((Micro(m), Micro(m + 1)), Stage(0)),
-            *(Backward((Micro(h),), Stage(0)) for h in (m, m + 1)),
+            Compute(FORWARD, (Micro(m), Micro(m + 1)), Stage(0)),
+            *(Compute(BACKWARD, (Micro(h),), Stage(0)) for h in (m, m + 1)),
         )
     ]
     return Schedule(header, (tuple(lane),))

@@ -11,8 +11,9 @@ from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import simulate, ticks
 from chimera_ir.driver import Level, Request, compile_ir
 from chimera_ir.ir.ids import Micro, Stage, Worker
+from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Program, Schedule
-from chimera_ir.ir.ops import AllReduce, Backward, Forward, Recv, Send, Step, WaitRecv
+from chimera_ir.ir.ops import AllReduce, Compute, Recv, Send, Step, WaitRecv
 from chimera_ir.lower.lower import lower
 from chimera_ir.predict.equation import equation
 from chimera_ir.predict.events import Role
@@ -22,6 +23,7 @@ from chimera_ir.profile.cluster import FREE, Cluster, Link, Short
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.source import Source
 from chimera_ir.verify.verify import Verified
+from tests.instructions import what
 from tests.literature.test_facts import schedule
 from tests.simulator import Simulator
 from tests.unit.clocked import all_then_all, one_direction, one_version_each, two_directions, two_versions
@@ -138,7 +140,7 @@ def test_stages_differ_and_weights_too() -> None:
     first_ends = 2 + (2 + 5) + 7 + 11 + (2 + 10) + 3
     second_sums = 2 + (2 + 5) + 7 + 11 + 900
     assert found.seconds == max(first_ends + 100, second_sums) == second_sums
-    assert [type(each.what) for each in found.critical] == [Forward, Send, Forward, Backward, AllReduce]
+    assert [what(each.what) for each in found.critical] == [FORWARD, Send, FORWARD, BACKWARD, AllReduce]
 
 
 def test_messages_within_a_node_take_the_other_link() -> None:
@@ -225,10 +227,10 @@ def test_a_short_message_overtakes_a_long_one() -> None:
     ends = (Worker(0), Worker(1))
     pipes = Pipe("down", ends, (Micro(0),)), Pipe("up", ends[::-1], (Micro(1),))
     lanes = (
-        [(Forward, 1, 1), (Forward, 0, 0), (Backward, 1, 1), (Backward, 0, 0)],
-        [*((Forward, 1, 0), (Forward, 0, 1), (Backward, 0, 1), (Backward, 1, 0))],
+        [(FORWARD, 1, 1), (FORWARD, 0, 0), (BACKWARD, 1, 1), (BACKWARD, 0, 0)],
+        [*((FORWARD, 1, 0), (FORWARD, 0, 1), (BACKWARD, 0, 1), (BACKWARD, 1, 0))],
     )
-    plan = tuple(tuple(kind((Micro(micro),), Stage(stage)) for kind, micro, stage in lane) for lane in lanes)
+    plan = tuple(tuple(Compute(kind, (Micro(micro),), Stage(stage)) for kind, micro, stage in lane) for lane in lanes)
     how = setting(2, link=Link(0.0, 10.0, short=Short(1, Link(0.0, 1.0, eager=True))))
     stage = StageCosts(1, 1, 0, {1: Timing(F, B, F + B, 1, 1, 4, 1)})
     found = replay(lower(Schedule(Header("two", (), 2, 2, 2, pipes), plan)), replace(how, stages=(stage, stage)))
@@ -387,5 +389,5 @@ def test_backwards_over_half_a_micro_batch_cost_what_the_profile_says_for_half_t
     )
     free = replay(program, sized(4, 2, {2: two})).seconds
     assert replay(program, sized(4, 2, {2: two, 1: one})).seconds == free
-    busy = max(sum(1.0 if isinstance(each, Forward) else 1.2 for _, each in parts.computes) for parts in program.parts)
+    busy = max(sum(1.0 if each.kind is FORWARD else 1.2 for _, each in parts.computes) for parts in program.parts)
     assert free < busy <= replay(program, sized(4, 2, {2: two, 1: slow})).seconds < 1.2 * free

@@ -8,8 +8,9 @@ from statistics import NormalDist
 import pytest
 
 from chimera_ir.ir.ids import Micro, Stage, Worker
+from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Program, Schedule
-from chimera_ir.ir.ops import Backward, Forward
+from chimera_ir.ir.ops import Compute
 from chimera_ir.lower.lower import lower
 from chimera_ir.predict import spread
 from chimera_ir.predict.replay import expected, pace
@@ -47,7 +48,9 @@ def of_the_slowest(s: float, many: int) -> float:
 
 def in_step(workers: int) -> Program:
     """Workers with a stage and a micro-batch each, that sum their gradients: no one begins before all are done."""
-    lanes = tuple((Forward((Micro(w),), Stage(0)), Backward((Micro(w),), Stage(0))) for w in range(workers))
+    lanes = tuple(
+        (Compute(FORWARD, (Micro(w),), Stage(0)), Compute(BACKWARD, (Micro(w),), Stage(0))) for w in range(workers)
+    )
     pipes = tuple(Pipe(f"p{w}", (Worker(w),), (Micro(w),)) for w in range(workers))
     return lower(Schedule(Header("in_step", (), workers, 1, workers, pipes), lanes))
 

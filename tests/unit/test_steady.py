@@ -9,16 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera_ir.cost import cycles
 from chimera_ir.cost.critical import update_length
-from chimera_ir.cost.cycles import Waits, critical
 from chimera_ir.cost.model import Costs
-from chimera_ir.cost.precedence import precede
 from chimera_ir.cost.simulate import Timeline, simulate
-from chimera_ir.cost.turn import fold
+from chimera_ir.flow import cycles
+from chimera_ir.flow.cycles import Waits, critical
+from chimera_ir.flow.fold import fold
+from chimera_ir.flow.net import net_of
 from chimera_ir.ir.ids import Micro, Stage, Version, Worker
+from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Schedule
-from chimera_ir.ir.ops import Backward, Forward
+from chimera_ir.ir.ops import Compute
 from chimera_ir.ir.turns import updates_a_turn
 from chimera_ir.verify.verify import verify_schedule
 from tests.property.streams import random_stream
@@ -32,24 +33,24 @@ def per_update(schedule: Schedule, costs: Costs = USUAL) -> tuple[Fraction, Frac
     """Makespan, C_f, C_b, bubble ratio."""
     timeline = simulate(schedule, costs)
     path = timeline.critical_path
-    return timeline.makespan, path.forwards, path.backwards, timeline.bubble_ratio
+    return timeline.makespan, path.counts["F"], path.counts["B"], timeline.bubble_ratio
 
 
 def uneven(lag: int, updates: int = 10) -> Schedule:
     """One stage on two workers, of which one has two micro-batches of an update and the other one, in turns."""
-    lanes: list[list[Forward | Backward]] = [[], []]
+    lanes: list[list[Compute]] = [[], []]
     for m in range(3 * updates):
         version = Version(max(0, m // 3 - lag))
-        lanes[m % 2] += [kind((Micro(m),), Stage(0), version=version) for kind in (Forward, Backward)]
+        lanes[m % 2] += [Compute(kind, (Micro(m),), Stage(0), version=version) for kind in (FORWARD, BACKWARD)]
     pipes = tuple(Pipe(f"p{w}", (Worker(w),), tuple(map(Micro, range(w, 3 * updates, 2)))) for w in (0, 1))
     header = Header("uneven", (), 2, 1, 3 * updates, pipes, updates=updates, period=6)
     return Schedule(header, tuple(map(tuple, lanes)))
 
 
 def unit_length(schedule: Schedule) -> Fraction:
-    precedence = precede(schedule)
-    turn = fold(precedence, schedule.header)
-    return update_length(schedule.header, precedence, [1] * len(precedence.operations), turn)
+    net = net_of(schedule)
+    turn = fold(net, schedule.header)
+    return update_length(schedule.header, net, [1] * len(net.operations), turn)
 
 
 @pytest.mark.parametrize("D", [1, 2, 3, 4, 8, 16])
@@ -92,15 +93,15 @@ def test_a_micro_batch_cut_into_periods_of_two_updates_costs_the_same() -> None:
 
 def every_wait(schedule: Schedule) -> Waits:
     """By node the waits that any turn shows."""
-    precedence, period = precede(schedule), schedule.header.period
-    turns = [each.micros[0] // period for each in precedence.operations]
+    net, period = net_of(schedule), schedule.header.period
+    turns = [each.micros[0] // period for each in net.operations]
     within = [
-        (isinstance(each, Forward), each.stage, tuple(m - turn * period for m in each.micros))
-        for each, turn in zip(precedence.operations, turns, strict=True)
+        (each.kind is FORWARD, each.stage, tuple(m - turn * period for m in each.micros))
+        for each, turn in zip(net.operations, turns, strict=True)
     ]
     nodes = {key: node for node, key in enumerate(dict.fromkeys(within))}
     found: list[set[tuple[int, int]]] = [set() for _ in nodes]
-    for number, before in enumerate(precedence.predecessors):
+    for number, before in enumerate(net.predecessors):
         found[nodes[within[number]]] |= {(nodes[within[other]], turns[number] - turns[other]) for other in before}
     return [tuple(each) for each in found]
 
@@ -189,7 +190,7 @@ def test_a_long_run_goes_as_fast_as_the_critical_cycle(schedule: Schedule, costs
     timeline = simulate(schedule, costs)
     assert last_end(timeline, 80 + ROUND) - last_end(timeline, 80) == ROUND * timeline.makespan
     path = timeline.critical_path
-    assert timeline.makespan == costs.F * path.forwards + costs.B * path.backwards
+    assert timeline.makespan == costs.F * path.counts["F"] + costs.B * path.counts["B"]
 
 
 @st.composite

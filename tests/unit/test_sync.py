@@ -12,8 +12,9 @@ from chimera_ir.cost.simulate import simulate, ticks
 from chimera_ir.diagnostics.model import Rejected, raise_errors
 from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.ir.ids import Stage
+from chimera_ir.ir.kinds import BACKWARD
 from chimera_ir.ir.levels import Plan, Program, Strategy
-from chimera_ir.ir.ops import AllReduce, Backward, Compute
+from chimera_ir.ir.ops import AllReduce, Compute
 from chimera_ir.ir.text.parser import parse as parse_ir
 from chimera_ir.ir.text.printer import show
 from chimera_ir.lower.lower import lower
@@ -22,6 +23,7 @@ from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
 from chimera_ir.verify.verify import verify_program, verify_schedule
 from tests.executor import verdicts
+from tests.instructions import what
 from tests.property.programs import one_direction, plans, two_directions
 from tests.repeatable import examples
 
@@ -58,7 +60,7 @@ def test_eager_is_right_after_the_last_backward_of_the_stage() -> None:
         for at, instruction in enumerate(lane):
             if isinstance(instruction, AllReduce):
                 before = next(i for i in reversed(lane[:at]) if isinstance(i, Compute))
-                assert isinstance(before, Backward)
+                assert what(before) is BACKWARD
                 assert before.stage == instruction.stage
 
 

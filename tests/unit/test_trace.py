@@ -14,44 +14,46 @@ from chimera_ir.command import WRONG_COMMAND
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.driver import Level, Request, compile_scheme
+from chimera_ir.ir.kinds import BACKWARD
 from chimera_ir.ir.levels import Program, Schedule
-from chimera_ir.ir.ops import Backward, Forward, Instruction
+from chimera_ir.ir.ops import Compute, Instruction
 from chimera_ir.trace.account import windows
 from chimera_ir.trace.compare import choose, compare
 from chimera_ir.trace.forecast import play
 from chimera_ir.trace.read import Offset, aligned, read
-from chimera_ir.trace.spans import Kind
+from chimera_ir.trace.spans import Activity
 from chimera_ir.verify.verify import Verified
 from support import clocks
+from tests.instructions import what
 from tests.unit import traced
 from tests.unit.command import contents
 from tests.unit.trace_events import assert_valid
 
 PREDICTED = (
-    {Kind.FORWARD: 1000, Kind.RECV: 3000, Kind.BACKWARD: 2000},
-    {Kind.RECV: 1000, Kind.FORWARD: 1000, Kind.BACKWARD: 2000, Kind.FLUSH: 2000},
+    {Activity.FORWARD: 1000, Activity.RECV: 3000, Activity.BACKWARD: 2000},
+    {Activity.RECV: 1000, Activity.FORWARD: 1000, Activity.BACKWARD: 2000, Activity.FLUSH: 2000},
 )
 MEASURED = (
     {
-        Kind.FORWARD: 1000,
-        Kind.BACKWARD: 2040,
-        Kind.RECV: 4060,
-        Kind.SEND: 10,
-        Kind.SUM: 10,
-        Kind.STEP: 40,
-        Kind.POST: 30,
-        Kind.LOAD: 5,
-        Kind.BETWEEN: 5,
+        Activity.FORWARD: 1000,
+        Activity.BACKWARD: 2040,
+        Activity.RECV: 4060,
+        Activity.SEND: 10,
+        Activity.SUM: 10,
+        Activity.STEP: 40,
+        Activity.POST: 30,
+        Activity.LOAD: 5,
+        Activity.BETWEEN: 5,
     },
     {
-        Kind.FORWARD: 1010,
-        Kind.BACKWARD: 2080,
-        Kind.RECV: 1090,
-        Kind.SEND: 40,
-        Kind.STEP: 10,
-        Kind.POST: 70,
-        Kind.LOAD: 10,
-        Kind.FLUSH: 2890,
+        Activity.FORWARD: 1010,
+        Activity.BACKWARD: 2080,
+        Activity.RECV: 1090,
+        Activity.SEND: 40,
+        Activity.STEP: 10,
+        Activity.POST: 70,
+        Activity.LOAD: 10,
+        Activity.FLUSH: 2890,
     },
 )
 """Microseconds of an update of `traced` on each worker, added up by hand; 6 ms are promised and 7.2 ms were taken."""
@@ -64,14 +66,14 @@ def test_the_residuals_are_what_adding_up_by_hand_gives(tmp_path: Path) -> None:
         assert {row.kind: round(row.measured * 1e6) for row in rows if row.measured} == MEASURED[worker]
         assert found.step(worker) == pytest.approx((0.006, 0.0072), abs=1e-12)
     assert found.bubbles == pytest.approx((0.5, 1 - 6130 / 14400))
-    assert [row.cause for row in found.rows[0] if row.kind is Kind.RECV] == ["messages from worker 1"]
-    assert [row.cause for row in found.rows[1] if row.kind is Kind.SEND] == ["sends to worker 0"]
+    assert [row.cause for row in found.rows[0] if row.kind is Activity.RECV] == ["messages from worker 1"]
+    assert [row.cause for row in found.rows[1] if row.kind is Activity.SEND] == ["sends to worker 0"]
     assert (found.updates, found.chosen) == (4, (1, 2, 3))
 
 
 def test_every_operation_has_its_residual(tmp_path: Path) -> None:
     found = {(w, p.operation): (p, m) for w, p, m in compare(read(traced.write(tmp_path / "t"))).operations}
-    backward = next(pair for (w, each), pair in found.items() if w == 0 and isinstance(each, Backward))
+    backward = next(pair for (w, each), pair in found.items() if w == 0 and what(each) is BACKWARD)
     assert [(span.start, span.end) for span in backward] == [(4_000_000, 6_000_000), (5_110_000, 7_150_000)]
     assert len(found) == sum(map(len, traced.LANES)) - 2, "all but what is loaded"
 
@@ -83,7 +85,7 @@ def test_without_a_barrier_an_update_lasts_from_the_end_of_the_one_before(tmp_pa
     for worker, rows in enumerate(found.rows):
         predicted = {row.kind: round(row.predicted * 1e6) for row in rows if row.predicted}
         assert sum(predicted.values()) == step - 10, "the step of worker 1 is hidden behind worker 0"
-        assert Kind.FLUSH not in predicted
+        assert Activity.FLUSH not in predicted
         assert found.step(worker)[1] == pytest.approx(traced.EVERY / 1e6)
     assert round(found.rows[1][0].predicted * 1e6) == 1010
 
@@ -123,10 +125,10 @@ def test_what_is_promised_is_the_timeline_of_the_compiler(name: str, settings: d
     expected = simulate(schedule, costs)
 
     def cost(each: Instruction) -> int:
-        return int(costs.duration(each, header) / expected.tick) if isinstance(each, Forward | Backward) else 0
+        return int(costs.duration(each, header) / expected.tick) if isinstance(each, Compute) else 0
 
     lanes = play(program, header.updates, cost)
-    computes = [[span for span in lane if isinstance(span.operation, Forward | Backward)] for lane in lanes]
+    computes = [[span for span in lane if isinstance(span.operation, Compute)] for lane in lanes]
     assert [[(s.operation, s.start, s.end) for s in lane] for lane in computes] == [
         [tuple(timed) for timed in lane] for lane in expected.lanes
     ]

@@ -7,20 +7,9 @@ from dataclasses import replace
 import pytest
 
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, Severity
+from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Plan, Planned, Program, Schedule
-from chimera_ir.ir.ops import (
-    AllReduce,
-    Backward,
-    Drop,
-    Forward,
-    Recv,
-    Send,
-    Stash,
-    Step,
-    WaitAllReduce,
-    WaitRecv,
-    WaitSend,
-)
+from chimera_ir.ir.ops import AllReduce, Compute, Drop, Recv, Send, Stash, Step, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
 from chimera_ir.source import Span
@@ -111,9 +100,9 @@ def test_many_warnings_are_cut_short_and_are_warnings_still():
     """25 pipes whose clocks fall along the data, while no lane runs anything too soon."""
     header = Header("x", (), 2, 2, 25, tuple(Pipe(f"p{m}", (0, 1), (m,)) for m in range(25)))
     clocks = [
-        (100 * m + clock, worker, replace(kind((m,), worker), origin=Span(4 * m + clock, 4 * m + clock)))
+        (100 * m + clock, worker, Compute(kind, (m,), worker, Span(4 * m + clock, 4 * m + clock)))
         for m in range(25)
-        for clock, worker, kind in ((1, 0, Forward), (0, 1, Forward), (2, 1, Backward), (3, 0, Backward))
+        for clock, worker, kind in ((1, 0, FORWARD), (0, 1, FORWARD), (2, 1, BACKWARD), (3, 0, BACKWARD))
     ]
     plan = Plan(header, tuple(Planned(*each) for each in clocks))
     checked = verify_schedule(order(plan), plan)
@@ -134,14 +123,19 @@ def test_the_clock_of_the_paper_raises_no_doubt():
 
 def test_a_clock_that_stands_still_warns():
     header = Header("x", (), 2, 2, 1, (Pipe("p", (0, 1), (0,)),))
-    ops = [(0, 0, Forward((0,), 0)), (0, 1, Forward((0,), 1)), (1, 1, Backward((0,), 1)), (2, 0, Backward((0,), 0))]
+    ops = [
+        (0, 0, Compute(FORWARD, (0,), 0)),
+        (0, 1, Compute(FORWARD, (0,), 1)),
+        (1, 1, Compute(BACKWARD, (0,), 1)),
+        (2, 0, Compute(BACKWARD, (0,), 0)),
+    ]
     plan = Plan(header, tuple(Planned(*each) for each in ops))
     found = verify_schedule(order(plan), plan).findings.diagnostics
     assert [(each.code, each.severity) for each in found] == [("CH309", Severity.WARNING)]
 
 
 HAND = Header("x", (), 1, 1, 1, (Pipe("p", (0,), (0,)),))
-LANE = (Forward((0,), 0), Backward((0,), 0))
+LANE = (Compute(FORWARD, (0,), 0), Compute(BACKWARD, (0,), 0))
 STREAM = replace(HAND, period=1)
 READING = tuple(replace(operation, version=0) for operation in LANE)
 
@@ -155,15 +149,15 @@ READING = tuple(replace(operation, version=0) for operation in LANE)
         (replace(HAND, micro_batches=2), (LANE,), ["CH307"]),
         (replace(HAND, pipes=(Pipe("p", (0,), (0, 0)),)), (LANE,), ["CH307"]),
         (replace(HAND, pipes=(Pipe("p", (0,), (0, 5)),)), (LANE,), ["CH307"]),
-        (HAND, ((*LANE, Forward((3,), 0)),), ["CH308"]),
-        (HAND, ((*LANE, Forward((0,), 3)),), ["CH308"]),
-        (HAND, ((*LANE, Forward((-1,), 0)),), ["CH308"]),
-        (HAND, (LANE, (Forward((0,), 0),)), ["CH311"]),
-        (HAND, ((*LANE, Forward((), 0)),), ["CH308"]),
+        (HAND, ((*LANE, Compute(FORWARD, (3,), 0)),), ["CH308"]),
+        (HAND, ((*LANE, Compute(FORWARD, (0,), 3)),), ["CH308"]),
+        (HAND, ((*LANE, Compute(FORWARD, (-1,), 0)),), ["CH308"]),
+        (HAND, (LANE, (Compute(FORWARD, (0,), 0),)), ["CH311"]),
+        (HAND, ((*LANE, Compute(FORWARD, (), 0)),), ["CH308"]),
         (HAND, ((),), ["CH302", "CH302"]),
         (STREAM, (READING,), ["CH601"]),
         (STREAM, (LANE,), ["CH308"]),
-        (STREAM, ((Forward((0,), 0, version=0), Backward((0,), 0, version=2)),), ["CH308"]),
+        (STREAM, ((Compute(FORWARD, (0,), 0, version=0), Compute(BACKWARD, (0,), 0, version=2)),), ["CH308"]),
         (HAND, (READING,), ["CH308"]),
         (replace(HAND, updates=2), (LANE,), ["CH517"]),
         (replace(STREAM, updates=2), (READING,), ["CH517"]),
@@ -221,15 +215,20 @@ def test_every_wait_of_an_asynchronous_program_has_its_own_sum():
 
 def test_forwards_and_backwards_may_be_grouped_differently():
     header = Header("x", (), 1, 2, 2, (Pipe("p", (0, 0), (0, 1)),))
-    forwards = (Forward((0, 1), 0), Forward((0, 1), 1))
-    backwards = (Backward((0,), 1), Backward((1,), 1), Backward((0,), 0), Backward((1,), 0))
+    forwards = (Compute(FORWARD, (0, 1), 0), Compute(FORWARD, (0, 1), 1))
+    backwards = (
+        Compute(BACKWARD, (0,), 1),
+        Compute(BACKWARD, (1,), 1),
+        Compute(BACKWARD, (0,), 0),
+        Compute(BACKWARD, (1,), 0),
+    )
     assert codes(Schedule(header, ((*forwards, *backwards),))) == []
-    apart = (Forward((0, 1), 0), Forward((0,), 1), Forward((1,), 1), *backwards)
+    apart = (Compute(FORWARD, (0, 1), 0), Compute(FORWARD, (0,), 1), Compute(FORWARD, (1,), 1), *backwards)
     assert codes(Schedule(header, (apart,))) == ["CH312"]
 
 
 def test_an_operation_names_a_micro_batch_once():
-    assert codes(Schedule(HAND, ((Forward((0, 0), 0), Backward((0,), 0)),))) == ["CH308"]
+    assert codes(Schedule(HAND, ((Compute(FORWARD, (0, 0), 0), Compute(BACKWARD, (0,), 0)),))) == ["CH308"]
 
 
 def test_what_is_recomputed_is_no_activation():

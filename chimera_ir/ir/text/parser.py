@@ -23,13 +23,12 @@ from chimera_ir.diagnostics.catalogue.irtext import (
 )
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.ir.ids import Clock, Micro, Slot, Stage, Version, Worker
+from chimera_ir.ir.kinds import KINDS
 from chimera_ir.ir.levels import Header, Plan, Planned, Program, Schedule
 from chimera_ir.ir.ops import (
     AllReduce,
-    Backward,
     Compute,
     Drop,
-    Forward,
     Instruction,
     Message,
     Recv,
@@ -268,8 +267,8 @@ class _Reader:
         return Version(version) if found and within else None
 
     def _compute(self, token: Token, micros: list[int], stage: int) -> Compute | None:
-        kind = token[0]
-        if kind in "IW":
+        row = KINDS.get(token[0])
+        if row is None:
             advice = "write `B` for a backward that does both parts"
             self._reject(NotCompiledYet(span(token), "a split backward (`I` and `W`)", advice))
             return None
@@ -277,8 +276,7 @@ class _Reader:
             return None
         if not self._within(token, "stage", stage, self._last[1]):
             return None
-        make = Forward if kind == "F" else Backward
-        return make(tuple(map(Micro, micros)), Stage(stage), span(token), self._version(token))
+        return Compute(row, tuple(map(Micro, micros)), Stage(stage), span(token), self._version(token))
 
     def _message(self, token: Token, numbers: list[int]) -> Message | None:
         *micros, source, target = numbers

@@ -23,9 +23,8 @@ from chimera_ir.ir.ids import Micro, Stage, Version
 from chimera_ir.ir.levels import Header, Pipe, Plan, Program, Schedule, Strategy
 from chimera_ir.ir.ops import (
     AllReduce,
-    Backward,
+    Compute,
     Drop,
-    Forward,
     Instruction,
     Message,
     Recv,
@@ -56,10 +55,8 @@ def show(level: Plan | Schedule | Program) -> str:
 def line(instruction: Instruction) -> str:
     """An instruction as one line, without indentation: ``send m0 s1->s2 to w2``."""
     match instruction:
-        case Forward(micros, stage, version=version):
-            return f"F {_micros(micros)} s{stage}{_of(version)}"
-        case Backward(micros, stage, version=version):
-            return f"B {_micros(micros)} s{stage}{_of(version)}"
+        case Compute(kind, micros, stage, version=version):
+            return f"{kind.letter} {_micros(micros)} s{stage}{_of(version)}"
         case Send(sent, to):
             return f"send {message(sent)} to w{to}"
         case Recv(received, source, slot):

@@ -2,33 +2,34 @@
 
 from dataclasses import dataclass
 
-from chimera_ir.cost.cycles import Waits
-from chimera_ir.cost.precedence import Precedence
+from chimera_ir.flow.cycles import Waits
+from chimera_ir.flow.net import Net
+from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Compute, Forward
+from chimera_ir.ir.ops import Compute
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """``numbers[n]`` is the number, in the precedence, of the first operation like node n; ``waits`` are its waits."""
+    """``numbers[n]`` is the number, in the net, of the first operation like node n; ``waits`` are its waits."""
 
     numbers: tuple[int, ...]
     waits: Waits
 
 
-def fold(precedence: Precedence, header: Header) -> Turn:
-    """The turn that the precedence of an asynchronous schedule repeats, if it shows all waits of the steady state.
+def fold(net: Net, header: Header) -> Turn:
+    """The turn that the net of an asynchronous schedule repeats, if it shows all waits of the steady state.
 
     The last turn and the first show what any of them does: the last one the waits for earlier turns, the first one
     those for later turns, which no version below 0 hides. Warm-up and drain lack operations, so there an operation also
     follows one that in the steady state it follows by way of others. Such a wait does no harm: the way there is longer.
     """
-    operations, period = precedence.operations, header.period
+    operations, period = net.operations, header.period
     ends = {0, header.micro_batches // period - 1}
-    nodes: dict[tuple[bool, int, tuple[int, ...]], int] = {}
+    nodes: dict[tuple[Kind, int, tuple[int, ...]], int] = {}
     numbers: list[int] = []
     inside: list[int] = []
-    for number in precedence.order:
+    for number in net.order:
         turn = operations[number].micros[0] // period
         if turn in ends:
             inside.append(number)
@@ -39,15 +40,15 @@ def fold(precedence: Precedence, header: Header) -> Turn:
     for number in inside:
         alike, turn = _reduced(operations[number], period)
         own = nearest[nodes[alike]]
-        for before in precedence.predecessors[number]:
+        for before in net.predecessors[number]:
             its, its_turn = _reduced(operations[before], period)
             node, ago = nodes[its], turn - its_turn
             own[node] = min(ago, own.get(node, ago))
     return Turn(tuple(numbers), [tuple(own.items()) for own in nearest])
 
 
-def _reduced(operation: Compute, period: int) -> tuple[tuple[bool, int, tuple[int, ...]], int]:
+def _reduced(operation: Compute, period: int) -> tuple[tuple[Kind, int, tuple[int, ...]], int]:
     """What an operation is within its turn, and the turn."""
     turn = operation.micros[0] // period
     within = tuple(micro - turn * period for micro in operation.micros)
-    return (isinstance(operation, Forward), operation.stage, within), turn
+    return (operation.kind, operation.stage, within), turn

@@ -4,13 +4,14 @@ Nodes are integers: first the compute operations, lane by lane, then one sum per
 stage, update and worker that holds the stage. Edges are of three kinds:
 
 data
-    a forward needs the forward of the stage before, a backward the backward of the stage after and its own forward;
+    an operation needs those that make what it reads (`flow.flow`);
 lane
     a worker runs its operations one after the other;
 sync
-    the sum of a stage needs the update's last backward of that stage on every worker, the steps need the sum. In an
-    asynchronous schedule, on each worker, a step also needs the one before it, and is needed by all operations that
-    read the version it makes and by the backwards of the next update: gradients add up in one place.
+    the sum of a stage needs, on every worker, the update's last operation of that stage that adds to its gradients; the
+    steps need the sum. In an asynchronous schedule, on each worker, a step also needs the one before it, and is needed
+    by all operations that read the version it makes and by those that add to the next update: gradients add up in one
+    place.
 """
 
 from collections import deque
@@ -22,9 +23,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import networkx as nx
 
+from chimera_ir.flow.flow import flow
 from chimera_ir.ir.ids import Stage, Worker
+from chimera_ir.ir.kinds import Value
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Backward, Compute, Forward
+from chimera_ir.ir.ops import Compute
 
 _SEARCH = 2_000_000
 """How many edges the search for a shortest cycle may look at."""
@@ -74,7 +77,9 @@ class Dag:
         self._graph = _Graph()
         self._graph.add_nodes_from(range(len(self.operations)))
         self._graph.connect(_lanes(schedule))
-        self._graph.connect(_data(self.operations, schedule.header.stages, schedule.header.micro_batches))
+        self._flow = flow(schedule.header, self.operations)
+        needs = map(self._flow.needs, self.operations)
+        self._graph.connect((before, after) for after, read in enumerate(needs) for before in read)
         self._graph.add_edges_from(_sync(self.operations, self._owners, schedule.header))
 
     def __len__(self) -> int:
@@ -100,10 +105,15 @@ class Dag:
         """
         if max(before, after) >= len(self.operations):
             return Edge.SYNC
-        if _needs(self.operations[after], self.operations[before]):
+        if before in self._flow.needs(self.operations[after]):
             return Edge.DATA
         in_lane = self._owners[before] == self._owners[after] and before < after
         return Edge.LANE if in_lane else Edge.SYNC
+
+    def value(self, before: int, after: int) -> Value:
+        """Of the values that one operation makes and another reads, the first."""
+        made = self.operations[before].kind.makes
+        return next(value for value in self.operations[after].kind.reads if value in made)
 
     @cached_property
     def topological(self) -> tuple[int, ...]:
@@ -188,8 +198,9 @@ def build(schedule: Schedule) -> Dag:
     Examples
     --------
     >>> from chimera_ir.ir.levels import Header, Pipe
+    >>> from chimera_ir.ir.kinds import BACKWARD, FORWARD
     >>> header = Header("one", (), 1, 1, 1, (Pipe("down", (Worker(0),), (0,)),))
-    >>> dag = build(Schedule(header, ((Forward((0,), 0), Backward((0,), 0)),)))
+    >>> dag = build(Schedule(header, ((Compute(FORWARD, (0,), 0), Compute(BACKWARD, (0,), 0)),)))
     >>> dag.topological, dag.predecessors(1), len(dag)
     ((0, 1), (0,), 4)
     """
@@ -202,20 +213,6 @@ def _lanes(schedule: Schedule) -> Iterator[tuple[int, int]]:
         yield from pairwise(range(start, end))
 
 
-def _data(operations: Iterable[Compute], stages: int, micro_batches: int) -> Iterator[tuple[int, int]]:
-    forwards = [0] * (micro_batches * stages)
-    backwards = list(forwards)
-    for node, operation in enumerate(operations):
-        nodes = forwards if isinstance(operation, Forward) else backwards
-        for micro in operation.micros:
-            nodes[micro * stages + operation.stage] = node
-    for cell, node in enumerate(forwards):
-        yield node, backwards[cell]
-        if (cell + 1) % stages:
-            yield node, forwards[cell + 1]
-            yield backwards[cell + 1], backwards[cell]
-
-
 def _sync(operations: tuple[Compute, ...], owners: list[Worker], header: Header) -> Iterator[tuple[int, int]]:
     sums, updates = len(operations), header.updates
     held = [(worker, stage) for stage, holders in enumerate(header.holders) for worker in holders]
@@ -224,7 +221,7 @@ def _sync(operations: tuple[Compute, ...], owners: list[Worker], header: Header)
     for node, (worker, operation) in enumerate(zip(owners, operations, strict=True)):
         if operation.version:
             yield steps[worker, operation.stage] + operation.version - 1, node
-        if isinstance(operation, Backward):
+        if operation.kind.sums:
             update = operation.micros[0] // header.per_update
             if update:
                 yield steps[worker, operation.stage] + update - 1, node
@@ -234,18 +231,6 @@ def _sync(operations: tuple[Compute, ...], owners: list[Worker], header: Header)
     for (_, stage), step in steps.items():
         yield from ((sums + stage * updates + update, step + update) for update in range(updates))
         yield from pairwise(range(step, step + updates))
-
-
-def _needs(after: Compute, before: Compute) -> bool:
-    if set(after.micros).isdisjoint(before.micros):
-        return False
-    if isinstance(before, Forward):
-        return after.stage == before.stage + isinstance(after, Forward)
-    return _is_backward(after) and after.stage == before.stage - 1
-
-
-def _is_backward(operation: Compute) -> bool:
-    return isinstance(operation, Backward)
 
 
 def _path(came_from: dict[int, int], start: int, end: int) -> tuple[int, ...]:

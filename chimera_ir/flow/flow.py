@@ -1,0 +1,120 @@
+"""Who makes each value and who takes it: what operations have to do with one another, from the table of kinds.
+
+F m0 s0     makes y, which F m0 s1 takes, and a, which B m0 s0 takes
+F m0 s1     takes y; makes a, which B m0 s1 takes
+B m0 s1     takes a; makes dx, which B m0 s0 takes
+B m0 s0     takes a and dx
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from chimera_ir.ir.ids import Stage, Worker
+from chimera_ir.ir.kinds import KINDS, Kind, Value, follows, values
+from chimera_ir.ir.levels import Header
+from chimera_ir.ir.ops import Compute, Message
+
+ABSENT = -1
+"""The number of an operation that is not there."""
+
+Numbered = Iterable[tuple[int, Compute]]
+"""Operations with their numbers; what these count is the caller's choice."""
+
+
+class Flow:
+    """The operations that make and take each value, by number.
+
+    A value has a cell for each micro-batch and stage, ``micro * stages + stage``: that of its maker in ``makers``, and
+    that of the operation after which it is gone in ``takers``. Of two operations that do the same the later one counts.
+    """
+
+    def __init__(self, header: Header, numbered: Numbered) -> None:
+        self.stages = header.stages
+        size = header.stages * header.micro_batches
+        self.makers: dict[Value, list[int]] = {value: [ABSENT] * size for value in values()}
+        self.takers: dict[Value, list[int]] = {value: [ABSENT] * size for value in values()}
+        self._reads = {kind: [self._readable(kind, stage) for stage in range(self.stages)] for kind in KINDS.values()}
+        self._carried = {value.towards: value for value in self.makers if value.towards}
+        self._last = {
+            towards: [self.takers[each] for each in (value, *follows(value))]
+            for towards, value in self._carried.items()
+        }
+        self._fill(numbered)
+
+    def _readable(self, kind: Kind, stage: int) -> list[tuple[Sequence[int], int]]:
+        """The values that an operation reads: their makers, and how many cells away these are."""
+        return [
+            (self.makers[value], -value.towards) for value in kind.reads if 0 <= stage - value.towards < self.stages
+        ]
+
+    def _fill(self, numbered: Numbered) -> None:
+        stages = self.stages
+        entered = {
+            kind: [
+                *(self.makers[value] for value in kind.makes),
+                *(self.takers[value] for value in kind.reads if value.towards or value is kind.frees),
+            ]
+            for kind in KINDS.values()
+        }
+        for number, operation in numbered:
+            stage = operation.stage
+            for column in entered[operation.kind]:
+                for micro in operation.micros:
+                    column[micro * stages + stage] = number
+
+    def needs(self, operation: Compute) -> tuple[int, ...]:
+        """The operations that make what one reads, each once; `ABSENT` for those that are not there."""
+        readable = self._reads[operation.kind][operation.stage]
+        if len(operation.micros) == 1:
+            cell = operation.micros[0] * self.stages + operation.stage
+            return tuple([makers[cell + away] for makers, away in readable])
+        cells = [micro * self.stages + operation.stage for micro in operation.micros]
+        return tuple(dict.fromkeys(makers[cell + away] for makers, away in readable for cell in cells))
+
+    def producer(self, message: Message) -> int:
+        """The operation whose result a message holds."""
+        value = self._carried[message.target - message.source]
+        return self.makers[value][message.micros[0] * self.stages + message.source]
+
+    def consumer(self, message: Message) -> int:
+        """The operation that needs a message."""
+        value = self._carried[message.target - message.source]
+        return self.takers[value][message.micros[0] * self.stages + message.target]
+
+    def last_use(self, message: Message) -> int:
+        """The operation after which the memory that a message was received into may be used again.
+
+        What is made of a message and kept may be the same memory.
+        """
+        columns = self._last[message.target - message.source]
+        if len(message.micros) == 1:
+            cell = message.micros[0] * self.stages + message.target
+            return max([column[cell] for column in columns])
+        cells = [micro * self.stages + message.target for micro in message.micros]
+        return max(column[cell] for column in columns for cell in cells)
+
+
+def flow(header: Header, operations: Iterable[Compute]) -> Flow:
+    """The flow of operations numbered from 0."""
+    return Flow(header, enumerate(operations))
+
+
+class HandOver(NamedTuple):
+    """A message to another worker, with the number of the operation that makes what it holds."""
+
+    maker: int
+    message: Message
+    receiver: Worker
+
+
+def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[HandOver]:
+    """The messages that a worker has to send, in the order of the operations that make what they hold."""
+    stages, pipe_of = header.stages, header.pipe_of
+    for number, operation in numbered:
+        micros, stage = operation.micros, operation.stage
+        for value in operation.kind.hands_on:
+            target = stage + value.towards
+            if 0 <= target < stages:
+                receiver = pipe_of[micros[0]].workers[target]
+                if receiver != worker:
+                    yield HandOver(number, Message(micros, stage, Stage(target)), receiver)

@@ -1,0 +1,114 @@
+"""What waits for what: the net of a schedule's compute operations, and networkx's DAG of it with sums and steps.
+
+An operation waits for those that make what it reads, for the one before it in its lane, and in an asynchronous schedule
+for the weights that it reads.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, islice, pairwise
+
+from chimera_ir.flow.flow import ABSENT, Flow, flow
+from chimera_ir.flow.run import Time, ends, play
+from chimera_ir.ir.ids import Stage
+from chimera_ir.ir.levels import Header, Schedule
+from chimera_ir.ir.ops import Compute
+
+
+@dataclass(frozen=True, slots=True)
+class Net:
+    """Operations by number, counted lane by lane; ``order`` has each of them after all its predecessors.
+
+    ``lanes[w]`` are the numbers of worker w's operations.
+    """
+
+    operations: tuple[Compute, ...]
+    lanes: tuple[range, ...]
+    predecessors: tuple[tuple[int, ...], ...]
+    order: tuple[int, ...]
+
+    def ends(self, durations: Sequence[Time]) -> list[Time]:
+        """When each operation ends if each starts with the end of its last predecessor, the first ones at 0."""
+        return ends(self.order, self.predecessors, durations)
+
+
+def net_of(schedule: Schedule) -> Net:
+    """The net of a schedule that is complete and closes no cycle.
+
+    In an asynchronous schedule an operation that reads version v of a stage waits for the step that makes it: for the
+    last operations that add to the gradients of update v-1 on all workers that hold the stage; and so do those that add
+    to the gradients of update v, as they add up in one place. Linear in the number of operations.
+
+    Raises
+    ------
+    ValueError
+        If the schedule closes a cycle: it was not verified.
+    KeyError
+        If it lacks an operation that another one needs: it was not verified.
+    """
+    operations = tuple(chain.from_iterable(schedule.lanes))
+    lanes = numbered(schedule)
+    before = waits(schedule, lanes, flow(schedule.header, operations))
+    played = play(lanes, before)
+    if len(played.order) < len(operations):
+        raise ValueError("the schedule closes a cycle; only a verified schedule has a timeline")
+    return Net(operations, lanes, tuple(before), played.order)
+
+
+def waits(schedule: Schedule, lanes: Sequence[range], made: Flow) -> list[tuple[int, ...]]:
+    """For every operation those that it waits for, each once: whose values it reads, whose step, and in its lane."""
+    needs = map(made.needs, chain.from_iterable(schedule.lanes))
+    before = list(chain.from_iterable(_in_lane(islice(needs, len(lane)), lane) for lane in lanes))
+    if any(ABSENT in each for each in before):
+        raise KeyError("an operation is missing; only a verified schedule has a net")
+    for earlier, later in _steps(schedule, lanes):
+        if earlier not in before[later]:
+            before[later] += (earlier,)
+    return before
+
+
+def _in_lane(needs: Iterable[tuple[int, ...]], lane: range) -> Iterator[tuple[int, ...]]:
+    """The needs of a lane's operations, and of each the operation before it in the lane, once."""
+    previous = lane.start - 1
+    for number, read in zip(lane, needs, strict=True):
+        yield read if number == lane.start or previous in read else (*read, previous)
+        previous = number
+
+
+def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, int]]:
+    """The last operations that add to an update, each with the first operation of each lane that waits for the step.
+
+    What comes later in the lane then waits for it as well. A synchronous schedule steps after all its operations.
+    """
+    if not schedule.header.asynchronous:
+        return
+    last: dict[tuple[Stage, int], dict[int, int]] = defaultdict(dict)
+    for worker, (lane, numbers) in enumerate(zip(schedule.lanes, lanes, strict=True)):
+        for number, operation in zip(numbers, lane, strict=True):
+            if operation.kind.sums:
+                last[operation.stage, update_of(schedule.header, operation)][worker] = number
+    for lane, numbers in zip(schedule.lanes, lanes, strict=True):
+        reached: dict[Stage, int] = defaultdict(int)
+        for number, operation in zip(numbers, lane, strict=True):
+            stage, version = operation.stage, newest(schedule.header, operation)
+            for update in range(reached[stage], version):
+                yield from ((before, number) for before in last[stage, update].values())
+            reached[stage] = max(reached[stage], version)
+
+
+def update_of(header: Header, operation: Compute) -> int:
+    """The update, from 0, whose gradients an operation takes part in making."""
+    return max(operation.micros) // header.per_update
+
+
+def newest(header: Header, operation: Compute) -> int:
+    """The newest version of its stage that must be there before an operation."""
+    read = operation.version or 0
+    return max(read, min(operation.micros) // header.per_update) if operation.kind.sums else read
+
+
+def numbered(schedule: Schedule) -> tuple[range, ...]:
+    """The numbers of each lane's operations."""
+    bounds = accumulate((len(lane) for lane in schedule.lanes), initial=0)
+    return tuple(range(start, end) for start, end in pairwise(bounds))

@@ -1,1 +1,0 @@
-"""The typed DAG of a schedule."""
