@@ -151,12 +151,14 @@ def _from_schedule(checked: Checked, costs: Durations, request: Request) -> Iter
     if request.until is Level.REPORT:
         _limit_baseline(checked.schedule.header, request)
     _, duration = ticks(checked.schedule.header, costs)
-    yield from _from_program(verify_lowered(lower(checked.schedule, duration=duration), checked), costs, request)
+    yield from _from_program(
+        verify_lowered(lower(checked.schedule, duration=duration, net=checked.net), checked), costs, request
+    )
 
 
 def _from_program(verified: Verified, costs: Durations, request: Request) -> Iterator[Result]:
     yield Level.PROGRAM, verified
-    timeline = eventful(simulate(verified.schedule, costs), verified.program)
+    timeline = eventful(simulate(verified.schedule, costs, verified.checked.net), verified.program)
     yield Level.TIMELINE, timeline
     baseline = _baseline(verified.schedule, request)
     launched = launches(verified.program, timeline)

@@ -85,9 +85,9 @@ class Run:
     critical_path: CriticalPath
 
 
-def skeleton(schedule: Schedule) -> Skeleton:
-    """The skeleton of a verified schedule; a schedule that runs at several costs has one."""
-    header, net = schedule.header, net_of(schedule)
+def skeleton(schedule: Schedule, net: Net | None = None) -> Skeleton:
+    """The skeleton of a verified schedule, whose net may be known; a schedule that runs at several costs has one."""
+    header, net = schedule.header, net or net_of(schedule)
     return Skeleton(net, fold(net, header) if header.asynchronous else None)
 
 
@@ -102,9 +102,9 @@ def earliest(header: Header, bones: Skeleton, costs: Durations) -> Run:
     return Run(tick, durations, ends, max(ends, default=0), path)
 
 
-def simulate(schedule: Schedule, costs: Durations) -> Timeline:
-    """The timeline of the earliest run of a verified schedule."""
-    header, bones = schedule.header, skeleton(schedule)
+def simulate(schedule: Schedule, costs: Durations, net: Net | None = None) -> Timeline:
+    """The timeline of the earliest run of a verified schedule, whose net may be known."""
+    header, bones = schedule.header, skeleton(schedule, net)
     operations = bones.net.operations
     run = earliest(header, bones, costs)
     path = run.critical_path

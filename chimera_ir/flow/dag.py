@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import networkx as nx
 
-from chimera_ir.flow.flow import flow
+from chimera_ir.flow.net import Reads, reads_of
 from chimera_ir.ir.ids import Stage, Worker
 from chimera_ir.ir.kinds import Value
 from chimera_ir.ir.levels import Header, Schedule
@@ -70,16 +70,15 @@ class _Graph(_IntGraph):
 class Dag:
     """Operations as nodes, see the module. It is a DAG only if `cycle` finds none; made by `build`."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, reads: Reads) -> None:
         self.operations: tuple[Compute, ...] = tuple(operation for lane in schedule.lanes for operation in lane)
         self._owners = [Worker(worker) for worker, lane in enumerate(schedule.lanes) for _ in lane]
         self._updates = schedule.header.updates
         self._graph = _Graph()
         self._graph.add_nodes_from(range(len(self.operations)))
         self._graph.connect(_lanes(schedule))
-        self._flow = flow(schedule.header, self.operations)
-        needs = map(self._flow.needs, self.operations)
-        self._graph.connect((before, after) for after, read in enumerate(needs) for before in read)
+        self._reads = reads
+        self._graph.connect((before, after) for after, read in enumerate(reads) for before in read)
         self._graph.add_edges_from(_sync(self.operations, self._owners, schedule.header))
 
     def __len__(self) -> int:
@@ -105,7 +104,7 @@ class Dag:
         """
         if max(before, after) >= len(self.operations):
             return Edge.SYNC
-        if before in self._flow.needs(self.operations[after]):
+        if before in self._reads[after]:
             return Edge.DATA
         in_lane = self._owners[before] == self._owners[after] and before < after
         return Edge.LANE if in_lane else Edge.SYNC
@@ -187,13 +186,15 @@ class Dag:
         return (), seen
 
 
-def build(schedule: Schedule) -> Dag:
+def build(schedule: Schedule, reads: Reads | None = None) -> Dag:
     """The DAG of a schedule.
 
     Parameters
     ----------
     schedule
         Complete and placed; whether it is acyclic is for the DAG to say.
+    reads
+        What its operations read, where that is known already.
 
     Examples
     --------
@@ -204,7 +205,7 @@ def build(schedule: Schedule) -> Dag:
     >>> dag.topological, dag.predecessors(1), len(dag)
     ((0, 1), (0,), 4)
     """
-    return Dag(schedule)
+    return Dag(schedule, reads or reads_of(schedule))
 
 
 def _lanes(schedule: Schedule) -> Iterator[tuple[int, int]]:

@@ -7,7 +7,7 @@ B m0 s0     takes a and dx
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from functools import cached_property
 
 from chimera_ir.ir.ids import Stage, Worker
 from chimera_ir.ir.kinds import KINDS, Kind, Value, follows, values
@@ -35,10 +35,6 @@ class Flow:
         self.takers: dict[Value, list[int]] = {value: [ABSENT] * size for value in values()}
         self._reads = {kind: [self._readable(kind, stage) for stage in range(self.stages)] for kind in KINDS.values()}
         self._carried = {value.towards: value for value in self.makers if value.towards}
-        self._last = {
-            towards: [self.takers[each] for each in (value, *follows(value))]
-            for towards, value in self._carried.items()
-        }
         self._fill(numbered)
 
     def _readable(self, kind: Kind, stage: int) -> list[tuple[Sequence[int], int]]:
@@ -58,9 +54,10 @@ class Flow:
         }
         for number, operation in numbered:
             stage = operation.stage
-            for column in entered[operation.kind]:
-                for micro in operation.micros:
-                    column[micro * stages + stage] = number
+            for micro in operation.micros:
+                cell = micro * stages + stage
+                for column in entered[operation.kind]:
+                    column[cell] = number
 
     def needs(self, operation: Compute) -> tuple[int, ...]:
         """The operations that make what one reads, each once; `ABSENT` for those that are not there."""
@@ -86,12 +83,21 @@ class Flow:
 
         What is made of a message and kept may be the same memory.
         """
-        columns = self._last[message.target - message.source]
-        if len(message.micros) == 1:
-            cell = message.micros[0] * self.stages + message.target
-            return max([column[cell] for column in columns])
-        cells = [micro * self.stages + message.target for micro in message.micros]
-        return max(column[cell] for column in columns for cell in cells)
+        last, micros = self._last[message.target - message.source], message.micros
+        if len(micros) == 1:
+            return last[micros[0] * self.stages + message.target]
+        return max(last[micro * self.stages + message.target] for micro in micros)
+
+    @cached_property
+    def _last(self) -> dict[int, list[int]]:
+        """By direction the last operations that need a message, or what is made of it and kept, at the taker's cell."""
+        columns = {
+            towards: [self.takers[kept] for kept in (value, *follows(value))]
+            for towards, value in self._carried.items()
+        }
+        return {
+            towards: [*map(max, *several)] if len(several) > 1 else several[0] for towards, several in columns.items()
+        }
 
 
 def flow(header: Header, operations: Iterable[Compute]) -> Flow:
@@ -99,16 +105,11 @@ def flow(header: Header, operations: Iterable[Compute]) -> Flow:
     return Flow(header, enumerate(operations))
 
 
-class HandOver(NamedTuple):
-    """A message to another worker, with the number of the operation that makes what it holds."""
+def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[tuple[int, Message, Worker]]:
+    """The messages that a worker has to send, in the order of the operations that make what they hold.
 
-    maker: int
-    message: Message
-    receiver: Worker
-
-
-def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[HandOver]:
-    """The messages that a worker has to send, in the order of the operations that make what they hold."""
+    Each comes with the number of that operation before it, and its receiver behind it.
+    """
     stages, pipe_of = header.stages, header.pipe_of
     for number, operation in numbered:
         micros, stage = operation.micros, operation.stage
@@ -117,4 +118,4 @@ def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[Han
             if 0 <= target < stages:
                 receiver = pipe_of[micros[0]].workers[target]
                 if receiver != worker:
-                    yield HandOver(number, Message(micros, stage, Stage(target)), receiver)
+                    yield number, Message(micros, stage, Stage(target)), receiver

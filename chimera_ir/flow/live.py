@@ -6,15 +6,13 @@ B m0 s0     -1
 B m1 s0     -1
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from itertools import accumulate, repeat
 from typing import NamedTuple
 
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute
-
-Size = Callable[[Compute], int]
-"""What an operation's stage keeps of each of its micro-batches."""
 
 
 class Peak(NamedTuple):
@@ -24,15 +22,12 @@ class Peak(NamedTuple):
     at: Compute | None
 
 
-def peak(lane: Iterable[Compute], size: Size) -> Peak:
-    """The most that a lane keeps at once."""
-    amount = highest = 0
-    at = None
-    for operation in lane:
-        amount += operation.kind.growth * len(operation.micros) * size(operation)
-        if amount > highest:
-            highest, at = amount, operation
-    return Peak(highest, at)
+def peak(lane: Sequence[Compute], sizes: Iterable[int]) -> Peak:
+    """The most that a lane keeps at once, where its operations keep and free so much of each micro-batch."""
+    changes = (each.kind.growth * len(each.micros) * size for each, size in zip(lane, sizes, strict=False))
+    amounts = list(accumulate(changes))
+    highest = max(amounts, default=0)
+    return Peak(highest, lane[amounts.index(highest)]) if highest > 0 else Peak(0, None)
 
 
 def activations(schedule: Schedule) -> tuple[Peak, ...]:
@@ -41,14 +36,17 @@ def activations(schedule: Schedule) -> tuple[Peak, ...]:
     Live is what a forward keeps until it is freed. Stages that recompute do not count: what the one at work computes
     again is gone when its backward ends.
     """
-    return tuple(peak(lane, lambda each: not _again(schedule.header, each)) for lane in schedule.lanes)
+    header = schedule.header
+    if not header.recomputing:
+        return tuple(peak(lane, repeat(1)) for lane in schedule.lanes)
+    return tuple(peak(lane, [not again for again in _again(header, lane)]) for lane in schedule.lanes)
 
 
 def inputs(schedule: Schedule) -> tuple[Peak, ...]:
     """The same for the stages that recompute: how many inputs a worker keeps."""
     if not schedule.header.recomputing:
         return (Peak(0, None),) * len(schedule.lanes)
-    return tuple(peak(lane, lambda each: _again(schedule.header, each)) for lane in schedule.lanes)
+    return tuple(peak(lane, _again(schedule.header, lane)) for lane in schedule.lanes)
 
 
 def whole(header: Header, peaks: Iterable[Peak]) -> tuple[Fraction, ...]:
@@ -56,5 +54,5 @@ def whole(header: Header, peaks: Iterable[Peak]) -> tuple[Fraction, ...]:
     return tuple(Fraction(each.amount, header.parts) for each in peaks)
 
 
-def _again(header: Header, operation: Compute) -> bool:
-    return header.recomputes(operation.micros[0], operation.stage)
+def _again(header: Header, lane: Iterable[Compute]) -> list[bool]:
+    return [header.recomputes(each.micros[0], each.stage) for each in lane]

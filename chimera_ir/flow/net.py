@@ -5,11 +5,11 @@ for the weights that it reads.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, islice, pairwise
+from itertools import accumulate, chain, pairwise
 
-from chimera_ir.flow.flow import ABSENT, Flow, flow
+from chimera_ir.flow.flow import ABSENT, flow
 from chimera_ir.flow.run import Time, ends, play
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Header, Schedule
@@ -33,8 +33,18 @@ class Net:
         return ends(self.order, self.predecessors, durations)
 
 
-def net_of(schedule: Schedule) -> Net:
-    """The net of a schedule that is complete and closes no cycle.
+Reads = Sequence[tuple[int, ...]]
+"""For every operation, counted lane by lane, the numbers of those that make what it reads."""
+
+
+def reads_of(schedule: Schedule) -> Reads:
+    """What each operation of a schedule reads that is complete and placed."""
+    operations = tuple(chain.from_iterable(schedule.lanes))
+    return list(map(flow(schedule.header, operations).needs, operations))
+
+
+def net_of(schedule: Schedule, reads: Reads | None = None) -> Net:
+    """The net of a schedule that is complete and closes no cycle; its reads may be known.
 
     In an asynchronous schedule an operation that reads version v of a stage waits for the step that makes it: for the
     last operations that add to the gradients of update v-1 on all workers that hold the stage; and so do those that add
@@ -47,33 +57,27 @@ def net_of(schedule: Schedule) -> Net:
     KeyError
         If it lacks an operation that another one needs: it was not verified.
     """
-    operations = tuple(chain.from_iterable(schedule.lanes))
     lanes = numbered(schedule)
-    before = waits(schedule, lanes, flow(schedule.header, operations))
+    before = _waits(schedule, lanes, reads or reads_of(schedule))
     played = play(lanes, before)
-    if len(played.order) < len(operations):
+    if len(played.order) < len(before):
         raise ValueError("the schedule closes a cycle; only a verified schedule has a timeline")
-    return Net(operations, lanes, tuple(before), played.order)
+    return Net(tuple(chain.from_iterable(schedule.lanes)), lanes, tuple(before), played.order)
 
 
-def waits(schedule: Schedule, lanes: Sequence[range], made: Flow) -> list[tuple[int, ...]]:
+def _waits(schedule: Schedule, lanes: Sequence[range], reads: Reads) -> list[tuple[int, ...]]:
     """For every operation those that it waits for, each once: whose values it reads, whose step, and in its lane."""
-    needs = map(made.needs, chain.from_iterable(schedule.lanes))
-    before = list(chain.from_iterable(_in_lane(islice(needs, len(lane)), lane) for lane in lanes))
-    if any(ABSENT in each for each in before):
+    before: list[tuple[int, ...]] = []
+    for lane in lanes:
+        for number in lane:
+            read = reads[number]
+            before.append(read if number == lane.start or number - 1 in read else (*read, number - 1))
+    if any(ABSENT in each for each in reads):
         raise KeyError("an operation is missing; only a verified schedule has a net")
     for earlier, later in _steps(schedule, lanes):
         if earlier not in before[later]:
             before[later] += (earlier,)
     return before
-
-
-def _in_lane(needs: Iterable[tuple[int, ...]], lane: range) -> Iterator[tuple[int, ...]]:
-    """The needs of a lane's operations, and of each the operation before it in the lane, once."""
-    previous = lane.start - 1
-    for number, read in zip(lane, needs, strict=True):
-        yield read if number == lane.start or previous in read else (*read, previous)
-        previous = number
 
 
 def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, int]]:

@@ -46,28 +46,25 @@ def play(lanes: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> Pla
     places = [0] * len(lanes)
     sleepers: dict[int, list[int]] = {}
     awake = list(range(len(lanes)))
+    append = order.append
     while awake:
         number = awake.pop()
-        lane, start = lanes[number], places[number]
-        place = start
-        for place in range(start, len(lane)):
-            event = lane[place]
+        begun = len(order)
+        for event in lanes[number][places[number] :]:
             for other in before[event]:
                 if not done[other]:
                     sleepers.setdefault(other, []).append(number)
                     break
             else:
-                done[event] = True
-                order.append(event)
+                done[event] = 1
+                append(event)
                 if event in sleepers:
                     awake += sleepers.pop(event)
                 continue
             break
-        else:
-            place = len(lane)
-        if place > start:
-            runs.append(Run(number, place - start))
-            places[number] = place
+        if len(order) > begun:
+            runs.append(Run(number, len(order) - begun))
+            places[number] += len(order) - begun
     return Played(tuple(order), tuple(runs), tuple(places))
 
 

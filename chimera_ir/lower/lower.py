@@ -21,6 +21,7 @@ in the steady state, in warm-up and drain too.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+from chimera_ir.flow.net import Net, net_of
 from chimera_ir.ir.ids import Slot
 from chimera_ir.ir.levels import Program, Schedule
 from chimera_ir.ir.ops import Compute, Instruction, Recv, Send, WaitRecv, WaitSend
@@ -35,7 +36,7 @@ def _alike(_: Compute) -> int:
     return 1
 
 
-def lower(schedule: Schedule, ahead: int = 1, duration: Duration = _alike) -> Program:
+def lower(schedule: Schedule, ahead: int = 1, duration: Duration = _alike, net: Net | None = None) -> Program:
     """The program that runs a schedule.
 
     Afterwards every hand-over between workers is one message, sent, received and waited for at both ends, in a slot of
@@ -50,6 +51,8 @@ def lower(schedule: Schedule, ahead: int = 1, duration: Duration = _alike) -> Pr
         How many operations before its use a receive is posted, at least 0.
     duration
         How long operations take, in any unit: it decides where a bubble is (`sync`).
+    net
+        That of the schedule, where it is known already.
 
     Raises
     ------
@@ -62,7 +65,7 @@ def lower(schedule: Schedule, ahead: int = 1, duration: Duration = _alike) -> Pr
         wide, margin = widened(schedule)
         return Program(schedule.header, tuple(map(margin.cut, _streaming(wide, ahead, duration, margin))))
     traffics = communicate(schedule, ahead)
-    lanes = zip(schedule.lanes, traffics, synchronise(schedule, duration), strict=True)
+    lanes = zip(schedule.lanes, traffics, synchronise(schedule, duration, net or net_of(schedule)), strict=True)
     return Program(
         schedule.header,
         tuple(tuple(_lane(lane, traffic, slots(traffic.postings), sums)) for lane, traffic, sums in lanes),

@@ -17,10 +17,10 @@ started.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import NamedTuple, assert_never
 
-from chimera_ir.flow.net import net_of
+from chimera_ir.flow.net import Net
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Header, Schedule, Strategy
 from chimera_ir.ir.ops import NOWHERE, AllReduce, Compute, Instruction, Step, WaitAllReduce
@@ -65,10 +65,13 @@ class _Lane(NamedTuple):
     end: int
 
 
-def synchronise(schedule: Schedule, duration: Duration) -> Iterator[Insertions]:
+def synchronise(schedule: Schedule, duration: Duration, net: Net) -> Iterator[Insertions]:
     """The sums and steps of every lane, by the policy above: one for each stage that its worker holds."""
-    durations = [list(map(duration, lane)) for lane in schedule.lanes]
-    launched = launches(schedule, durations, _earliest_ends(schedule, durations))
+    durations = list(map(duration, net.operations))
+    ends = net.ends(durations)
+    launched = launches(
+        schedule, *([times[lane.start : lane.stop] for lane in net.lanes] for times in (durations, ends))
+    )
     for operations, own in zip(schedule.lanes, launched, strict=True):
         yield _insertions(own, {operation.stage: operation.origin for operation in operations})
 
@@ -142,10 +145,3 @@ def _lanes(schedule: Schedule, durations: Sequence[Sequence[int]], all_ends: Seq
         }
         found.append(_Lane(regions, len(lane), end))
     return found
-
-
-def _earliest_ends(schedule: Schedule, durations: Sequence[Sequence[int]]) -> list[list[int]]:
-    """When the operations of each lane end if all start as early as they may."""
-    net = net_of(schedule)
-    ends = net.ends(list(chain.from_iterable(durations)))
-    return [ends[lane.start : lane.stop] for lane in net.lanes]

@@ -7,13 +7,14 @@ from typing import assert_never
 from chimera_ir.diagnostics.catalogue.schedule import Cycle, Link
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow.dag import Dag, Edge, build
+from chimera_ir.flow.net import Reads
 from chimera_ir.ir.ids import Clock
 from chimera_ir.ir.levels import Header, Plan, Schedule
 from chimera_ir.ir.ops import Compute
 from chimera_ir.ir.text.printer import line
 
 
-def acyclic(schedule: Schedule, plan: Plan | None) -> Iterator[Diagnostic]:
+def acyclic(schedule: Schedule, plan: Plan | None, reads: Reads) -> Iterator[Diagnostic]:
     """A cycle, if there is one, with the clocks of its operations where a plan tells them.
 
     Parameters
@@ -22,8 +23,10 @@ def acyclic(schedule: Schedule, plan: Plan | None) -> Iterator[Diagnostic]:
         Complete and placed.
     plan
         Where the schedule comes from, if it comes from clocks.
+    reads
+        What its operations read.
     """
-    dag = build(schedule)
+    dag = build(schedule, reads)
     nodes = dag.cycle()
     if nodes:
         yield _Story(dag, nodes, schedule.header, plan).told()

@@ -37,26 +37,22 @@ def awaited(program: Program) -> list[Sequence[int]]:
     A wait of a message waits for the posting of both its ends, a wait of a sum for every launch of it.
     """
     header = program.header
-    sums = 2 * header.stages * header.micro_batches
-    posts: list[list[int]] = [[] for _ in range(sums + header.stages * header.updates)]
-    waits: list[tuple[int, int]] = []
-    first = 0
-    for parts in program.parts:
-        for posted in (parts.sends, parts.recvs):
-            for place, number in zip(posted.places, keys(header, posted.lines), strict=True):
-                posts[number].append(first + place)
-        for waiting in (parts.wait_sends, parts.wait_recvs):
-            numbers = keys(header, waiting.lines)
-            waits += [(first + place, number) for place, number in zip(waiting.places, numbers, strict=True)]
+    first_sum = 2 * header.stages * header.micro_batches
+    starts = [*accumulate((parts.length for parts in program.parts), initial=0)]
+    posts: list[list[int]] = [[] for _ in range(first_sum + header.stages * header.updates)]
+    before: list[Sequence[int]] = [()] * starts[-1]
+    for start, parts in zip(starts, program.parts, strict=False):
+        for lines in (parts.sends, parts.recvs):
+            for place, number in zip(lines.places, keys(header, lines.lines), strict=True):
+                posts[number].append(start + place)
+        for waits in (parts.wait_sends, parts.wait_recvs):
+            for place, number in zip(waits.places, keys(header, waits.lines), strict=True):
+                before[start + place] = posts[number]
         for place, each in parts.updates:
             if isinstance(each, AllReduce):
-                posts[sums + sum_key(header, each)].append(first + place)
+                posts[first_sum + sum_key(header, each)].append(start + place)
             elif isinstance(each, WaitAllReduce):
-                waits.append((first + place, sums + sum_key(header, each)))
-        first += parts.length
-    before: list[Sequence[int]] = [()] * first
-    for place, number in waits:
-        before[place] = posts[number]
+                before[start + place] = posts[first_sum + sum_key(header, each)]
     return before
 
 

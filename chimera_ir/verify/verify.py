@@ -9,6 +9,7 @@ from chimera_ir.diagnostics.catalogue.program import BoundExceeded
 from chimera_ir.diagnostics.catalogue.schedule import LaneCount, NotLowered
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.flow import live
+from chimera_ir.flow.net import Net, Reads, net_of, reads_of
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import NOWHERE, Compute
@@ -35,6 +36,23 @@ _SEAL = object()
 
 
 @dataclass(frozen=True)
+class Checked:
+    """A schedule, and what the rules on it and on its clocks say; without errors, it can be lowered.
+
+    ``reads`` are those of its operations, if rules came so far as to need them.
+    """
+
+    schedule: Schedule
+    findings: Findings
+    reads: Reads
+
+    @cached_property
+    def net(self) -> Net:
+        """What waits for what in it, if there are no errors."""
+        return net_of(self.schedule, self.reads)
+
+
+@dataclass(frozen=True)
 class Verified:
     """A program of which every rule holds, with the proofs. Only `verify_program` makes one.
 
@@ -42,8 +60,8 @@ class Verified:
     ----------
     program
         What was verified.
-    schedule
-        Its compute operations.
+    checked
+        The schedule of its compute operations, and what rules say of it.
     rules
         Those that were applied to it in full, its schedule and, if it has clocks, its plan.
     certificates
@@ -55,7 +73,7 @@ class Verified:
     """
 
     program: Program
-    schedule: Schedule
+    checked: Checked
     rules: frozenset[Rule]
     certificates: tuple[Certificate, ...]
     live: tuple[Fraction, ...]
@@ -66,18 +84,15 @@ class Verified:
         if seal is not _SEAL:
             raise TypeError("only verify_program makes a Verified")
 
+    @property
+    def schedule(self) -> Schedule:
+        """Its compute operations."""
+        return self.checked.schedule
+
     @cached_property
     def held(self) -> tuple[Holdings, ...]:
         """Per worker what it holds by stage, and what is alive at once."""
         return tuple(holdings(self.program))
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """A schedule, and what the rules on it and on its clocks say; without errors, it can be lowered."""
-
-    schedule: Schedule
-    findings: Findings
 
 
 def verify_schedule(schedule: Schedule, plan: Plan | None) -> Checked:
@@ -93,10 +108,11 @@ def verify_schedule(schedule: Schedule, plan: Plan | None) -> Checked:
         Where it comes from; none for a schedule that was written as such. There the place in the lane is the clock, so
         no two operations of a worker share one.
     """
-    findings = _clocks(plan) + _one_by_one(schedule, plan)
+    findings, reads = _one_by_one(schedule, plan)
+    findings = _clocks(plan) + findings
     if schedule.header.asynchronous and not findings.errors:
         findings += check("repeats", repeats(schedule))
-    return Checked(schedule, findings)
+    return Checked(schedule, findings, reads)
 
 
 def _clocks(plan: Plan | None) -> Findings:
@@ -105,14 +121,15 @@ def _clocks(plan: Plan | None) -> Findings:
     return apply(Rule.CONFLICT_FREE, conflict_free(plan)) + check("clocks", clocks(plan))
 
 
-def _one_by_one(schedule: Schedule, plan: Plan | None) -> Findings:
-    """The rules on a schedule as it stands, whether it repeats or not."""
+def _one_by_one(schedule: Schedule, plan: Plan | None) -> tuple[Findings, Reads]:
+    """The rules on a schedule as it stands, whether it repeats or not; and its reads, if they came so far."""
     if len(schedule.lanes) != schedule.header.workers:
-        return Findings(diagnostics=(LaneCount(NOWHERE, len(schedule.lanes), schedule.header.workers),))
+        return Findings(diagnostics=(LaneCount(NOWHERE, len(schedule.lanes), schedule.header.workers),)), ()
     findings = _operations(schedule.header, tuple(_by_worker(schedule)))
     if findings.errors:
-        return findings
-    return findings + apply(Rule.ACYCLIC, acyclic(schedule, plan)) + check("memory", memory(schedule))
+        return findings, ()
+    reads = reads_of(schedule)
+    return findings + apply(Rule.ACYCLIC, acyclic(schedule, plan, reads)) + check("memory", memory(schedule)), reads
 
 
 def _operations(header: Header, operations: Sequence[tuple[Worker, Compute]]) -> Findings:
@@ -140,7 +157,8 @@ def verify_program(program: Program, checked: Checked | None = None) -> Verified
     """
     schedule = schedule_of(program)
     if checked is None or schedule != checked.schedule:
-        checked = Checked(schedule, _clocks(None) + _one_by_one(schedule, None))
+        findings, reads = _one_by_one(schedule, None)
+        checked = Checked(schedule, _clocks(None) + findings, reads)
     raise_errors(checked.findings.diagnostics)
     in_lanes = cells(program)
     where = places(program, in_lanes)
@@ -157,7 +175,7 @@ def verify_program(program: Program, checked: Checked | None = None) -> Verified
         raise_errors(findings.diagnostics)
     return Verified(
         program=program,
-        schedule=schedule,
+        checked=checked,
         rules=findings.rules,
         certificates=tuple(each for each in certificates if isinstance(each, Certificate)),
         live=live.whole(schedule.header, live.activations(schedule)),
