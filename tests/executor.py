@@ -73,6 +73,7 @@ class Worker:
         self.recvs: dict[object, Transfer] = {}
         self.outputs: dict[object, tuple[Cell, object]] = {}
         self.kept: dict[object, tuple[Cell, object, int]] = {}
+        self.halves: dict[object, list[tuple[Cell, object]]] = {}
         self.gradients: dict[int, Counter] = {}
         self.busy: set[int] = set()
         self.launched: dict[tuple[int, int], Sum] = {}
@@ -132,6 +133,7 @@ class Executor:
             due = {s: self.updates for s in self.members if worker.number in self.members[s]}
             self.demand(worker.stepped == due, f"worker {worker.number} stepped {worker.stepped}, not {due}")
             self.demand(not worker.stashed, f"worker {worker.number} keeps {worker.stashed}")
+            self.demand(not worker.halves, f"worker {worker.number} never uses {list(worker.halves)}")
 
     # ---- the network
 
@@ -182,8 +184,12 @@ class Executor:
         match instruction:
             case Compute(kind, micros, stage, version=version) if kind is FORWARD:
                 self.forward(worker, micros, stage, self.weights(worker, stage, version))
-            case Compute(_, micros, stage, version=version):
-                self.backward(worker, micros, stage, self.weights(worker, stage, version))
+            case Compute(kind, micros, stage, version=version):
+                weights = self.weights(worker, stage, version)
+                if kind.letter in "BI":
+                    self.input_gradient(worker, micros, stage, weights)
+                if kind.letter in "BW":
+                    self.weight_gradient(worker, micros, stage, weights)
             case Send(message, to):
                 key = ("act" if message.source < message.target else "grad", message.micros, message.source)
                 self.demand(key in worker.outputs, f"worker {worker.number} sends {key} before it has it")
@@ -266,17 +272,24 @@ class Executor:
             return False
         return value[:2] == (kind, micros) and (value[2] <= source if kind == "act" else value[2] == source)
 
-    def backward(self, worker: Worker, micros: tuple[int, ...], stage: int, weights: int) -> None:
-        self.demand(stage not in worker.busy, f"the gradients of {stage} change while they are summed")
+    def input_gradient(self, worker: Worker, micros: tuple[int, ...], stage: int, weights: int) -> None:
+        """What the weight gradient still needs may be the memory of all that this half reads."""
+        given = [self.input(worker, "grad", micros, stage + 1, stage)] if stage < self.stages - 1 else []
         for micro in micros:
             self.demand((micro, stage) in worker.kept, "backward before its forward")
             cell, value, read = worker.kept.pop((micro, stage))
             self.demand(cell.value == value, f"the activations of {micro} on {stage} were overwritten")
             self.demand(read == weights, f"forward of {micro} on {stage} with {read}, backward with {weights}")
-            worker.gradients.setdefault(stage, Counter())[micro] += 1
-        if stage < self.stages - 1:
-            self.input(worker, "grad", micros, stage + 1, stage)
+            worker.halves[micro, stage] = [(cell, value), *given]
         worker.outputs["grad", micros, stage] = (Cell(("grad", micros, stage)), ("grad", micros, stage))
+
+    def weight_gradient(self, worker: Worker, micros: tuple[int, ...], stage: int, weights: int) -> None:
+        self.demand(stage not in worker.busy, f"the gradients of {stage} change while they are summed")
+        for micro in micros:
+            self.demand((micro, stage) in worker.halves, "weight gradient before the input gradient")
+            for cell, value in worker.halves.pop((micro, stage)):
+                self.demand(cell.value == value, f"what the weight gradient of {micro} on {stage} needs is gone")
+            worker.gradients.setdefault(stage, Counter())[micro] += 1
 
     def launch(self, worker: Worker, stage: int, version: int) -> None:
         self.demand(worker.number in self.members[stage], f"worker {worker.number} does not hold {stage}")
