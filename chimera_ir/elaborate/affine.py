@@ -17,8 +17,10 @@ from typing import assert_never
 
 from chimera_ir.diagnostics.catalogue import endless as say
 from chimera_ir.diagnostics.catalogue.values import BadDivisor, BadShare, Called, Overflow, Values
-from chimera_ir.elaborate.builtins import BUILTINS, COMPARE, shareable
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.elaborate.builtins import BUILTINS, COMPARE, LOGIC, shareable
 from chimera_ir.elaborate.evaluate import LIMIT, Fault, Scope
+from chimera_ir.elaborate.formulas import walk
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.printer import show_expression
@@ -87,12 +89,12 @@ def law(expression: ast.Expression, scope: Scope, variable: str, most: int) -> L
     >>> law(ast.Binary(ast.Arithmetic.DIVIDE, m, two, here), Scope({}, {}, {}), "m", 100)
     Law(values=(0, 0), increment=1, since=0)
     """
-    return _Deriver(scope, most, {}).law(expression, {variable: COUNT})
+    return walk(expression, _Laws(scope, {variable: COUNT}, most, {}))
 
 
 def eventual_law(expression: ast.Expression, scope: Scope, variable: str, most: int) -> Law:
     """The same, of a formula that may take the maximum and minimum of growing values: its law for large m."""
-    return _Deriver(scope, most, {"max": _larger, "min": _smaller}).law(expression, {variable: COUNT})
+    return walk(expression, _Laws(scope, {variable: COUNT}, most, {"max": _larger, "min": _smaller}))
 
 
 def limited(count: int, most: int, span: Span) -> int:
@@ -102,144 +104,124 @@ def limited(count: int, most: int, span: Span) -> int:
     return count
 
 
-class _Deriver:
-    """Derives the law of a formula from those of its parts; ``unending`` are functions that may take growing values."""
+@dataclass(frozen=True, slots=True)
+class _Laws:
+    """The domain of laws.
 
-    def __init__(self, scope: Scope, most: int, unending: Mapping[str, _Fold]) -> None:
-        self._scope = scope
-        self._most = most
-        self._unending = unending
+    Attributes
+    ----------
+    scope, names
+        What names stand for: ``names`` are the variable, or the parameters of the function that is called.
+    most
+        No period is longer.
+    unending
+        The functions that may take growing values.
+    """
 
-    def law(self, node: ast.Expression, bound: Mapping[str, Law]) -> Law:
-        """The law of an expression in which names stand for laws, or else for what the scope says."""
-        match node:
-            case ast.Integer(value):
-                return Law((value,), 0)
-            case ast.Name(text):
-                return bound[text] if text in bound else Law((self._scope.values[text],), 0)
-            case ast.Minus(operand):
-                return _scaled(self.law(operand, bound), -1)
-            case ast.Binary():
-                return self._within(node, self._binary(node, bound), bound)
-            case ast.Comparison():
-                return self._comparison(node, bound)
-            case ast.Not(operand):
-                return self._pointwise(node, operator.not_, [self.law(operand, bound)])
-            case ast.Logical():
-                return self._logical(node, bound)
-            case ast.Choice():
-                return self._choice(node, bound)
-            case ast.Call():
-                return self._call(node, bound)
-            case _:
-                assert_never(node)
+    scope: Scope
+    names: Mapping[str, Law]
+    most: int
+    unending: Mapping[str, _Fold]
 
-    def _binary(self, node: ast.Binary, bound: Mapping[str, Law]) -> Law:
-        left, right = self.law(node.left, bound), self.law(node.right, bound)
+    def constant(self, value: int) -> Law:
+        return Law((value,), 0)
+
+    def name(self, text: str) -> Law:
+        return self.names[text] if text in self.names else self.constant(self.scope.values[text])
+
+    def known(self, part: Law) -> int | None:
+        return part.values[0] if part.constant else None
+
+    def minus(self, operand: Law) -> Law:
+        return _scaled(operand, -1)
+
+    def negation(self, operand: Law) -> Law:
+        return _reduced(map(operator.not_, operand.values), 0, operand.since)
+
+    def arithmetic(self, node: ast.Binary, left: Law, right: Law) -> Law:
+        combined = self._arithmetic(node, left, right)
+        if max(abs(combined.increment), max(combined.values), -min(combined.values)) > LIMIT:
+            raise self._fault(Overflow, node)
+        return combined
+
+    def comparison(self, node: ast.Comparison, comparator: ast.Comparator, left: Law, right: Law) -> Law:
+        difference = self._sum(node, left, _scaled(right, -1))
+        if difference.increment:
+            raise self._fault(say.GrowingCondition, node)
+        return _reduced((COMPARE[comparator](value, 0) for value in difference.values), 0, difference.since)
+
+    def logical(self, node: ast.Expression, logic: ast.Logic, left: Law, right: Law) -> Law:
+        return self._pointwise(node, LOGIC[logic], [left, right])
+
+    def choice(self, node: ast.Choice, condition: Law, one: Law, other: Law) -> Law:
+        if one.rate != other.rate:
+            rates = str(one.rate), str(other.rate)
+            raise self._fault(say.BranchesDrift, node, one=rates[0], other=rates[1])
+        return self._along(node, lambda holds, yes, no: yes if holds else no, [condition, one, other], one.rate)
+
+    def builtin(self, node: ast.Call, arguments: Sequence[Law]) -> Law:
+        name = node.function.text
+        if not any(argument.increment for argument in arguments):
+            return self._pointwise(node, partial(self._applied, node), arguments)
+        if name not in self.unending:
+            raise self._fault(say.GrowingArgument, node, function=name)
+        fold, period = self.unending[name], self._period(node, arguments)
+        return reduce(lambda one, other: fold(one, other, period), arguments)
+
+    def call(self, node: ast.Call, arguments: Sequence[Law]) -> Law:
+        function = self.scope.functions[node.function.text]
+        try:
+            return walk(function.definition.body, replace(self, names=function.bound(arguments)))
+        except Fault as fault:
+            texts = tuple(map(show_expression, node.arguments))
+            raise fault.through(Called(node.function.text, texts, node.span)) from None
+
+    def _arithmetic(self, node: ast.Binary, left: Law, right: Law) -> Law:
         match node.operator:
             case ast.Arithmetic.ADD:
                 return self._sum(node, left, right)
             case ast.Arithmetic.SUBTRACT:
                 return self._sum(node, left, _scaled(right, -1))
             case ast.Arithmetic.MULTIPLY:
-                return self._product(node, left, right, bound)
+                return self._product(node, left, right)
             case ast.Arithmetic.DIVIDE:
-                return self._division(node, left, right, bound, remainder=False)
+                return self._quotient(node, left, right)
             case ast.Arithmetic.REMAINDER:
-                return self._division(node, left, right, bound, remainder=True)
+                return self._sum(node, left, _scaled(self._quotient(node, left, right), -right.values[0]))
             case _:
                 assert_never(node.operator)
-
-    def _within(self, node: ast.Expression, found: Law, bound: Mapping[str, Law]) -> Law:
-        """The law, if its numbers have 64 bits."""
-        if max(abs(found.increment), max(found.values), -min(found.values)) > LIMIT:
-            raise Fault(partial(Overflow, node.span, self._values(node, bound)))
-        return found
 
     def _sum(self, node: ast.Expression, left: Law, right: Law) -> Law:
         period = self._period(node, [left, right])
         values = map(operator.add, left.stretched(period), right.stretched(period))
         return _reduced(values, int((left.rate + right.rate) * period), max(left.since, right.since))
 
-    def _product(self, node: ast.Binary, left: Law, right: Law, bound: Mapping[str, Law]) -> Law:
+    def _product(self, node: ast.Binary, left: Law, right: Law) -> Law:
         for factor, other in ((left, right), (right, left)):
             if factor.constant:
                 return _scaled(other, factor.values[0])
         if left.increment or right.increment:
             texts = show_expression(node.left), show_expression(node.right)
-            raise Fault(
-                partial(say.GrowingProduct, node.span, self._values(node, bound), left=texts[0], right=texts[1])
-            )
+            raise self._fault(say.GrowingProduct, node, left=texts[0], right=texts[1])
         return self._pointwise(node, operator.mul, [left, right])
 
-    def _division(self, node: ast.Binary, left: Law, right: Law, bound: Mapping[str, Law], *, remainder: bool) -> Law:
-        text, values = show_expression(node.right), self._values(node.right, bound)
+    def _quotient(self, node: ast.Binary, left: Law, right: Law) -> Law:
+        text = show_expression(node.right)
         if not right.constant:
-            raise Fault(partial(say.ChangingDivisor, node.right.span, values, divisor=text))
+            raise self._fault(say.ChangingDivisor, node.right, divisor=text)
         divisor = right.values[0]
         if divisor < 1:
-            raise Fault(partial(BadDivisor, node.right.span, values, divisor=text, value=divisor))
+            raise self._fault(BadDivisor, node.right, divisor=text, value=divisor)
         times = divisor // gcd(divisor, left.increment)
-        period = limited(left.period * times, self._most, node.span)
-        dividends = left.stretched(period)
-        if remainder:
-            return _reduced((value % divisor for value in dividends), 0, left.since)
-        return _reduced((value // divisor for value in dividends), left.increment * times // divisor, left.since)
+        period = limited(left.period * times, self.most, node.span)
+        quotients = (value // divisor for value in left.stretched(period))
+        return _reduced(quotients, left.increment * times // divisor, left.since)
 
-    def _comparison(self, node: ast.Comparison, bound: Mapping[str, Law]) -> Law:
-        laws = [self.law(operand, bound) for operand in node.operands]
-        truth = ALWAYS
-        for comparator, left, right in zip(node.comparators, laws, laws[1:], strict=False):
-            difference = self._sum(node, left, _scaled(right, -1))
-            if difference.increment:
-                raise Fault(partial(say.GrowingCondition, node.span, self._values(node, bound)))
-            holds = _reduced((COMPARE[comparator](value, 0) for value in difference.values), 0, difference.since)
-            truth = self._pointwise(node, _both, [truth, holds])
-        return truth
-
-    def _logical(self, node: ast.Logical, bound: Mapping[str, Law]) -> Law:
-        decisive, combined = _LOGIC[node.operator]
-        left = self.law(node.left, bound)
-        if left.constant:
-            return left if bool(left.values[0]) is decisive else self.law(node.right, bound)
-        return self._pointwise(node, combined, [left, self.law(node.right, bound)])
-
-    def _choice(self, node: ast.Choice, bound: Mapping[str, Law]) -> Law:
-        condition = self.law(node.condition, bound)
-        if condition.constant:
-            return self.law(node.one if condition.values[0] else node.other, bound)
-        one, other = self.law(node.one, bound), self.law(node.other, bound)
-        if one.rate != other.rate:
-            values, rates = self._values(node, bound), (str(one.rate), str(other.rate))
-            raise Fault(partial(say.BranchesDrift, node.span, values, one=rates[0], other=rates[1]))
-        return self._along(node, lambda truth, yes, no: yes if truth else no, [condition, one, other], one.rate)
-
-    def _call(self, node: ast.Call, bound: Mapping[str, Law]) -> Law:
-        name = node.function.text
-        arguments = [self.law(argument, bound) for argument in node.arguments]
-        if name in BUILTINS:
-            return self._builtin(node, arguments, bound)
-        function = self._scope.functions[name].definition
-        try:
-            parameters = (word.text for word in function.parameters)
-            return self.law(function.body, dict(zip(parameters, arguments, strict=True)))
-        except Fault as fault:
-            raise fault.through(Called(name, tuple(map(show_expression, node.arguments)), node.span)) from None
-
-    def _builtin(self, node: ast.Call, arguments: Sequence[Law], bound: Mapping[str, Law]) -> Law:
-        name, values = node.function.text, self._values(node, bound)
-        if not any(argument.increment for argument in arguments):
-            return self._pointwise(node, partial(self._applied, node, values), arguments)
-        if name not in self._unending:
-            raise Fault(partial(say.GrowingArgument, node.span, values, function=name))
-        fold, period = self._unending[name], self._period(node, arguments)
-        return reduce(lambda one, other: fold(one, other, period), arguments)
-
-    def _applied(self, node: ast.Call, values: Values, *arguments: int) -> int:
+    def _applied(self, node: ast.Call, *arguments: int) -> int:
         name = node.function.text
         if name == "share" and not shareable(*arguments):
             total, parts, part = arguments
-            raise Fault(partial(BadShare, node.span, values, total=total, parts=parts, part=part))
+            raise self._fault(BadShare, node, total=total, parts=parts, part=part)
         return BUILTINS[name].apply(*arguments)
 
     def _pointwise(self, node: ast.Expression, apply: Callable[..., int], laws: Sequence[Law]) -> Law:
@@ -253,25 +235,16 @@ class _Deriver:
         return _reduced(values, int(rate * period), max(each.since for each in laws))
 
     def _period(self, node: ast.Expression, laws: Sequence[Law]) -> int:
-        return limited(lcm(*(each.period for each in laws)), self._most, node.span)
+        return limited(lcm(*(each.period for each in laws)), self.most, node.span)
 
-    def _values(self, node: ast.Expression, bound: Mapping[str, Law]) -> Values:
+    def _fault(self, describe: Callable[..., Diagnostic], node: ast.Expression, **facts: int | str) -> Fault:
+        return Fault(partial(describe, node.span, self._values(node), **facts))
+
+    def _values(self, node: ast.Expression) -> Values:
         """The names in an expression that have one value."""
-        names = dict.fromkeys(each.text for each in ast.walk(node) if isinstance(each, ast.Name))
-        laws = {name: self.law(ast.Name(name, node.span), bound) for name in names}
-        return tuple((name, known.values[0]) for name, known in laws.items() if known.constant)
-
-
-def _both(one: int, other: int) -> bool:
-    return bool(one and other)
-
-
-def _either(one: int, other: int) -> bool:
-    return bool(one or other)
-
-
-_LOGIC = {ast.Logic.AND: (False, _both), ast.Logic.OR: (True, _either)}
-"""The truth of the left side that decides, and what both sides mean where neither decides."""
+        names = dict.fromkeys(part.text for part in ast.walk(node) if isinstance(part, ast.Name))
+        values = ((name, self.known(self.name(name))) for name in names)
+        return tuple((name, value) for name, value in values if value is not None)
 
 
 def _scaled(one: Law, factor: int) -> Law:

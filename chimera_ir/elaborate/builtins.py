@@ -1,10 +1,10 @@
-"""The functions that every scheme knows, and what its comparisons mean."""
+"""The functions that every scheme knows, and what its operators mean."""
 
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from chimera_ir.syntax.ast import Comparator
+from chimera_ir.syntax.ast import Arithmetic, Comparator, Logic
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,17 @@ BUILTINS = {
 }
 """By name."""
 
+ARITHMETIC: Mapping[Arithmetic, Callable[[int, int], int]] = {
+    Arithmetic.ADD: operator.add,
+    Arithmetic.SUBTRACT: operator.sub,
+    Arithmetic.MULTIPLY: operator.mul,
+    Arithmetic.DIVIDE: operator.floordiv,
+    Arithmetic.REMAINDER: operator.mod,
+}
+
+DIVISIONS = frozenset({Arithmetic.DIVIDE, Arithmetic.REMAINDER})
+"""The operators that need a positive right operand."""
+
 COMPARE: Mapping[Comparator, Callable[[int, int], bool]] = {
     Comparator.EQUAL: operator.eq,
     Comparator.UNEQUAL: operator.ne,
@@ -49,3 +60,9 @@ COMPARE: Mapping[Comparator, Callable[[int, int], bool]] = {
     Comparator.AT_LEAST: operator.ge,
     Comparator.GREATER: operator.gt,
 }
+
+LOGIC: Mapping[Logic, Callable[[bool, bool], bool]] = {Logic.AND: operator.and_, Logic.OR: operator.or_}
+"""For truths that are both known; ``DECISIVE`` tells when the left one is enough."""
+
+DECISIVE = {Logic.AND: False, Logic.OR: True}
+"""The left side that decides, whatever the right side is."""

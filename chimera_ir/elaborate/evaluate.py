@@ -5,14 +5,15 @@ variable is computed when the formula is compiled. Values stay within 64 bits, o
 """
 
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, Protocol, assert_never, cast
 
 from chimera_ir.diagnostics.catalogue.values import BadDivisor, BadShare, Called, Instance, Overflow, Values
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.elaborate.builtins import BUILTINS, Builtin, shareable
+from chimera_ir.elaborate.builtins import ARITHMETIC, BUILTINS, COMPARE, DIVISIONS, shareable
+from chimera_ir.elaborate.formulas import Part, walk
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.printer import show_expression
@@ -25,6 +26,8 @@ Frame = tuple[int, ...]
 
 Formula = Callable[[Frame], int]
 """A compiled expression."""
+
+_Apply = Callable[[int, int], int]
 
 
 class _Describe(Protocol):
@@ -62,6 +65,10 @@ class Compiled:
     definition: ast.Function
     body: Formula
 
+    def bound(self, arguments: Iterable[Part]) -> dict[str, Part]:
+        """The parameters of the function with the arguments of a call."""
+        return dict(zip((word.text for word in self.definition.parameters), arguments, strict=True))
+
 
 @dataclass(frozen=True, slots=True)
 class Scope:
@@ -95,7 +102,7 @@ def evaluate(expression: ast.Expression, scope: Scope, instance: Instance | None
 
 def compiled(expression: ast.Expression, scope: Scope) -> Formula:
     """The closure of a checked expression (see ``names.check``)."""
-    return _compile(expression, scope).formula
+    return walk(expression, _Closures(scope)).formula
 
 
 class _Part(NamedTuple):
@@ -105,233 +112,125 @@ class _Part(NamedTuple):
     constant: int | None
 
 
-def _compile(node: ast.Expression, scope: Scope) -> _Part:
-    match node:
-        case ast.Integer(value):
-            return _constant(value)
-        case ast.Name(text):
-            return _slot(scope.slots[text]) if text in scope.slots else _constant(scope.values[text])
-        case ast.Call():
-            return _call(node, scope)
-        case ast.Minus(operand):
-            part = _compile(operand, scope)
-            return _folded(_minus(part.formula), [part])
-        case ast.Binary():
-            left, right = _compile(node.left, scope), _compile(node.right, scope)
-            return _folded(_binary(node, scope, left, right), [left, right])
-        case ast.Comparison():
-            parts = [_compile(operand, scope) for operand in node.operands]
-            return _folded(_comparison(node.comparators, parts), parts)
-        case ast.Not(operand):
-            part = _compile(operand, scope)
-            return _folded(_not(part.formula), [part])
-        case ast.Logical():
-            left, right = _compile(node.left, scope), _compile(node.right, scope)
-            return _folded(_logical(node.operator, left.formula, right.formula), [left, right])
-        case ast.Choice():
-            return _choice(*(_compile(part, scope) for part in (node.condition, node.one, node.other)))
-        case _:
-            assert_never(node)
+@dataclass(frozen=True, slots=True)
+class _Closures:
+    """The domain of closures; operations of constants are computed when the formula is compiled."""
+
+    scope: Scope
+
+    def constant(self, value: int) -> _Part:
+        return _Part(lambda frame: value, value)
+
+    def name(self, text: str) -> _Part:
+        slot = self.scope.slots.get(text)
+        return self.constant(self.scope.values[text]) if slot is None else _Part(lambda frame: frame[slot], None)
+
+    def known(self, part: _Part) -> int | None:
+        return part.constant
+
+    def minus(self, operand: _Part) -> _Part:
+        formula = operand.formula
+        return self._folded(lambda frame: -formula(frame), operand)
+
+    def negation(self, operand: _Part) -> _Part:
+        formula = operand.formula
+        return self._folded(lambda frame: not formula(frame), operand)
+
+    def arithmetic(self, node: ast.Binary, left: _Part, right: _Part) -> _Part:
+        apply = ARITHMETIC[node.operator]
+
+        def bad(frame: Frame, divisor: int) -> Fault:
+            return self._fault(BadDivisor, node.right, frame, show_expression(node.right), divisor)
+
+        if node.operator in DIVISIONS:
+            return self._folded(_quotient(apply, left.formula, right, bad), left, right)
+        return self._folded(_within(apply, left, right.formula, partial(self._fault, Overflow, node)), left, right)
+
+    def comparison(self, node: ast.Comparison, comparator: ast.Comparator, left: _Part, right: _Part) -> _Part:
+        holds, one, other = COMPARE[comparator], left.formula, right.formula
+        return self._folded(lambda frame: holds(one(frame), other(frame)), left, right)
+
+    def logical(self, node: ast.Expression, logic: ast.Logic, left: _Part, right: _Part) -> _Part:
+        one, other = left.formula, right.formula
+        match logic:
+            case ast.Logic.AND:
+                return self._folded(lambda frame: one(frame) and other(frame), left, right)
+            case ast.Logic.OR:
+                return self._folded(lambda frame: one(frame) or other(frame), left, right)
+            case _:
+                assert_never(logic)
+
+    def choice(self, node: ast.Choice, condition: _Part, one: _Part, other: _Part) -> _Part:
+        test, yes, no = condition.formula, one.formula, other.formula
+        return _Part(lambda frame: yes(frame) if test(frame) else no(frame), None)
+
+    def builtin(self, node: ast.Call, arguments: Sequence[_Part]) -> _Part:
+        name, formulas = node.function.text, [argument.formula for argument in arguments]
+        apply = BUILTINS[name].apply
+
+        def share(frame: Frame) -> int:
+            values = [formula(frame) for formula in formulas]
+            if not shareable(*values):
+                raise self._fault(BadShare, node, frame, *values)
+            return apply(*values)
+
+        formula = share if name == "share" else lambda frame: apply(*[formula(frame) for formula in formulas])
+        return self._folded(formula, *arguments)
+
+    def call(self, node: ast.Call, arguments: Sequence[_Part]) -> _Part:
+        name, formulas = node.function.text, tuple(argument.formula for argument in arguments)
+        return self._folded(_function(name, self.scope.functions[name].body, formulas, node.span), *arguments)
+
+    def _fault(self, describe: Callable[..., Diagnostic], node: ast.Expression, frame: Frame, *facts: object) -> Fault:
+        scope = self.scope
+        return Fault(lambda instance, calls: describe(node.span, scope.values_in(node, frame), instance, calls, *facts))
+
+    def _folded(self, formula: Formula, *parts: _Part) -> _Part:
+        """The formula, or its value if all parts have one; a fault waits until the formula is really asked for."""
+        if any(part.constant is None for part in parts):
+            return _Part(formula, None)
+        try:
+            return self.constant(formula(()))
+        except Fault:
+            return _Part(formula, None)
 
 
-def _constant(value: int) -> _Part:
-    return _Part(lambda frame: value, value)
+def _within(apply: _Apply, left: _Part, other: Formula, overflow: Callable[[Frame], Fault]) -> Formula:
+    """A sum, difference or product."""
+    one = left.formula
 
-
-def _slot(slot: int) -> _Part:
-    return _Part(lambda frame: frame[slot], None)
-
-
-def _folded(formula: Formula, parts: list[_Part]) -> _Part:
-    """The formula, or its value if all parts have one; a fault waits until the formula is really asked for."""
-    if any(part.constant is None for part in parts):
-        return _Part(formula, None)
-    try:
-        return _constant(formula(()))
-    except Fault:
-        return _Part(formula, None)
-
-
-def _minus(operand: Formula) -> Formula:
-    return lambda frame: -operand(frame)
-
-
-def _not(operand: Formula) -> Formula:
-    return lambda frame: not operand(frame)
-
-
-def _logical(operator: ast.Logic, left: Formula, right: Formula) -> Formula:
-    match operator:
-        case ast.Logic.AND:
-            return lambda frame: left(frame) and right(frame)
-        case ast.Logic.OR:
-            return lambda frame: left(frame) or right(frame)
-        case _:
-            assert_never(operator)
-
-
-def _choice(condition: _Part, one: _Part, other: _Part) -> _Part:
-    if condition.constant is not None:
-        return one if condition.constant else other
-    test, yes, no = condition.formula, one.formula, other.formula
-    return _Part(lambda frame: yes(frame) if test(frame) else no(frame), None)
-
-
-def _comparison(comparators: tuple[ast.Comparator, ...], parts: list[_Part]) -> Formula:
-    formulas = [part.formula for part in parts]
-    pairs = [_compare(*triple) for triple in zip(comparators, formulas, formulas[1:], strict=False)]
-    if len(pairs) == 1:
-        return pairs[0]
-    return lambda frame: all(pair(frame) for pair in pairs)
-
-
-def _compare(comparator: ast.Comparator, left: Formula, right: Formula) -> Formula:
-    match comparator:
-        case ast.Comparator.EQUAL:
-            return lambda frame: left(frame) == right(frame)
-        case ast.Comparator.UNEQUAL:
-            return lambda frame: left(frame) != right(frame)
-        case ast.Comparator.AT_MOST:
-            return lambda frame: left(frame) <= right(frame)
-        case ast.Comparator.LESS:
-            return lambda frame: left(frame) < right(frame)
-        case ast.Comparator.AT_LEAST:
-            return lambda frame: left(frame) >= right(frame)
-        case ast.Comparator.GREATER:
-            return lambda frame: left(frame) > right(frame)
-        case _:
-            assert_never(comparator)
-
-
-def _binary(node: ast.Binary, scope: Scope, left: _Part, right: _Part) -> Formula:
-    match node.operator:
-        case ast.Arithmetic.ADD:
-            return _add(left, right, partial(_overflow, node, scope))
-        case ast.Arithmetic.SUBTRACT:
-            return _subtract(left.formula, right.formula, partial(_overflow, node, scope))
-        case ast.Arithmetic.MULTIPLY:
-            return _multiply(left, right, partial(_overflow, node, scope))
-        case ast.Arithmetic.DIVIDE:
-            return _divide(left.formula, right, partial(_bad_divisor, node, scope))
-        case ast.Arithmetic.REMAINDER:
-            return _remainder(left.formula, right, partial(_bad_divisor, node, scope))
-        case _:
-            assert_never(node.operator)
-
-
-def _add(left: _Part, right: _Part, overflow: Callable[[Frame], Fault]) -> Formula:
-    one, other = left.formula, right.formula
-
-    def add(frame: Frame) -> int:
-        value = one(frame) + other(frame)
+    def general(frame: Frame) -> int:
+        value = apply(one(frame), other(frame))
         if -LIMIT <= value <= LIMIT:
             return value
         raise overflow(frame)
 
-    return add
-
-
-def _subtract(one: Formula, other: Formula, overflow: Callable[[Frame], Fault]) -> Formula:
-    def subtract(frame: Frame) -> int:
-        value = one(frame) - other(frame)
-        if -LIMIT <= value <= LIMIT:
-            return value
-        raise overflow(frame)
-
-    return subtract
-
-
-def _multiply(left: _Part, right: _Part, overflow: Callable[[Frame], Fault]) -> Formula:
-    one, other = left.formula, right.formula
-
-    def multiply(frame: Frame) -> int:
-        value = one(frame) * other(frame)
-        if -LIMIT <= value <= LIMIT:
-            return value
-        raise overflow(frame)
-
-    def scale(frame: Frame) -> int:
-        value = factor * other(frame)
+    def of_constant(frame: Frame) -> int:
+        value = apply(fixed, other(frame))
         if -LIMIT <= value <= LIMIT:
             return value
         raise overflow(frame)
 
     if left.constant is None:
-        return multiply
-    factor = left.constant
-    return scale
+        return general
+    fixed = left.constant
+    return of_constant
 
 
-def _divide(one: Formula, right: _Part, bad: Callable[[Frame, int], Fault]) -> Formula:
+def _quotient(apply: _Apply, one: Formula, right: _Part, bad: Callable[[Frame, int], Fault]) -> Formula:
+    """A quotient or remainder."""
     other = right.formula
 
-    def divide(frame: Frame) -> int:
+    def general(frame: Frame) -> int:
         divisor = other(frame)
         if divisor > 0:
-            return one(frame) // divisor
+            return apply(one(frame), divisor)
         raise bad(frame, divisor)
 
     if right.constant is None or right.constant <= 0:
-        return divide
+        return general
     fixed = right.constant
-    return lambda frame: one(frame) // fixed
-
-
-def _remainder(one: Formula, right: _Part, bad: Callable[[Frame, int], Fault]) -> Formula:
-    other = right.formula
-
-    def remainder(frame: Frame) -> int:
-        divisor = other(frame)
-        if divisor > 0:
-            return one(frame) % divisor
-        raise bad(frame, divisor)
-
-    if right.constant is None or right.constant <= 0:
-        return remainder
-    fixed = right.constant
-    return lambda frame: one(frame) % fixed
-
-
-def _overflow(node: ast.Expression, scope: Scope, frame: Frame) -> Fault:
-    return Fault(lambda instance, calls: Overflow(node.span, scope.values_in(node, frame), instance, calls))
-
-
-def _bad_divisor(node: ast.Binary, scope: Scope, frame: Frame, divisor: int) -> Fault:
-    def describe(instance: Instance, calls: tuple[Called, ...]) -> Diagnostic:
-        values = scope.values_in(node.right, frame)
-        return BadDivisor(node.right.span, values, instance, calls, show_expression(node.right), divisor)
-
-    return Fault(describe)
-
-
-def _bad_share(node: ast.Call, scope: Scope, frame: Frame, total: int, parts: int, part: int) -> Fault:
-    def describe(instance: Instance, calls: tuple[Called, ...]) -> Diagnostic:
-        return BadShare(node.span, scope.values_in(node, frame), instance, calls, total, parts, part)
-
-    return Fault(describe)
-
-
-def _call(node: ast.Call, scope: Scope) -> _Part:
-    parts = [_compile(argument, scope) for argument in node.arguments]
-    formulas = tuple(part.formula for part in parts)
-    builtin = BUILTINS.get(node.function.text)
-    if builtin is not None:
-        return _folded(_builtin(node, scope, builtin, formulas), parts)
-    return _folded(_function(node.function.text, scope.functions[node.function.text].body, formulas, node.span), parts)
-
-
-def _builtin(node: ast.Call, scope: Scope, builtin: Builtin, arguments: tuple[Formula, ...]) -> Formula:
-    apply = builtin.apply
-
-    def share(frame: Frame) -> int:
-        total, parts, part = (argument(frame) for argument in arguments)
-        if not shareable(total, parts, part):
-            raise _bad_share(node, scope, frame, total, parts, part)
-        return apply(total, parts, part)
-
-    if node.function.text == "share":
-        return share
-    return lambda frame: apply(*[argument(frame) for argument in arguments])
+    return lambda frame: apply(one(frame), fixed)
 
 
 def _function(name: str, body: Formula, arguments: tuple[Formula, ...], span: Span) -> Formula:

@@ -6,11 +6,13 @@ their sum for both. It has the values that `evaluate` gives one by one, or is `U
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, repeat
-from typing import NamedTuple, assert_never
+from typing import NamedTuple
 
-from chimera_ir.elaborate.builtins import BUILTINS, COMPARE, shareable
+from chimera_ir.elaborate.builtins import ARITHMETIC, BUILTINS, COMPARE, DIVISIONS, LOGIC, shareable
 from chimera_ir.elaborate.evaluate import LIMIT, Scope
+from chimera_ir.elaborate.formulas import walk
 from chimera_ir.syntax import ast
 
 
@@ -18,7 +20,7 @@ class Unfit(Exception):
     """Somewhere the formula has no value, or what it does not need there has none."""
 
 
-class _Values(NamedTuple):
+class _Column(NamedTuple):
     """What a part of a formula depends on, and its values for that: by micro-batch, then by stage."""
 
     on_micros: bool
@@ -40,10 +42,8 @@ class Grid:
     """
 
     def __init__(self, micros: Sequence[int], stages: Sequence[int], names: tuple[str, str], scope: Scope) -> None:
-        self._sizes = len(micros), len(stages)
-        variables = _Values(True, False, list(micros)), _Values(False, True, list(stages))
-        self._variables = dict(zip(names, variables, strict=True))
-        self._scope = scope
+        variables = _Column(True, False, list(micros)), _Column(False, True, list(stages))
+        self._domain = _Columns(scope, dict(zip(names, variables, strict=True)), len(micros), len(stages))
 
     def values(self, expression: ast.Expression) -> list[int]:
         """The values of a checked formula, or its truths, on the whole grid.
@@ -51,79 +51,71 @@ class Grid:
         Raises
         ------
         Unfit
-            If it, or any part of it, lacks one somewhere.
+            If it, or a part of it that the walk looks at, lacks one somewhere.
         """
-        return self._spread(self._of(expression, self._variables), on_micros=True, on_stages=True)
+        return self._domain.spread(walk(expression, self._domain), on_micros=True, on_stages=True)
 
-    def _of(self, node: ast.Expression, bound: Mapping[str, _Values]) -> _Values:
-        match node:
-            case ast.Integer(value):
-                return _one(value)
-            case ast.Name(text):
-                return bound[text] if text in bound else _one(self._scope.values[text])
-            case ast.Minus(operand):
-                return self._each(operator.neg, self._of(operand, bound))
-            case ast.Binary():
-                return self._binary(node.operator, self._of(node.left, bound), self._of(node.right, bound))
-            case ast.Comparison():
-                operands = [self._of(operand, bound) for operand in node.operands]
-                pairs = zip(node.comparators, operands, operands[1:], strict=False)
-                holds = [self._each(COMPARE[comparator], one, other) for comparator, one, other in pairs]
-                return self._each(lambda *truths: all(truths), *holds) if len(holds) > 1 else holds[0]
-            case ast.Not(operand):
-                return self._each(operator.not_, self._of(operand, bound))
-            case ast.Logical():
-                return self._each(_LOGIC[node.operator], self._of(node.left, bound), self._of(node.right, bound))
-            case ast.Choice():
-                parts = (self._of(part, bound) for part in (node.condition, node.one, node.other))
-                return self._each(lambda condition, one, other: one if condition else other, *parts)
-            case ast.Call():
-                return self._call(node.function.text, [self._of(argument, bound) for argument in node.arguments])
-            case _:
-                assert_never(node)
 
-    def _binary(self, symbol: ast.Arithmetic, left: _Values, right: _Values) -> _Values:
-        if symbol in (ast.Arithmetic.DIVIDE, ast.Arithmetic.REMAINDER) and min(right.values, default=1) < 1:
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The domain of columns; ``names`` are the variables, or the parameters of the function that is called."""
+
+    scope: Scope
+    names: Mapping[str, _Column]
+    micros: int
+    stages: int
+
+    def constant(self, value: int) -> _Column:
+        return _Column(False, False, [value])
+
+    def name(self, text: str) -> _Column:
+        return self.names[text] if text in self.names else self.constant(self.scope.values[text])
+
+    def known(self, part: _Column) -> int | None:
+        return None if part.on_micros or part.on_stages else part.values[0]
+
+    def minus(self, operand: _Column) -> _Column:
+        return self._each(operator.neg, operand)
+
+    def negation(self, operand: _Column) -> _Column:
+        return self._each(operator.not_, operand)
+
+    def arithmetic(self, node: ast.Binary, left: _Column, right: _Column) -> _Column:
+        if node.operator in DIVISIONS and min(right.values, default=1) < 1:
             raise Unfit
-        found = self._each(_COMBINE[symbol], left, right)
-        if max(found.values, default=0) > LIMIT or min(found.values, default=0) < -LIMIT:
+        column = self._each(ARITHMETIC[node.operator], left, right)
+        if max(column.values, default=0) > LIMIT or min(column.values, default=0) < -LIMIT:
             raise Unfit
-        return found
+        return column
 
-    def _call(self, name: str, arguments: list[_Values]) -> _Values:
-        builtin = BUILTINS.get(name)
-        if builtin is None:
-            function = self._scope.functions[name].definition
-            parameters = (parameter.text for parameter in function.parameters)
-            return self._of(function.body, dict(zip(parameters, arguments, strict=True)))
+    def comparison(self, node: ast.Comparison, comparator: ast.Comparator, left: _Column, right: _Column) -> _Column:
+        return self._each(COMPARE[comparator], left, right)
+
+    def logical(self, node: ast.Expression, logic: ast.Logic, left: _Column, right: _Column) -> _Column:
+        return self._each(LOGIC[logic], left, right)
+
+    def choice(self, node: ast.Choice, condition: _Column, one: _Column, other: _Column) -> _Column:
+        return self._each(lambda holds, yes, no: yes if holds else no, condition, one, other)
+
+    def builtin(self, node: ast.Call, arguments: Sequence[_Column]) -> _Column:
+        name = node.function.text
         if name == "share" and not all(self._each(shareable, *arguments).values):
             raise Unfit
-        return self._each(builtin.apply, *arguments)
+        return self._each(BUILTINS[name].apply, *arguments)
 
-    def _each(self, apply: Callable[..., int], *parts: _Values) -> _Values:
+    def call(self, node: ast.Call, arguments: Sequence[_Column]) -> _Column:
+        function = self.scope.functions[node.function.text]
+        return walk(function.definition.body, replace(self, names=function.bound(arguments)))
+
+    def _each(self, apply: Callable[..., int], *parts: _Column) -> _Column:
         """A function of parts, for all that any of them depends on."""
         on_micros, on_stages = any(part.on_micros for part in parts), any(part.on_stages for part in parts)
-        columns = (self._spread(part, on_micros=on_micros, on_stages=on_stages) for part in parts)
-        return _Values(on_micros, on_stages, list(map(apply, *columns)))
+        columns = (self.spread(part, on_micros=on_micros, on_stages=on_stages) for part in parts)
+        return _Column(on_micros, on_stages, list(map(apply, *columns)))
 
-    def _spread(self, part: _Values, *, on_micros: bool, on_stages: bool) -> list[int]:
+    def spread(self, part: _Column, *, on_micros: bool, on_stages: bool) -> list[int]:
         """The values of a part, repeated for what it does not depend on."""
-        values, (micros, stages) = part.values, self._sizes
+        values = part.values
         if on_stages and not part.on_stages:
-            values = list(chain.from_iterable(repeat(value, stages) for value in values))
-        return values * micros if on_micros and not part.on_micros else values
-
-
-def _one(value: int) -> _Values:
-    return _Values(False, False, [value])
-
-
-_LOGIC = {ast.Logic.AND: operator.and_, ast.Logic.OR: operator.or_}
-
-_COMBINE = {
-    ast.Arithmetic.ADD: operator.add,
-    ast.Arithmetic.SUBTRACT: operator.sub,
-    ast.Arithmetic.MULTIPLY: operator.mul,
-    ast.Arithmetic.DIVIDE: operator.floordiv,
-    ast.Arithmetic.REMAINDER: operator.mod,
-}
+            values = list(chain.from_iterable(repeat(value, self.stages) for value in values))
+        return values * self.micros if on_micros and not part.on_micros else values

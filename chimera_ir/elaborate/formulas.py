@@ -1,0 +1,106 @@
+"""The walk over a formula, the same for everything that a formula is turned into.
+
+A domain says what an operation makes of its operands: closures that give integers (``evaluate``), columns of values
+(``grid``) or quasi-affine laws (``affine``). The walk says which parts are looked at, and in which order:
+
+- operands come before their operation, from left to right; of a chain of comparisons, all of them;
+- a condition that is known decides: only the chosen branch of a choice is looked at, and the right side of ``and`` and
+  ``or`` only if the left side leaves it open;
+- a condition that is not known leaves both sides to the domain: closures compute the side that is needed, whenever it
+  is needed; columns and laws need both sides to have a value everywhere.
+"""
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Protocol, TypeVar, assert_never
+
+from chimera_ir.elaborate.builtins import BUILTINS, DECISIVE
+from chimera_ir.syntax import ast
+
+Part = TypeVar("Part")
+"""What a part of a formula is turned into."""
+
+
+class Domain(Protocol[Part]):
+    """What operations make of operands; the node tells where the operation stands in the text."""
+
+    def constant(self, value: int) -> Part:
+        """The part for a number."""
+
+    def name(self, text: str) -> Part:
+        """The part for a variable or another name."""
+
+    def known(self, part: Part) -> int | None:
+        """The value of a part that depends on no variable, if it is known."""
+
+    def minus(self, operand: Part) -> Part:
+        """``-operand``."""
+
+    def negation(self, operand: Part) -> Part:
+        """``not operand``."""
+
+    def arithmetic(self, node: ast.Binary, left: Part, right: Part) -> Part:
+        """``left + right`` and the like."""
+
+    def comparison(self, node: ast.Comparison, comparator: ast.Comparator, left: Part, right: Part) -> Part:
+        """``left < right`` and the like, by itself or as a link of a chain."""
+
+    def logical(self, node: ast.Expression, logic: ast.Logic, left: Part, right: Part) -> Part:
+        """``left and right`` or ``left or right``."""
+
+    def choice(self, node: ast.Choice, condition: Part, one: Part, other: Part) -> Part:
+        """``if condition then one else other``."""
+
+    def builtin(self, node: ast.Call, arguments: Sequence[Part]) -> Part:
+        """A call of a function that every scheme knows."""
+
+    def call(self, node: ast.Call, arguments: Sequence[Part]) -> Part:
+        """A call of a function of the scheme; whatever fails within is told with the call."""
+
+
+def walk(node: ast.Expression, domain: Domain[Part]) -> Part:
+    """What a checked formula is turned into (see ``names.check``)."""
+    match node:
+        case ast.Integer(value):
+            return domain.constant(value)
+        case ast.Name(text):
+            return domain.name(text)
+        case ast.Minus(operand):
+            return domain.minus(walk(operand, domain))
+        case ast.Not(operand):
+            return domain.negation(walk(operand, domain))
+        case ast.Binary():
+            return domain.arithmetic(node, walk(node.left, domain), walk(node.right, domain))
+        case ast.Comparison():
+            return _chain(node, domain, [walk(operand, domain) for operand in node.operands])
+        case ast.Logical():
+            return _logical(node, domain, walk(node.left, domain))
+        case ast.Choice():
+            return _choice(node, domain, walk(node.condition, domain))
+        case ast.Call():
+            arguments = [walk(argument, domain) for argument in node.arguments]
+            return (domain.builtin if node.function.text in BUILTINS else domain.call)(node, arguments)
+        case _:
+            assert_never(node)
+
+
+def _chain(node: ast.Comparison, domain: Domain[Part], parts: Sequence[Part]) -> Part:
+    links = (
+        domain.comparison(node, comparator, left, right)
+        for comparator, left, right in zip(node.comparators, parts, parts[1:], strict=False)
+    )
+    return reduce(lambda holds, link: domain.logical(node, ast.Logic.AND, holds, link), links)
+
+
+def _logical(node: ast.Logical, domain: Domain[Part], left: Part) -> Part:
+    known = domain.known(left)
+    if known is None:
+        return domain.logical(node, node.operator, left, walk(node.right, domain))
+    return left if bool(known) is DECISIVE[node.operator] else walk(node.right, domain)
+
+
+def _choice(node: ast.Choice, domain: Domain[Part], condition: Part) -> Part:
+    known = domain.known(condition)
+    if known is None:
+        return domain.choice(node, condition, walk(node.one, domain), walk(node.other, domain))
+    return walk(node.one if known else node.other, domain)
