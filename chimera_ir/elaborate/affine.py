@@ -30,7 +30,7 @@ from chimera_ir.syntax.printer import show_expression
 class Law:
     """A formula in m: ``f(m) = values[m % p] + increment * (m // p)`` with p the number of values.
 
-    It holds for all integers m, but for m >= ``since`` only where a maximum or minimum of growing values took part.
+    It holds for all integers m; if a maximum or minimum of growing values took part, for m >= ``since``.
     A condition has truths for values, and the increment 0.
     """
 
@@ -130,7 +130,7 @@ class _Laws:
         return self.names[text] if text in self.names else self.constant(self.scope.values[text])
 
     def known(self, part: Law) -> int | None:
-        return part.values[0] if part.constant else None
+        return part.values[0] if part.constant and not part.since else None
 
     def minus(self, operand: Law) -> Law:
         return _scaled(operand, -1)
@@ -154,6 +154,8 @@ class _Laws:
         return self._pointwise(node, LOGIC[logic], [left, right])
 
     def choice(self, node: ast.Choice, condition: Law, one: Law, other: Law) -> Law:
+        if condition.constant:
+            return _later(one if condition.values[0] else other, condition)
         if one.rate != other.rate:
             rates = str(one.rate), str(other.rate)
             raise self._fault(say.BranchesDrift, node, one=rates[0], other=rates[1])
@@ -199,7 +201,7 @@ class _Laws:
     def _product(self, node: ast.Binary, left: Law, right: Law) -> Law:
         for factor, other in ((left, right), (right, left)):
             if factor.constant:
-                return _scaled(other, factor.values[0])
+                return _later(_scaled(other, factor.values[0]), factor)
         if left.increment or right.increment:
             texts = show_expression(node.left), show_expression(node.right)
             raise self._fault(say.GrowingProduct, node, left=texts[0], right=texts[1])
@@ -215,7 +217,7 @@ class _Laws:
         times = divisor // gcd(divisor, left.increment)
         period = limited(left.period * times, self.most, node.span)
         quotients = (value // divisor for value in left.stretched(period))
-        return _reduced(quotients, left.increment * times // divisor, left.since)
+        return _reduced(quotients, left.increment * times // divisor, max(left.since, right.since))
 
     def _applied(self, node: ast.Call, *arguments: int) -> int:
         name = node.function.text
@@ -245,6 +247,11 @@ class _Laws:
         names = dict.fromkeys(part.text for part in ast.walk(node) if isinstance(part, ast.Name))
         values = ((name, self.known(self.name(name))) for name in names)
         return tuple((name, value) for name, value in values if value is not None)
+
+
+def _later(one: Law, other: Law) -> Law:
+    """A law that holds only from where another one holds, too."""
+    return replace(one, since=max(one.since, other.since))
 
 
 def _scaled(one: Law, factor: int) -> Law:

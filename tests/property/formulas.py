@@ -143,6 +143,29 @@ def numbers(*names: str) -> st.SearchStrategy[Formula]:
     return st.recursive(st.one_of(_SMALL, _LARGE, hidden, *known), _larger, max_leaves=12)
 
 
+def around(*parts: st.SearchStrategy[Formula]) -> st.SearchStrategy[Formula]:
+    """Formulas of numbers that are made of some others and of small numbers: few lack a value."""
+    leaves = st.one_of(*parts, _SMALL)
+    sums = st.builds(_binary, st.sampled_from(["+", "-"]), leaves, leaves)
+    return st.recursive(leaves | sums, _larger, max_leaves=6)
+
+
+@cache
+def variable(*names: str) -> st.SearchStrategy[Formula]:
+    """Any of some names."""
+    return st.sampled_from(names).map(_name)
+
+
+def call_of_function(name: str, parameters: tuple[str, ...], body: Formula, arguments: tuple[Formula, ...]) -> Formula:
+    """A call of a function of the scheme, which reads its parameters and D; all arguments have a value first."""
+
+    def value(names: Names) -> int:
+        values = [argument.value(names) for argument in arguments]
+        return body.value({"D": names["D"], **dict(zip(parameters, values, strict=True))})
+
+    return Formula(f"{name}({', '.join(argument.text for argument in arguments)})", value)
+
+
 @cache
 def conditions(*names: str) -> st.SearchStrategy[Formula]:
     """The same of conditions."""
