@@ -93,8 +93,8 @@ def raise_errors(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     Rejected
         With all the errors, if there are any; what is a warning without them may be a part of them.
     """
-    found = tuple(diagnostics)
-    errors = [d for d in found if d.severity is Severity.ERROR]
+    messages = tuple(diagnostics)
+    errors = [d for d in messages if d.severity is Severity.ERROR]
     if errors:
         raise Rejected(errors)
-    return found
+    return messages

@@ -153,13 +153,13 @@ class _Laws:
     def logical(self, node: ast.Expression, logic: ast.Logic, left: Law, right: Law) -> Law:
         return self._pointwise(node, LOGIC[logic], [left, right])
 
-    def choice(self, node: ast.Choice, condition: Law, one: Law, other: Law) -> Law:
+    def choice(self, node: ast.Choice, condition: Law, then: Law, otherwise: Law) -> Law:
         if condition.constant:
-            return _later(one if condition.values[0] else other, condition)
-        if one.rate != other.rate:
-            rates = str(one.rate), str(other.rate)
+            return _later(then if condition.values[0] else otherwise, condition)
+        if then.rate != otherwise.rate:
+            rates = str(then.rate), str(otherwise.rate)
             raise self._fault(say.BranchesDrift, node, one=rates[0], other=rates[1])
-        return self._along(node, lambda holds, yes, no: yes if holds else no, [condition, one, other], one.rate)
+        return self._along(node, lambda holds, yes, no: yes if holds else no, [condition, then, otherwise], then.rate)
 
     def builtin(self, node: ast.Call, arguments: Sequence[Law]) -> Law:
         name = node.function.text
@@ -168,7 +168,7 @@ class _Laws:
         if name not in self.unending:
             raise self._fault(say.GrowingArgument, node, function=name)
         fold, period = self.unending[name], self._period(node, arguments)
-        return reduce(lambda one, other: fold(one, other, period), arguments)
+        return reduce(lambda extreme, argument: fold(extreme, argument, period), arguments)
 
     def call(self, node: ast.Call, arguments: Sequence[Law]) -> Law:
         function = self.scope.functions[node.function.text]
@@ -233,11 +233,11 @@ class _Laws:
     def _along(self, node: ast.Expression, apply: Callable[..., int], laws: Sequence[Law], rate: Fraction) -> Law:
         """The law of a function of laws that is known to grow at a rate."""
         period = self._period(node, laws)
-        values = map(apply, *(each.stretched(period) for each in laws))
-        return _reduced(values, int(rate * period), max(each.since for each in laws))
+        values = map(apply, *(part.stretched(period) for part in laws))
+        return _reduced(values, int(rate * period), max(part.since for part in laws))
 
     def _period(self, node: ast.Expression, laws: Sequence[Law]) -> int:
-        return limited(lcm(*(each.period for each in laws)), self.most, node.span)
+        return limited(lcm(*(part.period for part in laws)), self.most, node.span)
 
     def _fault(self, describe: Callable[..., Diagnostic], node: ast.Expression, **facts: int | str) -> Fault:
         return Fault(partial(describe, node.span, self._values(node), **facts))
@@ -249,22 +249,22 @@ class _Laws:
         return tuple((name, value) for name, value in values if value is not None)
 
 
-def _later(one: Law, other: Law) -> Law:
+def _later(part: Law, bound: Law) -> Law:
     """A law that holds only from where another one holds, too."""
-    return replace(one, since=max(one.since, other.since))
+    return replace(part, since=max(part.since, bound.since))
 
 
-def _scaled(one: Law, factor: int) -> Law:
-    return _reduced((factor * value for value in one.values), factor * one.increment, one.since)
+def _scaled(part: Law, factor: int) -> Law:
+    return _reduced((factor * value for value in part.values), factor * part.increment, part.since)
 
 
-def _larger(one: Law, other: Law, period: int) -> Law:
+def _larger(left: Law, right: Law, period: int) -> Law:
     """What the maximum of two laws is for large m; ``period`` is common to both."""
-    since = max(one.since, other.since)
-    if one.rate == other.rate:
-        values = map(max, one.stretched(period), other.stretched(period))
-        return _reduced(values, int(one.rate * period), since)
-    high, low = (one, other) if one.rate > other.rate else (other, one)
+    since = max(left.since, right.since)
+    if left.rate == right.rate:
+        values = map(max, left.stretched(period), right.stretched(period))
+        return _reduced(values, int(left.rate * period), since)
+    high, low = (left, right) if left.rate > right.rate else (right, left)
     lead = map(operator.sub, high.stretched(period), low.stretched(period))
     gain = int((high.rate - low.rate) * period)
     return replace(high, since=max(since, *(_ahead(m, value, gain, period) for m, value in enumerate(lead))))
@@ -276,8 +276,8 @@ def _ahead(m: int, lead: int, gain: int, period: int) -> int:
     return m + (turns - 1) * period + 1
 
 
-def _smaller(one: Law, other: Law, period: int) -> Law:
-    return _scaled(_larger(_scaled(one, -1), _scaled(other, -1), period), -1)
+def _smaller(left: Law, right: Law, period: int) -> Law:
+    return _scaled(_larger(_scaled(left, -1), _scaled(right, -1), period), -1)
 
 
 def _reduced(values: Iterable[int], increment: int, since: int) -> Law:

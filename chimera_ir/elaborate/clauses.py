@@ -42,7 +42,7 @@ def _check_pipe(pipe: ast.Pipe) -> Iterator[Diagnostic]:
         ("operation", ast.Operation),
     )
     for clause, kind in kinds:
-        spans = [found.span for found in pipe.clauses if isinstance(found, kind)]
+        spans = [line.span for line in pipe.clauses if isinstance(line, kind)]
         if not spans:
             yield say.MissingClause(pipe.name.span, pipe.name.text, f"{clause} line", _EXAMPLES[clause])
         elif clause != "operation":

@@ -93,17 +93,17 @@ def sized(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int) 
     require_settable(scheme, settings)
     warnings = raise_errors(check(scheme))
     known = evaluate_globals(scheme, settings)
-    found = shapes(scheme, known, max_operations)
-    part = Part(found) if known.per_update is None else unrolled(found, known.per_update, max_operations)
-    return Sized(known, found, part, warnings)
+    pipe_shapes = shapes(scheme, known, max_operations)
+    part = Part(pipe_shapes) if known.per_update is None else unrolled(pipe_shapes, known.per_update, max_operations)
+    return Sized(known, pipe_shapes, part, warnings)
 
 
 def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int) -> Outline:
     """The beginning of `elaborate`; errors as there, but for those in operations."""
     size = sized(scheme, settings, max_operations)
-    known, found, part = size.known, size.shapes, size.part
+    known, pipe_shapes, part = size.known, size.shapes, size.part
     pipes = place(part.shapes, known)
-    stages = len(found[0].stage_range)
+    stages = len(pipe_shapes[0].stage_range)
     header = Header(
         scheme=scheme.name.text,
         parameters=known.parameters,
@@ -112,8 +112,8 @@ def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int
         micro_batches=sum(len(pipe.micros) for pipe in pipes),
         pipes=pipes,
         bounds=known.bounds,
-        halves=found[0].micros.halves is not None,
-        strategies=strategies(found),
+        halves=pipe_shapes[0].micros.halves is not None,
+        strategies=strategies(pipe_shapes),
         updates=part.updates,
         period=part.period,
     )
@@ -131,9 +131,11 @@ def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], known: Globals) -> 
     outcomes: list[Planned | Diagnostic] = []
     for shape, pipe in zip(shapes, pipes, strict=True):
         reads = readings(shape, pipe)
-        its = list(operations(shape, pipe, reads))
-        outcomes += its
+        pipe_outcomes = list(operations(shape, pipe, reads))
+        outcomes += pipe_outcomes
         if known.per_update is not None:
-            outcomes += torn((each for each in its if isinstance(each, Planned)), reads, known.per_update, shape)
+            outcomes += torn(
+                (outcome for outcome in pipe_outcomes if isinstance(outcome, Planned)), reads, known.per_update, shape
+            )
     reject([outcome for outcome in outcomes if isinstance(outcome, Diagnostic)])
     return cast("list[Planned]", outcomes)

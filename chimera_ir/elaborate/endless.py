@@ -52,7 +52,7 @@ class _Turn:
         return sum(self.micros)
 
 
-def unrolled(found: Sequence[Shape], per_update: int, limit: int) -> Part:
+def unrolled(shapes: Sequence[Shape], per_update: int, limit: int) -> Part:
     """The finite part of an asynchronous scheme that stands for all of it.
 
     Parameters
@@ -70,25 +70,25 @@ def unrolled(found: Sequence[Shape], per_update: int, limit: int) -> Part:
         If a formula is not quasi-affine; clocks, numbers, versions and updates do not keep pace with each other; the
         numbers are not 0, 1, 2, .., each once; or the part would have more operations than the limit.
     """
-    reject(_unnumbered(found))
-    stages = found[0].stage_range
-    if len(stages) * sum(1 + len(shape.operations) for shape in found) > FEW:
-        step = _Turn(1, tuple(shape.steps.step for shape in found), 1)
-        reject(_too_many(found, step, LEAST_TURNS, limit, max(step.period, per_update)))
-        _measured(found, sorted({stages[0], stages[-1]}), per_update, limit)
-    paces, turn, turns = _measured(found, stages, per_update, limit)
-    reject([*_numbers_drift(found, paces, turn), *_versions_drift(found, paces, turn)])
+    reject(_unnumbered(shapes))
+    stages = shapes[0].stage_range
+    if len(stages) * sum(1 + len(shape.operations) for shape in shapes) > FEW:
+        step = _Turn(1, tuple(shape.steps.step for shape in shapes), 1)
+        reject(_too_many(shapes, step, LEAST_TURNS, limit, max(step.period, per_update)))
+        _measured(shapes, sorted({stages[0], stages[-1]}), per_update, limit)
+    paces, turn, turns = _measured(shapes, stages, per_update, limit)
+    reject([*_numbers_drift(shapes, paces, turn), *_versions_drift(shapes, paces, turn)])
     failed: list[Diagnostic] = []
-    numbers([shape.lengthened(count) for shape, count in zip(found, turn.micros, strict=True)], failed)
-    for shape, its in zip(found, paces, strict=True):
-        failed += check_versions(shape, its.versions)
+    numbers([shape.lengthened(count) for shape, count in zip(shapes, turn.micros, strict=True)], failed)
+    for shape, measured in zip(shapes, paces, strict=True):
+        failed += check_versions(shape, measured.versions)
     reject(failed)
-    shapes = tuple(shape.lengthened(turns * count) for shape, count in zip(found, turn.micros, strict=True))
-    return Part(shapes, turns * turn.updates, turn.period)
+    lengthened = tuple(shape.lengthened(turns * count) for shape, count in zip(shapes, turn.micros, strict=True))
+    return Part(lengthened, turns * turn.updates, turn.period)
 
 
 def _measured(
-    found: Sequence[Shape], stages: Sequence[int], per_update: int, limit: int
+    shapes: Sequence[Shape], stages: Sequence[int], per_update: int, limit: int
 ) -> tuple[list[Pace], _Turn, int]:
     """The paces on some of the stages, and the turn and the number of turns that follow if there are no others.
 
@@ -99,28 +99,28 @@ def _measured(
     Rejected
         If there is no pace, or too much to elaborate.
     """
-    paces = _paces(found, stages, limit)
+    paces = _paces(shapes, stages, limit)
     turn = _turn(paces, per_update)
-    turns = _turns(found, paces, turn)
-    reject(_too_many(found, turn, turns, limit, turn.period))
+    turns = _turns(shapes, paces, turn)
+    reject(_too_many(shapes, turn, turns, limit, turn.period))
     return paces, turn, turns
 
 
-def _unnumbered(found: Sequence[Shape]) -> list[Diagnostic]:
+def _unnumbered(shapes: Sequence[Shape]) -> list[Diagnostic]:
     """The pipes without numbers, where there are several pipes."""
-    if len(found) == 1:
+    if len(shapes) == 1:
         return []
-    silent = [shape for shape in found if shape.micros.number is None]
-    return [say.NumbersNeeded(shape.micros.span, (), shape.instance(), len(found)) for shape in silent]
+    silent = [shape for shape in shapes if shape.micros.number is None]
+    return [say.NumbersNeeded(shape.micros.span, (), shape.instance(), len(shapes)) for shape in silent]
 
 
-def _paces(found: Sequence[Shape], stages: Sequence[int], limit: int) -> list[Pace]:
+def _paces(shapes: Sequence[Shape], stages: Sequence[int], limit: int) -> list[Pace]:
     """The paces of all pipes, as far as some of their stages show them; no period is longer than fits the limit."""
     failed: list[Diagnostic] = []
-    most = limit // (LEAST_TURNS * len(found[0].stage_range))
-    paces = [pace(shape, stages, max(1, most // _density(shape)), failed) for shape in found]
+    most = limit // (LEAST_TURNS * len(shapes[0].stage_range))
+    paces = [pace(shape, stages, max(1, most // _density(shape)), failed) for shape in shapes]
     reject(failed)
-    return [each for each in paces if each is not None]
+    return [measured for measured in paces if measured is not None]
 
 
 def _density(shape: Shape) -> int:
@@ -130,63 +130,66 @@ def _density(shape: Shape) -> int:
 
 def _turn(paces: Sequence[Pace], per_update: int) -> _Turn:
     """The turn of pipes with these paces."""
-    clocks = lcm(*(int(each.rate * each.period) for each in paces))
-    micros = [int(clocks / each.rate) for each in paces]
+    clocks = lcm(*(int(measured.rate * measured.period) for measured in paces))
+    micros = [int(clocks / measured.rate) for measured in paces]
     times = per_update // gcd(sum(micros), per_update)
     return _Turn(times * clocks, tuple(times * count for count in micros), times * sum(micros) // per_update)
 
 
-def _numbers_drift(found: Sequence[Shape], paces: Sequence[Pace], turn: _Turn) -> list[Diagnostic]:
+def _numbers_drift(shapes: Sequence[Shape], paces: Sequence[Pace], turn: _Turn) -> list[Diagnostic]:
     """The pipes whose numbers do not grow by the micro-batches of a turn in a turn."""
     failed: list[Diagnostic] = []
-    for shape, its, mine in zip(found, paces, turn.micros, strict=True):
+    for shape, measured, mine in zip(shapes, paces, turn.micros, strict=True):
         expected, text = Fraction(turn.period, mine), shape.micros.number or shape.micros.range
-        if its.number.rate != expected:
-            rates, counts = (str(its.number.rate), str(expected)), (expected.denominator, expected.numerator)
+        if measured.number.rate != expected:
+            rates, counts = (str(measured.number.rate), str(expected)), (expected.denominator, expected.numerator)
             failed.append(say.NumbersDrift(text.span, (), shape.instance(), *rates, *counts))
     return failed
 
 
-def _versions_drift(found: Sequence[Shape], paces: Sequence[Pace], turn: _Turn) -> list[Diagnostic]:
+def _versions_drift(shapes: Sequence[Shape], paces: Sequence[Pace], turn: _Turn) -> list[Diagnostic]:
     """For each pipe the first stage whose versions do not grow by the updates of a turn in a turn."""
     failed: list[Diagnostic] = []
-    for shape, its, mine in zip(found, paces, turn.micros, strict=True):
+    for shape, measured, mine in zip(shapes, paces, turn.micros, strict=True):
         expected = Fraction(turn.updates, mine)
-        stage = next((s for s, law in enumerate(its.versions) if law.rate != expected), None)
+        stage = next((s for s, law in enumerate(measured.versions) if law.rate != expected), None)
         if stage is not None and shape.reads is not None:
             instance = shape.instance((shape.stages.variable.text, stage))
-            rates = str(its.versions[stage].rate), str(expected)
+            rates = str(measured.versions[stage].rate), str(expected)
             failed.append(say.VersionsDrift(shape.reads.version.span, (), instance, stage, *rates))
     return failed
 
 
-def _turns(found: Sequence[Shape], paces: Sequence[Pace], turn: _Turn) -> int:
+def _turns(shapes: Sequence[Shape], paces: Sequence[Pace], turn: _Turn) -> int:
     """So many turns that the one in the middle is one of the steady state.
 
     While a worker goes through its first operations of a turn, others are of micro-batches of some turns before or
     after: ``spread``. All of these must be there, and read versions by the rule of the long run: from ``settled`` on.
     """
-    ends = (its.last + its.rate * (mine - its.period) for its, mine in zip(paces, turn.micros, strict=True))
-    spread = int(max(ends) - min(its.first for its in paces)) // turn.clocks
+    ends = (
+        measured.last + measured.rate * (mine - measured.period)
+        for measured, mine in zip(paces, turn.micros, strict=True)
+    )
+    spread = int(max(ends) - min(measured.first for measured in paces)) // turn.clocks
     settled = max(
         -(-(law.since - shape.micro_range.start) // mine)
-        for shape, its, mine in zip(found, paces, turn.micros, strict=True)
-        for law in its.versions
+        for shape, measured, mine in zip(shapes, paces, turn.micros, strict=True)
+        for law in measured.versions
     )
     return 2 * (spread + max(MARGIN, settled)) + 1
 
 
-def _too_many(found: Sequence[Shape], turn: _Turn, turns: int, limit: int, period: int) -> list[Diagnostic]:
+def _too_many(shapes: Sequence[Shape], turn: _Turn, turns: int, limit: int, period: int) -> list[Diagnostic]:
     """More operations, or pairs of micro-batches and stages, than the limit; counted, not enumerated.
 
     ``turn``, ``turns`` and ``period`` may be less than they are: a turn of some stages is a part of one of all of them.
     """
-    stages = len(found[0].stage_range)
+    stages = len(shapes[0].stage_range)
     lines = sum(
-        count // shape.steps.step * len(shape.operations) for shape, count in zip(found, turn.micros, strict=True)
+        count // shape.steps.step * len(shape.operations) for shape, count in zip(shapes, turn.micros, strict=True)
     )
     count = turns * stages * max(lines, period)
     if count <= limit:
         return []
     shown = min(count, LIMIT), limit, stages, min(period, LIMIT)
-    return [say.TooManyInTurns(found[0].micros.range.span, (), Instance(), *shown)]
+    return [say.TooManyInTurns(shapes[0].micros.range.span, (), Instance(), *shown)]

@@ -147,22 +147,22 @@ class _Closures:
         return self._folded(_within(apply, left, right.formula, partial(self._fault, Overflow, node)), left, right)
 
     def comparison(self, node: ast.Comparison, comparator: ast.Comparator, left: _Part, right: _Part) -> _Part:
-        holds, one, other = COMPARE[comparator], left.formula, right.formula
-        return self._folded(lambda frame: holds(one(frame), other(frame)), left, right)
+        holds, first, second = COMPARE[comparator], left.formula, right.formula
+        return self._folded(lambda frame: holds(first(frame), second(frame)), left, right)
 
     def logical(self, node: ast.Expression, logic: ast.Logic, left: _Part, right: _Part) -> _Part:
-        one, other = left.formula, right.formula
+        first, second = left.formula, right.formula
         match logic:
             case ast.Logic.AND:
-                return self._folded(lambda frame: one(frame) and other(frame), left, right)
+                return self._folded(lambda frame: first(frame) and second(frame), left, right)
             case ast.Logic.OR:
-                return self._folded(lambda frame: one(frame) or other(frame), left, right)
+                return self._folded(lambda frame: first(frame) or second(frame), left, right)
             case _:
                 assert_never(logic)
 
-    def choice(self, node: ast.Choice, condition: _Part, one: _Part, other: _Part) -> _Part:
-        test, yes, no = condition.formula, one.formula, other.formula
-        return _Part(lambda frame: yes(frame) if test(frame) else no(frame), None)
+    def choice(self, node: ast.Choice, condition: _Part, then: _Part, otherwise: _Part) -> _Part:
+        test, if_true, if_false = condition.formula, then.formula, otherwise.formula
+        return _Part(lambda frame: if_true(frame) if test(frame) else if_false(frame), None)
 
     def builtin(self, node: ast.Call, arguments: Sequence[_Part]) -> _Part:
         name, formulas = node.function.text, [argument.formula for argument in arguments]
@@ -195,18 +195,18 @@ class _Closures:
             return _Part(formula, None)
 
 
-def _within(apply: _Apply, left: _Part, other: Formula, overflow: Callable[[Frame], Fault]) -> Formula:
+def _within(apply: _Apply, left: _Part, second: Formula, overflow: Callable[[Frame], Fault]) -> Formula:
     """A sum, difference or product."""
-    one = left.formula
+    first = left.formula
 
     def general(frame: Frame) -> int:
-        value = apply(one(frame), other(frame))
+        value = apply(first(frame), second(frame))
         if -LIMIT <= value <= LIMIT:
             return value
         raise overflow(frame)
 
     def of_constant(frame: Frame) -> int:
-        value = apply(fixed, other(frame))
+        value = apply(fixed, second(frame))
         if -LIMIT <= value <= LIMIT:
             return value
         raise overflow(frame)
@@ -217,20 +217,20 @@ def _within(apply: _Apply, left: _Part, other: Formula, overflow: Callable[[Fram
     return of_constant
 
 
-def _quotient(apply: _Apply, one: Formula, right: _Part, bad: Callable[[Frame, int], Fault]) -> Formula:
+def _quotient(apply: _Apply, dividend: Formula, divisor: _Part, bad: Callable[[Frame, int], Fault]) -> Formula:
     """A quotient or remainder."""
-    other = right.formula
+    formula = divisor.formula
 
     def general(frame: Frame) -> int:
-        divisor = other(frame)
-        if divisor > 0:
-            return apply(one(frame), divisor)
-        raise bad(frame, divisor)
+        value = formula(frame)
+        if value > 0:
+            return apply(dividend(frame), value)
+        raise bad(frame, value)
 
-    if right.constant is None or right.constant <= 0:
+    if divisor.constant is None or divisor.constant <= 0:
         return general
-    fixed = right.constant
-    return lambda frame: apply(one(frame), fixed)
+    fixed = divisor.constant
+    return lambda frame: apply(dividend(frame), fixed)
 
 
 def _function(name: str, body: Formula, arguments: tuple[Formula, ...], span: Span) -> Formula:

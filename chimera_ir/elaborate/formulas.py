@@ -48,7 +48,7 @@ class Domain(Protocol[Part]):
     def logical(self, node: ast.Expression, logic: ast.Logic, left: Part, right: Part) -> Part:
         """``left and right`` or ``left or right``."""
 
-    def choice(self, node: ast.Choice, condition: Part, one: Part, other: Part) -> Part:
+    def choice(self, node: ast.Choice, condition: Part, then: Part, otherwise: Part) -> Part:
         """``if condition then one else other``."""
 
     def builtin(self, node: ast.Call, arguments: Sequence[Part]) -> Part:
@@ -102,5 +102,5 @@ def _logical(node: ast.Logical, domain: Domain[Part], left: Part) -> Part:
 def _choice(node: ast.Choice, domain: Domain[Part], condition: Part) -> Part:
     known = domain.known(condition)
     if known is None:
-        return domain.choice(node, condition, walk(node.one, domain), walk(node.other, domain))
-    return walk(node.one if known else node.other, domain)
+        return domain.choice(node, condition, walk(node.then, domain), walk(node.otherwise, domain))
+    return walk(node.then if known else node.otherwise, domain)

@@ -94,8 +94,8 @@ class _Columns:
     def logical(self, node: ast.Expression, logic: ast.Logic, left: _Column, right: _Column) -> _Column:
         return self._each(LOGIC[logic], left, right)
 
-    def choice(self, node: ast.Choice, condition: _Column, one: _Column, other: _Column) -> _Column:
-        return self._each(lambda holds, yes, no: yes if holds else no, condition, one, other)
+    def choice(self, node: ast.Choice, condition: _Column, then: _Column, otherwise: _Column) -> _Column:
+        return self._each(lambda holds, yes, no: yes if holds else no, condition, then, otherwise)
 
     def builtin(self, node: ast.Call, arguments: Sequence[_Column]) -> _Column:
         name = node.function.text

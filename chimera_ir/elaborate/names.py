@@ -67,9 +67,9 @@ def check(scheme: ast.Scheme) -> tuple[Diagnostic, ...]:
     """
     checker = _Checker(scheme)
     checker.check_scheme()
-    found = (*checker.found, *check_clauses(scheme), *check_updates(scheme), *unsupported(scheme))
-    errors = tuple(diagnostic for diagnostic in found if diagnostic.severity is Severity.ERROR)
-    return errors or found
+    mistakes = (*checker.mistakes, *check_clauses(scheme), *check_updates(scheme), *unsupported(scheme))
+    errors = tuple(diagnostic for diagnostic in mistakes if diagnostic.severity is Severity.ERROR)
+    return errors or mistakes
 
 
 def _guess(text: str, known: Collection[str]) -> str | None:
@@ -102,7 +102,7 @@ class _Checker:
     """Walks a scheme from top to bottom, knowing what is defined so far."""
 
     def __init__(self, scheme: ast.Scheme) -> None:
-        self.found: list[Diagnostic] = []
+        self.mistakes: list[Diagnostic] = []
         self._scheme = scheme
         self._known: dict[str, _Meaning] = {}
         self._used: set[str] = set()
@@ -128,7 +128,7 @@ class _Checker:
                 definitions.append(("the value", item.name))
             elif isinstance(item, ast.Function):
                 definitions.append(("the function", item.name))
-        self.found += [say.Unused(w.span, kind, w.text) for kind, w in definitions if w.text not in self._used]
+        self.mistakes += [say.Unused(w.span, kind, w.text) for kind, w in definitions if w.text not in self._used]
 
     def _item(self, item: ast.Item) -> None:
         match item:
@@ -151,9 +151,9 @@ class _Checker:
 
     def _define(self, name: ast.Word, meaning: _Meaning) -> None:
         if name.text in BUILTINS:
-            self.found.append(say.RedefinesBuiltin(name.span, name.text))
+            self.mistakes.append(say.RedefinesBuiltin(name.span, name.text))
         elif name.text in self._known:
-            self.found.append(say.DefinedTwice(name.span, name.text, self._known[name.text].span))
+            self.mistakes.append(say.DefinedTwice(name.span, name.text, self._known[name.text].span))
         else:
             self._known[name.text] = meaning
 
@@ -162,11 +162,11 @@ class _Checker:
         variables: dict[str, _Value] = {}
         for word in words:
             if word.text in BUILTINS:
-                self.found.append(say.RedefinesBuiltin(word.span, word.text))
+                self.mistakes.append(say.RedefinesBuiltin(word.span, word.text))
             elif word.text in variables:
-                self.found.append(say.DefinedTwice(word.span, word.text, variables[word.text].span))
+                self.mistakes.append(say.DefinedTwice(word.span, word.text, variables[word.text].span))
             elif word.text in self._spans:
-                self.found.append(say.Shadows(word.span, word.text, self._spans[word.text]))
+                self.mistakes.append(say.Shadows(word.span, word.text, self._spans[word.text]))
             variables.setdefault(word.text, _Value(Type.INTEGER, word.span))
         return variables
 
@@ -250,14 +250,14 @@ class _Checker:
         defining: ast.Word | None = None,
     ) -> Type | None:
         """Checks a formula that stands by itself; its type, or None where a mistake hides it."""
-        found = self._type(expression, scope, defining)
-        self._expect(expression, found, expected, place)
+        inferred = self._type(expression, scope, defining)
+        self._expect(expression, inferred, expected, place)
         self._extent(expression)
-        return found
+        return inferred
 
-    def _expect(self, node: ast.Expression, found: Type | None, expected: Type | None, place: str) -> None:
-        if found is not None and expected is not None and found is not expected:
-            self.found.append(say.WrongType(node.span, place, expected.value, found.value))
+    def _expect(self, node: ast.Expression, actual: Type | None, expected: Type | None, place: str) -> None:
+        if actual is not None and expected is not None and actual is not expected:
+            self.mistakes.append(say.WrongType(node.span, place, expected.value, actual.value))
 
     def _type(self, node: ast.Expression, scope: _Scope, defining: ast.Word | None) -> Type | None:
         match node:
@@ -278,11 +278,11 @@ class _Checker:
                 return self._operands((operand,), Type.TRUTH, "`not`", scope, defining)
             case ast.Logical(operator, left, right):
                 return self._operands((left, right), Type.TRUTH, f"`{operator.value}`", scope, defining)
-            case ast.Choice(condition, one, other):
+            case ast.Choice(condition, then, otherwise):
                 self._operands((condition,), Type.TRUTH, "`if`", scope, defining)
-                types = (self._type(one, scope, defining), self._type(other, scope, defining))
+                types = (self._type(then, scope, defining), self._type(otherwise, scope, defining))
                 if None not in types and types[0] is not types[1]:
-                    self.found.append(say.BranchesDiffer(node.span, *(str(kind and kind.value) for kind in types)))
+                    self.mistakes.append(say.BranchesDiffer(node.span, *(str(kind and kind.value) for kind in types)))
                 return types[0] if types[0] is types[1] else None
             case _:
                 assert_never(node)
@@ -297,28 +297,28 @@ class _Checker:
     def _name(self, text: str, span: Span, scope: _Scope, defining: ast.Word | None) -> Type | None:
         self._used.add(text)
         match scope.get(text):
-            case _Value(type=found):
-                return found
+            case _Value(type=known_type):
+                return known_type
             case _Function() as function:
-                self.found.append(say.FunctionAsValue(span, text, function.signature(text)))
+                self.mistakes.append(say.FunctionAsValue(span, text, function.signature(text)))
             case None if text in BUILTINS:
-                self.found.append(say.FunctionAsValue(span, text, BUILTINS[text].signature))
+                self.mistakes.append(say.FunctionAsValue(span, text, BUILTINS[text].signature))
             case None:
                 self._unknown(text, span, scope, defining)
         return None
 
     def _unknown(self, text: str, span: Span, scope: _Scope, defining: ast.Word | None) -> None:
-        shown = len(self.found) < MAX_SHOWN  # a mistake that is not is worth no time to explain it well
+        shown = len(self.mistakes) < MAX_SHOWN  # a mistake that is not is worth no time to explain it well
         circle = None if defining is None else self._way(text, defining.text, far=shown)
         if defining is not None and circle is not None:
-            self.found.append(say.DefinedByItself(span, defining.text, circle))
+            self.mistakes.append(say.DefinedByItself(span, defining.text, circle))
         elif text in self._spans:
-            self.found.append(say.UsedTooEarly(span, text, self._spans[text]))
+            self.mistakes.append(say.UsedTooEarly(span, text, self._spans[text]))
         else:
             known = list(scope) or list(BUILTINS) if shown else []
             listed = ", ".join(f"`{name}`" for name in known[:12]) + (", .." if len(known) > 12 else "")
             guess = _guess(text, [*known, *BUILTINS]) if shown else None
-            self.found.append(say.UnknownName(span, text, guess, listed))
+            self.mistakes.append(say.UnknownName(span, text, guess, listed))
 
     def _way(self, start: str, goal: str, *, far: bool) -> tuple[str, ...] | None:
         """The definitions by which ``start`` leads to ``goal``, on a shortest way; None if it does not.
@@ -345,12 +345,12 @@ class _Checker:
         self._operands(node.arguments, Type.INTEGER, f"`{name}(..)`", scope, defining)
         match scope.get(name):
             case _Value():
-                self.found.append(say.NotAFunction(node.function.span, name))
+                self.mistakes.append(say.NotAFunction(node.function.span, name))
                 return None
             case _Function(parameters=parameters, result=result) as function:
                 if count != len(parameters):
                     words = counted(len(parameters), "argument")
-                    self.found.append(say.WrongArity(node.span, function.signature(name), words, count))
+                    self.mistakes.append(say.WrongArity(node.span, function.signature(name), words, count))
                 return result
             case None if name in BUILTINS:
                 self._builtin(node, BUILTINS[name], count)
@@ -362,16 +362,16 @@ class _Checker:
     def _builtin(self, node: ast.Call, builtin: Builtin, count: int) -> None:
         if count < builtin.least or (builtin.most is not None and count > builtin.most):
             words = counted(builtin.least, "argument") + ("" if builtin.most is not None else " or more")
-            self.found.append(say.WrongArity(node.span, builtin.signature, words, count))
+            self.mistakes.append(say.WrongArity(node.span, builtin.signature, words, count))
 
     def _extent(self, expression: ast.Expression) -> tuple[int, int]:
         """Size and depth with functions written out; what is too large is reported once and then counts as small."""
         size, depth = self._size(expression), self._depth(expression)
         if size > MAX_SIZE:
-            self.found.append(say.FormulaTooLarge(expression.span, MAX_SIZE, "operations"))
+            self.mistakes.append(say.FormulaTooLarge(expression.span, MAX_SIZE, "operations"))
             return 1, 1
         if depth > MAX_DEPTH:
-            self.found.append(say.FormulaTooLarge(expression.span, MAX_DEPTH, "levels"))
+            self.mistakes.append(say.FormulaTooLarge(expression.span, MAX_DEPTH, "levels"))
             return 1, 1
         return size, depth
 

@@ -10,24 +10,24 @@ from chimera_ir.elaborate.pipes import Shape
 from chimera_ir.syntax import ast
 
 
-def numbers(found: Sequence[Shape], failed: list[Diagnostic]) -> list[list[int]]:
+def numbers(shapes: Sequence[Shape], failed: list[Diagnostic]) -> list[list[int]]:
     """The global numbers of each pipe's micro-batches, which are all of 0 .. N-1 unless something has failed."""
-    total = sum(len(shape.micro_range) for shape in found)
-    taken: dict[int, tuple[Shape, int]] = {}
+    total = sum(len(shape.micro_range) for shape in shapes)
+    owners: dict[int, tuple[Shape, int]] = {}
     clash: tuple[int, Shape, int] | None = None
     columns: list[list[int]] = []
-    for shape in found:
+    for shape in shapes:
         column = _column(shape, sum(map(len, columns)), failed)
         columns.append(column)
         for micro, number in zip(shape.micro_range, column, strict=False):
-            if number not in taken:
-                taken[number] = (shape, micro)
+            if number not in owners:
+                owners[number] = (shape, micro)
             elif clash is None:
                 clash = (number, shape, micro)
-    outside = [_outside(*taken[number], number, total) for number in taken if not 0 <= number < total]
+    outside = [_outside(*owners[number], number, total) for number in owners if not 0 <= number < total]
     failed += outside
     if clash is not None and not failed:
-        failed.append(_taken(clash, taken, total))
+        failed.append(_taken(clash, owners, total))
     return columns
 
 
@@ -56,16 +56,16 @@ def _outside(shape: Shape, micro: int, number: int, total: int) -> Diagnostic:
     return say.NumberOutside(text.span, values, instance, micro, number, total - 1)
 
 
-def _taken(clash: tuple[int, Shape, int], taken: dict[int, tuple[Shape, int]], total: int) -> Diagnostic:
+def _taken(clash: tuple[int, Shape, int], owners: dict[int, tuple[Shape, int]], total: int) -> Diagnostic:
     number, shape, micro = clash
-    other, other_micro = taken[number]
-    missing = next(candidate for candidate in range(total) if candidate not in taken)
-    text, first = shape.micros.number or shape.micros.range, other.micros.number or other.micros.range
-    one = f"m = {other_micro} of `{other.name}`".replace("m", other.micros.variable.text, 1)
-    two = f"m = {micro} of `{shape.name}`".replace("m", shape.micros.variable.text, 1)
+    owner, owner_micro = owners[number]
+    missing = next(candidate for candidate in range(total) if candidate not in owners)
+    text, first = shape.micros.number or shape.micros.range, owner.micros.number or owner.micros.range
+    earlier = f"m = {owner_micro} of `{owner.name}`".replace("m", owner.micros.variable.text, 1)
+    later = f"m = {micro} of `{shape.name}`".replace("m", shape.micros.variable.text, 1)
     instance = shape.instance((shape.micros.variable.text, micro))
     values = _number_values(shape, micro)
-    return say.NumberTaken(text.span, values, instance, number, one, two, missing, first.span)
+    return say.NumberTaken(text.span, values, instance, number, earlier, later, missing, first.span)
 
 
 def _number_values(shape: Shape, micro: int) -> say.Values:

@@ -41,7 +41,7 @@ def _all_at_once(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings)
     stages, clocks = cast("list[Stage]", grid.values(line.stage)), cast("list[Clock]", grid.values(line.clock))
     if line.guard is not None:
         wanted = grid.values(line.guard)
-        batches, stages, clocks = (list(compress(each, wanted)) for each in (batches, stages, clocks))  # type: ignore[assignment]
+        batches, stages, clocks = (list(compress(column, wanted)) for column in (batches, stages, clocks))  # type: ignore[assignment]
     if None in batches or not {*stages} <= {*shape.stage_range}:
         raise Unfit
     kind, workers, span = KINDS[line.letter.value], pipe.workers, line.span
@@ -86,12 +86,12 @@ def _known(
     if not isinstance(micro, ast.Range):
         single = {mine: (number,) for mine, number in numbers.items()}
         return list(map(single.get, grid.values(micro)))
-    found: dict[tuple[int, int], tuple[Micro, ...] | None] = {}
+    batches: dict[tuple[int, int], tuple[Micro, ...] | None] = {}
     pairs = list(zip(grid.values(micro.start), grid.values(micro.stop), strict=True))
     for start, stop in {*pairs}:
         known = start < stop and start in numbers and stop - 1 in numbers
-        found[start, stop] = tuple([numbers[each] for each in range(start, stop)]) if known else None
-    return [found[pair] for pair in pairs]
+        batches[start, stop] = tuple([numbers[mine] for mine in range(start, stop)]) if known else None
+    return [batches[pair] for pair in pairs]
 
 
 def _batches(
@@ -108,7 +108,7 @@ def _batches(
         start, stop = first(frame), end(frame)
         if not (start < stop and start in numbers and stop - 1 in numbers):
             return None
-        return tuple(numbers[each] for each in range(start, stop))
+        return tuple(numbers[mine] for mine in range(start, stop))
 
     return several
 

@@ -70,7 +70,7 @@ def pace(shape: Shape, stages: Sequence[int], most: int, failed: list[Diagnostic
         return None
     laws = (number, *versions)
     try:
-        together = lcm(shape.steps.step, *(each.period for each in laws), *(each.period for each in beats))
+        together = lcm(shape.steps.step, *(part.period for part in laws), *(part.period for part in beats))
         period = limited(together, most, shape.micros.span)
     except Fault as fault:
         failed.append(fault.diagnostic(shape.instance()))
@@ -111,8 +111,8 @@ def _subjects(line: ast.Operation, shape: Shape, guard: Law, laws: Callable[[ast
         ends, text = [laws(line.micro)], show_expression(line.micro)
     for number, end in enumerate(ends):
         period = limited(lcm(step, end.period, guard.period), most, line.micro.span)
-        taken = (m for m in shape.lengthened(period).steps if guard.at(m))
-        if end.rate != 1 or not all(number <= end.at(m) - m < step + number for m in taken):
+        guarded = (m for m in shape.lengthened(period).steps if guard.at(m))
+        if end.rate != 1 or not all(number <= end.at(m) - m < step + number for m in guarded):
             raise Fault(partial(say.MicroStrays, line.micro.span, (), micro=text, variable=variable, step=step))
     return lcm(place.period, *(end.period for end in ends))
 
@@ -131,7 +131,7 @@ def _number(shape: Shape, most: int, failed: list[Diagnostic]) -> Law | None:
 def _versions(shape: Shape, stages: Sequence[int], most: int, failed: list[Diagnostic]) -> tuple[Law, ...]:
     """The laws of the versions, stage by stage, up to the first failure."""
     assert shape.reads is not None, "a pipe without end reads versions, see clauses.check_updates"
-    variable, found = shape.stages.variable.text, []
+    variable, versions = shape.stages.variable.text, []
     for stage in stages:
         scope = shape.scope.with_value(variable, stage)
         try:
@@ -140,11 +140,11 @@ def _versions(shape: Shape, stages: Sequence[int], most: int, failed: list[Diagn
             if late > MAX_LATE:
                 count = min(late, LIMIT)
                 raise Fault(partial(say.VersionsTooOld, shape.reads.version.span, (), count=count, most=MAX_LATE))
-            found.append(known)
+            versions.append(known)
         except Fault as fault:
             failed.append(fault.diagnostic(shape.instance((variable, stage))))
             break
-    return tuple(found)
+    return tuple(versions)
 
 
 def _drifts(beats: Sequence[_Beat], shape: Shape) -> Iterator[Diagnostic]:

@@ -67,11 +67,11 @@ def shapes(scheme: ast.Scheme, known: Globals, max_operations: int) -> tuple[Sha
     pipes = [item for item in scheme.items if isinstance(item, ast.Pipe)]
     outcomes = [shape for pipe in _indexed(pipes, known.scope) for shape in _shapes_of(pipe, known.scope)]
     reject(outcome for outcome in outcomes if isinstance(outcome, Diagnostic))
-    found = tuple(outcome for outcome in outcomes if isinstance(outcome, Shape))
-    reject(_disagreements(found))
-    reject(_halves(found))
-    reject(_too_many(found, pipes, known, max_operations))
-    return found
+    pipe_shapes = tuple(outcome for outcome in outcomes if isinstance(outcome, Shape))
+    reject(_disagreements(pipe_shapes))
+    reject(_halves(pipe_shapes))
+    reject(_too_many(pipe_shapes, pipes, known, max_operations))
+    return pipe_shapes
 
 
 def reject(failed: Iterable[Diagnostic]) -> None:
@@ -168,11 +168,11 @@ def _range_values(text: ast.Range | ast.Endless, scope: Scope) -> say.Values:
     return tuple(dict(pair for end in ends for pair in scope.values_in(end, ())).items())
 
 
-def _disagreements(found: Sequence[Shape]) -> list[Diagnostic]:
+def _disagreements(shapes: Sequence[Shape]) -> list[Diagnostic]:
     """Pipes that do not have the stages 0 .. D-1, or another D than the first."""
     failed: list[Diagnostic] = []
-    for shape in found:
-        text, count, first = shape.stages.range, len(shape.stage_range), found[0]
+    for shape in shapes:
+        text, count, first = shape.stages.range, len(shape.stage_range), shapes[0]
         if count == 0:
             values = shape.scope.values_in(text.stop, ())
             failed.append(say.NoStages(text.span, values, shape.instance()))
@@ -186,37 +186,37 @@ def _disagreements(found: Sequence[Shape]) -> list[Diagnostic]:
     return failed
 
 
-def _halves(found: Sequence[Shape]) -> list[Diagnostic]:
+def _halves(shapes: Sequence[Shape]) -> list[Diagnostic]:
     """Pipes that count halves beside pipes that count whole micro-batches; an odd number of halves."""
-    counting = [shape for shape in found if shape.micros.halves is not None]
+    counting = [shape for shape in shapes if shape.micros.halves is not None]
     if not counting:
         return []
-    whole = [shape for shape in found if shape.micros.halves is None]
+    whole = [shape for shape in shapes if shape.micros.halves is None]
     if whole:
         first = counting[0]
         return [groups.HalvesDiffer(whole[0].micros.span, (), Instance(), whole[0].name, first.name, first.micros.span)]
-    total = sum(len(shape.micro_range) for shape in found)
+    total = sum(len(shape.micro_range) for shape in shapes)
     if total % 2 == 0:
         return []
-    text = found[0].micros.range
-    return [groups.OddHalves(text.span, _range_values(text, found[0].scope), Instance(), total)]
+    text = shapes[0].micros.range
+    return [groups.OddHalves(text.span, _range_values(text, shapes[0].scope), Instance(), total)]
 
 
-def _too_many(found: Sequence[Shape], pipes: Sequence[ast.Pipe], known: Globals, limit: int) -> list[Diagnostic]:
+def _too_many(shapes: Sequence[Shape], pipes: Sequence[ast.Pipe], known: Globals, limit: int) -> list[Diagnostic]:
     """Nothing to run, or more than the limit; counted, not enumerated."""
-    if not found:
+    if not shapes:
         index = next(pipe.index for pipe in pipes if pipe.index is not None)
         return [say.EmptyIndex(index.range.span, _range_values(index.range, known.scope), Instance())]
-    micros = sum(len(shape.micro_range) for shape in found)
-    longest = max(found, key=lambda shape: len(shape.micro_range))
+    micros = sum(len(shape.micro_range) for shape in shapes)
+    longest = max(shapes, key=lambda shape: len(shape.micro_range))
     text, where = longest.micros.range, (_range_values(longest.micros.range, longest.scope), Instance())
     if micros == 0:
         return [say.NoMicros(text.span, *where)]
     if micros > MAX_MICRO_BATCHES:
         return [say.TooMany(text.span, *where, "micro-batch", micros, MAX_MICRO_BATCHES)]
-    stages = len(found[0].stage_range)
-    by_stage = stages * sum(1 + len(shape.syncs) for shape in found)
-    operations = sum(len(shape.steps) * stages * len(shape.operations) for shape in found)
+    stages = len(shapes[0].stage_range)
+    by_stage = stages * sum(1 + len(shape.syncs) for shape in shapes)
+    operations = sum(len(shape.steps) * stages * len(shape.operations) for shape in shapes)
     count = max(by_stage, operations, micros) if known.per_update is None else by_stage
     if count <= limit:
         return []

@@ -13,7 +13,7 @@ from chimera_ir.ir.levels import Pipe
 from chimera_ir.syntax import ast
 
 
-def place(found: Sequence[Shape], known: Globals) -> tuple[Pipe, ...]:
+def place(shapes: Sequence[Shape], known: Globals) -> tuple[Pipe, ...]:
     """The pipes with the workers of their stages and the global numbers of their micro-batches.
 
     Raises
@@ -21,16 +21,16 @@ def place(found: Sequence[Shape], known: Globals) -> tuple[Pipe, ...]:
     Rejected
         If a stage is placed beyond the workers, a worker has none, or the numbers are not 0 .. N-1, each once.
     """
-    workers = len(found[0].stage_range) if known.workers is None else known.workers
+    workers = len(shapes[0].stage_range) if known.workers is None else known.workers
     failed: list[Diagnostic] = []
-    places = [_workers(shape, workers, failed) for shape in found]
-    columns = numbers(found, failed)
-    recompute = [_recomputing(shape, failed) for shape in found]
+    places = [_workers(shape, workers, failed) for shape in shapes]
+    columns = numbers(shapes, failed)
+    recompute = [_recomputing(shape, failed) for shape in shapes]
     reject(failed)
     reject(_idle({worker for row in places for worker in row}, workers, known))
     return tuple(
         Pipe(shape.name, tuple(map(Worker, row)), tuple(map(Micro, column)), stages)
-        for shape, row, column, stages in zip(found, places, columns, recompute, strict=True)
+        for shape, row, column, stages in zip(shapes, places, columns, recompute, strict=True)
     )
 
 

@@ -11,7 +11,7 @@ from chimera_ir.ir.levels import Strategy
 from chimera_ir.syntax import ast
 
 
-def strategies(found: Sequence[Shape]) -> tuple[tuple[Stage, Strategy], ...]:
+def strategies(shapes: Sequence[Shape]) -> tuple[tuple[Stage, Strategy], ...]:
     """The stages that are not synchronised by default, ascending.
 
     In a pipe the last clause that speaks of a stage counts; a pipe without one has no opinion.
@@ -23,7 +23,7 @@ def strategies(found: Sequence[Shape]) -> tuple[tuple[Stage, Strategy], ...]:
     """
     failed: list[Diagnostic] = []
     chosen: dict[Stage, tuple[ast.Sync, Shape]] = {}
-    for shape in found:
+    for shape in shapes:
         for stage, clause in _wishes(shape, failed).items():
             first, other = chosen.setdefault(stage, (clause, shape))
             if first.mode is not clause.mode:
@@ -33,7 +33,7 @@ def strategies(found: Sequence[Shape]) -> tuple[tuple[Stage, Strategy], ...]:
     if failed:
         raise Rejected({(type(diagnostic), diagnostic.span): diagnostic for diagnostic in reversed(failed)}.values())
     listed = [(stage, Strategy(clause.mode.value)) for stage, (clause, _) in sorted(chosen.items(), key=lambda c: c[0])]
-    return tuple(each for each in listed if each[1] is not Strategy.EAGER_OPT)
+    return tuple(entry for entry in listed if entry[1] is not Strategy.EAGER_OPT)
 
 
 def _wishes(shape: Shape, failed: list[Diagnostic]) -> dict[Stage, ast.Sync]:

@@ -60,20 +60,20 @@ def readings(shape: Shape, pipe: Pipe) -> Readings:
         return {}
     names = (shape.micros.variable.text, shape.stages.variable.text)
     formula = compiled(shape.reads.version, shape.scope.with_variables(*names))
-    found: dict[tuple[Micro, Stage], Version] = {}
+    versions: dict[tuple[Micro, Stage], Version] = {}
     for micro, number in zip(shape.micro_range, pipe.micros, strict=True):
         for stage in shape.stage_range:
             try:
-                found[number, Stage(stage)] = Version(formula((micro, stage)))
+                versions[number, Stage(stage)] = Version(formula((micro, stage)))
             except Fault as fault:
                 instance = shape.instance(*zip(names, (micro, stage), strict=True))
                 raise Rejected([fault.diagnostic(instance)]) from None
-    return found
+    return versions
 
 
 def torn(planned: Iterable[Planned], reads: Readings, per_update: int, shape: Shape) -> Iterator[Diagnostic]:
     """The operations of a pipe over micro-batches of several updates, or of several versions."""
-    for operation in (each.operation for each in planned):
+    for operation in (entry.operation for entry in planned):
         first = operation.micros[0]
         for micro in operation.micros[1:]:
             updates = first // per_update, micro // per_update

@@ -53,4 +53,4 @@ def value(formula: str, at: Size) -> int:
 
 def summary(rejected: Rejected) -> str:
     """What is wrong with a text, without the places."""
-    return "; ".join(dict.fromkeys(each.fill(each.title) for each in rejected.diagnostics))
+    return "; ".join(dict.fromkeys(diagnostic.fill(diagnostic.title) for diagnostic in rejected.diagnostics))

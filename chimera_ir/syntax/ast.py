@@ -121,8 +121,8 @@ class Choice:
     """``if condition then one else other``."""
 
     condition: "Expression"
-    one: "Expression"
-    other: "Expression"
+    then: "Expression"
+    otherwise: "Expression"
     span: Span = field(compare=False, repr=False)
 
 
@@ -347,7 +347,7 @@ def operands(expression: Expression) -> tuple[Expression, ...]:
         case Comparison():
             return expression.operands
         case Choice():
-            return (expression.condition, expression.one, expression.other)
+            return (expression.condition, expression.then, expression.otherwise)
 
 
 def walk(expression: Expression) -> Iterator[Expression]:

@@ -18,16 +18,16 @@ class Change:
         if self == Change():
             return scheme
         items = (
-            replace(each, clauses=tuple(self._clauses(each))) if isinstance(each, Pipe) else each
-            for each in scheme.items
+            replace(item, clauses=tuple(self._clauses(item))) if isinstance(item, Pipe) else item
+            for item in scheme.items
         )
         return replace(scheme, items=tuple(items))
 
     def _clauses(self, pipe: Pipe) -> Iterator[Clause]:
-        for each in pipe.clauses:
-            replaced = (self.recompute and isinstance(each, Recompute)) or (self.sync and isinstance(each, Sync))
+        for clause in pipe.clauses:
+            replaced = (self.recompute and isinstance(clause, Recompute)) or (self.sync and isinstance(clause, Sync))
             if not replaced:
-                yield each
+                yield clause
         if self.recompute:
             yield Recompute(None, pipe.name.span)
         if self.sync:

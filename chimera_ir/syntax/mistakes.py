@@ -95,8 +95,8 @@ def _wrong_line(stop: Stop) -> Diagnostic | None:
     if not opened and "PIPE" in stop.accepted and (token in PIPE_LINES or _is_operation(stop)):
         closed = stop.tokens[: stop.position]
         last = next((span_of(before) for before in reversed(closed) if before == "}"), None)
-        found = f"`{token}`" if token in PIPE_LINES else f"the operation `{token}`"
-        return say.OutsidePipe(stop.span, found, last)
+        line = f"`{token}`" if token in PIPE_LINES else f"the operation `{token}`"
+        return say.OutsidePipe(stop.span, line, last)
     return None
 
 

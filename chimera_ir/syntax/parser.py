@@ -74,7 +74,7 @@ def parse(source: Source) -> ast.Scheme:
     _require_text(source.text)
     tokens = _tokens(source.text)
     _require_shallow_brackets(tokens)
-    mistakes = [found for token in tokens if (found := lexical(token)) is not None]
+    mistakes = [mistake for token in tokens if (mistake := lexical(token)) is not None]
     rest = _Rest(_without_mistakes(tokens, mistakes), 0)
     outcome = _parse(rest.tokens, 0, source.text)
     while isinstance(outcome, Diagnostic):
@@ -119,9 +119,9 @@ _NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffd
 def _require_text(text: str) -> None:
     if len(text) > MAX_TEXT:
         raise Rejected([TextTooLong(Span(MAX_TEXT, MAX_TEXT + 1), MAX_TEXT, "characters")])
-    found = _NOT_TEXT.search(text)
-    if found is not None:
-        raise Rejected([NotText(Span(*found.span()), _described(found[0]))])
+    match = _NOT_TEXT.search(text)
+    if match is not None:
+        raise Rejected([NotText(Span(*match.span()), _described(match[0]))])
 
 
 def _described(character: str) -> str:

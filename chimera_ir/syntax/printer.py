@@ -149,8 +149,8 @@ def _parts(expression: ast.Expression) -> tuple[int, str]:
         case ast.Logical(operator, left, right):
             level = _LEVELS[operator]
             return level, f"{_show(left, level)} {operator.value} {_show(right, level + 1)}"
-        case ast.Choice(condition, one, other):
-            text = f"if {_show(condition, _OR)} then {_show(one, _OR)} else {_show(other, _CHOICE)}"
+        case ast.Choice(condition, then, otherwise):
+            text = f"if {_show(condition, _OR)} then {_show(then, _OR)} else {_show(otherwise, _CHOICE)}"
             return _CHOICE, text
         case _:
             assert_never(expression)
