@@ -20,7 +20,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A fact beside the main message, with its own place in the text where it has one."""
+    """A fact beside the main message, with a place in the text if it has one."""
 
     text: str
     span: Span | None = None
@@ -47,7 +47,7 @@ class Diagnostic:
         return ()
 
     def fill(self, template: str) -> str:
-        """The template with the diagnostic's own facts in it; ``{count:stage}`` counts stages."""
+        """The template filled with the facts of the diagnostic; ``{count:stage}`` counts stages."""
         return _Formatter().vformat(template, (), _Facts(self))
 
 
@@ -68,7 +68,7 @@ class _Facts(Mapping[str, object]):
 
 
 class _Formatter(string.Formatter):
-    """Formats a number with a noun behind the colon as so many of them."""
+    """Formats a number that has a noun after the colon as a count of that noun."""
 
     def format_field(self, value: object, format_spec: str) -> str:
         """The text of one fact."""
@@ -78,7 +78,7 @@ class _Formatter(string.Formatter):
 
 
 class Rejected(Exception):
-    """A level of the compilation found errors: all of them, in the order of the text."""
+    """The errors of one level of the compilation, in the order of the text."""
 
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         self.diagnostics = tuple(sorted(diagnostics, key=lambda d: (d.span, d.code)))
@@ -91,7 +91,7 @@ def raise_errors(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     Raises
     ------
     Rejected
-        With all the errors, if there are any; what is a warning without them may be a part of them.
+        With all errors, if there are any; warnings are then left out, as they may follow from errors.
     """
     messages = tuple(diagnostics)
     errors = [d for d in messages if d.severity is Severity.ERROR]

@@ -1,4 +1,4 @@
-"""Diagnostics as text: one sentence, the place, the line with carets, facts, and what helps."""
+"""Diagnostics as text: a sentence, the place, the line with carets, notes, and help."""
 
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -9,26 +9,26 @@ from chimera_ir.source import Source, Span
 from chimera_ir.visible import visible
 
 MAX_WIDTH = 100
-"""Columns of a source line that are shown; a longer line is cut around what is marked."""
+"""Most columns of a source line that are shown; a longer line is cut around the marked part."""
 
 MAX_SHOWN = 20
-"""Diagnostics that are shown in full."""
+"""Most diagnostics that are shown in full."""
 
 MAX_NOTES = 20
-"""Notes of a diagnostic that are shown."""
+"""Most notes of a diagnostic that are shown."""
 
 MAX_SENTENCE = 500
-"""Columns of a title, label, note or help."""
+"""Most columns of a title, label, note or help."""
 
 _REACH = 4 * MAX_WIDTH
-"""Characters on either side of a place that are looked at; some take no column."""
+"""Characters on either side of a place that may be shown; more than columns, as some take no column."""
 
 _ELLIPSIS = "..."
 
 
 @dataclass(frozen=True, slots=True)
 class _Style:
-    """How to mark parts of the output; empty strings without color."""
+    """Escape sequences that mark parts of the output; empty strings without color."""
 
     error: str = ""
     warning: str = ""
@@ -73,19 +73,19 @@ def render(diagnostic: Diagnostic, source: Source, color: bool = False) -> str:
 
 
 def render_all(diagnostics: Iterable[Diagnostic], source: Source, color: bool = False) -> str:
-    """All diagnostics with a blank line between them; of very many the first, and how many more there are."""
+    """The first diagnostics with a blank line between them, and a count of those that are left out."""
     return "\n\n".join(blocks(tuple(diagnostics), source, color))
 
 
 def blocks(diagnostics: Sequence[Diagnostic], source: Source, color: bool = False) -> list[str]:
-    """The same, one by one."""
+    """The parts of ``render_all``, one for each diagnostic."""
     shown = [render(diagnostic, source, color) for diagnostic in diagnostics[:MAX_SHOWN]]
     rest = len(diagnostics) - len(shown)
     return [*shown, f"and {rest:,} more"] if rest else shown
 
 
 def _some(notes: tuple[Note, ...]) -> tuple[Note, ...]:
-    """The notes; of very many the first, and how many more there are."""
+    """The first notes, and a count of those that are left out."""
     rest = notes[MAX_NOTES:]
     return (*notes[:MAX_NOTES], Note(f"and {len(rest):,} more", rest[0].span)) if rest else notes
 
@@ -95,13 +95,13 @@ def _fact(kind: str, text: str, margin: int, style: _Style) -> str:
 
 
 def _sentence(text: str) -> str:
-    """A sentence, shortened if a name or number in it is absurdly long."""
+    """A sentence, shortened to ``MAX_SENTENCE`` columns."""
     shown = visible(text)
     return shown if len(shown) <= MAX_SENTENCE else _head(shown, MAX_SENTENCE)
 
 
 def _elsewhere(note: Note, source: Source, margin: int, style: _Style) -> list[str]:
-    """A note that has a place of its own."""
+    """A note with its place, the line there, and carets."""
     if note.span is None:
         return []
     head = f"{style.note}note{style.end}: {_sentence(note.text)}"
@@ -109,7 +109,7 @@ def _elsewhere(note: Note, source: Source, margin: int, style: _Style) -> list[s
 
 
 def _excerpt(span: Span, label: str, source: Source, margin: int, mark: str, style: _Style) -> list[str]:
-    """The place, its line, and the carets below it."""
+    """The place, its line, and carets below it."""
     position = source.position(span.start)
     text = source.line(position.line)
     start = position.column - 1
@@ -128,7 +128,7 @@ def _excerpt(span: Span, label: str, source: Source, margin: int, mark: str, sty
 
 
 def _near(text: str, start: int, stop: int) -> tuple[str, str, str]:
-    """A line before, at and behind what is marked, no further than may be shown: lines may be very long."""
+    """The parts of a line before, at and after the marked part, each no longer than ``_REACH``."""
     first, last = max(0, start - _REACH), min(stop, start + _REACH)
     before = _ELLIPSIS + text[first:start] if first else text[:start]
     after = text[last : last + _REACH].rstrip() if last == stop else ""
@@ -171,7 +171,7 @@ def _tail(text: str, width: int) -> str:
 
 
 def _width(text: str) -> int:
-    """The columns that a terminal gives to a text."""
+    """Number of columns that a text takes in a terminal."""
     if text.isascii():
         return len(text)
     return sum(_width_of(character) for character in text)

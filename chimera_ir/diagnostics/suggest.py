@@ -1,14 +1,14 @@
-"""What a user may have meant by a name that is not known."""
+"""Suggestions of a known name for an unknown one."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 _LONGEST = 64
-"""Characters of a name that is worth comparing."""
+"""Most characters of a name that is compared with others."""
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that looks most like ``name``, if one looks alike.
+    """The known name that is most similar to ``name``, if any is similar enough.
 
     Examples
     --------

@@ -1,10 +1,10 @@
-"""How formulas go on for ever: a symbolic derivation, exact for every integer, that samples nothing.
+"""Quasi-affine laws of formulas: derived from the formula alone, and exact for every integer.
 
 A formula in m is quasi-affine if f(m + p) = f(m) + d for all integers m, with a period p > 0 and an increment d. Sums,
 multiples, quotients and remainders by constants of quasi-affine formulas are quasi-affine; so is any function of
 formulas that repeat (d = 0). With p, d and the p values from f(0) on, a formula is known everywhere.
 
-The maximum and minimum of formulas that grow are quasi-affine from some m on: one of the arguments wins for good.
+The maximum and minimum of growing formulas are quasi-affine from some m on, where one of the arguments stays ahead.
 """
 
 import operator
@@ -28,10 +28,10 @@ from chimera_ir.syntax.printer import show_expression
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """A formula in m: ``f(m) = values[m % p] + increment * (m // p)`` with p the number of values.
+    """The law of a formula in m: ``f(m) = values[m % p] + increment * (m // p)`` with p the number of values.
 
     It holds for all integers m; if a maximum or minimum of growing values took part, for m >= ``since``.
-    A condition has truths for values, and the increment 0.
+    The values of a condition are truths, and its increment is 0.
     """
 
     values: tuple[int, ...]
@@ -40,17 +40,17 @@ class Law:
 
     @property
     def period(self) -> int:
-        """After how many m it repeats, up to the increment."""
+        """Number of m after which the values repeat, plus the increment."""
         return len(self.values)
 
     @property
     def rate(self) -> Fraction:
-        """How much it grows per m."""
+        """Growth per m."""
         return Fraction(self.increment, self.period)
 
     @property
     def constant(self) -> bool:
-        """Whether it does not depend on m."""
+        """Whether the value is the same for every m."""
         return self.period == 1 and self.increment == 0
 
     def at(self, m: int) -> int:
@@ -68,7 +68,7 @@ COUNT = Law((0,), 1)
 """The law of m itself."""
 
 ALWAYS = Law((True,), 0)
-"""The law of a guard that is not there."""
+"""The law of an operation line without a guard."""
 
 _Fold = Callable[[Law, Law, int], Law]
 
@@ -93,12 +93,12 @@ def law(expression: ast.Expression, scope: Scope, variable: str, most: int) -> L
 
 
 def eventual_law(expression: ast.Expression, scope: Scope, variable: str, most: int) -> Law:
-    """The same, of a formula that may take the maximum and minimum of growing values: its law for large m."""
+    """The law for large m of a formula that may take the maximum and minimum of growing values; else as ``law``."""
     return walk(expression, _Laws(scope, {variable: COUNT}, most, {"max": _larger, "min": _smaller}))
 
 
 def limited(count: int, most: int, span: Span) -> int:
-    """A number of micro-batches that is not more than ``most``, or else a ``Fault`` at a place in the text."""
+    """The number of micro-batches ``count``, unless it is more than ``most``: that is a ``Fault`` at ``span``."""
     if count > most:
         raise Fault(partial(say.RepeatsTooLate, span, (), count=min(count, LIMIT), most=most))
     return count
@@ -110,12 +110,14 @@ class _Laws:
 
     Attributes
     ----------
-    scope, names
-        What names stand for: ``names`` are the variable, or the parameters of the function that is called.
+    scope
+        What names stand for that are not in ``names``.
+    names
+        The laws of the variable, or of the parameters within a function.
     most
-        No period is longer.
+        Upper bound on periods.
     unending
-        The functions that may take growing values.
+        For each builtin that may take growing values, its law for two laws.
     """
 
     scope: Scope
@@ -231,7 +233,7 @@ class _Laws:
         return self._along(node, apply, laws, Fraction(0))
 
     def _along(self, node: ast.Expression, apply: Callable[..., int], laws: Sequence[Law], rate: Fraction) -> Law:
-        """The law of a function of laws that is known to grow at a rate."""
+        """The law of a function of laws, given the rate at which it grows."""
         period = self._period(node, laws)
         values = map(apply, *(part.stretched(period) for part in laws))
         return _reduced(values, int(rate * period), max(part.since for part in laws))
@@ -243,14 +245,14 @@ class _Laws:
         return Fault(partial(describe, node.span, self._values(node), **facts))
 
     def _values(self, node: ast.Expression) -> Values:
-        """The names in an expression that have one value."""
+        """Those names in an expression that have the same value for every m, with their values."""
         names = dict.fromkeys(part.text for part in ast.walk(node) if isinstance(part, ast.Name))
         values = ((name, self.known(self.name(name))) for name in names)
         return tuple((name, value) for name, value in values if value is not None)
 
 
 def _later(part: Law, bound: Law) -> Law:
-    """A law that holds only from where another one holds, too."""
+    """The law ``part``, restricted to where the law ``bound`` holds."""
     return replace(part, since=max(part.since, bound.since))
 
 
@@ -259,7 +261,7 @@ def _scaled(part: Law, factor: int) -> Law:
 
 
 def _larger(left: Law, right: Law, period: int) -> Law:
-    """What the maximum of two laws is for large m; ``period`` is common to both."""
+    """The law of the maximum of two laws for large m; ``period`` is a multiple of both periods."""
     since = max(left.since, right.since)
     if left.rate == right.rate:
         values = map(max, left.stretched(period), right.stretched(period))
@@ -271,7 +273,7 @@ def _larger(left: Law, right: Law, period: int) -> Law:
 
 
 def _ahead(m: int, lead: int, gain: int, period: int) -> int:
-    """From where on a lead is not negative that is ``lead`` at m and gains ``gain`` > 0 with every period."""
+    """The m from which on a difference is not negative: it is ``lead`` at m, and grows by ``gain`` > 0 per period."""
     turns = -(lead // gain)
     return m + (turns - 1) * period + 1
 
@@ -281,7 +283,7 @@ def _smaller(left: Law, right: Law, period: int) -> Law:
 
 
 def _reduced(values: Iterable[int], increment: int, since: int) -> Law:
-    """The law with these values, as short as can be: of two periods the greatest common divisor is one, too."""
+    """The law with these values and the shortest period, which divides every other period."""
     known = tuple(values)
     for factor in _prime_factors(len(known)):
         shorter, rest = len(known) // factor, increment % factor
@@ -291,7 +293,7 @@ def _reduced(values: Iterable[int], increment: int, since: int) -> Law:
 
 
 def _prime_factors(number: int) -> Iterator[int]:
-    """With multiplicity, ascending."""
+    """Prime factors with multiplicity, ascending."""
     factor = 2
     while factor * factor <= number:
         while number % factor == 0:

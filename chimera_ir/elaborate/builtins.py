@@ -1,4 +1,4 @@
-"""The functions that every scheme knows, and what its operators mean."""
+"""The builtin functions of the scheme language, and the meaning of its operators."""
 
 import operator
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ class Builtin:
 
 
 def share(total: int, parts: int, part: int) -> int:
-    """How many of ``total`` things fall to one of several parts, as evenly as can be, the first parts first.
+    """Size of one part when ``total`` is cut into ``parts`` parts, as evenly as possible, larger parts first.
 
     Examples
     --------
@@ -29,7 +29,7 @@ def share(total: int, parts: int, part: int) -> int:
 
 
 def shareable(total: int, parts: int, part: int) -> bool:
-    """Whether ``share`` has a value."""
+    """Whether ``share`` is defined for these arguments."""
     return total >= 0 and 0 <= part < parts
 
 
@@ -39,7 +39,6 @@ BUILTINS = {
     "abs": Builtin("abs(a)", 1, 1, abs),
     "share": Builtin("share(N, k, i)", 3, 3, share),
 }
-"""By name."""
 
 ARITHMETIC: Mapping[Arithmetic, Callable[[int, int], int]] = {
     Arithmetic.ADD: operator.add,
@@ -62,7 +61,7 @@ COMPARE: Mapping[Comparator, Callable[[int, int], bool]] = {
 }
 
 LOGIC: Mapping[Logic, Callable[[bool, bool], bool]] = {Logic.AND: operator.and_, Logic.OR: operator.or_}
-"""For truths that are both known; ``DECISIVE`` tells when the left one is enough."""
+"""``and`` and ``or`` of two known truths."""
 
 DECISIVE = {Logic.AND: False, Logic.OR: True}
-"""The left side that decides, whatever the right side is."""
+"""The truth of the left side that makes the right side irrelevant."""

@@ -1,4 +1,4 @@
-"""Which lines a scheme must have, may have once, and may have only later."""
+"""Lines that a scheme must have, may have once, or may have only with other lines."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +17,7 @@ _EXAMPLES = {
 
 
 def check_clauses(scheme: ast.Scheme) -> Iterator[Diagnostic]:
-    """Lines that are missing, and lines that stand twice."""
+    """Diagnostics of missing lines, and of lines that may stand once and stand twice."""
     pipes = [item for item in scheme.items if isinstance(item, ast.Pipe)]
     if not pipes:
         yield say.NoPipes(scheme.name.span, scheme.name.text)
@@ -59,7 +59,7 @@ def _once(spans: Sequence[Span], owner: str, clause: str) -> Iterator[Diagnostic
 
 
 def check_updates(scheme: ast.Scheme) -> Iterator[Diagnostic]:
-    """Lines that only asynchronous schemes have, where they do not fit together."""
+    """Diagnostics of lines that only synchronous or only asynchronous schemes may have, in the other kind."""
     update = next((item for item in scheme.items if isinstance(item, ast.Update)), None)
     for pipe in scheme.items:
         if isinstance(pipe, ast.Pipe):
@@ -67,7 +67,7 @@ def check_updates(scheme: ast.Scheme) -> Iterator[Diagnostic]:
 
 
 def _flushed(pipe: ast.Pipe) -> Iterator[Diagnostic]:
-    """What a pipe of a synchronous scheme cannot have."""
+    """Lines in a pipe of a synchronous scheme that only asynchronous schemes may have."""
     for clause in pipe.clauses:
         match clause:
             case ast.Micros(range=ast.Endless(span=span)):
@@ -79,7 +79,7 @@ def _flushed(pipe: ast.Pipe) -> Iterator[Diagnostic]:
 
 
 def _streaming(pipe: ast.Pipe, update: ast.Update) -> Iterator[Diagnostic]:
-    """What a pipe of an asynchronous scheme lacks, or cannot have."""
+    """Lines that a pipe of an asynchronous scheme lacks, or has and may not have."""
     for clause in pipe.clauses:
         match clause:
             case ast.Micros(range=ast.Range(span=span)):
@@ -94,7 +94,7 @@ def _streaming(pipe: ast.Pipe, update: ast.Update) -> Iterator[Diagnostic]:
 
 
 def unsupported(scheme: ast.Scheme) -> Iterator[Diagnostic]:
-    """What the language has and the compiler has not yet."""
+    """Uses of what the language can say and the compiler cannot compile."""
     for item in scheme.items:
         if isinstance(item, ast.Pipe):
             for clause in item.clauses:

@@ -1,4 +1,4 @@
-"""From tree to plan: a scheme, given its parameters, as the list of its operations with place and clock."""
+"""From tree to plan: the operations of a scheme for given parameters, each with its worker and clock."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,9 +55,9 @@ def elaborate(
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What is known of a scheme before a look at its operations: the header, and what those follow from.
+    """The header of a plan, and what its operations follow from.
 
-    ``shapes`` are the pipes as long as they are elaborated, ``known`` the names.
+    ``shapes`` are the pipes, each as long as it is elaborated; ``known`` are the names of the scheme.
     """
 
     header: Header
@@ -66,13 +66,13 @@ class Outline:
     warnings: tuple[Diagnostic, ...]
 
     def plan(self) -> Plan:
-        """The plan; errors in operations as in `elaborate`."""
+        """The plan; raises ``Rejected`` for errors in operations, as `elaborate` does."""
         return Plan(self.header, tuple(_planned(self.shapes, self.header.pipes, self.known)))
 
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """A scheme of which nothing is made yet, and which is not too large: its names, and its pipes as ranges."""
+    """A scheme that is known not to be too large: its names, and its pipes as ranges without operations."""
 
     known: Globals
     shapes: tuple[Shape, ...]
@@ -81,7 +81,7 @@ class Sized:
 
 
 def sized(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int) -> Sized:
-    """The size of a scheme: counted, with work that does not grow with the numbers.
+    """The size of a scheme, counted in time that does not grow with the values of its parameters.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def sized(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int) 
 
 
 def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int) -> Outline:
-    """The beginning of `elaborate`; errors as there, but for those in operations."""
+    """The header of the plan; raises what `elaborate` raises, except for errors in operations."""
     size = sized(scheme, settings, max_operations)
     known, pipe_shapes, part = size.known, size.shapes, size.part
     pipes = place(part.shapes, known)

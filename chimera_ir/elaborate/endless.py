@@ -1,8 +1,8 @@
-"""Asynchronous schemes: after how long they repeat, and how much of them shows a whole steady state.
+"""Asynchronous schemes: the period after which they repeat, and a finite part that shows the whole steady state.
 
 Every pipe advances at a constant pace, so there is a *turn*: the shortest time, in clocks, in which each pipe advances
 by a whole number of its periods and all pipes together by a whole number of updates. After a turn every lane repeats.
-What is elaborated further is a finite part: some turns from the first micro-batch on, warm-up and drain included.
+The finite part that is elaborated is some turns from the first micro-batch on, warm-up and drain included.
 """
 
 from collections.abc import Sequence
@@ -20,18 +20,18 @@ from chimera_ir.elaborate.pipes import Shape, reject
 from chimera_ir.elaborate.versions import check_versions
 
 MARGIN = 3
-"""Turns more than are needed on either side of the one in the middle, unless versions need them."""
+"""Turns on either side of the middle one beyond those that the spread of a turn needs; versions may use them."""
 
 FEW = 1_000
-"""Formulas, each for a stage, that may be looked at before it is clear that they are not far too many."""
+"""Most formulas, counted once per stage, that are derived before the size of the scheme is estimated."""
 
 LEAST_TURNS = 2 * MARGIN + 1
-"""Turns of any part that is elaborated."""
+"""Fewest turns that are elaborated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The pipes as long as they are elaborated, with the ``updates`` and the ``period`` of the header."""
+    """The pipes, each as long as it is elaborated, with the ``updates`` and the ``period`` of the header."""
 
     shapes: tuple[Shape, ...]
     updates: int = 1
@@ -40,7 +40,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """What happens in a turn: so many clocks pass, each pipe takes so many micro-batches, so many updates are made."""
+    """Clocks, micro-batches of each pipe, and updates of one turn."""
 
     clocks: int
     micros: tuple[int, ...]
@@ -48,12 +48,12 @@ class _Turn:
 
     @property
     def period(self) -> int:
-        """The micro-batches of all pipes."""
+        """Micro-batches of all pipes together."""
         return sum(self.micros)
 
 
 def unrolled(shapes: Sequence[Shape], per_update: int, limit: int) -> Part:
-    """The finite part of an asynchronous scheme that stands for all of it.
+    """The finite part of an asynchronous scheme from which all of it follows.
 
     Parameters
     ----------
@@ -90,9 +90,9 @@ def unrolled(shapes: Sequence[Shape], per_update: int, limit: int) -> Part:
 def _measured(
     shapes: Sequence[Shape], stages: Sequence[int], per_update: int, limit: int
 ) -> tuple[list[Pace], _Turn, int]:
-    """The paces on some of the stages, and the turn and the number of turns that follow if there are no others.
+    """The paces on some of the stages, and the turn and the number of turns of a scheme with only these stages.
 
-    With others these only become longer: what is too large, or has no pace, on some stages need not be asked of all.
+    More stages only make turns longer: what is too large, or has no pace, on some stages is rejected at once.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def _measured(
 
 
 def _unnumbered(shapes: Sequence[Shape]) -> list[Diagnostic]:
-    """The pipes without numbers, where there are several pipes."""
+    """Pipes without numbers in a scheme of several pipes."""
     if len(shapes) == 1:
         return []
     silent = [shape for shape in shapes if shape.micros.number is None]
@@ -115,7 +115,7 @@ def _unnumbered(shapes: Sequence[Shape]) -> list[Diagnostic]:
 
 
 def _paces(shapes: Sequence[Shape], stages: Sequence[int], limit: int) -> list[Pace]:
-    """The paces of all pipes, as far as some of their stages show them; no period is longer than fits the limit."""
+    """The paces of all pipes on some of their stages; periods are bounded by the limit on operations."""
     failed: list[Diagnostic] = []
     most = limit // (LEAST_TURNS * len(shapes[0].stage_range))
     paces = [pace(shape, stages, max(1, most // _density(shape)), failed) for shape in shapes]
@@ -124,7 +124,7 @@ def _paces(shapes: Sequence[Shape], stages: Sequence[int], limit: int) -> list[P
 
 
 def _density(shape: Shape) -> int:
-    """Operations per micro-batch and stage, rounded down, and at least 1 as a micro-batch counts like an operation."""
+    """Operations per micro-batch and stage, rounded down; at least 1, as a micro-batch counts like an operation."""
     return max(1, len(shape.operations) // shape.steps.step)
 
 
@@ -137,7 +137,7 @@ def _turn(paces: Sequence[Pace], per_update: int) -> _Turn:
 
 
 def _numbers_drift(shapes: Sequence[Shape], paces: Sequence[Pace], turn: _Turn) -> list[Diagnostic]:
-    """The pipes whose numbers do not grow by the micro-batches of a turn in a turn."""
+    """Pipes whose numbers grow in a turn by another count than the micro-batches of a turn."""
     failed: list[Diagnostic] = []
     for shape, measured, mine in zip(shapes, paces, turn.micros, strict=True):
         expected, text = Fraction(turn.period, mine), shape.micros.number or shape.micros.range
@@ -148,7 +148,7 @@ def _numbers_drift(shapes: Sequence[Shape], paces: Sequence[Pace], turn: _Turn) 
 
 
 def _versions_drift(shapes: Sequence[Shape], paces: Sequence[Pace], turn: _Turn) -> list[Diagnostic]:
-    """For each pipe the first stage whose versions do not grow by the updates of a turn in a turn."""
+    """For each pipe the first stage whose versions grow in a turn by another count than the updates of a turn."""
     failed: list[Diagnostic] = []
     for shape, measured, mine in zip(shapes, paces, turn.micros, strict=True):
         expected = Fraction(turn.updates, mine)
@@ -161,10 +161,10 @@ def _versions_drift(shapes: Sequence[Shape], paces: Sequence[Pace], turn: _Turn)
 
 
 def _turns(shapes: Sequence[Shape], paces: Sequence[Pace], turn: _Turn) -> int:
-    """So many turns that the one in the middle is one of the steady state.
+    """The number of turns for which the turn in the middle is one of the steady state.
 
-    While a worker goes through its first operations of a turn, others are of micro-batches of some turns before or
-    after: ``spread``. All of these must be there, and read versions by the rule of the long run: from ``settled`` on.
+    Operations that run at the same time belong to micro-batches up to ``spread`` turns apart. All of these must be
+    elaborated, and must read versions as the laws say, which hold after ``settled`` turns.
     """
     ends = (
         measured.last + measured.rate * (mine - measured.period)
@@ -180,9 +180,9 @@ def _turns(shapes: Sequence[Shape], paces: Sequence[Pace], turn: _Turn) -> int:
 
 
 def _too_many(shapes: Sequence[Shape], turn: _Turn, turns: int, limit: int, period: int) -> list[Diagnostic]:
-    """More operations, or pairs of micro-batches and stages, than the limit; counted, not enumerated.
+    """The diagnostic of a scheme with more operations, or pairs of micro-batches and stages, than the limit.
 
-    ``turn``, ``turns`` and ``period`` may be less than they are: a turn of some stages is a part of one of all of them.
+    All are counted, not enumerated. ``turn``, ``turns`` and ``period`` may be lower bounds, from some stages only.
     """
     stages = len(shapes[0].stage_range)
     lines = sum(

@@ -31,7 +31,7 @@ _Apply = Callable[[int, int], int]
 
 
 class _Describe(Protocol):
-    """Makes the diagnostic once it is known for which instance a formula failed, and through which calls."""
+    """Makes the diagnostic of a fault, given the instance for which the formula failed, and the calls around it."""
 
     def __call__(self, instance: Instance, calls: tuple[Called, ...]) -> Diagnostic: ...
 
@@ -39,8 +39,8 @@ class _Describe(Protocol):
 class Fault(Exception):
     """A formula has no value.
 
-    ``describe`` looks at the frame only when the fault is told: a part whose value is known without one is computed
-    without one, and may fail where its value is never needed.
+    ``describe`` reads the frame only when the diagnostic is made: constants are folded without a frame, and may fail
+    where their value is never needed.
     """
 
     def __init__(self, describe: _Describe) -> None:
@@ -49,45 +49,45 @@ class Fault(Exception):
         self._calls: list[Called] = []
 
     def through(self, call: Called) -> "Fault":
-        """The same fault, seen from the caller of the function in which it happened."""
+        """This fault with a further call around it."""
         self._calls.append(call)
         return self
 
     def diagnostic(self, instance: Instance) -> Diagnostic:
-        """What to tell the user."""
+        """The diagnostic of this fault in an instance."""
         return self._describe(instance=instance, calls=tuple(self._calls))
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A function of the scheme, ready to be called."""
+    """A function of the scheme with its compiled body."""
 
     definition: ast.Function
     body: Formula
 
     def bound(self, arguments: Iterable[Part]) -> dict[str, Part]:
-        """The parameters of the function with the arguments of a call."""
+        """The arguments of a call by the names of the parameters."""
         return dict(zip((word.text for word in self.definition.parameters), arguments, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What the names in a formula stand for: fixed values, variables by their slot in the frame, functions."""
+    """Meaning of the names in a formula: fixed values, variables by their slot in the frame, functions."""
 
     values: Mapping[str, int]
     functions: Mapping[str, Compiled]
     slots: Mapping[str, int]
 
     def with_value(self, name: str, value: int) -> "Scope":
-        """This scope and a further fixed value, which is laid over the others: a scheme may have thousands."""
+        """This scope with one more fixed value; no mapping is copied, as a scheme may have thousands of values."""
         return replace(self, values=ChainMap({name: value}, cast("dict[str, int]", self.values)))
 
     def with_variables(self, *names: str) -> "Scope":
-        """This scope, for a frame that has these variables."""
+        """This scope for frames of these variables."""
         return replace(self, slots={name: slot for slot, name in enumerate(names)})
 
     def values_in(self, expression: ast.Expression, frame: Frame) -> Values:
-        """The names in an expression with what they stand for."""
+        """The names in an expression with their values."""
         names = dict.fromkeys(node.text for node in ast.walk(expression) if isinstance(node, ast.Name))
         return tuple((name, frame[self.slots[name]] if name in self.slots else self.values[name]) for name in names)
 
@@ -106,7 +106,7 @@ def compiled(expression: ast.Expression, scope: Scope) -> Formula:
 
 
 class _Part(NamedTuple):
-    """A compiled expression; ``constant`` is its value if that is known already."""
+    """A compiled expression; ``constant`` is its value if it depends on no variable."""
 
     formula: Formula
     constant: int | None
@@ -186,7 +186,7 @@ class _Closures:
         return Fault(lambda instance, calls: describe(node.span, scope.values_in(node, frame), instance, calls, *facts))
 
     def _folded(self, formula: Formula, *parts: _Part) -> _Part:
-        """The formula, or its value if all parts have one; a fault waits until the formula is really asked for."""
+        """The formula, or its value if all parts are constant; a fault is raised only when the formula is called."""
         if any(part.constant is None for part in parts):
             return _Part(formula, None)
         try:

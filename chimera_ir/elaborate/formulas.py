@@ -1,10 +1,10 @@
-"""The walk over a formula, the same for everything that a formula is turned into.
+"""The one walk over a formula; what the formula is turned into is up to a domain.
 
-A domain says what an operation makes of its operands: closures that give integers (``evaluate``), columns of values
-(``grid``) or quasi-affine laws (``affine``). The walk says which parts are looked at, and in which order:
+A domain gives each operation its meaning: closures that give integers (``evaluate``), columns of values
+(``grid``) or quasi-affine laws (``affine``). The walk gives the order, and the parts that take part:
 
 - operands come before their operation, from left to right; of a chain of comparisons, all of them;
-- a condition that is known decides: only the chosen branch of a choice is looked at, and the right side of ``and`` and
+- a condition that is known decides: only the chosen branch of a choice is walked, and the right side of ``and`` and
   ``or`` only if the left side leaves it open;
 - a condition that is not known leaves both sides to the domain: closures compute the side that is needed, whenever it
   is needed; columns and laws need both sides to have a value everywhere.
@@ -18,11 +18,11 @@ from chimera_ir.elaborate.builtins import BUILTINS, DECISIVE
 from chimera_ir.syntax import ast
 
 Part = TypeVar("Part")
-"""What a part of a formula is turned into."""
+"""The type of what a formula, and each part of it, is turned into."""
 
 
 class Domain(Protocol[Part]):
-    """What operations make of operands; the node tells where the operation stands in the text."""
+    """The meaning of each operation; the node tells where the operation stands in the text."""
 
     def constant(self, value: int) -> Part:
         """The part for a number."""
@@ -55,11 +55,11 @@ class Domain(Protocol[Part]):
         """A call of a function that every scheme knows."""
 
     def call(self, node: ast.Call, arguments: Sequence[Part]) -> Part:
-        """A call of a function of the scheme; whatever fails within is told with the call."""
+        """A call of a function of the scheme; a fault in the function names the call."""
 
 
 def walk(node: ast.Expression, domain: Domain[Part]) -> Part:
-    """What a checked formula is turned into (see ``names.check``)."""
+    """The meaning of a checked formula in a domain (see ``names.check``)."""
     match node:
         case ast.Integer(value):
             return domain.constant(value)

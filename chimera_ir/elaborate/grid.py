@@ -1,7 +1,8 @@
 """Formulas over all micro-batches and stages of a pipe at once: lists of values instead of a call for each of them.
 
 A part of a formula is evaluated only for what it depends on: `2*m` for the micro-batches, `D-1 - s` for the stages,
-their sum for both. It has the values that `evaluate` gives one by one, or is `Unfit`: then that tells where, and why.
+their sum for both. A grid has the values that `evaluate` gives one by one, or is `Unfit`; `evaluate` then tells where
+and why.
 """
 
 import operator
@@ -17,11 +18,11 @@ from chimera_ir.syntax import ast
 
 
 class Unfit(Exception):
-    """Somewhere the formula has no value, or what it does not need there has none."""
+    """The formula, or a part of it that may not be needed there, has no value for some micro-batch and stage."""
 
 
 class _Column(NamedTuple):
-    """What a part of a formula depends on, and its values for that: by micro-batch, then by stage."""
+    """The variables that a part of a formula depends on, and its values by micro-batch, then by stage."""
 
     on_micros: bool
     on_stages: bool
@@ -34,11 +35,11 @@ class Grid:
     Parameters
     ----------
     micros, stages
-        What the two variables run through.
+        The values of the two variables.
     names
-        Those of the variables.
+        The names of the variables.
     scope
-        What all other names stand for.
+        The meaning of all other names.
     """
 
     def __init__(self, micros: Sequence[int], stages: Sequence[int], names: tuple[str, str], scope: Scope) -> None:
@@ -51,14 +52,14 @@ class Grid:
         Raises
         ------
         Unfit
-            If it, or a part of it that the walk looks at, lacks one somewhere.
+            If the formula, or a part of it that takes part in the walk, has no value somewhere.
         """
         return self._domain.spread(walk(expression, self._domain), on_micros=True, on_stages=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The domain of columns; ``names`` are the variables, or the parameters of the function that is called."""
+    """The domain of columns; ``names`` has the variables, or the parameters within a function."""
 
     scope: Scope
     names: Mapping[str, _Column]
@@ -108,13 +109,13 @@ class _Columns:
         return walk(function.definition.body, replace(self, names=function.bound(arguments)))
 
     def _each(self, apply: Callable[..., int], *parts: _Column) -> _Column:
-        """A function of parts, for all that any of them depends on."""
+        """The function ``apply`` of parts, on all variables that any part depends on."""
         on_micros, on_stages = any(part.on_micros for part in parts), any(part.on_stages for part in parts)
         columns = (self.spread(part, on_micros=on_micros, on_stages=on_stages) for part in parts)
         return _Column(on_micros, on_stages, list(map(apply, *columns)))
 
     def spread(self, part: _Column, *, on_micros: bool, on_stages: bool) -> list[int]:
-        """The values of a part, repeated for what it does not depend on."""
+        """The values of a part, repeated along the variables that it does not depend on."""
         values = part.values
         if on_stages and not part.on_stages:
             values = list(chain.from_iterable(repeat(value, self.stages) for value in values))

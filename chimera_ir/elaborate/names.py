@@ -1,4 +1,4 @@
-"""What can be said of a scheme before any number is known: its names, its types, the size of its formulas."""
+"""Checks of a scheme before any number is known: names, types, the size of formulas."""
 
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ MAX_DEPTH = 200
 
 
 class Type(Enum):
-    """What a formula gives, as one says it."""
+    """The type of a formula, in words."""
 
     INTEGER = "a number"
     TRUTH = "a condition"
@@ -50,20 +50,20 @@ class _Function:
     span: Span
 
     def signature(self, name: str) -> str:
-        """How it is called."""
+        """The function with its parameters, as a call is written."""
         return f"{name}({', '.join(self.parameters)})"
 
 
 _Meaning = _Value | _Function
 _Scope = Mapping[str, _Meaning]
 _Layers = ChainMap[str, _Meaning]
-"""Names that are laid over others, of which a scheme may have thousands."""
+"""Scopes, the inner ones over the outer ones; nothing is copied, as a scheme may have thousands of names."""
 
 
 def check(scheme: ast.Scheme) -> tuple[Diagnostic, ...]:
-    """Everything that is wrong with a scheme whatever its parameters are, or else warnings of what is of no use.
+    """The errors of a scheme that do not depend on its parameters, or else its warnings.
 
-    Afterwards, without errors: each name means one thing, and a formula has a type, and is not too large to evaluate.
+    Without errors each name means one thing, and each formula has a type and is not too large to evaluate.
     """
     checker = _Checker(scheme)
     checker.check_scheme()
@@ -73,7 +73,7 @@ def check(scheme: ast.Scheme) -> tuple[Diagnostic, ...]:
 
 
 def _guess(text: str, known: Collection[str]) -> str | None:
-    """What may be meant by a name that nothing defines."""
+    """The known name that an undefined name may stand for."""
     foreign = FOREIGN_NAMES.get(text.lower())
     return closest(text, known) if foreign is None or text.lower() in map(str.lower, known) else foreign
 
@@ -99,7 +99,7 @@ def _names_in(expression: ast.Expression) -> tuple[str, ...]:
 
 
 class _Checker:
-    """Walks a scheme from top to bottom, knowing what is defined so far."""
+    """Walks a scheme from top to bottom, and collects names and mistakes."""
 
     def __init__(self, scheme: ast.Scheme) -> None:
         self.mistakes: list[Diagnostic] = []
@@ -113,7 +113,7 @@ class _Checker:
         self._uses = dict(_definitions(scheme))
 
     def check_scheme(self) -> None:
-        """Checks all of it."""
+        """Checks the header and all items."""
         for parameter in self._scheme.parameters:
             self._formula(parameter.default, Type.INTEGER, "the default of a parameter", self._known, parameter.name)
             self._define(parameter.name, _Value(Type.INTEGER, parameter.name.span))
@@ -158,7 +158,7 @@ class _Checker:
             self._known[name.text] = meaning
 
     def _variables(self, words: Iterable[ast.Word]) -> dict[str, _Value]:
-        """Local variables, which hide nothing."""
+        """Local variables; one that has the name of something else is a mistake."""
         variables: dict[str, _Value] = {}
         for word in words:
             if word.text in BUILTINS:
@@ -171,7 +171,7 @@ class _Checker:
         return variables
 
     def _with(self, variables: Mapping[str, _Value]) -> _Layers:
-        """What is known so far, and some variables."""
+        """All names known so far, and some variables."""
         return ChainMap({**variables}, self._known)
 
     def _function(self, function: ast.Function) -> None:
@@ -249,7 +249,7 @@ class _Checker:
         scope: _Scope,
         defining: ast.Word | None = None,
     ) -> Type | None:
-        """Checks a formula that stands by itself; its type, or None where a mistake hides it."""
+        """The type of a formula that stands by itself, checked; None where a mistake hides the type."""
         inferred = self._type(expression, scope, defining)
         self._expect(expression, inferred, expected, place)
         self._extent(expression)
@@ -308,7 +308,7 @@ class _Checker:
         return None
 
     def _unknown(self, text: str, span: Span, scope: _Scope, defining: ast.Word | None) -> None:
-        shown = len(self.mistakes) < MAX_SHOWN  # a mistake that is not is worth no time to explain it well
+        shown = len(self.mistakes) < MAX_SHOWN  # a mistake that is not shown gets no guess, which takes time
         circle = None if defining is None else self._way(text, defining.text, far=shown)
         if defining is not None and circle is not None:
             self.mistakes.append(say.DefinedByItself(span, defining.text, circle))
@@ -321,9 +321,9 @@ class _Checker:
             self.mistakes.append(say.UnknownName(span, text, guess, listed))
 
     def _way(self, start: str, goal: str, *, far: bool) -> tuple[str, ...] | None:
-        """The definitions by which ``start`` leads to ``goal``, on a shortest way; None if it does not.
+        """The shortest chain of definitions from ``start`` to ``goal``; None without one.
 
-        Only if ``far`` is any but the start itself looked at.
+        Unless ``far`` is set, only ``start`` itself is compared with the goal.
         """
         came_from = {start: ""}
         pending = [start] if far else []
@@ -365,7 +365,7 @@ class _Checker:
             self.mistakes.append(say.WrongArity(node.span, builtin.signature, words, count))
 
     def _extent(self, expression: ast.Expression) -> tuple[int, int]:
-        """Size and depth with functions written out; what is too large is reported once and then counts as small."""
+        """Size and depth with functions written out; a formula that is too large is reported, and counts as small."""
         size, depth = self._size(expression), self._depth(expression)
         if size > MAX_SIZE:
             self.mistakes.append(say.FormulaTooLarge(expression.span, MAX_SIZE, "operations"))

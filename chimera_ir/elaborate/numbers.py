@@ -11,7 +11,7 @@ from chimera_ir.syntax import ast
 
 
 def numbers(shapes: Sequence[Shape], failed: list[Diagnostic]) -> list[list[int]]:
-    """The global numbers of each pipe's micro-batches, which are all of 0 .. N-1 unless something has failed."""
+    """The global numbers of each pipe's micro-batches: 0 .. N-1, each once, unless ``failed`` says otherwise."""
     total = sum(len(shape.micro_range) for shape in shapes)
     owners: dict[int, tuple[Shape, int]] = {}
     clash: tuple[int, Shape, int] | None = None

@@ -19,7 +19,7 @@ from chimera_ir.syntax import ast
 
 
 def operations(shape: Shape, pipe: Pipe, reads: Readings) -> Iterator[Planned | Diagnostic]:
-    """Every operation of a pipe, line by line; a line that fails ends with why, at its first failing instance."""
+    """The operations of a pipe, line by line; a line that fails ends with why its first failing instance fails."""
     for line in shape.operations:
         try:
             yield from _all_at_once(line, shape, pipe, reads)
@@ -33,7 +33,7 @@ def _all_at_once(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings)
     Raises
     ------
     Unfit
-        If one of them fails, or might.
+        If one of the operations fails, or may fail.
     """
     names = (shape.micros.variable.text, shape.stages.variable.text)
     grid = Grid(shape.steps, shape.stage_range, names, shape.scope)
@@ -55,7 +55,7 @@ def _all_at_once(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings)
 
 
 def _instances(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings) -> Iterator[Planned | Diagnostic]:
-    """The same one by one, up to the one that fails."""
+    """The operations of one line, one by one, up to the first that fails."""
     names = (shape.micros.variable.text, shape.stages.variable.text)
     scope = shape.scope.with_variables(*names)
     guard = None if line.guard is None else compiled(line.guard, scope)
@@ -82,7 +82,7 @@ def _instances(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings) -
 def _known(
     grid: Grid, micro: ast.Expression | ast.Range, numbers: dict[int, Micro]
 ) -> Sequence[tuple[Micro, ...] | None]:
-    """The global numbers of the micro-batches of all operations; None where the pipe lacks one, or there are none."""
+    """The global numbers of the micro-batches of each pair; None where the pipe lacks one, or there are none."""
     if not isinstance(micro, ast.Range):
         single = {mine: (number,) for mine, number in numbers.items()}
         return list(map(single.get, grid.values(micro)))
@@ -97,7 +97,7 @@ def _known(
 def _batches(
     micro: ast.Expression | ast.Range, scope: Scope, numbers: dict[int, Micro]
 ) -> Callable[[Frame], tuple[Micro, ...] | None]:
-    """The global numbers of the micro-batches of an operation; None if the pipe lacks one, or there are none."""
+    """A function from a frame to the global numbers of its micro-batches, or None as in ``_known``."""
     if not isinstance(micro, ast.Range):
         only = compiled(micro, scope)
         single = {mine: (number,) for mine, number in numbers.items()}
@@ -114,7 +114,7 @@ def _batches(
 
 
 def _no_such(line: ast.Operation, shape: Shape, names: tuple[str, str], frame: Frame) -> Diagnostic:
-    """An operation on a micro-batch or a stage that the pipe does not have."""
+    """The diagnostic of an operation on a micro-batch or a stage that the pipe does not have."""
     scope = shape.scope.with_variables(*names)
     instance = shape.instance(*zip(names, frame, strict=True))
     micros = shape.micro_range

@@ -1,4 +1,4 @@
-"""How fast a pipe without end goes: the laws of its formulas, and whether its lanes stay together."""
+"""The pace of an endless pipe: the laws of its formulas, and whether its lanes stay together."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from chimera_ir.syntax import ast
 from chimera_ir.syntax.printer import show_expression
 
 MAX_LATE = 1_000
-"""Updates after which versions are read as in the long run, at the latest: as many copies of weights are kept."""
+"""Most updates before versions follow their law: about as many copies of the weights are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Beat:
-    """One line for one value of the stage variable: its clock, for which m it has an operation, when all repeats."""
+    """One operation line on one stage: the laws of its clock and guard, and the period of all its formulas."""
 
     line: ast.Operation
     stage: int
@@ -31,14 +31,14 @@ class _Beat:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What repeats in a pipe, and when.
+    """The rate and period at which a pipe repeats.
 
     Attributes
     ----------
     rate
         Clocks per micro-batch, the same for every operation, above 0.
     period
-        Micro-batches after which everything repeats, a multiple of the step; clocks are then ``rate * period`` later.
+        Micro-batches after which everything repeats, ``rate * period`` clocks later; a multiple of the step.
     first, last
         The clocks between which the first ``period`` micro-batches run.
     number
@@ -58,7 +58,7 @@ class Pace:
 def pace(shape: Shape, stages: Sequence[int], most: int, failed: list[Diagnostic]) -> Pace | None:
     """The pace of a pipe on some of its stages, or None with the reasons added to ``failed``.
 
-    No period is longer than ``most``.
+    Periods are at most ``most``.
     """
     known = len(failed)
     beats = [beat for line in shape.operations for beat in _beats(line, shape, stages, most, failed)]
@@ -83,7 +83,7 @@ def pace(shape: Shape, stages: Sequence[int], most: int, failed: list[Diagnostic
 def _beats(
     line: ast.Operation, shape: Shape, stages: Sequence[int], most: int, failed: list[Diagnostic]
 ) -> Iterator[_Beat]:
-    """The beats of a line, on the stages where it ever has an operation, up to its first failure."""
+    """The beats of a line on the stages where it has operations, up to its first failure."""
     variable = shape.stages.variable.text
     for stage in stages:
         scope = shape.scope.with_value(variable, stage)
@@ -99,7 +99,7 @@ def _beats(
 
 
 def _subjects(line: ast.Operation, shape: Shape, guard: Law, laws: Callable[[ast.Expression], Law], most: int) -> int:
-    """The period of what a line is about: stages that repeat, and micro-batches that its variable stands for."""
+    """The period of the stage and micro-batch of a line: stages repeat, micro-batches stay near the variable."""
     place = laws(line.stage)
     if place.increment:
         raise Fault(partial(say.StageDrifts, line.stage.span, (), rate=str(place.rate)))

@@ -16,10 +16,10 @@ from chimera_ir.syntax import ast
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One pipe, as long as its parameters make it; the numbers are known, the formulas not yet looked at.
+    """One pipe for given parameters: the ranges are known, the formulas are not yet evaluated.
 
-    ``micro_range`` are its micro-batches, ``steps`` those that the binder takes. A pipe that goes on for ever is as
-    long as it is wanted, at first one step.
+    ``micro_range`` has its micro-batches, ``steps`` the values of the micro-batch variable. An endless pipe has one
+    step until it is ``lengthened``.
     """
 
     name: str
@@ -35,18 +35,18 @@ class Shape:
     steps: range
 
     def instance(self, *values: tuple[str, int]) -> Instance:
-        """This pipe, for a message, and values of its variables."""
+        """This pipe with values of its variables, as a diagnostic names it."""
         return Instance(self.name, values)
 
     def lengthened(self, count: int) -> "Shape":
-        """The first micro-batches of a pipe that goes on for ever; ``count`` is a multiple of its step."""
+        """An endless pipe cut after ``count`` micro-batches, a multiple of its step."""
         start = self.micro_range.start
         micros = range(start, start + count)
         return replace(self, micro_range=micros, steps=micros[:: self.steps.step])
 
 
 class _Lines(NamedTuple):
-    """The clauses of a pipe, by what they are."""
+    """The clauses of a pipe by kind."""
 
     stages: ast.Stages
     micros: ast.Micros
@@ -57,12 +57,12 @@ class _Lines(NamedTuple):
 
 
 def shapes(scheme: ast.Scheme, known: Globals, max_operations: int) -> tuple[Shape, ...]:
-    """All pipes in the order of the text, an indexed one once for each index.
+    """All pipes in the order of the text; an indexed pipe once for each index.
 
     Raises
     ------
     Rejected
-        If a range is none, the pipes do not cut the model alike, there is nothing to run, or too much of it.
+        If a range runs backward, pipes differ in their stages, there is nothing to run, or there is too much.
     """
     pipes = [item for item in scheme.items if isinstance(item, ast.Pipe)]
     outcomes = [shape for pipe in _indexed(pipes, known.scope) for shape in _shapes_of(pipe, known.scope)]
@@ -75,14 +75,14 @@ def shapes(scheme: ast.Scheme, known: Globals, max_operations: int) -> tuple[Sha
 
 
 def reject(failed: Iterable[Diagnostic]) -> None:
-    """Raises what has failed, each failure of a line once, though it may be one of many pipes."""
+    """Raises the diagnostics, if there are any; one that many pipes share is raised once."""
     distinct = {(type(diagnostic), diagnostic.span): diagnostic for diagnostic in reversed(list(failed))}
     if distinct:
         raise Rejected(distinct.values())
 
 
 def _indexed(pipes: Iterable[ast.Pipe], scope: Scope) -> list[tuple[ast.Pipe, range | None]]:
-    """Each pipe with the values of its index; counted before any of them is looked at."""
+    """Each pipe with the values of its index; all pipes are counted before any is elaborated."""
     indexed: list[tuple[ast.Pipe, range | None]] = []
     count = 0
     for pipe in pipes:
@@ -135,7 +135,7 @@ def _shape(lines: _Lines, name: str, scope: Scope) -> Shape | Diagnostic:
 
 
 def _micro_range(micros: ast.Micros, step: int, scope: Scope, instance: Instance) -> range | Diagnostic:
-    """The micro-batches of a pipe; the first step of one without end."""
+    """The micro-batches of a pipe; of an endless pipe the first step."""
     if isinstance(micros.range, ast.Range):
         return _range(micros.range, scope, instance, MAX_MICRO_BATCHES, "micro-batch")
     start = evaluate(micros.range.start, scope, instance)
@@ -148,7 +148,7 @@ def _micro_range(micros: ast.Micros, step: int, scope: Scope, instance: Instance
 
 
 def _range(text: ast.Range, scope: Scope, instance: Instance, most: int, thing: str) -> range | Diagnostic:
-    """A range of at most so many things."""
+    """The range of a text, or why it is none; it has at most ``most`` elements."""
     start = evaluate(text.start, scope, instance)
     stop = evaluate(text.stop, scope, instance)
     if isinstance(start, Diagnostic):
@@ -163,13 +163,13 @@ def _range(text: ast.Range, scope: Scope, instance: Instance, most: int, thing: 
 
 
 def _range_values(text: ast.Range | ast.Endless, scope: Scope) -> say.Values:
-    """The names in the ends of a range with what they stand for."""
+    """The names in the ends of a range with their values."""
     ends = (text.start, text.stop) if isinstance(text, ast.Range) else (text.start,)
     return tuple(dict(pair for end in ends for pair in scope.values_in(end, ())).items())
 
 
 def _disagreements(shapes: Sequence[Shape]) -> list[Diagnostic]:
-    """Pipes that do not have the stages 0 .. D-1, or another D than the first."""
+    """Diagnostics of pipes whose stages are not 0 .. D-1, with the D of the first pipe."""
     failed: list[Diagnostic] = []
     for shape in shapes:
         text, count, first = shape.stages.range, len(shape.stage_range), shapes[0]
@@ -187,7 +187,7 @@ def _disagreements(shapes: Sequence[Shape]) -> list[Diagnostic]:
 
 
 def _halves(shapes: Sequence[Shape]) -> list[Diagnostic]:
-    """Pipes that count halves beside pipes that count whole micro-batches; an odd number of halves."""
+    """Diagnostics of pipes with halves beside pipes with whole micro-batches, and of an odd number of halves."""
     counting = [shape for shape in shapes if shape.micros.halves is not None]
     if not counting:
         return []
@@ -203,7 +203,7 @@ def _halves(shapes: Sequence[Shape]) -> list[Diagnostic]:
 
 
 def _too_many(shapes: Sequence[Shape], pipes: Sequence[ast.Pipe], known: Globals, limit: int) -> list[Diagnostic]:
-    """Nothing to run, or more than the limit; counted, not enumerated."""
+    """Diagnostics of a scheme with nothing to run, or more than the limit; counted, not enumerated."""
     if not shapes:
         index = next(pipe.index for pipe in pipes if pipe.index is not None)
         return [say.EmptyIndex(index.range.span, _range_values(index.range, known.scope), Instance())]

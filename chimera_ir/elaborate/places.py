@@ -1,4 +1,4 @@
-"""The pipes placed: the workers of their stages, what they recompute, the numbers of their micro-batches."""
+"""Placement of the pipes: workers and recomputation by stage, global numbers of micro-batches."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ def place(shapes: Sequence[Shape], known: Globals) -> tuple[Pipe, ...]:
     Raises
     ------
     Rejected
-        If a stage is placed beyond the workers, a worker has none, or the numbers are not 0 .. N-1, each once.
+        If a stage is placed on no worker, a worker has no stage, or the numbers are not 0 .. N-1, each once.
     """
     workers = len(shapes[0].stage_range) if known.workers is None else known.workers
     failed: list[Diagnostic] = []
@@ -35,12 +35,12 @@ def place(shapes: Sequence[Shape], known: Globals) -> tuple[Pipe, ...]:
 
 
 def _recomputing(shape: Shape, failed: list[Diagnostic]) -> tuple[Stage, ...]:
-    """The stages that keep only their input."""
+    """The stages that recompute."""
     return stages_of(shape, shape.recompute, failed) if shape.recompute else ()
 
 
 def stages_of(shape: Shape, clause: ast.Recompute | ast.Sync, failed: list[Diagnostic]) -> tuple[Stage, ...]:
-    """The stages of a pipe that a clause speaks of: those for which its guard holds."""
+    """The stages of a pipe for which the guard of a clause holds."""
     variable = shape.stages.variable.text
     if clause.guard is None:
         return tuple(map(Stage, shape.stage_range))
@@ -77,7 +77,7 @@ def _workers(shape: Shape, workers: int, failed: list[Diagnostic]) -> list[int]:
 
 
 def _idle(used: set[int], workers: int, known: Globals) -> list[Diagnostic]:
-    """The first worker that no stage is placed on, if there is one."""
+    """The diagnostic of the first worker without a stage, if there is one."""
     if len(used) == workers:
         return []
     first = next(worker for worker in range(workers) if worker not in used)

@@ -16,11 +16,11 @@ from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 
 _NAMED = 8
-"""Parameters that are named where a requirement fails."""
+"""Most parameters that are named where a requirement fails."""
 
 
 class SettingError(Exception):
-    """A parameter as it cannot be set; the command line is wrong, not the scheme."""
+    """A setting that the command line may not make; the scheme is not at fault."""
 
 
 class UnknownParameter(SettingError):
@@ -45,7 +45,7 @@ class SettingTooLarge(SettingError):
 
 @dataclass(frozen=True, slots=True)
 class Globals:
-    """What the lines outside of the pipes say; ``per_update`` is None in a synchronous scheme."""
+    """Values of the lines outside of the pipes; ``per_update`` is None in a synchronous scheme."""
 
     scope: Scope
     parameters: tuple[tuple[str, int], ...]
@@ -56,7 +56,7 @@ class Globals:
 
 
 def parameter_names(scheme: ast.Scheme) -> tuple[str, ...]:
-    """What can be set, in the order of the header."""
+    """Names of the parameters, in the order of the header."""
     return tuple(parameter.name.text for parameter in scheme.parameters)
 
 
@@ -98,7 +98,7 @@ def evaluate_globals(scheme: ast.Scheme, settings: Mapping[str, int]) -> Globals
 
 
 class _Reader:
-    """Reads the lines from top to bottom; ``scope`` sees ``values`` and ``functions`` grow."""
+    """Evaluates the lines from top to bottom; ``scope`` shares ``values`` and ``functions``, which grow."""
 
     def __init__(self, scheme: ast.Scheme) -> None:
         self.values: dict[str, int] = {}
@@ -119,7 +119,7 @@ class _Reader:
         self.values[name] = settings[name] if name in settings else _value(parameter.default, self.scope, [])
 
     def read(self, item: ast.Item) -> None:
-        """Takes one line into account."""
+        """Evaluates one line."""
         match item:
             case ast.Let(name, value):
                 self.values[name.text] = _value(value, self.scope, self.failed)
@@ -157,12 +157,12 @@ class _Reader:
             self.failed.append(RequirementFails(item.condition.span, item.message, values, parameters))
 
     def _depends(self, expression: ast.Expression) -> int:
-        """The parameters that an expression depends on, directly or through lets: a bit for each."""
+        """The parameters that an expression depends on, directly or through lets, as a set of bits."""
         names = (node.text for node in ast.walk(expression) if isinstance(node, ast.Name))
         return reduce(or_, (self._behind.get(name, 0) for name in names), 0)
 
     def _of(self, bits: int) -> tuple[str, ...]:
-        """The first few of the parameters that stand for bits."""
+        """The first few parameters of a set of bits."""
         names: list[str] = []
         while bits and len(names) < _NAMED:
             lowest = bits & -bits
@@ -172,7 +172,7 @@ class _Reader:
 
 
 def _value(expression: ast.Expression, scope: Scope, failed: list[Diagnostic]) -> int:
-    """The value; without one, what has failed so far explains it, or else its own fault does."""
+    """The value of an expression; raises all diagnostics so far if there are any, or else that of the expression."""
     value = evaluate(expression, scope)
     if isinstance(value, Diagnostic):
         raise Rejected(failed or [value])

@@ -12,9 +12,9 @@ from chimera_ir.syntax import ast
 
 
 def strategies(shapes: Sequence[Shape]) -> tuple[tuple[Stage, Strategy], ...]:
-    """The stages that are not synchronised by default, ascending.
+    """The stages with another strategy than the default, ascending.
 
-    In a pipe the last clause that speaks of a stage counts; a pipe without one has no opinion.
+    The last clause of a pipe whose guard holds for a stage counts; a pipe without such a clause takes no part.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Which weight versions the micro-batches of an asynchronous scheme read."""
+"""Weight versions that the micro-batches of an asynchronous scheme read."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -15,16 +15,16 @@ Readings = Mapping[tuple[Micro, Stage], Version]
 
 
 def check_versions(shape: Shape, laws: Sequence[Law]) -> Iterator[Diagnostic]:
-    """The first micro-batch, if any, that does not read version max(0, v) where the law of its stage says v.
+    """The diagnostic of the first micro-batch, if any, that reads another version than max(0, law of its stage).
 
-    One period beyond the point from which on a law holds is enough: from there on versions only grow.
+    Micro-batches up to one period after the start of a law are compared; from there on versions only grow.
 
     Parameters
     ----------
     shape
         A pipe without end.
     laws
-        For each stage that of its versions, which grow.
+        For each stage the law of its versions, which grow.
     """
     if shape.reads is None:
         return
@@ -49,12 +49,12 @@ def check_versions(shape: Shape, laws: Sequence[Law]) -> Iterator[Diagnostic]:
 
 
 def readings(shape: Shape, pipe: Pipe) -> Readings:
-    """What the micro-batches of a checked pipe read.
+    """The versions that the micro-batches of a checked pipe read.
 
     Raises
     ------
     Rejected
-        If one reads a version that is beyond all numbers.
+        If the version of a micro-batch has no value within 64 bits.
     """
     if shape.reads is None:
         return {}
@@ -72,7 +72,7 @@ def readings(shape: Shape, pipe: Pipe) -> Readings:
 
 
 def torn(planned: Iterable[Planned], reads: Readings, per_update: int, shape: Shape) -> Iterator[Diagnostic]:
-    """The operations of a pipe over micro-batches of several updates, or of several versions."""
+    """Diagnostics of operations on micro-batches of several updates, or of several versions."""
     for operation in (entry.operation for entry in planned):
         first = operation.micros[0]
         for micro in operation.micros[1:]:

@@ -1,4 +1,4 @@
-"""Formulas of the scheme language outside of a scheme: the size that a table is for, and what is claimed at it."""
+"""Formulas of the scheme language outside of a scheme: the size of a table, and values claimed at that size."""
 
 from collections.abc import Mapping
 
@@ -8,15 +8,15 @@ from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
 
 Size = Mapping[str, int]
-"""The numbers that formulas speak of, by name: D stages, N micro-batches, f as in section 3.6."""
+"""The numbers in formulas by name: D stages, N micro-batches, f as in section 3.6."""
 
 
 class NoSuchSize(Exception):
-    """The paper's formulas say nothing for such a size; the message says why, to whoever asked for it."""
+    """The formulas of the paper do not hold for a size; the message says why."""
 
 
 def size(text: str, settings: Size) -> Size:
-    """The size that a header like a scheme's has with these settings; every ``require`` in the text holds.
+    """The parameters of a header with these settings; every ``require`` in the text holds.
 
     Raises
     ------
@@ -39,7 +39,7 @@ def size(text: str, settings: Size) -> Size:
 
 
 def value(formula: str, at: Size) -> int:
-    """The value of a formula at a size; of a condition, whether it holds. It may use no other names than the size's.
+    """The value of a formula at a size, or the truth of a condition. The formula uses only the names of the size.
 
     Examples
     --------
@@ -52,5 +52,5 @@ def value(formula: str, at: Size) -> int:
 
 
 def summary(rejected: Rejected) -> str:
-    """What is wrong with a text, without the places."""
+    """The titles of the diagnostics, without their places."""
     return "; ".join(dict.fromkeys(diagnostic.fill(diagnostic.title) for diagnostic in rejected.diagnostics))

@@ -1,6 +1,6 @@
-"""The scheme language as a tree: what the text says, before any name or number in it is looked at.
+"""The scheme language as a tree, before names are resolved or formulas evaluated.
 
-Two trees are equal if they say the same; the spans tell where, and do not count.
+Spans do not count when two trees are compared.
 """
 
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ from chimera_ir.source import Span
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A name where it is given to something."""
+    """A name at its definition."""
 
     text: str
     span: Span = field(compare=False, repr=False)
 
 
 class Arithmetic(Enum):
-    """What two integers make: another; ``/`` rounds down, ``%`` is what that leaves, and divisors are 1 or more."""
+    """Operators from two integers to one; ``/`` rounds down, ``%`` is the remainder, and divisors are 1 or more."""
 
     ADD = "+"
     SUBTRACT = "-"
@@ -29,7 +29,7 @@ class Arithmetic(Enum):
 
 
 class Comparator(Enum):
-    """How two integers compare."""
+    """Operators from two integers to a truth."""
 
     EQUAL = "=="
     UNEQUAL = "!="
@@ -40,7 +40,7 @@ class Comparator(Enum):
 
 
 class Logic(Enum):
-    """What two truths make; the right one is looked at only if it matters."""
+    """Operators from two truths to one; the right side is evaluated only if the left side does not decide."""
 
     AND = "and"
     OR = "or"
@@ -48,7 +48,7 @@ class Logic(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Integer:
-    """A number as it is written, so never negative."""
+    """A number as it is written, never negative."""
 
     value: int
     span: Span = field(compare=False, repr=False)
@@ -56,7 +56,7 @@ class Integer:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """The value that goes by a name."""
+    """A name in a formula."""
 
     text: str
     span: Span = field(compare=False, repr=False)
@@ -64,7 +64,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The value of a function."""
+    """A call of a function in a formula."""
 
     function: Word
     arguments: tuple["Expression", ...]
@@ -73,7 +73,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Minus:
-    """The negative of a value."""
+    """``-operand``."""
 
     operand: "Expression"
     span: Span = field(compare=False, repr=False)
@@ -81,7 +81,7 @@ class Minus:
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """Two integers combined into one."""
+    """``left operator right``, of integers."""
 
     operator: Arithmetic
     left: "Expression"
@@ -100,7 +100,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """The opposite of a truth."""
+    """``not operand``."""
 
     operand: "Expression"
     span: Span = field(compare=False, repr=False)
@@ -108,7 +108,7 @@ class Not:
 
 @dataclass(frozen=True, slots=True)
 class Logical:
-    """Two truths combined into one."""
+    """``left operator right``, of truths."""
 
     operator: Logic
     left: "Expression"
@@ -118,7 +118,7 @@ class Logical:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """``if condition then one else other``."""
+    """``if condition then .. else ..``."""
 
     condition: "Expression"
     then: "Expression"
@@ -176,7 +176,7 @@ class Micros:
 
 
 class Letter(Enum):
-    """What an operation does."""
+    """The kind of an operation."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -286,7 +286,7 @@ class Update:
 
 
 class Quantity(Enum):
-    """What a memory bound speaks of."""
+    """What a memory bound limits."""
 
     ACTIVATIONS = "activations"
     WEIGHTS = "weights"
@@ -325,7 +325,7 @@ Item = Workers | Let | Function | Require | Update | Memory | Pipe
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A whole text; the order of its items matters, as a name is known from its definition on."""
+    """A whole text; a name is known from its definition on, so the order of the items matters."""
 
     name: Word
     parameters: tuple[Parameter, ...]
@@ -334,7 +334,7 @@ class Scheme:
 
 
 def operands(expression: Expression) -> tuple[Expression, ...]:
-    """The expressions that an expression is made of, from left to right."""
+    """The direct parts of an expression, from left to right."""
     match expression:
         case Integer() | Name():
             return ()
@@ -351,7 +351,7 @@ def operands(expression: Expression) -> tuple[Expression, ...]:
 
 
 def walk(expression: Expression) -> Iterator[Expression]:
-    """The expression and all within it, outermost first and from left to right."""
+    """The expression and all its parts, each before its own parts, from left to right."""
     pending = [expression]
     while pending:
         node = pending.pop()

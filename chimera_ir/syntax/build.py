@@ -1,4 +1,4 @@
-"""From lark's tree to ours."""
+"""From the tree of lark to the tree of ``ast``."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -17,38 +17,38 @@ MAX_INTEGER = 2**63 - 1
 
 
 class _Parameters(NamedTuple):
-    """What stands in the brackets of the header."""
+    """The parameters in the brackets of the header."""
 
     all: tuple[ast.Parameter, ...]
     span: Span
 
 
 class _By(NamedTuple):
-    """What stands after ``by``."""
+    """The step after ``by``."""
 
     expression: ast.Expression
 
 
 class _As(NamedTuple):
-    """What stands after ``as``."""
+    """The number after ``as``."""
 
     expression: ast.Expression
 
 
 class _When(NamedTuple):
-    """What stands after ``when``."""
+    """The guard after ``when``."""
 
     expression: ast.Expression
 
 
 def build(tree: Tree[Token]) -> tuple[ast.Scheme, tuple[Diagnostic, ...]]:
-    """The scheme of lark's tree, and what the grammar lets through but the language does not; then it is no scheme."""
+    """The scheme in a tree of lark, and the mistakes that the grammar lets through; with mistakes it is incomplete."""
     builder = _Builder()
     return builder.transform(tree), tuple(builder.mistakes)
 
 
 _Children = list[Any]
-"""What a rule of the grammar matched, in the order of the text: tokens, and nodes that are built already."""
+"""Matches of a grammar rule in the order of the text: tokens, and nodes that are already built."""
 
 
 class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):

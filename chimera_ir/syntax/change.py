@@ -1,4 +1,4 @@
-"""What a user asks of a scheme beside its parameters: clauses that every pipe gets instead of its own."""
+"""Clauses from the command line that replace those of every pipe."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -8,13 +8,13 @@ from chimera_ir.syntax.ast import Clause, Pipe, Recompute, Scheme, Sync, SyncMod
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """``recompute`` has every stage recompute; ``sync`` is the strategy of every stage. By default nothing changes."""
+    """Clauses for every pipe: all stages recompute, or have one strategy. By default nothing changes."""
 
     recompute: bool = False
     sync: SyncMode | None = None
 
     def of(self, scheme: Scheme) -> Scheme:
-        """The scheme as if its text said so; what is wrong with an added clause is told at the name of the pipe."""
+        """The scheme with these clauses; their span is the name of the pipe."""
         if self == Change():
             return scheme
         items = (

@@ -1,4 +1,4 @@
-"""Which mistake a text makes: told from where the parser stopped, and from what it would have taken there."""
+"""The mistake in a text, from where the parser stopped and the tokens it would have accepted."""
 
 from lark import Token
 
@@ -26,7 +26,7 @@ _BEFORE_VALUE = frozenset({"@", "=", "when", "as", "by", "on", "if", "then", "el
 
 
 def lexical(token: Token) -> Diagnostic | None:
-    """The mistake that a token is by itself, if it is one."""
+    """The mistake in a token by itself, if there is one."""
     span, text = span_of(token), str(token)
     match token.type:
         case "FRACTION":
@@ -47,7 +47,7 @@ def lexical(token: Token) -> Diagnostic | None:
 def syntactic(stop: Stop) -> Diagnostic:
     """The mistake at which the parser stopped.
 
-    The questions are asked from the particular to the general; the first that says something decides.
+    Rules are tried from the particular to the general; the first that applies decides.
     """
     if stop.position == 0:
         return _nothing_before(stop)
@@ -82,7 +82,7 @@ def _nothing_before(stop: Stop) -> Diagnostic:
 
 
 def _wrong_line(stop: Stop) -> Diagnostic | None:
-    """A line that starts where it does not belong, behind a complete one."""
+    """A line that starts after a complete line, where it does not belong."""
     token, opened = stop.token, stop.open_brackets
     if token is None or "(" in opened or "[" in opened or stop.wants_value:
         return None
@@ -134,7 +134,7 @@ def _could_close(stop: Stop, opener: Token) -> bool:
 
 
 def _cannot_continue(stop: Stop) -> bool:
-    """Whether what was found belongs behind the bracket, not into it."""
+    """Whether the token belongs after the bracket, not into it."""
     token = stop.token
     if token is None or stop.on_next_line:
         return True
@@ -239,7 +239,7 @@ def _name(stop: Stop) -> Diagnostic | None:
 
 
 def _header(stop: Stop) -> Diagnostic | None:
-    """A name, or the brackets behind it, at the start of something."""
+    """A missing name, or missing brackets after a name, at the start of a line."""
     span = stop.gap if stop.on_next_line else stop.span
     if stop.accepted == {"NAME"} and stop.token is not None:
         hint = NAME_HINTS.get(stop.before, "names are made of a-z, A-Z, 0-9 and _, and do not start with a digit")
@@ -274,12 +274,12 @@ def _arguments(stop: Stop) -> Diagnostic | None:
 
 
 def _opening(stop: Stop) -> int:
-    """Where the innermost open bracket is."""
+    """The span of the innermost open bracket."""
     return next(i for i in range(stop.position - 1, -1, -1) if stop.tokens[i] is stop.open_brackets[-1])
 
 
 def _foreign(stop: Stop) -> Diagnostic | None:
-    """A word that stands between values in other languages."""
+    """An operator of other languages, between two values."""
     glued = _glued(stop)
     places = [stop.position, stop.position - 1] if glued is None else [glued, glued - 1]
     for at in places if stop.after_value or glued is not None else ():
@@ -291,7 +291,7 @@ def _foreign(stop: Stop) -> Diagnostic | None:
 
 
 def _glued(stop: Stop) -> int | None:
-    """Where a name is that was taken for an operation's letter, though it follows a value."""
+    """The span of a name after a value that was taken for the letter of an operation."""
     if stop.accepted == {"LPAR"}:
         at = stop.position - 1
     elif stop.open_brackets and stop.open_brackets[-1] == "(":
@@ -322,12 +322,12 @@ def _operand(token: Token) -> str:
 
 
 def _second_value(stop: Stop) -> Diagnostic | None:
-    """A comma behind a formula that stands alone."""
+    """A comma after a formula where only one formula may stand."""
     return say.SeveralValues(stop.span) if stop.token == "," and stop.after_value else None
 
 
 def _unknown_line(stop: Stop) -> Diagnostic | None:
-    """A line whose first word is a mere name."""
+    """A line that starts with a name instead of a word of the language."""
     at = stop.position - 1 if stop.accepted == {"LPAR"} and stop.before.type == "NAME" else stop.position
     if at >= len(stop.tokens) or stop.tokens[at].type != "NAME" or stop.tokens[stop.line_start()] in ("let", "fn"):
         return None

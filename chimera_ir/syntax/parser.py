@@ -1,4 +1,4 @@
-"""From text to tree, with every syntax mistake that can be told apart from the ones before it."""
+"""From text to tree, with every syntax mistake that does not follow from an earlier one."""
 
 import re
 from bisect import bisect_right
@@ -20,27 +20,27 @@ from chimera_ir.syntax.mistakes import lexical, syntactic
 from chimera_ir.syntax.stop import CLOSERS, OPENERS, Stop, span_of, starts_statement
 
 MAX_TEXT = 1 << 20
-"""Characters of a text."""
+"""Most characters of a text."""
 
 MAX_TOKENS = 100_000
-"""Words and signs of a text."""
+"""Most words and signs of a text."""
 
 MAX_DEPTH = 100
-"""Levels of a formula, and of brackets."""
+"""Most levels of a formula, and of brackets."""
 
 MAX_MISTAKES = 20
-"""After so many the rest is likely to follow from them."""
+"""Most mistakes that are reported; further ones are likely to follow from these."""
 
 _MISTAKES = ("FRACTION", "GLUED", "FOREIGN", "OPEN_STRING", "STRAY")
 
 
 class _KeepMistakes:
-    """Has lark keep the terminals that no rule takes."""
+    """Makes lark keep the terminals that no rule uses, which match mistakes."""
 
     always_accept = _MISTAKES
 
     def process(self, stream: object) -> object:
-        """The tokens as they are."""
+        """The tokens, unchanged."""
         return stream
 
 
@@ -58,12 +58,12 @@ def _lark() -> Lark:
 
 
 def parse(source: Source) -> ast.Scheme:
-    """The scheme that a text says.
+    """The scheme of a text.
 
     Raises
     ------
     Rejected
-        If the text is not a scheme: with each mistake that is not a consequence of an earlier one.
+        If the text is not a scheme: with each mistake that does not follow from an earlier one.
 
     Examples
     --------
@@ -91,14 +91,14 @@ def parse(source: Source) -> ast.Scheme:
 
 
 class _Rest(NamedTuple):
-    """The tokens of all lines but those with a mistake, and where the first of these stood."""
+    """The tokens of all lines without a mistake, and where the first line with a mistake stood."""
 
     tokens: list[Token]
     start: int
 
 
 def _finish(tree: Tree[Token], mistakes: list[Diagnostic]) -> ast.Scheme:
-    """The tree as a scheme, if neither it nor what was left out of it has a mistake."""
+    """The tree as a scheme; raises the mistakes in the tree and in the lines that were left out."""
     _require_shallow(tree)
     scheme, more = build(tree)
     if mistakes or more:
@@ -147,7 +147,7 @@ def _require_shallow_brackets(tokens: list[Token]) -> None:
 
 
 def _require_shallow(tree: Tree[Token]) -> None:
-    """Bounds the levels of every formula, without recursion."""
+    """Raises if a formula has too many levels, without recursion."""
     level = [tree]
     for _ in range(MAX_DEPTH + 4):
         level = [child for node in level for child in node.children if isinstance(child, Tree)]
@@ -163,7 +163,7 @@ def _first_token(tree: Tree[Token]) -> Token:
 
 
 def _parse(tokens: list[Token], start: int, text: str) -> Tree[Token] | Diagnostic:
-    """The first mistake from a line on, or else the tree: of all that the tokens say if ``start`` is 0."""
+    """The first mistake from the line at ``start`` on, or else the tree, which is whole if ``start`` is 0."""
     context = _context(tokens, start)
     parser = _fed(context)
     for position in range(start, len(tokens)):
@@ -180,7 +180,7 @@ def _parse(tokens: list[Token], start: int, text: str) -> Tree[Token] | Diagnost
 
 
 def _context(tokens: list[Token], start: int) -> list[Token]:
-    """So much of what stands before a line that the parser knows whether the line is one of a pipe."""
+    """Enough of the tokens before a line for the parser to know whether the line is in a pipe."""
     if start < 2:
         return tokens[:start]
     header = [*tokens[:2], Token("LPAR", "("), Token("RPAR", ")")]
@@ -199,12 +199,12 @@ def _fed(tokens: list[Token]) -> InteractiveParser:
 
 
 def _accepted(tokens: list[Token]) -> frozenset[str]:
-    """The names of the terminals that could follow; looked up afresh, as a parser that has failed has moved on."""
+    """The names of the terminals that could follow; a fresh parser finds them, as one that has failed has moved on."""
     return frozenset(_fed(tokens).accepts())  # type: ignore[no-untyped-call]
 
 
 def _without_mistakes(tokens: list[Token], mistakes: list[Diagnostic]) -> list[Token]:
-    """The tokens without the lines that have tokens which are mistakes.
+    """The tokens of all lines without a lexical mistake.
 
     Raises
     ------
@@ -227,7 +227,7 @@ def _last(tokens: list[Token], span: Span) -> int:
 
 
 def _without_statement(tokens: list[Token], mistake: Span) -> _Rest | None:
-    """The tokens without the line that has the mistake; None if nothing can be said about the others then."""
+    """The tokens without the line that has the mistake; None if the other lines cannot be judged without it."""
     at = _last(tokens, mistake)
     if at < 0:
         return None

@@ -1,4 +1,4 @@
-"""The canonical text of a scheme: it reads back as the same tree, and prints as itself."""
+"""The canonical text of a scheme, which parses to the same tree and is printed unchanged."""
 
 from typing import assert_never
 
@@ -116,18 +116,18 @@ def _range(range_: ast.Range | ast.Endless) -> str:
 
 
 def show_expression(expression: ast.Expression) -> str:
-    """The text of an expression, with no brackets but those it needs."""
+    """The text of an expression with only the brackets it needs."""
     return _show(expression, _CHOICE)
 
 
 def _show(expression: ast.Expression, place: int) -> str:
-    """The text of an expression for a place that needs it to bind so tightly."""
+    """The text of an expression, in brackets if it binds less tightly than ``place`` needs."""
     tightness, text = _parts(expression)
     return text if tightness >= place else f"({text})"
 
 
 def _parts(expression: ast.Expression) -> tuple[int, str]:
-    """How tightly an expression binds, and its text without brackets around it."""
+    """Tightness of an expression, and its text without brackets around it."""
     match expression:
         case ast.Integer(value):
             return _ATOM, str(value)

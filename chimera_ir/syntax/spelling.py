@@ -1,4 +1,4 @@
-"""The words of the language, how other languages write them, and how to say what could stand somewhere."""
+"""Words of the language, their spelling in other languages, and terminals in words."""
 
 _KEYWORDS = """
 scheme workers let fn require update every memory pipe in stages micros on by as halves reads version recompute sync
@@ -50,7 +50,7 @@ FOREIGN: dict[str, tuple[str, str]] = {
         "`0..D` counts from 0 to D - 1; write `0..D+1` for one more",
     ),
 }
-"""What other languages write: what is meant by it, and how it is said here."""
+"""Signs of other languages: their meaning, and what to write instead."""
 
 _REMAINDER = ("did you mean `%`?", "what a division leaves is written `%`")
 _QUOTIENT = ("did you mean `/`?", "a quotient, rounded down, is written `/`")
@@ -80,7 +80,7 @@ FOREIGN_WORDS: dict[str, tuple[str, str]] = {
     "minus": ("did you mean `-`?", "a difference is written `-`"),
     "times": FOREIGN["×"],
 }
-"""The same of words, which are names here where they are not words of the language."""
+"""Words of other languages, which are names in this one: their meaning, and what to write instead."""
 
 FOREIGN_NAMES = {
     **dict.fromkeys(("mod", "modulo", "rem"), "a % b"),
@@ -90,7 +90,7 @@ FOREIGN_NAMES = {
     "true": "0 == 0",
     "false": "0 != 0",
 }
-"""Names that other languages know, and how to write here what they stand for."""
+"""Names that are known in other languages, and what to write instead."""
 
 NAME_HINTS = {
     "scheme": "as in `scheme mine(D = 4, N = 8)`",
@@ -99,7 +99,7 @@ NAME_HINTS = {
     "sync": "say how: `sync lazy`, `sync eager` or `sync eager_opt`",
     "[": "give the pipes an index, as in `[i in 0..2]`",
 }
-"""What name to give behind a word of the language."""
+"""An example of the name that follows a word of the language."""
 
 _VALUE = frozenset({"INTEGER", "LPAR", "MINUS", "NAME", "NOT", "IF"})
 _ARITHMETIC = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "PERCENT"})
@@ -126,7 +126,7 @@ _UNSAID = frozenset({"$END", "SEMICOLON", "ENDLESS"})
 
 
 def foreign_word(word: str) -> tuple[str, str] | None:
-    """What is meant by a word between values, and how it is said here; None for a mere name."""
+    """Meaning of a word between values, and what to write instead; None for a word that is only a name."""
     meant = word.lower()
     if meant in KEYWORDS and meant != word:
         return f"did you mean `{meant}`?", "the words of the language are written in lower case"
@@ -134,7 +134,7 @@ def foreign_word(word: str) -> tuple[str, str] | None:
 
 
 def expected_words(accepted: frozenset[str]) -> str:
-    """What could stand somewhere, as one says it, given the names of the grammar's terminals."""
+    """Terminals of the grammar, in words, given their names."""
     words: list[str] = []
     rest = accepted - _UNSAID
     if rest >= _VALUE - {"NOT", "IF"}:

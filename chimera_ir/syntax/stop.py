@@ -1,4 +1,4 @@
-"""Where the parser stopped, and what stands around that place."""
+"""The place where the parser stopped, and the tokens around it."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +22,7 @@ PIPE_LINES = frozenset({"stages", "micros", "reads", "recompute", "sync"})
 
 @dataclass(frozen=True)
 class Stop:
-    """Where the parser stopped: at ``tokens[position]``, or at the end; ``accepted`` could have stood there."""
+    """The place where the parser stopped: ``tokens[position]``, or the end; it would have taken ``accepted``."""
 
     text: str
     tokens: list[Token]
@@ -31,17 +31,17 @@ class Stop:
 
     @property
     def token(self) -> Token | None:
-        """What the parser did not take; None at the end of the text."""
+        """The token that the parser did not take; None at the end of the text."""
         return self.tokens[self.position] if self.position < len(self.tokens) else None
 
     @property
     def before(self) -> Token:
-        """The last token it took."""
+        """The last token that the parser took."""
         return self.tokens[self.position - 1]
 
     @property
     def span(self) -> Span:
-        """Where it stopped; at the end of the text, just behind the last token."""
+        """The span of the token; at the end of the text, the place after the last token."""
         if self.token is not None:
             return span_of(self.token)
         end = span_of(self.before).end
@@ -49,12 +49,12 @@ class Stop:
 
     @property
     def found(self) -> str:
-        """What it did not take, as one says it."""
+        """The token that the parser did not take, in words."""
         return "the end of the text" if self.token is None else f"`{short(self.token)}`"
 
     @property
     def on_next_line(self) -> bool:
-        """Whether what was expected is missing at the end of a line."""
+        """Whether the parser stopped at the start of a line, or at the end of the text."""
         return self.token is None or first_on_line(self.tokens, self.position)
 
     @property
@@ -69,13 +69,13 @@ class Stop:
 
     @property
     def gap(self) -> Span:
-        """Just behind the last token taken, where something is missing."""
+        """The place after the last token taken, where something is missing."""
         end = span_of(self.before).end
         return Span(end, end + 1)
 
     @cached_property
     def open_brackets(self) -> list[Token]:
-        """The brackets that are open here, the outermost first."""
+        """The open brackets, the outermost first."""
         opened: list[Token] = []
         for token in self.tokens[: self.position]:
             if token in OPENERS:
@@ -93,12 +93,12 @@ class Stop:
 
 
 def span_of(token: Token) -> Span:
-    """Where a token is."""
+    """The span of a token."""
     return Span(token.start_pos or 0, token.end_pos or 0)
 
 
 def starts_statement(tokens: list[Token], position: int) -> bool:
-    """Whether a line of the scheme starts at a token: the parser can be trusted again from there on."""
+    """Whether a line of the scheme starts at a token, so that parsing can resume there."""
     token = tokens[position]
     if token in SCHEME_LINES or token in PIPE_LINES or token in ("scheme", "}"):
         return True
@@ -106,7 +106,7 @@ def starts_statement(tokens: list[Token], position: int) -> bool:
 
 
 def first_on_line(tokens: list[Token], position: int) -> bool:
-    """Whether nothing stands before a token on its line."""
+    """Whether a token is the first on its line."""
     return position == 0 or (tokens[position].line or 0) > (tokens[position - 1].end_line or 0)
 
 
@@ -119,6 +119,6 @@ def text_between(stop: Stop, start: int, end: int) -> str:
 
 
 def short(token: Token) -> str:
-    """A token's text, unless it is very long."""
+    """The text of a token, shortened if it is very long."""
     text = str(token)
     return text if len(text) <= 40 else text[:37] + "..."
