@@ -1,0 +1,159 @@
+"""Names say what they stand for: variables are nouns, and no two modules or classes share a name.
+
+What is left of other names is counted in the tables below. A count may go down, never up: whoever lowers one lowers the
+table with it, and a line that reaches 0 (or, for modules and classes, 1) leaves its table.
+"""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.test_architecture import PACKAGE, ROOT, python, tree
+
+VAGUE = {"alike", "each", "found", "its", "one", "own", "taken", "told"}
+"""Names that say nothing about what a variable holds."""
+
+CEILINGS = {
+    "answer": 3,
+    "cache": 1,
+    "codegen": 33,
+    "command": 1,
+    "cost": 35,
+    "diagnostics/catalogue": 32,
+    "graph": 2,
+    "ir": 16,
+    "lower": 41,
+    "measure": 54,
+    "picture": 46,
+    "plan": 56,
+    "planner": 1,
+    "predict": 60,
+    "profile": 26,
+    "profiler": 3,
+    "survey": 13,
+    "tables": 1,
+    "trace": 37,
+    "verify": 83,
+}
+"""Variables with a vague name, by part of the package; a part that is not listed has none."""
+
+SHARED_MODULES = {
+    "build.py": 2,
+    "compare.py": 2,
+    "endless.py": 2,
+    "events.py": 3,
+    "forecast.py": 2,
+    "groups.py": 2,
+    "memory.py": 3,
+    "mistakes.py": 2,
+    "model.py": 3,
+    "names.py": 2,
+    "numbers.py": 2,
+    "parser.py": 2,
+    "places.py": 2,
+    "printer.py": 2,
+    "read.py": 2,
+    "render.py": 2,
+    "repeats.py": 2,
+    "show.py": 3,
+    "versions.py": 2,
+    "words.py": 2,
+}
+"""Names of several modules, with their number."""
+
+SHARED_CLASSES = {
+    "Choice": 2,
+    "Comparison": 3,
+    "Compiled": 3,
+    "Cycle": 2,
+    "Drawing": 2,
+    "Group": 2,
+    "Link": 2,
+    "Mark": 2,
+    "Measured": 2,
+    "Memory": 2,
+    "MisplacedLine": 2,
+    "Node": 2,
+    "Peak": 2,
+    "Pipe": 2,
+    "Places": 2,
+    "Quantity": 2,
+    "Region": 2,
+    "Replay": 2,
+    "Request": 3,
+    "Row": 3,
+    "Run": 2,
+    "Shape": 2,
+    "Sheet": 2,
+    "Span": 2,
+    "Table": 2,
+    "Turn": 2,
+    "Unfit": 2,
+    "UnknownOperation": 2,
+    "Window": 2,
+}
+"""Names of several classes, with their number. A class with an underscore is read in its own module alone."""
+
+
+def part(path: Path) -> str:
+    """The folder or file at the top of the package that a file belongs to; the catalogue of messages by itself."""
+    parts = path.relative_to(PACKAGE).parts
+    return "/".join(parts[:2]) if "catalogue" in parts else parts[0].removesuffix(".py")
+
+
+def variables(module: ast.Module) -> Iterator[tuple[str, int]]:
+    """Each name that a module binds to a value, with its line: variables, parameters, fields, attributes, captures."""
+    for node in ast.walk(module):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
+                yield name, node.lineno
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)) | ast.ExceptHandler(name=str(name)):
+                yield name, node.lineno
+            case _:
+                pass
+
+
+def vague() -> list[tuple[str, str]]:
+    """The part and the place of every variable with a vague name."""
+    return [
+        (part(path), f"{path.relative_to(ROOT)}:{line}: {name}")
+        for path in python(PACKAGE)
+        for name, line in variables(tree(path))
+        if name in VAGUE
+    ]
+
+
+def test_a_variable_is_the_noun_of_what_it_holds() -> None:
+    counts = Counter(name for name, _ in vague())
+    too_many = {name for name, count in counts.items() if count > CEILINGS.get(name, 0)}
+    assert [place for name, place in vague() if name in too_many] == []
+
+
+def test_no_ceiling_is_higher_than_what_is_left() -> None:
+    """The right side is the table as it should be."""
+    assert dict(sorted(Counter(name for name, _ in vague()).items())) == CEILINGS
+
+
+def test_no_two_modules_share_a_name() -> None:
+    counts = Counter(path.name for path in python(PACKAGE) if path.name != "__init__.py")
+    assert {name: count for name, count in sorted(counts.items()) if count > 1} == SHARED_MODULES
+
+
+def test_no_two_classes_share_a_name() -> None:
+    classes = (node for path in python(PACKAGE) for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef))
+    counts = Counter(node.name for node in classes if not node.name.startswith("_"))
+    assert {name: count for name, count in sorted(counts.items()) if count > 1} == SHARED_CLASSES
+
+
+def test_vague_names_are_seen_wherever_a_value_is_bound() -> None:
+    text = """
+def f(each, *, own=1):
+    for found in each:
+        told: int = 2
+        self.taken = [its for its in found]
+    match each:
+        case [alike, *one]:
+            pass
+"""
+    assert {name for name, _ in variables(ast.parse(text))} & VAGUE == VAGUE
