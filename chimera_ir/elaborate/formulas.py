@@ -1,7 +1,7 @@
 """The one walk over a formula; what the formula is turned into is up to a domain.
 
-A domain gives each operation its meaning: closures that give integers (``evaluate``), columns of values
-(``grid``) or quasi-affine laws (``affine``). The walk gives the order, and the parts that take part:
+A domain gives each operation its meaning: closures that give integers (``evaluate``), columns of values (``grid``) or
+quasi-affine laws (``affine``). The walk gives the order, and the parts that take part:
 
 - operands come before their operation, from left to right; of a chain of comparisons, all of them;
 - a condition that is known decides: only the chosen branch of a choice is walked, and the right side of ``and`` and
@@ -49,7 +49,7 @@ class Domain(Protocol[Part]):
         """``left and right`` or ``left or right``."""
 
     def choice(self, node: ast.Choice, condition: Part, then: Part, otherwise: Part) -> Part:
-        """``if condition then one else other``."""
+        """``if condition then .. else ..``, of a condition that is not known."""
 
     def builtin(self, node: ast.Call, arguments: Sequence[Part]) -> Part:
         """A call of a function that every scheme knows."""
