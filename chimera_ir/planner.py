@@ -8,18 +8,20 @@ from typing import NoReturn
 
 import click
 
-from chimera_ir import __version__, forecast, library, progress, texts
-from chimera_ir.command import WRONG_TEXT, Misuse, parse_settings, printed, run, write
+from chimera_ir import __version__, library, progress, texts
+from chimera_ir.command import WRONG_TEXT, Misuse, parse_settings, run, write
+from chimera_ir.console import printed
 from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.diagnostics.render import render_all
 from chimera_ir.elaborate.elaborate import parameter_names
+from chimera_ir.errors import TextError
+from chimera_ir.options import read_inputs
 from chimera_ir.plan import tell
 from chimera_ir.plan.judge import Judge
 from chimera_ir.plan.lines import Files
 from chimera_ir.plan.notes import notes
 from chimera_ir.plan.rank import Ranking, rank
 from chimera_ir.plan.space import MAX_OPERATIONS, Question, Recomputation
-from chimera_ir.profile.choose import Inputs, Unfit
+from chimera_ir.profile.choose import Inputs
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme, SyncMode
 from chimera_ir.syntax.parser import parse
@@ -120,12 +122,8 @@ def plan_command(
     recomputation = {None: Recomputation.WHERE_NEEDED, True: Recomputation.ALWAYS, False: Recomputation.NEVER}[
         recompute
     ]
-    try:
-        inputs = forecast.read_inputs(profile, cluster)
-        model = inputs.model()
-    except Unfit as unfit:
-        click.echo(forecast.unfit_text(unfit, sys.stderr.isatty()), err=True)
-        sys.exit(WRONG_TEXT)
+    inputs = read_inputs(profile, cluster, "--{}".format)
+    model = inputs.model()
     number = _workers(inputs, workers)
     parsed = _parsed(sources, settings)
     modes = tuple(dict.fromkeys(map(SyncMode, syncs)))
@@ -170,8 +168,7 @@ def _parsed(sources: tuple[Source, ...], settings: dict[str, int]) -> dict[Sourc
         try:
             found[source] = parse(source)
         except Rejected as rejected:
-            click.echo(render_all(rejected.diagnostics, source, sys.stderr.isatty()), err=True)
-            sys.exit(WRONG_TEXT)
+            raise TextError([(source, rejected.diagnostics)]) from rejected
     known = dict.fromkeys(name for scheme in found.values() for name in parameter_names(scheme))
     for name in settings:
         if name not in known:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from chimera_ir import library
+from chimera_ir.compilation import Compilation
 from chimera_ir.diagnostics.catalogue import profiles
-from chimera_ir.driver import Level, Request, compile_scheme
+from chimera_ir.request import Request
 from chimera_ir.source import Source
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,8 +62,7 @@ def test_every_picture_is_shown_on_a_page(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "examples" / "schemes").glob("*.chim")), ids=lambda path: path.stem)
 def test_every_example_scheme_compiles(path: Path) -> None:
     request = Request(Source(path.name, path.read_text()))
-    levels = dict(compile_scheme(request, lambda warning: pytest.fail(warning.code)))
-    assert Level.REPORT in levels
+    assert Compilation(request, warn=lambda warning: pytest.fail(warning.code)).report.verified
 
 
 def test_the_page_on_performance_quotes_its_examples_whole() -> None:

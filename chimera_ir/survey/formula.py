@@ -1,8 +1,8 @@
 """Formulas of the scheme language outside of a scheme: the size that a table is for, and what is claimed at it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from chimera_ir.diagnostics.model import Rejected
+from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.elaborate.settings import SettingError, evaluate_globals, require_settable
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
@@ -35,7 +35,7 @@ def size(text: str, settings: Size) -> Size:
     except SettingError as error:
         raise NoSuchSize(str(error)) from error
     except Rejected as rejected:
-        raise NoSuchSize(summary(rejected)) from rejected
+        raise NoSuchSize(summary(rejected.diagnostics)) from rejected
 
 
 def value(formula: str, at: Size) -> int:
@@ -51,6 +51,6 @@ def value(formula: str, at: Size) -> int:
     return evaluate_globals(scheme, {}).scope.values["value"]
 
 
-def summary(rejected: Rejected) -> str:
+def summary(diagnostics: Iterable[Diagnostic]) -> str:
     """What is wrong with a text, without the places."""
-    return "; ".join(dict.fromkeys(each.fill(each.title) for each in rejected.diagnostics))
+    return "; ".join(dict.fromkeys(each.fill(each.title) for each in diagnostics))
