@@ -1,5 +1,6 @@
 """The pages tell the truth: what they quote is what is printed, what they show is what is drawn."""
 
+import doctest
 import re
 import subprocess
 import sys
@@ -33,6 +34,15 @@ def test_every_quoted_command_prints_what_the_page_says() -> None:
 def test_every_picture_is_what_the_schemes_compile_to() -> None:
     done = ended("figures.py")
     assert done.returncode == 0, f"run docs/figures.py --update and look at:\n{done.stdout}{done.stderr}"
+
+
+def test_the_page_on_python_shows_what_its_lines_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    monkeypatch.chdir(tmp_path)
+    found = doctest.testfile(str(ROOT / "docs" / "python.md"), module_relative=False)
+    assert found.attempted > 10
+    assert found.failed == 0
+    assert (tmp_path / "out" / "train.py").exists()
 
 
 @pytest.mark.parametrize("name", library.names())
