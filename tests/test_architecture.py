@@ -72,7 +72,7 @@ IMPORTS = {
         *("answer", "cache", "progress", "compilation", "output", "library", "diagnostics", "cost", "errors"),
         *("command", "console", "options", "request", "syntax", "texts", "visible", "__version__"),
     },
-    "start": {"cli", "tables", "profiler", "tracer", "planner"},
+    "start": {"cli", "tables", "profiler", "tracer", "planner", "undisturbed"},
     "__init__": {"compilation", "errors", "options", "source"},
 }
 """What each part of the package may import of the others; `compilation` sees nearly all of it."""
