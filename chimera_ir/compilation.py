@@ -1,4 +1,4 @@
-"""The compiler: every level is made from the one before it, and verified before anybody sees it.
+"""The compiler: every level is made from the one before it, and verified before it is handed out.
 
     text -> scheme -> plan -> schedule -> program -> timeline -> report, prediction -> files
 
@@ -66,7 +66,10 @@ def _ignore(_: object) -> None:
 
 
 def _level(make: "Callable[[Compilation], T]") -> cached_property[T]:
-    """A property that is made when it is first asked for, without the garbage collector; errors become public ones."""
+    """Property that is made once, when it is first asked for, without the garbage collector.
+
+    Diagnostics that reject the level leave it as a `TextError`, which knows the text that they are about.
+    """
 
     @wraps(make)
     def made(compilation: "Compilation") -> T:
@@ -74,17 +77,17 @@ def _level(make: "Callable[[Compilation], T]") -> cached_property[T]:
             try:
                 return make(compilation)
             except Rejected as rejected:
-                raise TextError([(compilation.request.source, rejected.diagnostics)]) from rejected
+                raise TextError([(compilation.request.source, rejected.diagnostics)]) from None
 
     return cached_property(made)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Compilation:
-    """A text on its way to scripts: every level a property, made when it is first asked for, and verified.
+    """Levels of a text, from the scheme to the files: each a property, made when it is first asked for, and verified.
 
-    Where a level cannot be made, asking for it, or for any after it, raises a `CompileError`. In a notebook a
-    compilation shows itself as the picture of its timeline.
+    A level that cannot be made raises a `CompileError`, and so does every level after it. A notebook shows a
+    compilation as the picture of its timeline.
 
     Attributes
     ----------
@@ -270,6 +273,7 @@ class Compilation:
 
     @_level
     def _ordered(self) -> _Ordered:
+        """The schedule, verified, and the plan before it."""
         from chimera_ir.lower.order import order
         from chimera_ir.verify.erase import schedule_of
         from chimera_ir.verify.verify import verify_schedule
@@ -332,13 +336,13 @@ def _require_settable(scheme: Scheme, settings: Mapping[str, int]) -> None:
     try:
         require_settable(scheme, settings)
     except SettingError as error:
-        raise ParameterError(str(error)) from error
+        raise ParameterError(str(error)) from None
 
 
 def compile(
     text: "str | PathLike[str] | Source", /, *, options: "Options | None" = None, **parameters: int
 ) -> Compilation:
-    """The compilation of a text; it makes each level when that is asked for.
+    """Compilation of a text, which makes each level when it is asked for.
 
     Parameters
     ----------
@@ -358,7 +362,7 @@ def compile(
     --------
     >>> import chimera_ir
     >>> chimera_ir.compile("chimera", D=4, N=8).report.figures.makespan
-    Fraction(28, 1)
+    Fraction(30, 1)
     >>> chimera_ir.compile("chimera", d=4)
     Traceback (most recent call last):
     ...

@@ -59,8 +59,8 @@ IMPORTS = {
         *("predict", "undisturbed", "visible"),
     },
     "planner": {
-        *("plan", "library", "options", "progress", "texts", "command", "console", "source", "diagnostics"),
-        *("elaborate", "errors", "profile", "syntax", "__version__"),
+        *("plan", "compilation", "library", "options", "progress", "request", "texts", "command", "console", "source"),
+        *("elaborate", "profile", "syntax", "__version__"),
     },
     "tables": {"survey", "command", "console", "__version__"},
     "profiler": {"measure", "profile", "command", "output", "resources", "__version__"},
