@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from chimera_ir.compilation import Compilation, compile
+    from chimera_ir.compilation import Compilation
     from chimera_ir.errors import CompileError
-    from chimera_ir.options import Options
+    from chimera_ir.options import Options, compile
     from chimera_ir.source import Source
 
 __all__ = ["Compilation", "CompileError", "Options", "Source", "__version__", "compile"]
@@ -22,7 +22,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Compilation": "compilation",
-    "compile": "compilation",
+    "compile": "options",
     "CompileError": "errors",
     "Options": "options",
     "Source": "source",

@@ -8,17 +8,16 @@ imported only then: a program that looks at a schedule starts without the code g
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, wraps
-from operator import index
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, assert_never
 
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.diagnostics.render import blocks
-from chimera_ir.errors import NoSuchLevel, OptionError, ParameterError, TextError, TooLarge, TooManyOperations
+from chimera_ir.errors import NoSuchLevel, ParameterError, TextError, TooLarge, TooManyOperations
 from chimera_ir.ir.levels import MAX_PIPES, MAX_WORKERS, Plan, Program, Schedule
 from chimera_ir.plural import counted
 from chimera_ir.request import Request
@@ -31,9 +30,7 @@ if TYPE_CHECKING:
     from chimera_ir.cost.report import Report
     from chimera_ir.cost.simulate import Timeline
     from chimera_ir.elaborate.elaborate import Outline
-    from chimera_ir.options import Options
     from chimera_ir.predict.prediction import Prediction
-    from chimera_ir.source import Source
     from chimera_ir.verify.verify import Checked, Verified
 
 MAX_HEADERS = MAX_WORKERS + MAX_PIPES + 1_000
@@ -259,7 +256,7 @@ class Compilation:
 
         scheme, settings = self.scheme, self.request.settings
         self.tell("placing and ordering the operations, verifying the schedule")
-        _require_settable(scheme, settings)
+        require_settable(scheme, settings)
         outlined = outline(scheme, settings, self.request.max_operations)
         for warning in outlined.warnings:
             self.warn(warning)
@@ -330,71 +327,17 @@ class Compilation:
             raise TooManyOperations(what, operations, self.request.max_operations)
 
 
-def _require_settable(scheme: Scheme, settings: Mapping[str, int]) -> None:
-    from chimera_ir.elaborate.settings import SettingError, require_settable
-
-    try:
-        require_settable(scheme, settings)
-    except SettingError as error:
-        raise ParameterError(str(error)) from None
-
-
-def compile(
-    text: "str | PathLike[str] | Source", /, *, options: "Options | None" = None, **parameters: int
-) -> Compilation:
-    """Compilation of a text, which makes each level when it is asked for.
-
-    Parameters
-    ----------
-    text
-        The name of a library scheme, the path of a .chim or .sir file, or a `Source`.
-    options
-        Everything else that may be asked for: costs, a profile, a limit.
-    parameters
-        Values of the scheme's parameters that replace their defaults.
+def require_settable(scheme: Scheme, settings: Mapping[str, int]) -> None:
+    """Passes if a scheme has every parameter that is set.
 
     Raises
     ------
-    CompileError
-        If there is no such text, no such parameter or option, or the text cannot be read.
-
-    Examples
-    --------
-    >>> import chimera_ir
-    >>> chimera_ir.compile("chimera", D=4, N=8).report.figures.makespan
-    Fraction(30, 1)
-    >>> chimera_ir.compile("chimera", d=4)
-    Traceback (most recent call last):
-    ...
-    chimera_ir.errors.ParameterError: the scheme has no parameter d (did you mean D?); its parameters are D, N, f
+    ParameterError
+        For the first one that it lacks, or whose value is too large.
     """
-    from chimera_ir import texts
-    from chimera_ir.options import Options
+    from chimera_ir.elaborate import settings as scheme_settings
 
-    options = Options() if options is None else options
-    if not isinstance(options, Options):
-        raise OptionError(f"options is {options!r:.60}: write options=chimera_ir.Options(...)")
-    settings = {name: _integer(name, value) for name, value in parameters.items()}
-    compilation = Compilation(options.request(texts.source(text), settings))
-    if settings:
-        _refuse_options(settings, compilation.scheme)
-        _require_settable(compilation.scheme, settings)
-    return compilation
-
-
-def _integer(name: str, value: object) -> int:
     try:
-        if isinstance(value, bool):
-            raise TypeError
-        return index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise ParameterError(f"{name} is {value!r:.60}: a parameter is an integer, as in {name}=8") from None
-
-
-def _refuse_options(settings: Mapping[str, int], scheme: Scheme) -> None:
-    from chimera_ir.options import Options
-
-    parameters = {parameter.name.text for parameter in scheme.parameters}
-    for option in fields(Options):
-        if option.name in settings and option.name not in parameters:
-            raise OptionError(f"{option.name} is no parameter but an option: write options=Options({option.name}=...)")
+        scheme_settings.require_settable(scheme, settings)
+    except scheme_settings.SettingError as error:
+        raise ParameterError(str(error)) from None

@@ -1,18 +1,20 @@
-"""Everything that a user may ask of a compilation beside the parameters of its scheme."""
+"""What a user may ask of the compiler: from Python by `compile`, on the command line by the options of these names."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
+from operator import index
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from chimera_ir import texts
+from chimera_ir.compilation import Compilation, require_settable
 from chimera_ir.cost.model import KINDS, Costs
 from chimera_ir.errors import OptionError, ParameterError
 from chimera_ir.request import MAX_OPERATIONS, Request
 from chimera_ir.source import Source
-from chimera_ir.syntax.ast import SyncMode
+from chimera_ir.syntax.ast import Scheme, SyncMode
 from chimera_ir.syntax.change import Change
 
 if TYPE_CHECKING:
@@ -135,6 +137,60 @@ class Options:
 
         inputs = read_inputs(Path(self.profile), Path(self.cluster), spell)
         return Forecast(inputs, self.copies or 1, self.micro_batch_size, self.layout == "replica")
+
+
+def compile(text: str | PathLike[str] | Source, /, *, options: Options | None = None, **parameters: int) -> Compilation:
+    """Compilation of a text, which makes each level when it is asked for.
+
+    Parameters
+    ----------
+    text
+        The name of a library scheme, the path of a .chim or .sir file, or a `Source`.
+    options
+        Everything else that may be asked for: costs, a profile, a limit.
+    parameters
+        Values of the scheme's parameters that replace their defaults.
+
+    Raises
+    ------
+    CompileError
+        If there is no such text, no such parameter or option, or the text cannot be read.
+
+    Examples
+    --------
+    >>> import chimera_ir
+    >>> chimera_ir.compile("chimera", D=4, N=8).report.figures.makespan
+    Fraction(30, 1)
+    >>> chimera_ir.compile("chimera", d=4)
+    Traceback (most recent call last):
+    ...
+    chimera_ir.errors.ParameterError: the scheme has no parameter d (did you mean D?); its parameters are D, N, f
+    """
+    options = Options() if options is None else options
+    if not isinstance(options, Options):
+        raise OptionError(f"options is {options!r:.60}: write options=chimera_ir.Options(...)")
+    settings = {name: _integer(name, value) for name, value in parameters.items()}
+    compilation = Compilation(options.request(texts.source(text), settings))
+    if settings:
+        _refuse_options(settings, compilation.scheme)
+        require_settable(compilation.scheme, settings)
+    return compilation
+
+
+def _integer(name: str, value: object) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ParameterError(f"{name} is {value!r:.60}: a parameter is an integer, as in {name}=8") from None
+
+
+def _refuse_options(settings: Mapping[str, int], scheme: Scheme) -> None:
+    parameters = {parameter.name.text for parameter in scheme.parameters}
+    for option in fields(Options):
+        if option.name in settings and option.name not in parameters:
+            raise OptionError(f"{option.name} is no parameter but an option: write options=Options({option.name}=...)")
 
 
 def read_inputs(profile: Path, cluster: Path, spell: Spell) -> "Inputs":

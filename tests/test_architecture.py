@@ -43,11 +43,11 @@ IMPORTS = {
     "library": {"source", "resources", "syntax"},
     "texts": {"diagnostics", "errors", "library", "source"},
     "request": {"cost", "predict", "source", "syntax"},
-    "options": {"cost", "errors", "predict", "profile", "request", "source", "syntax", "texts"},
     "compilation": {
         *("source", "diagnostics", "syntax", "elaborate", "ir", "lower", "verify", "cost", "picture", "predict"),
-        *("codegen", "errors", "library", "options", "output", "request", "texts", "undisturbed"),
+        *("codegen", "errors", "library", "output", "request", "undisturbed"),
     },
+    "options": {"compilation", "cost", "errors", "predict", "profile", "request", "source", "syntax", "texts"},
     "survey": {
         *("compilation", "request", "errors", "library", "resources", "source", "diagnostics", "syntax", "elaborate"),
         "cost",
