@@ -31,9 +31,8 @@ from pathlib import Path
 from namespaces import Limit, NotPermitted, environment, joined
 from tables import circumstances, put, table
 
-from chimera_ir import library, output
-from chimera_ir.cost.simulate import Timeline
-from chimera_ir.driver import Level, Request, compile_scheme, files
+from chimera_ir import library
+from chimera_ir.compilation import Compilation
 from chimera_ir.ir.levels import Program
 from chimera_ir.predict.equation import equation
 from chimera_ir.predict.replay import expected, pace, replay
@@ -41,8 +40,8 @@ from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
 from chimera_ir.profile.read import read_cluster, read_profile
+from chimera_ir.request import Request
 from chimera_ir.source import Source
-from chimera_ir.verify.verify import Verified
 
 HERE = Path(__file__).resolve().parent
 TINY, WIDE, GPT = HERE.parent / "docs/examples/tiny.py", HERE / "ranks/wide.py", HERE.parent / "examples/gpt.py"
@@ -103,12 +102,9 @@ def compiled(scheme: str, depth: int, micro_batches: int, place: Path) -> tuple[
         if micro_batches != depth:
             return None
         settings = {"D": depth}
-    levels = dict(compile_scheme(Request(library.source(scheme), settings), lambda _: None))
-    verified, timeline, folder = levels[Level.PROGRAM], levels[Level.TIMELINE], place / f"{scheme}-{micro_batches}"
-    assert isinstance(verified, Verified)
-    assert isinstance(timeline, Timeline)
-    output.write(folder, files(verified, timeline, "{}\n"))
-    return verified.program, folder
+    compilation, folder = Compilation(Request(library.source(scheme), settings)), place / f"{scheme}-{micro_batches}"
+    compilation.write(folder)
+    return compilation.program, folder
 
 
 def runs(

@@ -48,14 +48,15 @@ def ours(scheme: str) -> Callable[[int, int], Callable[[], object]]:
 
     def prepare(depth: int, micro_batches: int) -> Callable[[], object]:
         from chimera_ir import library
-        from chimera_ir.driver import Level, Request, compile_scheme
+        from chimera_ir.compilation import Compilation
+        from chimera_ir.request import Request
 
         settings = {"D": depth, "N": micro_batches}
         request = Request(library.source(scheme), settings, max_operations=10_000_000)
 
         def work() -> object:
-            levels = dict(compile_scheme(request, lambda _: None))
-            return levels[Level.SCHEDULE]
+            compilation = Compilation(request)
+            return compilation.report, compilation.schedule
 
         return work
 

@@ -13,13 +13,13 @@ import statistics
 import time
 
 from chimera_ir import library
-from chimera_ir.driver import Level, Request, compile_scheme
+from chimera_ir.compilation import Compilation
 from chimera_ir.ir.levels import Program
 from chimera_ir.predict.replay import Replay, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing
-from chimera_ir.verify.verify import Verified
+from chimera_ir.request import Request
 
 SIZES = (
     *(("chimera", 32, N, 64) for N in (32, 64, 128)),
@@ -34,10 +34,7 @@ LARGE = (("chimera", 64, 1024, 32), ("dapple", 64, 1024, 32))
 def program(scheme: str, depth: int, micro_batches: int) -> Program:
     """A library scheme, compiled and verified."""
     settings = {"D": depth, "N": micro_batches}
-    for level, value in compile_scheme(Request(library.source(scheme), settings), lambda _: None):
-        if level is Level.PROGRAM and isinstance(value, Verified):
-            return value.program
-    raise AssertionError("a library scheme compiles")
+    return Compilation(Request(library.source(scheme), settings)).program
 
 
 def setting(depth: int, copies: int) -> Setting:

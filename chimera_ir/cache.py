@@ -44,7 +44,8 @@ def recall(question: Callable[[], str], make: Callable[[], Answer]) -> Answer:
 
     The question is asked twice, before and after: if it or the compiler changed in between, the answer is not kept.
     """
-    directory, key = _directory(), _key(question())
+    directory = _directory()
+    key = None if directory is None else _key(question())
     if directory is None or key is None:
         return make()
     known = _load(directory / f"{key}.json")

@@ -4,40 +4,39 @@ import sys
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from chimera_ir import __version__, cache, library, output, progress, texts
-from chimera_ir.answer import Answer, produce, watched
-from chimera_ir.command import WRONG_TEXT, Misuse, appearance, parse_settings, run, write
+from chimera_ir.answer import Answer, produce
+from chimera_ir.command import Misuse, parse_settings, run, write
+from chimera_ir.compilation import Compilation, Level
 from chimera_ir.cost.model import KINDS, Costs
-from chimera_ir.diagnostics.model import Diagnostic, Rejected
-from chimera_ir.diagnostics.render import blocks, render_all
-from chimera_ir.driver import MAX_OPERATIONS, Level, Request, TooLarge
-from chimera_ir.elaborate.settings import SettingError
-from chimera_ir.forecast import forecast_options, read_forecast, unfit_text
-from chimera_ir.predict.prediction import Forecast
-from chimera_ir.profile.choose import Unfit
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.diagnostics.render import blocks
+from chimera_ir.errors import NoSuchLevel, ParameterError, TooLarge, AboveMaxOperations
+from chimera_ir.options import MOST, Options
+from chimera_ir.request import MAX_OPERATIONS, Request
 from chimera_ir.syntax.ast import SyncMode
-from chimera_ir.syntax.change import Change
 from chimera_ir.visible import as_argument, command_line, visible
 
+_FILE = click.Path(path_type=Path)
 
-def _costs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> Costs:
-    costs = Costs()
-    seen: set[str] = set()
+
+def _costs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    costs: dict[str, str] = {}
     for text in given:
         kind, equals, value = text.partition("=")
         if not (equals and kind in KINDS):
             raise Misuse(f"--cost {text}: write KIND=COST with one of the kinds {', '.join(KINDS)}, as in --cost B=2.5")
-        if kind in seen:
+        if kind in costs:
             raise Misuse(f"--cost {kind}: given twice")
-        seen.add(kind)
         try:
-            costs = costs.using(kind, value)
+            Costs.parse(kind, value)
         except ValueError as error:
             raise Misuse(f"--cost {text}: {error}") from error
+        costs[kind] = value
     return costs
 
 
@@ -74,23 +73,25 @@ def _list(context: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.option(
     "--max-operations", type=click.IntRange(min=1), default=MAX_OPERATIONS, show_default=True, help="Limit on the size."
 )
-@forecast_options
+@click.option(
+    "--profile",
+    type=_FILE,
+    metavar="FILE",
+    help="What the model's stages cost; the report is then in seconds, with a prediction.",
+)
+@click.option("--cluster", type=_FILE, metavar="FILE", help="What the model runs on.")
+@click.option("--copies", type=click.IntRange(1, MOST), metavar="W", help="Copies of the pipelines [default: 1].")
+@click.option("--micro-batch-size", type=click.IntRange(1, MOST), metavar="B", help="Items of a micro-batch.")
+@click.option(
+    "--layout", type=click.Choice(["pipeline", "replica"]), help="Which ranks share a node [default: pipeline]."
+)
 @click.option("--no-cache", is_flag=True, help="Take nothing from earlier calls, and keep nothing.")
 @click.option(
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="List the library schemes."
 )
 @click.version_option(__version__, prog_name="chimera-compile")
 def compile_command(
-    scheme: str,
-    settings: dict[str, int],
-    costs: Costs,
-    recompute: bool,
-    sync: str | None,
-    out: Path | None,
-    emit: str | None,
-    max_operations: int,
-    no_cache: bool,
-    **given: Path | int | str | None,
+    scheme: str, settings: dict[str, int], out: Path | None, emit: str | None, no_cache: bool, **options: Any
 ) -> None:
     """Compile SCHEME to one PyTorch script per worker, proven free of deadlock.
 
@@ -100,47 +101,45 @@ def compile_command(
     130 interrupted.
     """
     source = texts.scheme_or_ir(scheme)
-    if source.is_ir and settings:
-        raise Misuse("--set: an IR text has no parameters to set; set them when you compile its scheme")
-    change = Change(recompute, SyncMode(sync) if sync else None)
-    if source.is_ir and change != Change():
-        raise Misuse("--recompute, --sync: an IR text says both itself; ask for them when you compile its scheme")
     wanted = Level(emit) if emit else None
     color = sys.stderr.isatty()
     try:
-        forecast = read_forecast(given)
-        if forecast and costs.given:
-            raise Misuse("--cost, --profile: both say how long operations take; leave one of them out")
-        request = Request(source, settings, forecast or costs, max_operations, change)
-        make = partial(_compiled, request, wanted, color, forecast)
-        question = request, wanted, color, forecast
-        answer = make() if no_cache else cache.recall(lambda: repr((*question, appearance())), make)
-    except SettingError as error:
+        request = Options(**options).request(source, settings, _as_written)
+        make = partial(_compiled, request, wanted, color)
+        answer = make() if no_cache else cache.recall(partial(_question, request, wanted, color), make)
+    except ParameterError as error:
         raise Misuse(f"--set: {error}") from error
+    except NoSuchLevel as error:
+        raise Misuse(f"--emit {error.level}: {error.text} enters below that level") from error
+    except AboveMaxOperations as error:
+        raises = f"--max-operations {error.operations} raises it"
+        raise Misuse(f"{source.name}: {error.excess}; {raises}") from error
     except TooLarge as error:
         raise Misuse(f"{source.name}: {error}") from error
-    except Unfit as unfit:
-        click.echo(unfit_text(unfit, color), err=True)
-        sys.exit(WRONG_TEXT)
-    except Rejected as rejected:
-        click.echo(render_all(rejected.diagnostics, source, color), err=True)
-        sys.exit(WRONG_TEXT)
     _say(answer.warnings)
-    _deliver(answer, out, forecast)
+    _deliver(answer, out, request)
 
 
-def _compiled(request: Request, wanted: Level | None, color: bool, forecast: Forecast | None) -> Answer:
+def _as_written(name: str) -> str:
+    """How an option is written on the command line, by its name."""
+    return next(option.opts[0] for option in compile_command.params if option.name == name)
+
+
+def _question(request: Request, wanted: Level | None, color: bool) -> str:
+    """Everything that an answer depends on beside the compiler."""
+    if wanted not in (None, Level.TIMELINE):
+        return repr((request, wanted, color))
+    from chimera_ir.console import appearance
+
+    return repr((request, wanted, color, appearance()))
+
+
+def _compiled(request: Request, wanted: Level | None, color: bool) -> Answer:
     """The answer, made now; if there is none, its warnings are shown all the same."""
     warnings: list[Diagnostic] = []
     try:
         with progress.shown() as tell:
-            shown, written = produce(
-                request,
-                wanted,
-                warn=warnings.append,
-                watch=lambda levels: watched(levels, tell),
-                forecast=forecast,
-            )
+            shown, written = produce(Compilation(request, warn=warnings.append, tell=tell), wanted)
     except BaseException:
         _say(blocks(warnings, request.source, color))
         raise
@@ -152,21 +151,19 @@ def _say(warnings: Iterable[str]) -> None:
         click.echo(warning, err=True)
 
 
-def _deliver(answer: Answer, out: Path | None, forecast: Forecast | None) -> None:
+def _deliver(answer: Answer, out: Path | None, request: Request) -> None:
     """Writes what there is to write, prints what there is to print, in this order."""
     if answer.output is None:
         write(answer.printed)
         return
     directory = out or Path(f"{answer.output.scheme}.out")
-    try:
-        output.write(directory, answer.output.files)
-    except output.OutputRefused as error:
-        raise Misuse(str(error)) from error
+    output.write(directory, answer.output.files)
     write(answer.printed)
     write(f"wrote {visible(str(directory))}: run it with\n")
     workers, script = answer.output.workers, f"{directory}/train.py"
     words = ["torchrun", f"--nproc-per-node={workers}", as_argument(script), "--model", "MODEL.py"]
-    write(f"  {forecast.torchrun(workers, script) if forecast else command_line(words)} --check\n")
+    line = request.forecast.torchrun(workers, script) if request.forecast else command_line(words)
+    write(f"  {line} --check\n")
 
 
 def main() -> NoReturn:

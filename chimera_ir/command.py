@@ -1,26 +1,22 @@
-"""What the commands share: exit statuses, ``--set``, standard output, and an end for whatever happens."""
+"""What the commands share: exit statuses, ``--set``, standard streams, and an end for whatever happens."""
 
 import io
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from dataclasses import dataclass
 from typing import Any, NoReturn, TextIO, cast
 
 import click
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
-from rich.segment import Segment
 
+from chimera_ir.errors import CompileError, TextError
 from chimera_ir.visible import visible_lines
 
 WRONG_TEXT = 1
 WRONG_COMMAND = 2
 OUR_FAULT = 70
 INTERRUPTED = 130
-
-_WIDE = 160
 
 
 class Misuse(click.ClickException):
@@ -43,42 +39,6 @@ def parse_settings(_: click.Context, __: click.Parameter, given: tuple[str, ...]
             raise Misuse(f"--set {name}: given twice")
         values[name] = int(value)
     return values
-
-
-def printed(draw: Callable[[Console], None]) -> str:
-    """What a console as wide and as colourful as standard output would show."""
-    text = io.StringIO()
-    console = _console(text)
-    console.push_render_hook(_Visible())
-    draw(console)
-    return text.getvalue()
-
-
-def appearance() -> tuple[object, ...]:
-    """What `printed` makes of standard output: its width, and whether and how it shows colours."""
-    console = _console(io.StringIO())
-    return console.width, console.is_terminal, console.color_system, console.no_color, console.legacy_windows
-
-
-def _console(text: io.StringIO) -> Console:
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    return Console(file=text, highlight=False, force_terminal=is_terminal or None, width=None if is_terminal else _WIDE)
-
-
-class _Visible(RenderHook):
-    """Sees to it that a terminal shows all that is printed, and acts upon nothing but our colours."""
-
-    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_Shown(each) for each in renderables]
-
-
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    original: ConsoleRenderable
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        for text, style, control in console.render(self.original, options):
-            yield Segment(visible_lines(text), style, control)
 
 
 def write(text: str) -> None:
@@ -167,6 +127,12 @@ def _status(command: click.Command, name: str) -> Any:
     except click.ClickException as error:
         _tell(error)
         return error.exit_code
+    except TextError as error:
+        click.echo(error.rendered(sys.stderr.isatty()), err=True)
+        return WRONG_TEXT
+    except CompileError as error:
+        _tell(Misuse(str(error)))
+        return WRONG_COMMAND
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except SystemExit as end:

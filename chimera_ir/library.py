@@ -6,8 +6,6 @@ from functools import cache
 
 from chimera_ir import resources
 from chimera_ir.source import Source
-from chimera_ir.syntax.parser import parse
-from chimera_ir.syntax.printer import show_expression
 
 _ENDING = ".chim"
 
@@ -45,6 +43,9 @@ def summary(name: str) -> str:
 
 def parameters(name: str) -> str:
     """The parameters of a library scheme with their defaults, as in ``D = 4, N = D``."""
+    from chimera_ir.syntax.parser import parse  # with lark, which takes a while
+    from chimera_ir.syntax.printer import show_expression
+
     return ", ".join(f"{p.name.text} = {show_expression(p.default)}" for p in parse(source(name)).parameters)
 
 

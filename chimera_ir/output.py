@@ -28,6 +28,7 @@ from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path, PurePath
 
+from chimera_ir.errors import CompileError
 from chimera_ir.source import contents
 
 if sys.platform != "win32":
@@ -40,12 +41,14 @@ ATTEMPTS, PAUSE = 200, 0.05
 """How often a writer asks for its turn, and the seconds in between; a turn takes milliseconds."""
 
 
-class OutputRefused(Exception):
+class OutputRefused(CompileError):
     """The output cannot be written, or there is something that the command did not write."""
 
 
-def write(directory: Path, files: Mapping[str, str], manifest: str = MANIFEST) -> None:
+def write(directory: Path, files: Mapping[str, str], manifest: str = MANIFEST, option: str = "--out ") -> None:
     """Writes the files, by path relative to the directory, and ``manifest``, which is a dot and the command's name.
+
+    ``option`` is what stands before the directory where the user named it.
 
     Each of the files relies at most on those before it. An existing directory is replaced if the same command wrote it.
     If anything fails before the commitment, the directory is as it was before.
@@ -68,7 +71,7 @@ def write(directory: Path, files: Mapping[str, str], manifest: str = MANIFEST) -
             _remove_empty(missing)
             raise
     except (OSError, OutputRefused) as error:
-        raise OutputRefused(f"--out {directory}: {_reason(error)}") from error
+        raise OutputRefused(f"{option}{directory}: {_reason(error)}") from error
 
 
 def refuse_file(file: Path, mark: str, force: bool) -> None:

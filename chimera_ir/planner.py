@@ -8,21 +8,22 @@ from typing import NoReturn
 
 import click
 
-from chimera_ir import __version__, forecast, library, progress, texts
-from chimera_ir.command import WRONG_TEXT, Misuse, parse_settings, printed, run, write
-from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.diagnostics.render import render_all
+from chimera_ir import __version__, library, progress, texts
+from chimera_ir.command import WRONG_TEXT, Misuse, parse_settings, run, write
+from chimera_ir.compilation import Compilation
+from chimera_ir.console import printed
 from chimera_ir.elaborate.elaborate import parameter_names
+from chimera_ir.options import read_inputs
 from chimera_ir.plan import tell
 from chimera_ir.plan.judge import Judge
 from chimera_ir.plan.lines import Files
 from chimera_ir.plan.notes import notes
 from chimera_ir.plan.rank import Ranking, rank
 from chimera_ir.plan.space import MAX_OPERATIONS, Question, Recomputation
-from chimera_ir.profile.choose import Inputs, Unfit
+from chimera_ir.profile.choose import Inputs
+from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme, SyncMode
-from chimera_ir.syntax.parser import parse
 
 ERROR = 0.1
 """How far equation 1 is off, unless the user knows better: within 10 % of what was measured (section 4.2.2)."""
@@ -120,12 +121,8 @@ def plan_command(
     recomputation = {None: Recomputation.WHERE_NEEDED, True: Recomputation.ALWAYS, False: Recomputation.NEVER}[
         recompute
     ]
-    try:
-        inputs = forecast.read_inputs(profile, cluster)
-        model = inputs.model()
-    except Unfit as unfit:
-        click.echo(forecast.unfit_text(unfit, sys.stderr.isatty()), err=True)
-        sys.exit(WRONG_TEXT)
+    inputs = read_inputs(profile, cluster, "--{}".format)
+    model = inputs.model()
     number = _workers(inputs, workers)
     parsed = _parsed(sources, settings)
     modes = tuple(dict.fromkeys(map(SyncMode, syncs)))
@@ -165,19 +162,13 @@ def _scheme(name: str) -> Source:
 
 def _parsed(sources: tuple[Source, ...], settings: dict[str, int]) -> dict[Source, Scheme]:
     """The schemes, and the library's baseline beside them; every setting is of a parameter that one of them has."""
-    found: dict[Source, Scheme] = {}
-    for source in sources:
-        try:
-            found[source] = parse(source)
-        except Rejected as rejected:
-            click.echo(render_all(rejected.diagnostics, source, sys.stderr.isatty()), err=True)
-            sys.exit(WRONG_TEXT)
+    found = {source: Compilation(Request(source)).scheme for source in sources}
     known = dict.fromkeys(name for scheme in found.values() for name in parameter_names(scheme))
     for name in settings:
         if name not in known:
             raise Misuse(f"--set {name}: no scheme has such a parameter; there are {', '.join(known)}")
     baseline, _ = library.baseline(1, 1)
-    return found if baseline in found else {**found, baseline: parse(baseline)}
+    return found if baseline in found else {**found, baseline: Compilation(Request(baseline)).scheme}
 
 
 def _workers(inputs: Inputs, asked: int | None) -> int:

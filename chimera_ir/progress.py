@@ -5,9 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Timer
 
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
 AFTER = 1.0
 """Seconds before anything is shown."""
 
@@ -18,8 +15,14 @@ def shown() -> Iterator[Callable[[str], None]]:
 
     If standard error is no terminal, nothing is ever shown. Afterwards the terminal is as it was.
     """
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     console = Console(stderr=True)
-    if not (sys.stderr.isatty() and console.is_interactive):
+    if not console.is_interactive:
         yield lambda _: None
         return
     line = Progress(

@@ -6,7 +6,8 @@ from typing import NoReturn
 import click
 
 from chimera_ir import __version__
-from chimera_ir.command import Misuse, parse_settings, printed, run, write
+from chimera_ir.command import Misuse, parse_settings, run, write
+from chimera_ir.console import printed
 from chimera_ir.survey import show
 from chimera_ir.survey.compare import schemes, survey
 from chimera_ir.survey.formula import NoSuchSize

@@ -1,14 +1,28 @@
-"""The texts that a command line names."""
+"""The texts that a user names."""
 
+from os import PathLike
 from pathlib import Path
 
 from chimera_ir import library
-from chimera_ir.command import Misuse
 from chimera_ir.diagnostics.suggest import closest
+from chimera_ir.errors import UnreadableText
 from chimera_ir.source import Source, handed
 
 LARGEST = 2**28
 """Bytes of the largest text."""
+
+
+def source(text: str | PathLike[str] | Source) -> Source:
+    """The text that a program names: as `scheme_or_ir`, but a path is always that of a file."""
+    match text:
+        case Source():
+            return text
+        case str():
+            return scheme_or_ir(text)
+        case PathLike():
+            return _known(Path(text))
+        case _:
+            raise UnreadableText(f"{text!r:.60} is no text: give a scheme's name, the path of a file, or a Source")
 
 
 def scheme_or_ir(scheme: str) -> Source:
@@ -16,7 +30,7 @@ def scheme_or_ir(scheme: str) -> Source:
 
     Raises
     ------
-    Misuse
+    UnreadableText
         If there is none.
     """
     path = Path(scheme)
@@ -26,12 +40,12 @@ def scheme_or_ir(scheme: str) -> Source:
         return library.source(scheme)
     guess = closest(scheme, library.names())
     advice = f"did you mean {guess}?" if guess else f"there are {', '.join(library.names())}"
-    raise Misuse(f"no library scheme is called '{scheme}' ({advice}); a file ends in .chim or .sir")
+    raise UnreadableText(f"no library scheme is called '{scheme}' ({advice}); a file ends in .chim or .sir")
 
 
 def _known(path: Path) -> Source:
     if path.suffix not in (".chim", ".sir") and not _is_handed(path):
-        raise Misuse(f"{path}: a scheme ends in .chim, an IR text in .sir")
+        raise UnreadableText(f"{path}: a scheme ends in .chim, an IR text in .sir")
     hint = f"; for the library scheme write {path.stem}" if path.stem in library.names() else ""
     return read(path, "", hint)
 
@@ -45,15 +59,15 @@ def _is_handed(path: Path) -> bool:
 
 
 def read(path: Path, option: str = "", hint: str = "") -> Source:
-    """A file that the command line names, as the value of an option or by itself.
+    """A file that a user names, as the value of an option or by itself.
 
     Raises
     ------
-    Misuse
+    UnreadableText
         If it cannot be read.
     """
     try:
         data = handed(path, LARGEST)
     except OSError as error:
-        raise Misuse(f"{option}{' ' if option else ''}{path}: {error.strerror}{hint}") from error
+        raise UnreadableText(f"{option}{' ' if option else ''}{path}: {error.strerror}{hint}") from error
     return Source(str(path), data.decode("utf-8", errors="replace").removeprefix("\ufeff"))

@@ -1,16 +1,17 @@
 """``chimera-trace``: what ``train.py --trace`` recorded, beside what the schedule promised."""
 
 import json
-import sys
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
-from chimera_ir import __version__, forecast
+from chimera_ir import __version__
 from chimera_ir import output as output_directory
-from chimera_ir.command import WRONG_TEXT, Misuse, printed, run, write
-from chimera_ir.profile.choose import Inputs, Unfit
+from chimera_ir.command import WRONG_TEXT, Misuse, run, write
+from chimera_ir.console import printed
+from chimera_ir.options import read_inputs
+from chimera_ir.profile.choose import Inputs
 from chimera_ir.profile.warnings import WARNING, shown
 from chimera_ir.trace import show
 from chimera_ir.trace.compare import compare
@@ -61,16 +62,10 @@ def trace_command(directory: Path, out: Path | None, profile: Path | None, clust
         comparison = compare(trace, foretold(trace, inputs) if inputs else None)
     except BadTrace as error:
         raise Unreadable(str(error)) from error
-    except Unfit as unfit:
-        click.echo(forecast.unfit_text(unfit, sys.stderr.isatty()), err=True)
-        sys.exit(WRONG_TEXT)
     drawing = draw(comparison)
     files = {"trace.html": page(comparison, drawing), "compare.svg": drawing, "trace.json": events(trace, comparison)}
     target = directory / "view" if out is None else out
-    try:
-        output_directory.write(target, files, f".{NAME}")
-    except output_directory.OutputRefused as error:
-        raise Misuse(str(error)) from error
+    output_directory.write(target, files, f".{NAME}")
     if as_json:
         write(json.dumps(show.as_json(comparison), indent=2) + "\n")
         return
@@ -84,7 +79,7 @@ def _inputs(profile: Path | None, cluster: Path | None) -> Inputs | None:
     if profile is None or cluster is None:
         alone = "--profile" if cluster is None else "--cluster"
         raise Misuse(f"{alone}: a prediction needs --profile and --cluster together")
-    return forecast.read_inputs(profile, cluster)
+    return read_inputs(profile, cluster, "--{}".format)
 
 
 def main() -> NoReturn:

@@ -14,18 +14,17 @@ from fractions import Fraction
 from pathlib import Path
 
 from chimera_ir import library
+from chimera_ir.compilation import Compilation
 from chimera_ir.cost.model import Costs
-from chimera_ir.cost.simulate import Timeline
 from chimera_ir.cost.window import beginning, steady_window
-from chimera_ir.driver import Level, Request, compile_scheme
 from chimera_ir.picture import sheet, svg
 from chimera_ir.picture.replayed import draw_replay
 from chimera_ir.predict.replay import replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing
+from chimera_ir.request import Request
 from chimera_ir.source import Source
-from chimera_ir.verify.verify import Verified
 
 DOCS = Path(__file__).resolve().parent
 IMAGES = DOCS / "images"
@@ -122,23 +121,16 @@ REPLAYS = {
 """Programs on a cluster, replayed."""
 
 
-def levels_of(shown: Shown) -> dict[Level, object]:
-    """Every level of a scheme that passes every rule."""
+def compilation(shown: Shown) -> Compilation:
+    """The compilation of a scheme that passes every rule."""
     file = DOCS / shown.scheme
     source = Source(file.name, file.read_text(encoding="utf-8")) if file.suffix else library.source(shown.scheme)
-    return dict(compile_scheme(Request(source, shown.settings, shown.costs), lambda _: None))
-
-
-def compiled(shown: Shown) -> Timeline:
-    """The timeline of a scheme."""
-    timeline = levels_of(shown)[Level.TIMELINE]
-    assert isinstance(timeline, Timeline)
-    return timeline
+    return Compilation(Request(source, shown.settings, shown.costs))
 
 
 def panel(shown: Shown) -> sheet.Panel:
     """The schedule alone, without marks of what happens beside it; of an endless one what shows its steady state."""
-    timeline = replace(compiled(shown), events=())
+    timeline = replace(compilation(shown).timeline, events=())
     window = steady_window(timeline)
     return sheet.Panel(shown.caption, timeline if window is None else beginning(timeline, window))
 
@@ -146,14 +138,12 @@ def panel(shown: Shown) -> sheet.Panel:
 def drawings() -> Iterator[tuple[str, str]]:
     """The name of each picture, and the picture."""
     for name, shown in SINGLE.items():
-        yield name, svg.draw(compiled(shown))
+        yield name, svg.draw(compilation(shown).timeline)
     for name, (title, rows) in SHEETS.items():
         there = [[panel(shown) for shown in row if shown.exists] for row in rows]
         yield name, sheet.draw(title, [row for row in there if row])
     for name, (shown, setting) in REPLAYS.items():
-        verified = levels_of(shown)[Level.PROGRAM]
-        assert isinstance(verified, Verified)
-        yield name, draw_replay(replay(verified.program, setting))
+        yield name, draw_replay(replay(compilation(shown).program, setting))
 
 
 def main() -> None:

@@ -22,7 +22,8 @@ IMPORTS = {
     "source": set(),
     "plural": set(),
     "resources": set(),
-    "output": {"source"},
+    "errors": {"diagnostics", "source"},
+    "output": {"errors", "source"},
     "undisturbed": set(),
     "visible": set(),
     "diagnostics": {"source", "visible"},
@@ -35,41 +36,46 @@ IMPORTS = {
     "cost": {"ir", "flow"},
     "picture": {"cost", "ir", "predict", "resources", "visible"},
     "codegen": {"ir", "resources", "verify"},
-    "profile": {"diagnostics", "source", "visible"},
+    "profile": {"diagnostics", "errors", "source", "visible"},
     "predict": {"cost", "ir", "flow", "profile", "verify", "undisturbed"},
-    "forecast": {"command", "diagnostics", "predict", "profile", "texts"},
     "measure": {"profile", "output"},
     "trace": {"predict", "profile", "cost", "ir", "picture", "verify", "diagnostics", "source"},
     "library": {"source", "resources", "syntax"},
-    "driver": {
-        *("source", "diagnostics", "syntax", "elaborate", "ir", "lower", "flow", "verify", "cost", "picture"),
-        *("codegen", "library", "undisturbed"),
+    "texts": {"diagnostics", "errors", "library", "source"},
+    "request": {"cost", "predict", "source", "syntax"},
+    "compilation": {
+        *("source", "diagnostics", "syntax", "elaborate", "ir", "lower", "verify", "cost", "picture", "predict"),
+        *("codegen", "errors", "library", "output", "request", "undisturbed"),
     },
-    "survey": {"driver", "library", "resources", "source", "diagnostics", "syntax", "elaborate", "cost"},
-    "command": {"visible"},
-    "texts": {"command", "diagnostics", "library", "source"},
+    "options": {"compilation", "cost", "errors", "predict", "profile", "request", "source", "syntax", "texts"},
+    "survey": {
+        *("compilation", "request", "errors", "library", "resources", "source", "diagnostics", "syntax", "elaborate"),
+        "cost",
+    },
+    "command": {"errors", "visible"},
+    "console": {"visible"},
     "plan": {
         *("library", "source", "diagnostics", "syntax", "elaborate", "ir", "lower", "verify", "cost", "profile"),
         *("predict", "undisturbed", "visible"),
     },
     "planner": {
-        *("plan", "forecast", "library", "progress", "texts", "command", "source", "diagnostics", "syntax"),
-        *("elaborate", "profile", "__version__"),
+        *("plan", "compilation", "library", "options", "progress", "request", "texts", "command", "console", "source"),
+        *("elaborate", "profile", "syntax", "__version__"),
     },
-    "tables": {"survey", "command", "__version__"},
+    "tables": {"survey", "command", "console", "__version__"},
     "profiler": {"measure", "profile", "command", "output", "resources", "__version__"},
-    "tracer": {"trace", "command", "forecast", "output", "profile", "visible", "__version__"},
-    "answer": {"driver", "command", "syntax", "ir", "verify", "cost", "picture", "predict"},
+    "tracer": {"trace", "command", "console", "options", "output", "profile", "visible", "__version__"},
+    "answer": {"compilation", "console", "syntax", "ir", "cost", "picture", "predict"},
     "cache": {"answer", "resources", "source"},
     "progress": set(),
     "cli": {
-        *("answer", "cache", "progress", "driver", "output", "library", "source", "diagnostics", "elaborate", "cost"),
-        *("command", "forecast", "predict", "profile", "syntax", "texts", "visible", "__version__"),
+        *("answer", "cache", "progress", "compilation", "output", "library", "diagnostics", "cost", "errors"),
+        *("command", "console", "options", "request", "syntax", "texts", "visible", "__version__"),
     },
-    "start": {"cli", "tables", "profiler", "tracer", "planner"},
-    "__init__": set(),
+    "start": {"cli", "tables", "profiler", "tracer", "planner", "undisturbed"},
+    "__init__": {"compilation", "errors", "options", "source"},
 }
-"""What each part of the package may import of the others; `driver` sees nearly all, `answer` what can be printed."""
+"""What each part of the package may import of the others; `compilation` sees nearly all of it."""
 
 EVERYWHERE = {"plural"}
 """What any part may import: how one writes."""
@@ -185,7 +191,7 @@ def test_the_code_generator_sees_of_verification_only_its_type() -> None:
     ("name", "homes"),
     [
         ("networkx", {"flow"}),
-        ("click", {"cli", "command", "forecast", "planner", "tables", "profiler", "tracer"}),
+        ("click", {"cli", "command", "planner", "tables", "profiler", "tracer"}),
         ("torch", {"measure"}),
         ("runtime", {"measure"}),
         ("support", {"measure"}),

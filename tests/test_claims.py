@@ -14,13 +14,13 @@ from click.testing import CliRunner
 from chimera_ir import command, library
 from chimera_ir.cli import compile_command
 from chimera_ir.codegen.render import scripts
+from chimera_ir.compilation import Compilation
 from chimera_ir.diagnostics import catalogue
-from chimera_ir.driver import Level, Request, compile_scheme
 from chimera_ir.planner import plan_command
 from chimera_ir.profiler import profile_command
+from chimera_ir.request import Request
 from chimera_ir.tables import tables_command
 from chimera_ir.tracer import trace_command
-from chimera_ir.verify.verify import Verified
 from support import faults, options
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,8 +104,7 @@ def headings(path: Path) -> set[str]:
 @cache
 def worker_0(scheme: str, **settings: int) -> list[str]:
     """The script of a library scheme's first worker, each line without what aligns it."""
-    verified = dict(compile_scheme(Request(library.source(scheme), settings), lambda _: None))[Level.PROGRAM]
-    assert isinstance(verified, Verified)
+    verified = Compilation(Request(library.source(scheme), settings)).verified
     return [" ".join(line.split()) for line in scripts(verified)["rank_0.py"].splitlines()]
 
 

@@ -1,5 +1,6 @@
 """The pages tell the truth: what they quote is what is printed, what they show is what is drawn."""
 
+import doctest
 import re
 import subprocess
 import sys
@@ -8,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from chimera_ir import library
+from chimera_ir.compilation import Compilation
 from chimera_ir.diagnostics.catalogue import profiles
-from chimera_ir.driver import Level, Request, compile_scheme
+from chimera_ir.request import Request
 from chimera_ir.source import Source
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,6 +34,15 @@ def test_every_quoted_command_prints_what_the_page_says() -> None:
 def test_every_picture_is_what_the_schemes_compile_to() -> None:
     done = ended("figures.py")
     assert done.returncode == 0, f"run docs/figures.py --update and look at:\n{done.stdout}{done.stderr}"
+
+
+def test_the_page_on_python_shows_what_its_lines_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    monkeypatch.chdir(tmp_path)
+    found = doctest.testfile(str(ROOT / "docs" / "python.md"), module_relative=False)
+    assert found.attempted > 10
+    assert found.failed == 0
+    assert (tmp_path / "out" / "train.py").exists()
 
 
 @pytest.mark.parametrize("name", library.names())
@@ -61,8 +72,7 @@ def test_every_picture_is_shown_on_a_page(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "examples" / "schemes").glob("*.chim")), ids=lambda path: path.stem)
 def test_every_example_scheme_compiles(path: Path) -> None:
     request = Request(Source(path.name, path.read_text()))
-    levels = dict(compile_scheme(request, lambda warning: pytest.fail(warning.code)))
-    assert Level.REPORT in levels
+    assert Compilation(request, warn=lambda warning: pytest.fail(warning.code)).report.verified
 
 
 def test_the_page_on_performance_quotes_its_examples_whole() -> None:

@@ -52,6 +52,16 @@ class Report:
     verified: tuple[str, ...]
     remarks: tuple[str, ...]
 
+    @property
+    def makespan(self) -> Fraction:
+        """How long one update takes, in the unit of the costs."""
+        return self.figures.makespan
+
+    @property
+    def bubble_ratio(self) -> Fraction:
+        """The share of all workers' time, within a makespan, in which they do nothing."""
+        return self.figures.bubble_ratio
+
     def as_json(self) -> _Json:
         """The report in the shape of ``report.json``: integers where a number is integral, else floats."""
         own, header = self.figures, self.figures.header

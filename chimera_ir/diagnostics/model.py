@@ -5,7 +5,7 @@ import string
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import ClassVar, Self, dataclass_transform
 
 from chimera_ir.plural import counted
 from chimera_ir.source import Span
@@ -26,8 +26,28 @@ class Note:
     span: Span | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnostic:
+@dataclass_transform(frozen_default=True)
+class _Message:
+    """Makes each class below it a frozen dataclass, with its first instance or the first class below that.
+
+    There are two hundred, and a compilation shows few: making all of them takes longer than reading a scheme.
+    """
+
+    def __init_subclass__(cls) -> None:
+        for message in cls.__bases__:
+            _make_dataclass(message)
+
+    def __new__(cls, *_: object, **__: object) -> Self:
+        _make_dataclass(cls)
+        return super().__new__(cls)
+
+
+def _make_dataclass(message: type) -> None:
+    if "__dataclass_fields__" not in vars(message):
+        dataclass(frozen=True)(message)
+
+
+class Diagnostic(_Message):
     """One message to the user.
 
     ``title``, ``label`` and ``help`` are templates over the fields and properties of the subclass, in the manner of

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from chimera_ir.diagnostics.catalogue.profiles import ClusterTooSmall, NoDevice, NotThatDeep, NotThatSize
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.errors import TextError
 from chimera_ir.plural import counted
 from chimera_ir.profile.cluster import Cluster
 from chimera_ir.profile.costs import ModelProfile, StageCosts
@@ -15,12 +16,8 @@ from chimera_ir.profile.work import WorkProfile
 from chimera_ir.source import Source, Span
 
 
-class Unfit(Exception):
-    """Files that cannot be used, or not together: each with what is wrong in it."""
-
-    def __init__(self, found: tuple[tuple[Source, tuple[Diagnostic, ...]], ...]) -> None:
-        self.found = found
-        super().__init__(", ".join(each.code for _, diagnostics in found for each in diagnostics))
+class Unfit(TextError):
+    """Files that cannot be used, or not together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,11 @@ from fractions import Fraction
 from typing import assert_never
 
 from chimera_ir import library
+from chimera_ir.compilation import Compilation
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.report import Report
-from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.driver import Level, Request, TooLarge, compile_scheme
+from chimera_ir.errors import TextError, AboveMaxOperations
+from chimera_ir.request import Request
 from chimera_ir.survey.formula import Size, size, summary, value
 from chimera_ir.survey.paper import Amount, Claim, Figure, Instead, Interval, Row, paper
 
@@ -124,14 +125,12 @@ def _surveyed(row: Row, at: Size) -> Surveyed:
 def _outcome(row: Row, at: Size, parameters: Size) -> Compiled | Absent:
     if row.scheme not in library.names():
         return Absent("not in the library")
-    request = Request(library.source(row.scheme), parameters, row.costs)
     try:
-        report = dict(compile_scheme(request, lambda _: None))[Level.REPORT]
-    except Rejected as rejected:
-        return Absent(f"no such schedule: {summary(rejected)}")
-    except TooLarge as error:
-        return Absent(str(error))
-    assert isinstance(report, Report)
+        report = Compilation(Request(library.source(row.scheme), parameters, row.costs)).report
+    except TextError as error:
+        return Absent(f"no such schedule: {summary(error.diagnostics)}")
+    except AboveMaxOperations as error:
+        return Absent(error.excess)
     return Compiled(tuple(_comparisons(row, at, report)))
 
 

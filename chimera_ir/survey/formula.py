@@ -1,8 +1,8 @@
 """Formulas of the scheme language outside of a scheme: the size of a table, and values claimed at that size."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from chimera_ir.diagnostics.model import Rejected
+from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.elaborate.settings import SettingError, evaluate_globals, require_settable
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
@@ -35,7 +35,7 @@ def size(text: str, settings: Size) -> Size:
     except SettingError as error:
         raise NoSuchSize(str(error)) from error
     except Rejected as rejected:
-        raise NoSuchSize(summary(rejected)) from rejected
+        raise NoSuchSize(summary(rejected.diagnostics)) from rejected
 
 
 def value(formula: str, at: Size) -> int:
@@ -51,6 +51,6 @@ def value(formula: str, at: Size) -> int:
     return evaluate_globals(scheme, {}).scope.values["value"]
 
 
-def summary(rejected: Rejected) -> str:
+def summary(diagnostics: Iterable[Diagnostic]) -> str:
     """The titles of the diagnostics, without their places."""
-    return "; ".join(dict.fromkeys(diagnostic.fill(diagnostic.title) for diagnostic in rejected.diagnostics))
+    return "; ".join(dict.fromkeys(diagnostic.fill(diagnostic.title) for diagnostic in diagnostics))

@@ -10,14 +10,15 @@ from functools import cache
 import pytest
 
 from chimera_ir import library
+from chimera_ir.compilation import Compilation
 from chimera_ir.cost.launches import eventful, launches
 from chimera_ir.cost.memory import activations
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.report import Report, report
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.cost.window import Window, steady_window
-from chimera_ir.driver import Level, Request, compile_scheme
 from chimera_ir.lower.lower import lower
+from chimera_ir.request import Request
 from chimera_ir.verify.copies import copies
 from tests.literature.test_facts import BASELINE, EQUAL, PAPER, schedule
 
@@ -116,10 +117,8 @@ def test_every_worker_launches_one_sum_and_makes_one_step_per_update() -> None:
 
 
 def test_the_report_of_a_compilation_is_that_of_the_contract() -> None:
-    levels = compile_scheme(Request(library.source("pipedream"), {"D": 4}), pytest.fail)
-    said = next(value for level, value in levels if level is Level.REPORT)
-    assert isinstance(said, Report)
-    shown = said.as_json()
+    own = Compilation(Request(library.source("pipedream"), {"D": 4}), warn=pytest.fail).report
+    shown = own.as_json()
     expected = {
         "micro_batches": 1,
         "critical_path": {"C_f": 1, "C_b": 1},
@@ -132,4 +131,4 @@ def test_the_report_of_a_compilation_is_that_of_the_contract() -> None:
         "staleness": [3, 2, 1, 0],
     }
     assert {name: shown[name] for name in expected} == expected
-    assert "without a flush, gradients come from old weights: 3 updates old on stage 0, 0 on stage 3" in said.remarks
+    assert "without a flush, gradients come from old weights: 3 updates old on stage 0, 0 on stage 3" in own.remarks

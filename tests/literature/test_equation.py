@@ -11,18 +11,18 @@ from random import Random
 import pytest
 
 from chimera_ir import library
+from chimera_ir.compilation import Compilation
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import simulate
-from chimera_ir.driver import Level, Request, compile_scheme
 from chimera_ir.ir.levels import Program
 from chimera_ir.predict.equation import Equation, equation
 from chimera_ir.predict.memory import memory
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing
+from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.verify.erase import schedule_of
-from chimera_ir.verify.verify import Verified
 
 GB = 10**9
 BETA = 1 / GB
@@ -31,10 +31,7 @@ Figures = dict[int, float]
 
 
 def program(source: Source, **settings: int) -> Program:
-    levels = compile_scheme(Request(source, settings), lambda warning: pytest.fail(warning.code))
-    verified = next(value for level, value in levels if level is Level.PROGRAM)
-    assert isinstance(verified, Verified)
-    return verified.program
+    return Compilation(Request(source, settings), warn=lambda warning: pytest.fail(warning.code)).program
 
 
 def scheme(name: str, **settings: int) -> Program:

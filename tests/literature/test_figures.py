@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from chimera_ir.compilation import Compilation
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import Timeline
-from chimera_ir.driver import Level, Request, compile_scheme
-from chimera_ir.ir.levels import Plan
 from chimera_ir.ir.ops import Compute
+from chimera_ir.request import Request
 from chimera_ir.source import Source
 from tests.literature.test_facts import EQUAL, cost
 
@@ -17,21 +17,18 @@ DOUBLED = Costs().using("B", "2")
 """Section 3.5: a forward over two micro-batches is as long as a backward over one, recomputation included."""
 
 
-def levels(name: str, costs: Costs, **settings: int) -> dict[Level, object]:
+def compilation(name: str, costs: Costs, **settings: int) -> Compilation:
     source = Source(name, (FIGURES / f"{name}.chim").read_text(encoding="utf-8"))
-    return dict(compile_scheme(Request(source, settings, costs), lambda warning: pytest.fail(warning.code)))
+    return Compilation(Request(source, settings, costs), warn=lambda warning: pytest.fail(warning.code))
 
 
 def timeline(name: str, costs: Costs, **settings: int) -> Timeline:
-    found = levels(name, costs, **settings)[Level.TIMELINE]
-    assert isinstance(found, Timeline)
-    return found
+    return compilation(name, costs, **settings).timeline
 
 
 def slots(**settings: int) -> list[tuple[int, int]]:
     """Every worker and clock at which a direction, or both, has an operation."""
-    plan = levels("directions", EQUAL, **settings)[Level.PLAN]
-    assert isinstance(plan, Plan)
+    plan = compilation("directions", EQUAL, **settings).plan
     return sorted((planned.worker, planned.clock) for planned in plan.operations)
 
 

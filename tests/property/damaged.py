@@ -10,11 +10,10 @@ from functools import cache
 from pathlib import Path
 
 from chimera_ir import library
-from chimera_ir.driver import Level, Request, compile_scheme
-from chimera_ir.ir.levels import Plan, Schedule
+from chimera_ir.compilation import Compilation
 from chimera_ir.ir.text.printer import show
+from chimera_ir.request import Request
 from chimera_ir.resources import schemes
-from chimera_ir.verify.verify import Verified
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"D": 2, "N": 2}
@@ -94,18 +93,8 @@ FOLDERS = ("errors/front", "errors/middle", "e2e/schemes", "golden")
 def _levels(name: str) -> list[str]:
     """A plan, a schedule and a program of a library scheme."""
     settings = {key: SIZES[key] for key in ("D", "N") if f"{key} =" in library.parameters(name)}
-    request = Request(library.source(name), settings)
-    levels = (level.program if isinstance(level, Verified) else level for _, level in _first(request))
-    return [show(level) for level in levels if isinstance(level, Plan | Schedule) or hasattr(level, "lanes")]
-
-
-def _first(request: Request) -> list[tuple[Level, object]]:
-    found: list[tuple[Level, object]] = []
-    for level, value in compile_scheme(request, lambda _: None):
-        if level is Level.TIMELINE:
-            break
-        found.append((level, value))
-    return found
+    compilation = Compilation(Request(library.source(name), settings))
+    return [show(level) for level in (compilation.plan, compilation.schedule, compilation.program)]
 
 
 def damaged(seed: int) -> tuple[str, bytes]:

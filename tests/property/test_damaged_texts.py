@@ -8,9 +8,11 @@ import os
 import pytest
 
 from chimera_ir.answer import produce
-from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.compilation import Compilation
+from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.diagnostics.render import MAX_NOTES, MAX_SHOWN, render_all
-from chimera_ir.driver import Request, TooLarge
+from chimera_ir.errors import CompileError
+from chimera_ir.request import Request
 from chimera_ir.source import Source
 from tests.property.damaged import damaged
 
@@ -26,10 +28,8 @@ def compiled(seed: int) -> str:
     source = Source(f"damaged{suffix}", data.decode("utf-8", errors="replace").removeprefix("\ufeff"))
     warnings: list[Diagnostic] = []
     try:
-        produce(Request(source, max_operations=LIMIT), None, warnings.append, lambda levels: levels)
-    except Rejected as rejected:
-        return render_all(rejected.diagnostics, source)
-    except TooLarge as error:
+        produce(Compilation(Request(source, max_operations=LIMIT), warn=warnings.append), None)
+    except CompileError as error:
         return str(error)
     return render_all(warnings, source)
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from chimera_ir import library
-from chimera_ir.driver import Level, Request, compile_scheme
+from chimera_ir.compilation import Compilation
 from chimera_ir.ir.levels import Program
 from chimera_ir.profile.costs import StageCosts, Timing
-from chimera_ir.verify.verify import Verified
+from chimera_ir.request import Request
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -24,9 +24,7 @@ def accuracy(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def program(scheme: str) -> Program:
     """A library scheme on two workers."""
-    verified = dict(compile_scheme(Request(library.source(scheme), {"D": 2, "N": 2}), lambda _: None))[Level.PROGRAM]
-    assert isinstance(verified, Verified)
-    return verified.program
+    return Compilation(Request(library.source(scheme), {"D": 2, "N": 2})).program
 
 
 def stage(forward: float) -> StageCosts:

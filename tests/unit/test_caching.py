@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir import cache, cli, command, library, resources
+from chimera_ir import cache, cli, console, library, resources
 from chimera_ir.answer import Answer, Output, read
 from chimera_ir.command import OUR_FAULT, WRONG_COMMAND, WRONG_TEXT
 from tests.unit.command import TINY, Ended, Run, contents, on_a_terminal
@@ -39,9 +39,9 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     compiled: list[object] = []
     produce = cli.produce
 
-    def counted(request: object, *arguments: object, **more: object) -> object:
-        compiled.append(request)
-        return produce(request, *arguments, **more)  # type: ignore[arg-type]
+    def counted(compilation: object, *arguments: object, **more: object) -> object:
+        compiled.append(compilation)
+        return produce(compilation, *arguments, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(cli, "produce", counted)
     return compiled
@@ -80,7 +80,7 @@ def test_a_picture_is_drawn_for_the_width_that_there_is(
     run: Run, kept: Path, passes: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def drawn(width: int) -> str:
-        monkeypatch.setattr(command, "_WIDE", width)
+        monkeypatch.setattr(console, "_WIDE", width)
         return run("chimera", "--set", "N=16", "--emit", "timeline").out
 
     first = [drawn(80), drawn(60)]
@@ -180,7 +180,7 @@ def test_another_compiler_is_asked_again(
 
 def test_the_compiler_is_every_file_of_the_package_the_grammars_and_the_templates() -> None:
     names = {path.name for path in resources.everything()}
-    assert {"driver.py", "cache.py", "library.toml", "chimera.chim", "scheme.lark", "rank.py.j2", "runtime.py"} < names
+    assert {"answer.py", "cache.py", "library.toml", "chimera.chim", "scheme.lark", "rank.py.j2", "runtime.py"} < names
     assert not any(name.endswith(".pyc") for name in names)
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir import driver, library
+from chimera_ir import library
 from chimera_ir.command import OUR_FAULT, WRONG_COMMAND, WRONG_TEXT
-from chimera_ir.driver import Level
+from chimera_ir.compilation import Level
+from chimera_ir.lower import lower
 from tests.unit.command import TINY, Run, contents, shell
 
 LEVELS = [level.value for level in Level]
@@ -292,7 +293,7 @@ def test_a_fault_of_ours_is_status_seventy_and_says_so(
     def fail(*_: object, **__: object) -> object:
         raise AssertionError("a pass is broken")
 
-    monkeypatch.setattr(driver, "lower", fail)
+    monkeypatch.setattr(lower, "lower", fail)
     for arguments in (["--emit", "program"], []):
         ended = run("chimera", *arguments)
         assert ended.status == OUR_FAULT

@@ -14,9 +14,10 @@ import pytest
 
 from chimera_ir import library
 from chimera_ir.codegen.render import scripts
-from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.driver import Level, Request, compile_ir, compile_scheme, files
+from chimera_ir.compilation import Compilation
+from chimera_ir.errors import TextError
 from chimera_ir.ir.text.printer import show
+from chimera_ir.request import Request
 from chimera_ir.resources import templates
 from chimera_ir.source import Source
 from chimera_ir.verify.verify import Verified
@@ -63,11 +64,7 @@ def compiled(case: tuple[str, tuple[tuple[str, int], ...]]) -> Verified:
 
 
 def verified(source: Source, parameters: Mapping[str, int] | None = None) -> Verified:
-    compile_text = compile_ir if source.name.endswith(".sir") else compile_scheme
-    levels = dict(compile_text(Request(source, parameters or {}), lambda _: None))
-    program = levels[Level.PROGRAM]
-    assert isinstance(program, Verified)
-    return program
+    return Compilation(Request(source, parameters or {})).verified
 
 
 def lanes(program: str) -> list[list[str]]:
@@ -213,11 +210,10 @@ MESSAGES = [
 def test_messages_comments_and_inner_names_never_reach_a_generated_file(message: str) -> None:
     source = Source("h.chim", HOSTILE.replace("{MESSAGE}", message))
     try:
-        levels = dict(compile_scheme(Request(source), lambda _: None))
-    except Rejected:
+        files = Compilation(Request(source)).files
+    except TextError:
         return
-    written = files(levels[Level.PROGRAM], levels[Level.TIMELINE], "{}")  # type: ignore[arg-type]
-    for name, text in written.items():
+    for name, text in files.items():
         leaked = re.sub(r"HOSTILE_NAME", "", text)
         assert "HOSTILE" not in leaked, name
         assert message not in text, name
@@ -225,7 +221,7 @@ def test_messages_comments_and_inner_names_never_reach_a_generated_file(message:
 
 @pytest.mark.parametrize("message", ['a""" b', "a\nb", "a\r\nb", '"; import os; "'])
 def test_a_message_cannot_hold_a_quote_or_a_new_line(message: str) -> None:
-    with pytest.raises(Rejected):
+    with pytest.raises(TextError):
         verified(Source("h.chim", HOSTILE.replace("{MESSAGE}", message)))
 
 
@@ -260,7 +256,7 @@ def test_a_name_is_an_identifier_in_a_scheme_and_in_an_ir_text(name: str, place:
     hostile_ir = program.replace(ir_word, ir_word.replace(ir_word.split()[-1].rstrip("="), name), 1)
     for source in (Source("h.chim", hostile_scheme), Source("h.sir", hostile_ir)):
         assert name in source.text
-        with pytest.raises(Rejected):
+        with pytest.raises(TextError):
             verified(source)
 
 

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir import cli, driver, library
+from chimera_ir import cli, library
 from chimera_ir.command import WRONG_COMMAND
+from chimera_ir.compilation import Compilation
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.render import MAX_NOTES, MAX_SHOWN, render_all
-from chimera_ir.driver import Level, Request, TooLarge, compile_ir, compile_scheme
 from chimera_ir.elaborate.elaborate import sized
+from chimera_ir.errors import CompileError, TooLarge
+from chimera_ir.lower import lower
+from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
 from tests.unit.command import TINY, Run
@@ -30,12 +33,9 @@ MEMORY = 4 * 2**20
 def answer(given: Input) -> str:
     """What is said of an input; empty if nothing is wrong with it."""
     source, warnings = Source(f"a{given.suffix}", given.text), list[Diagnostic]()
-    compiled = (compile_ir if given.suffix == ".sir" else compile_scheme)(Request(source), warnings.append)
     try:
-        next((level for level, _ in compiled if level is Level.PLAN), None)
-    except Rejected as rejected:
-        return render_all(rejected.diagnostics, source)
-    except TooLarge as error:
+        assert Compilation(Request(source), warn=warnings.append).schedule
+    except CompileError as error:
         return str(error)
     return render_all(warnings, source)
 
@@ -128,14 +128,14 @@ def test_a_baseline_that_is_too_large_is_told_before_anything_is_made_of_a_sched
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where only a level before the report is asked for, it is no mistake."""
-    monkeypatch.setattr(driver, "lower", lambda *_, **__: pytest.fail("lowered"))
+    monkeypatch.setattr(lower, "lower", lambda *_, **__: pytest.fail("lowered"))
     workers = 1000
     body = "".join(f"worker {worker}:\n" + ("  F m0 s0\n  B m0 s0\n" * (worker == 0)) for worker in range(workers))
     source = Source("a.sir", NUMBERS["workers of ir"](workers).text + body)
     with pytest.raises(TooLarge, match="the baseline of the report, on 1,000 workers with 1 micro-batch, has 2,000"):
-        dict(compile_ir(Request(source, max_operations=1999), pytest.fail))
+        assert Compilation(Request(source, max_operations=1999), warn=pytest.fail).report
     with pytest.raises(pytest.fail.Exception, match="lowered"):
-        dict(compile_ir(Request(source, max_operations=1999, until=Level.PROGRAM), pytest.fail))
+        assert Compilation(Request(source, max_operations=1999), warn=pytest.fail).program
 
 
 def test_more_than_fits_into_memory_is_no_fault_of_the_compiler(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

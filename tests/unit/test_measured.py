@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from chimera_ir import driver, library
+from chimera_ir import library
 from chimera_ir.command import WRONG_COMMAND, WRONG_TEXT
 from chimera_ir.cost.model import KINDS
 from chimera_ir.elaborate.elaborate import Outline
+from chimera_ir.verify import verify
 from tests.unit.command import Ended, Run
 
 FILES = "--profile", "m.toml", "--cluster", "c.toml", "--micro-batch-size", "1", "--no-cache"
@@ -152,7 +153,7 @@ def test_a_profile_that_does_not_fit_is_refused_before_operations_are_made(
         raise AssertionError("operations were looked at")
 
     monkeypatch.setattr(Outline, "plan", never)
-    monkeypatch.setattr(driver, "verify_schedule", never)
+    monkeypatch.setattr(verify, "verify_schedule", never)
     for scheme in (("chimera", "--set", "D=2"), ("p.sir",)):
         measured(EQUAL, *scheme).assert_refused(WRONG_TEXT, "CH717", "2 stages", "depths: 4")
     measured(EQUAL, "chimera", "--copies", "17").assert_refused(WRONG_TEXT, "CH719")

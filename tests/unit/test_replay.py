@@ -7,9 +7,9 @@ from math import log2
 
 import pytest
 
+from chimera_ir.compilation import Compilation
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import simulate, ticks
-from chimera_ir.driver import Level, Request, compile_ir
 from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Program, Schedule
@@ -21,8 +21,8 @@ from chimera_ir.predict.replay import Replay, pace, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link, Short
 from chimera_ir.profile.costs import StageCosts, Timing
+from chimera_ir.request import Request
 from chimera_ir.source import Source
-from chimera_ir.verify.verify import Verified
 from tests.instructions import what
 from tests.literature.test_facts import schedule
 from tests.simulator import Simulator
@@ -185,10 +185,7 @@ worker 1:
 
 
 def by_hand(text: str) -> Program:
-    levels = dict(compile_ir(Request(Source("late.sir", text)), lambda _: None))
-    verified = levels[Level.PROGRAM]
-    assert isinstance(verified, Verified)
-    return verified.program
+    return Compilation(Request(Source("late.sir", text))).program
 
 
 def test_a_receive_that_is_posted_late_is_announced_before_anything_is_sent() -> None:

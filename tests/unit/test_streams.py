@@ -10,7 +10,8 @@ import torch
 
 from chimera_ir import library
 from chimera_ir.codegen.render import scripts
-from chimera_ir.driver import Level, Request, compile_scheme
+from chimera_ir.compilation import Compilation
+from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.verify.verify import Verified
 from support.job import Job
@@ -30,9 +31,7 @@ CASES = [
 def compiled(name: str, parameters: dict[str, int]) -> Verified:
     path = STREAMS / f"{name}.chim"
     source = Source(path.name, path.read_text()) if path.exists() else library.source(name)
-    program = dict(compile_scheme(Request(source, parameters), lambda _: None))[Level.PROGRAM]
-    assert isinstance(program, Verified)
-    return program
+    return Compilation(Request(source, parameters)).verified
 
 
 class Stage:

@@ -85,7 +85,7 @@ def test_an_unknown_format_is_status_two(tables) -> None:  # type: ignore[no-unt
 
 
 def test_a_fault_of_ours_is_status_seventy(tables, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(compare, "compile_scheme", lambda *_: 1 / 0)
+    monkeypatch.setattr(compare, "Compilation", lambda *_: 1 / 0)
     assert tables().status == OUR_FAULT
 
 

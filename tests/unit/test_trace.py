@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 from chimera_ir import library
 from chimera_ir.command import WRONG_COMMAND
+from chimera_ir.compilation import Compilation
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import simulate
-from chimera_ir.driver import Level, Request, compile_scheme
 from chimera_ir.ir.kinds import BACKWARD
 from chimera_ir.ir.levels import Program, Schedule
 from chimera_ir.ir.ops import Compute, Instruction
+from chimera_ir.request import Request
 from chimera_ir.trace.account import windows
 from chimera_ir.trace.compare import choose, compare
 from chimera_ir.trace.forecast import play
 from chimera_ir.trace.read import Offset, aligned, read
 from chimera_ir.trace.spans import Activity
-from chimera_ir.verify.verify import Verified
 from support import clocks
 from tests.instructions import what
 from tests.unit import traced
@@ -106,11 +106,8 @@ COSTS = {"F": 3, "B": 5}
 
 def compiled(name: str, **settings: int) -> tuple[Schedule, Program]:
     taken = {key: value for key, value in settings.items() if key in library.parameters(name)}
-    levels = dict(compile_scheme(Request(library.source(name), taken), lambda _: None))
-    schedule, verified = levels[Level.SCHEDULE], levels[Level.PROGRAM]
-    assert isinstance(schedule, Schedule)
-    assert isinstance(verified, Verified)
-    return schedule, verified.program
+    compilation = Compilation(Request(library.source(name), taken))
+    return compilation.schedule, compilation.program
 
 
 SCHEMES = [(name, {"D": D, "N": N}) for name in library.names() for D, N in ((2, 2), (4, 4), (4, 8), (4, 12))]

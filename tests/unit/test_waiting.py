@@ -2,27 +2,26 @@
 
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from chimera_ir import progress
-from chimera_ir.answer import watched
+from chimera_ir import library, progress
 from chimera_ir.command import INTERRUPTED
-from chimera_ir.driver import Level, Result
+from chimera_ir.compilation import Compilation
+from chimera_ir.request import Request
 from tests.unit.command import Ended, Run, on_a_terminal
 
 SLOW = """
 import time
 from chimera_ir import cli
-watched = cli.watched
-def slowly(levels, tell):
-    for level, value in watched(levels, tell):
-        time.sleep(SECONDS if level.value == "schedule" else 0)
-        yield level, value
-cli.watched = slowly
+from chimera_ir.lower import lower as lowering
+lower = lowering.lower
+def slowly(*arguments, **more):
+    time.sleep(SECONDS)
+    return lower(*arguments, **more)
+lowering.lower = slowly
 cli.main()
 """
 DOING = "adding messages and gradient sums, verifying the program"
@@ -90,13 +89,15 @@ def test_no_thread_is_left_running(monkeypatch: pytest.MonkeyPatch, after: float
         assert not thread.is_alive()
 
 
-def test_every_level_says_what_comes_next_and_passes_on() -> None:
-    levels: list[Result] = [(level, object()) for level in Level]
+def test_every_step_of_a_compilation_says_once_what_is_done() -> None:
     told: list[str] = []
-
-    def made() -> Iterator[Result]:
-        yield from levels
-
-    assert list(watched(made(), told.append)) == levels
-    assert len(told) == len(levels)
-    assert all(told)
+    compilation = Compilation(Request(library.source("chimera")), tell=told.append)
+    for _ in range(2):
+        assert compilation.files
+    assert told == [
+        "placing and ordering the operations, verifying the schedule",
+        DOING,
+        "simulating",
+        "comparing with the baseline",
+        "writing the scripts",
+    ]

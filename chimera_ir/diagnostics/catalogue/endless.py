@@ -1,13 +1,10 @@
 """CH254 and on: schemes whose micro-batches go on for ever, and formulas that do not go on as they must."""
 
-from dataclasses import dataclass
-
 from chimera_ir.diagnostics.catalogue.values import InFormula, InInstance
 from chimera_ir.diagnostics.model import Diagnostic, Note
 from chimera_ir.source import Span
 
 
-@dataclass(frozen=True, slots=True)
 class UpdateMissing(Diagnostic):
     """A pipe without an end in a scheme that does not say when weights are updated."""
 
@@ -18,7 +15,6 @@ class UpdateMissing(Diagnostic):
     pipe: str
 
 
-@dataclass(frozen=True, slots=True)
 class PipeEnds(Diagnostic):
     """A pipe with an end in an asynchronous scheme."""
 
@@ -34,7 +30,6 @@ class PipeEnds(Diagnostic):
         return (Note("the scheme is asynchronous by this line", self.update),)
 
 
-@dataclass(frozen=True, slots=True)
 class NeedlessReads(Diagnostic):
     """A choice of weight versions where there is one."""
 
@@ -44,7 +39,6 @@ class NeedlessReads(Diagnostic):
     help = "leave the line out, or make the scheme asynchronous: `update every K`, and `0..` for the micro-batches"
 
 
-@dataclass(frozen=True, slots=True)
 class NeverLazy(Diagnostic):
     """A sum of gradients that waits for an end which does not come."""
 
@@ -54,7 +48,6 @@ class NeverLazy(Diagnostic):
     help = "leave the line out: gradients are summed right after the last backward of an update"
 
 
-@dataclass(frozen=True, slots=True)
 class BadUpdate(InInstance):
     """An update after no micro-batch."""
 
@@ -65,7 +58,6 @@ class BadUpdate(InInstance):
     count: int
 
 
-@dataclass(frozen=True, slots=True)
 class NumbersNeeded(InInstance):
     """Several pipes without an end, one of which does not number its micro-batches."""
 
@@ -81,7 +73,6 @@ class NumbersNeeded(InInstance):
         return self.instance.pipe
 
 
-@dataclass(frozen=True, slots=True)
 class GrowingProduct(InFormula):
     """A product that grows ever faster."""
 
@@ -93,7 +84,6 @@ class GrowingProduct(InFormula):
     right: str
 
 
-@dataclass(frozen=True, slots=True)
 class ChangingDivisor(InFormula):
     """A divisor that is not constant."""
 
@@ -104,7 +94,6 @@ class ChangingDivisor(InFormula):
     divisor: str
 
 
-@dataclass(frozen=True, slots=True)
 class GrowingCondition(InFormula):
     """A condition that holds from some micro-batch on, or until one."""
 
@@ -114,7 +103,6 @@ class GrowingCondition(InFormula):
     help = "compare what repeats, as in `m % 2 == 0`; warm-up and drain are derived, and need no cases of their own"
 
 
-@dataclass(frozen=True, slots=True)
 class GrowingArgument(InFormula):
     """A function of a value that grows without end."""
 
@@ -132,7 +120,6 @@ class GrowingArgument(InFormula):
         return "use sums, multiples, `/c` and `%c` with constants c"
 
 
-@dataclass(frozen=True, slots=True)
 class BranchesDrift(InFormula):
     """An ``if`` whose values grow apart."""
 
@@ -144,7 +131,6 @@ class BranchesDrift(InFormula):
     other: str
 
 
-@dataclass(frozen=True, slots=True)
 class RepeatsTooLate(InFormula):
     """A formula with too long a period or warm-up."""
 
@@ -156,7 +142,6 @@ class RepeatsTooLate(InFormula):
     most: int
 
 
-@dataclass(frozen=True, slots=True)
 class StageDrifts(InFormula):
     """An operation whose stage grows with the micro-batch."""
 
@@ -167,7 +152,6 @@ class StageDrifts(InFormula):
     rate: str
 
 
-@dataclass(frozen=True, slots=True)
 class MicroStrays(InFormula):
     """An operation on a micro-batch that its m does not stand for."""
 
@@ -185,7 +169,6 @@ class MicroStrays(InFormula):
         return f"`{self.variable}`" if self.step == 1 else f"`{self.variable}..{self.variable}+{self.step}`, or a part"
 
 
-@dataclass(frozen=True, slots=True)
 class ClockStands(InInstance):
     """A clock that does not grow."""
 
@@ -196,7 +179,6 @@ class ClockStands(InInstance):
     rate: str
 
 
-@dataclass(frozen=True, slots=True)
 class LanesDrift(InInstance):
     """Two clocks of a pipe that grow apart."""
 
@@ -221,7 +203,6 @@ class LanesDrift(InInstance):
         return (*InInstance.notes(self), Note(there, self.other))
 
 
-@dataclass(frozen=True, slots=True)
 class NumbersDrift(InInstance):
     """Global numbers that do not keep pace with the clocks."""
 
@@ -240,7 +221,6 @@ class NumbersDrift(InInstance):
         return self.instance.pipe
 
 
-@dataclass(frozen=True, slots=True)
 class NumberOutsideTurn(InInstance):
     """A global number that is negative, or too large to leave none out."""
 
@@ -265,7 +245,6 @@ class NumberOutsideTurn(InInstance):
         return self.total - 1
 
 
-@dataclass(frozen=True, slots=True)
 class VersionsDrift(InInstance):
     """Versions that do not keep pace with the updates."""
 
@@ -278,7 +257,6 @@ class VersionsDrift(InInstance):
     expected: str
 
 
-@dataclass(frozen=True, slots=True)
 class NegativeVersion(InInstance):
     """A version before the first one."""
 
@@ -291,7 +269,6 @@ class NegativeVersion(InInstance):
     version: int
 
 
-@dataclass(frozen=True, slots=True)
 class VersionUnsettled(InInstance):
     """A warm-up with versions of its own."""
 
@@ -307,7 +284,6 @@ class VersionUnsettled(InInstance):
     expected: int
 
 
-@dataclass(frozen=True, slots=True)
 class GroupTorn(InInstance):
     """An operation over micro-batches of two updates, or of two versions."""
 
@@ -322,7 +298,6 @@ class GroupTorn(InInstance):
     other: int
 
 
-@dataclass(frozen=True, slots=True)
 class TooManyInTurns(InInstance):
     """An unbounded scheme whose steady state does not fit into the limit."""
 
@@ -336,7 +311,6 @@ class TooManyInTurns(InInstance):
     period: int
 
 
-@dataclass(frozen=True, slots=True)
 class VersionsTooOld(InFormula):
     """Versions so old that nobody could keep the copies of weights."""
 

@@ -1,13 +1,10 @@
 """CH249 and on: operations over several micro-batches, halves of them, and pipes that do not agree."""
 
-from dataclasses import dataclass
-
 from chimera_ir.diagnostics.catalogue.values import InInstance
 from chimera_ir.diagnostics.model import Note
 from chimera_ir.source import Span
 
 
-@dataclass(frozen=True, slots=True)
 class BadStep(InInstance):
     """A step that leads nowhere."""
 
@@ -18,7 +15,6 @@ class BadStep(InInstance):
     step: int
 
 
-@dataclass(frozen=True, slots=True)
 class EmptyGroup(InInstance):
     """An operation over no micro-batch."""
 
@@ -30,7 +26,6 @@ class EmptyGroup(InInstance):
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
 class HalvesDiffer(InInstance):
     """A pipe that counts whole micro-batches beside one that counts halves."""
 
@@ -47,7 +42,6 @@ class HalvesDiffer(InInstance):
         return (Note("halves are counted here", self.other_span),)
 
 
-@dataclass(frozen=True, slots=True)
 class OddHalves(InInstance):
     """Halves that make no whole number of micro-batches."""
 
@@ -58,7 +52,6 @@ class OddHalves(InInstance):
     count: int
 
 
-@dataclass(frozen=True, slots=True)
 class SyncDiffers(InInstance):
     """Two pipes ask for different strategies for one stage."""
 

@@ -1,13 +1,11 @@
 """CH5xx: what can be wrong with the text form of the IR."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from chimera_ir.diagnostics.model import Diagnostic, Note
 from chimera_ir.source import Span
 
 
-@dataclass(frozen=True, slots=True)
 class NoTitle(Diagnostic):
     """The text does not begin as any level of IR does."""
 
@@ -17,7 +15,6 @@ class NoTitle(Diagnostic):
     help: ClassVar[str] = "begin with `plan NAME`, `schedule NAME` or `program NAME`"
 
 
-@dataclass(frozen=True, slots=True)
 class MalformedLine(Diagnostic):
     """A line begins with a known word and goes on wrongly."""
 
@@ -30,7 +27,6 @@ class MalformedLine(Diagnostic):
     form: str
 
 
-@dataclass(frozen=True, slots=True)
 class UnknownKind(Diagnostic):
     """A line begins with a word that no line begins with."""
 
@@ -43,7 +39,6 @@ class UnknownKind(Diagnostic):
     advice: str
 
 
-@dataclass(frozen=True, slots=True)
 class MisplacedLine(Diagnostic):
     """A line stands where its kind cannot."""
 
@@ -56,7 +51,6 @@ class MisplacedLine(Diagnostic):
     under: str
 
 
-@dataclass(frozen=True, slots=True)
 class MissingHeader(Diagnostic):
     """The header lacks a line."""
 
@@ -69,7 +63,6 @@ class MissingHeader(Diagnostic):
     form: str
 
 
-@dataclass(frozen=True, slots=True)
 class NumberOutOfRange(Diagnostic):
     """A number is outside of what the header, or the compiler, allows."""
 
@@ -84,7 +77,6 @@ class NumberOutOfRange(Diagnostic):
     last: int
 
 
-@dataclass(frozen=True, slots=True)
 class LaneTwice(Diagnostic):
     """A worker has two headings."""
 
@@ -101,7 +93,6 @@ class LaneTwice(Diagnostic):
         return (Note("the first is here", self.first),)
 
 
-@dataclass(frozen=True, slots=True)
 class LanesMissing(Diagnostic):
     """A worker has no heading."""
 
@@ -121,7 +112,6 @@ class LanesMissing(Diagnostic):
         return f" (and {more} more)" if more else ""
 
 
-@dataclass(frozen=True, slots=True)
 class PlacementLength(Diagnostic):
     """A pipe places too few or too many stages."""
 
@@ -135,7 +125,6 @@ class PlacementLength(Diagnostic):
     stages: int
 
 
-@dataclass(frozen=True, slots=True)
 class MicroTwice(Diagnostic):
     """A micro-batch belongs to two pipes, or twice to one."""
 
@@ -148,7 +137,6 @@ class MicroTwice(Diagnostic):
     last: int
 
 
-@dataclass(frozen=True, slots=True)
 class MicroMissing(Diagnostic):
     """A micro-batch belongs to no pipe."""
 
@@ -173,7 +161,6 @@ class MicroMissing(Diagnostic):
         return f" (and {more} more)" if more else ""
 
 
-@dataclass(frozen=True, slots=True)
 class NotCompiledYet(Diagnostic):
     """A line that the grammar has room for and the compiler has not."""
 
@@ -186,7 +173,6 @@ class NotCompiledYet(Diagnostic):
     advice: str
 
 
-@dataclass(frozen=True, slots=True)
 class WrongLevel(Diagnostic):
     """An operation of another level of IR."""
 
@@ -200,7 +186,6 @@ class WrongLevel(Diagnostic):
     form: str
 
 
-@dataclass(frozen=True, slots=True)
 class HeaderTwice(Diagnostic):
     """Something in the header is said twice."""
 
@@ -212,7 +197,6 @@ class HeaderTwice(Diagnostic):
     what: str
 
 
-@dataclass(frozen=True, slots=True)
 class MoreMistakes(Diagnostic):
     """There are more errors than anyone wants to read."""
 
@@ -224,7 +208,6 @@ class MoreMistakes(Diagnostic):
     count: int
 
 
-@dataclass(frozen=True, slots=True)
 class HalvesLeftOver(Diagnostic):
     """Halves that make no whole number of micro-batches."""
 
@@ -236,7 +219,6 @@ class HalvesLeftOver(Diagnostic):
     count: int
 
 
-@dataclass(frozen=True, slots=True)
 class UnevenUpdates(Diagnostic):
     """Updates that do not share the micro-batches evenly, or lanes that repeat within an update."""
 
@@ -253,7 +235,6 @@ class UnevenUpdates(Diagnostic):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class VersionUnsaid(Diagnostic):
     """An operation of an asynchronous level without a version, or one of a synchronous level with a version."""
 

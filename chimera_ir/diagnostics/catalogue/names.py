@@ -1,13 +1,10 @@
 """CH201 and on: names, types and clauses of a scheme that is well written, whatever its numbers are."""
 
-from dataclasses import dataclass
-
 from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
 from chimera_ir.plural import counted
 from chimera_ir.source import Span
 
 
-@dataclass(frozen=True, slots=True)
 class UnknownName(Diagnostic):
     """A name that nothing defines."""
 
@@ -25,7 +22,6 @@ class UnknownName(Diagnostic):
         return f"did you mean `{self.closest}`?" if self.closest else "not defined"
 
 
-@dataclass(frozen=True, slots=True)
 class UsedTooEarly(Diagnostic):
     """A name that is defined only further down."""
 
@@ -41,7 +37,6 @@ class UsedTooEarly(Diagnostic):
         return (Note(f"`{self.name}` is defined here", self.defined),)
 
 
-@dataclass(frozen=True, slots=True)
 class DefinedByItself(Diagnostic):
     """A definition that uses what it defines."""
 
@@ -61,7 +56,6 @@ class DefinedByItself(Diagnostic):
         return f" by way of {', '.join(names)}" if names else ""
 
 
-@dataclass(frozen=True, slots=True)
 class DefinedTwice(Diagnostic):
     """Two things of one name, side by side."""
 
@@ -77,7 +71,6 @@ class DefinedTwice(Diagnostic):
         return (Note(f"`{self.name}` is defined first here", self.first),)
 
 
-@dataclass(frozen=True, slots=True)
 class Shadows(Diagnostic):
     """A variable of a pipe or function with the name of something of the scheme."""
 
@@ -93,7 +86,6 @@ class Shadows(Diagnostic):
         return (Note(f"the other `{self.name}` is defined here", self.hidden),)
 
 
-@dataclass(frozen=True, slots=True)
 class RedefinesBuiltin(Diagnostic):
     """A name that the language has given away already."""
 
@@ -104,7 +96,6 @@ class RedefinesBuiltin(Diagnostic):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
 class WrongArity(Diagnostic):
     """A call with too many or too few arguments."""
 
@@ -122,7 +113,6 @@ class WrongArity(Diagnostic):
         return f"gets {counted(self.count, 'argument')}"
 
 
-@dataclass(frozen=True, slots=True)
 class NotAFunction(Diagnostic):
     """A number that is called."""
 
@@ -133,7 +123,6 @@ class NotAFunction(Diagnostic):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
 class FunctionAsValue(Diagnostic):
     """A function without its arguments."""
 
@@ -145,7 +134,6 @@ class FunctionAsValue(Diagnostic):
     signature: str
 
 
-@dataclass(frozen=True, slots=True)
 class WrongType(Diagnostic):
     """A truth where an integer stands, or an integer where a truth stands."""
 
@@ -165,7 +153,6 @@ class WrongType(Diagnostic):
         return "turn it into a number with `if condition then 1 else 0`"
 
 
-@dataclass(frozen=True, slots=True)
 class BranchesDiffer(Diagnostic):
     """An ``if`` that is a number or a truth, as the case may be."""
 
@@ -177,7 +164,6 @@ class BranchesDiffer(Diagnostic):
     other: str
 
 
-@dataclass(frozen=True, slots=True)
 class SecondClause(Diagnostic):
     """A line that may stand once, twice."""
 
@@ -199,7 +185,6 @@ class SecondClause(Diagnostic):
         return (Note("the first one is here", self.first),)
 
 
-@dataclass(frozen=True, slots=True)
 class MissingClause(Diagnostic):
     """A pipe without one of the lines it needs."""
 
@@ -212,7 +197,6 @@ class MissingClause(Diagnostic):
     example: str
 
 
-@dataclass(frozen=True, slots=True)
 class NoPipes(Diagnostic):
     """A scheme that runs nothing."""
 
@@ -223,7 +207,6 @@ class NoPipes(Diagnostic):
     scheme: str
 
 
-@dataclass(frozen=True, slots=True)
 class NotSupported(Diagnostic):
     """What the language has and the compiler has not yet."""
 
@@ -235,7 +218,6 @@ class NotSupported(Diagnostic):
     instead: str
 
 
-@dataclass(frozen=True, slots=True)
 class FormulaTooLarge(Diagnostic):
     """A formula that calls become enormous in."""
 
@@ -247,7 +229,6 @@ class FormulaTooLarge(Diagnostic):
     unit: str
 
 
-@dataclass(frozen=True, slots=True)
 class Unused(Diagnostic):
     """A definition that changes nothing."""
 

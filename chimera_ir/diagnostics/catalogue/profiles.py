@@ -1,13 +1,11 @@
 """CH7xx: what can be wrong with a profile of a model or a cluster file, and with both together."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from chimera_ir.diagnostics.model import Diagnostic, Note
 from chimera_ir.source import Span
 
 
-@dataclass(frozen=True, slots=True)
 class NotToml(Diagnostic):
     """The text breaks the rules of TOML."""
 
@@ -19,7 +17,6 @@ class NotToml(Diagnostic):
     what: str
 
 
-@dataclass(frozen=True, slots=True)
 class QuotesForgotten(Diagnostic):
     """A quantity with its unit, but without quotes."""
 
@@ -32,7 +29,6 @@ class QuotesForgotten(Diagnostic):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
 class FileTooLarge(Diagnostic):
     """The text is larger, or deeper nested, than any that was meant."""
 
@@ -44,7 +40,6 @@ class FileTooLarge(Diagnostic):
     what: str
 
 
-@dataclass(frozen=True, slots=True)
 class UnknownEntry(Diagnostic):
     """A name that nothing here has."""
 
@@ -59,7 +54,6 @@ class UnknownEntry(Diagnostic):
     known: str
 
 
-@dataclass(frozen=True, slots=True)
 class EntryMissing(Diagnostic):
     """Something that has no default is not there."""
 
@@ -73,7 +67,6 @@ class EntryMissing(Diagnostic):
     example: str
 
 
-@dataclass(frozen=True, slots=True)
 class WrongKind(Diagnostic):
     """A value of a kind that does not belong there."""
 
@@ -88,7 +81,6 @@ class WrongKind(Diagnostic):
     example: str
 
 
-@dataclass(frozen=True, slots=True)
 class UnitForgotten(Diagnostic):
     """A number that could be anything."""
 
@@ -104,7 +96,6 @@ class UnitForgotten(Diagnostic):
     example: str
 
 
-@dataclass(frozen=True, slots=True)
 class UnknownUnit(Diagnostic):
     """A unit that does not exist, or measures something else."""
 
@@ -121,7 +112,6 @@ class UnknownUnit(Diagnostic):
     example: str
 
 
-@dataclass(frozen=True, slots=True)
 class NotAQuantity(Diagnostic):
     """No number, or not a finite one, where a number belongs."""
 
@@ -134,7 +124,6 @@ class NotAQuantity(Diagnostic):
     example: str
 
 
-@dataclass(frozen=True, slots=True)
 class OutOfRange(Diagnostic):
     """A number that cannot be meant: negative, nothing, or beyond belief."""
 
@@ -148,7 +137,6 @@ class OutOfRange(Diagnostic):
     example: str
 
 
-@dataclass(frozen=True, slots=True)
 class StagesMissing(Diagnostic):
     """A cut of the model describes another number of stages than it has."""
 
@@ -161,7 +149,6 @@ class StagesMissing(Diagnostic):
     described: str
 
 
-@dataclass(frozen=True, slots=True)
 class DescribedTwice(Diagnostic):
     """Two descriptions of one thing."""
 
@@ -179,7 +166,6 @@ class DescribedTwice(Diagnostic):
         return (Note("the first is here", self.first),)
 
 
-@dataclass(frozen=True, slots=True)
 class TimesAndWork(Diagnostic):
     """One cost is a time, another one counts work."""
 
@@ -198,7 +184,6 @@ class TimesAndWork(Diagnostic):
         return (Note("this is a time", self.first),)
 
 
-@dataclass(frozen=True, slots=True)
 class LastStageSends(Diagnostic):
     """The last stage is said to hand something on."""
 
@@ -211,7 +196,6 @@ class LastStageSends(Diagnostic):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
 class NothingLeft(Diagnostic):
     """All memory is reserved."""
 
@@ -224,7 +208,6 @@ class NothingLeft(Diagnostic):
     reserved: str
 
 
-@dataclass(frozen=True, slots=True)
 class NoDevice(Diagnostic):
     """A profile that counts work meets a cluster that does not say how fast it works."""
 
@@ -236,7 +219,6 @@ class NoDevice(Diagnostic):
     )
 
 
-@dataclass(frozen=True, slots=True)
 class NotThatDeep(Diagnostic):
     """The profile does not cut the model as the schedule does."""
 
@@ -252,7 +234,6 @@ class NotThatDeep(Diagnostic):
     depths: str
 
 
-@dataclass(frozen=True, slots=True)
 class NotThatSize(Diagnostic):
     """A stage was not measured with micro-batches of that size."""
 
@@ -269,7 +250,6 @@ class NotThatSize(Diagnostic):
     sizes: str
 
 
-@dataclass(frozen=True, slots=True)
 class ClusterTooSmall(Diagnostic):
     """The schedule, replicated, needs more workers than there are."""
 
@@ -284,7 +264,6 @@ class ClusterTooSmall(Diagnostic):
     workers: int
 
 
-@dataclass(frozen=True, slots=True)
 class StepOfWork(Diagnostic):
     """The optimizer's step has a time, and the forwards and backwards have none."""
 

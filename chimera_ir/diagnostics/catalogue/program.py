@@ -7,7 +7,6 @@ from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
 from chimera_ir.source import Span
 
 
-@dataclass(frozen=True, slots=True)
 class MissingLine(Diagnostic):
     """Something that a worker must do and does not."""
 
@@ -22,7 +21,6 @@ class MissingLine(Diagnostic):
     place: str
 
 
-@dataclass(frozen=True, slots=True)
 class RedundantLine(Diagnostic):
     """Something that a worker does for a second time, or that changes nothing."""
 
@@ -41,7 +39,6 @@ class RedundantLine(Diagnostic):
         return tuple(Note("this line does the same", span) for span in self.other)
 
 
-@dataclass(frozen=True, slots=True)
 class MisplacedLine(Diagnostic):
     """A line before another that it must follow."""
 
@@ -61,7 +58,6 @@ class MisplacedLine(Diagnostic):
         return (Note(f"`{self.other}` comes only here", self.other_span),)
 
 
-@dataclass(frozen=True, slots=True)
 class WrongPeer(Diagnostic):
     """A message to or from a worker that does not take part in it."""
 
@@ -79,7 +75,6 @@ class WrongPeer(Diagnostic):
     stage: int
 
 
-@dataclass(frozen=True, slots=True)
 class UnknownMessage(Diagnostic):
     """A line about a message that there is not, or that does not concern this worker."""
 
@@ -93,7 +88,6 @@ class UnknownMessage(Diagnostic):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class SlotInUse(Diagnostic):
     """A receive into a buffer whose content is still needed."""
 
@@ -118,7 +112,6 @@ class SlotInUse(Diagnostic):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class SlotTooHigh(Diagnostic):
     """A slot number beyond all that can be needed."""
 
@@ -138,7 +131,6 @@ class SlotTooHigh(Diagnostic):
         return self.messages - 1
 
 
-@dataclass(frozen=True, slots=True)
 class ReceivesOutOfOrder(Diagnostic):
     """Receives from a peer that are not in the order of its sends."""
 
@@ -175,7 +167,6 @@ class Blocked:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
 class Deadlock(Diagnostic):
     """Lanes that wait for each other."""
 
@@ -222,7 +213,6 @@ class Deadlock(Diagnostic):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class NotHeld(Diagnostic):
     """Gradient synchronisation of a stage on a worker that does not hold it."""
 
@@ -237,7 +227,6 @@ class NotHeld(Diagnostic):
     holders: str
 
 
-@dataclass(frozen=True, slots=True)
 class LaunchOrder(Diagnostic):
     """Workers that launch their sums in orders that contradict each other."""
 
@@ -256,7 +245,6 @@ class LaunchOrder(Diagnostic):
         return self.others
 
 
-@dataclass(frozen=True, slots=True)
 class AfterStep(Diagnostic):
     """An operation that reads weights which the update has already changed."""
 
@@ -275,7 +263,6 @@ class AfterStep(Diagnostic):
         return (Note("the weights change here", self.step_span),)
 
 
-@dataclass(frozen=True, slots=True)
 class NoSuchUpdate(Diagnostic):
     """A sum or a step that leads to a version which no update makes."""
 
@@ -289,7 +276,6 @@ class NoSuchUpdate(Diagnostic):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class VersionsDiffer(Diagnostic):
     """A backward that reads other weights than its forward."""
 
@@ -307,7 +293,6 @@ class VersionsDiffer(Diagnostic):
         return (Note(f"`{self.forward}` is here", self.forward_span),)
 
 
-@dataclass(frozen=True, slots=True)
 class TooManyCopies(Diagnostic):
     """More versions of a stage's weights kept than operations read."""
 
@@ -328,7 +313,6 @@ class TooManyCopies(Diagnostic):
         return "are" if self.needed > 1 else "is"
 
 
-@dataclass(frozen=True, slots=True)
 class BoundExceeded(Diagnostic):
     """A declared memory bound that does not hold."""
 
@@ -346,7 +330,6 @@ class BoundExceeded(Diagnostic):
     remedy: str
 
 
-@dataclass(frozen=True, slots=True)
 class MoreErrors(Diagnostic):
     """There are more errors of a rule than anyone wants to read."""
 
@@ -359,7 +342,6 @@ class MoreErrors(Diagnostic):
     rule: str
 
 
-@dataclass(frozen=True, slots=True)
 class MoreWarnings(MoreErrors):
     """There are more warnings by a rule than anyone wants to read."""
 

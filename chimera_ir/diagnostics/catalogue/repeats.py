@@ -1,12 +1,10 @@
 """CH6xx: what can be wrong with the lanes of an asynchronous level, which repeat."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from chimera_ir.diagnostics.model import Diagnostic
 
 
-@dataclass(frozen=True, slots=True)
 class NoTurn(Diagnostic):
     """A lane that shows no full turn of the steady state."""
 
@@ -19,7 +17,6 @@ class NoTurn(Diagnostic):
     period: int
 
 
-@dataclass(frozen=True, slots=True)
 class BreaksTurn(Diagnostic):
     """A lane that is not its turn again and again."""
 
@@ -37,7 +34,6 @@ class BreaksTurn(Diagnostic):
     wanted: str
 
 
-@dataclass(frozen=True, slots=True)
 class StateDiffers(Diagnostic):
     """Workers that do not go round together: one comes less far in a turn than it must."""
 

@@ -12,7 +12,6 @@ def _more(count: int) -> str:
     return f" (and {count - 1} more like it)" if count > 1 else ""
 
 
-@dataclass(frozen=True, slots=True)
 class Conflict(Diagnostic):
     """Two operations of one worker on one clock."""
 
@@ -38,7 +37,6 @@ class Conflict(Diagnostic):
         return (Note(f"`{self.first}` is on clock {self.clock} of worker {self.worker} as well", self.first_span),)
 
 
-@dataclass(frozen=True, slots=True)
 class Missing(Diagnostic):
     """A micro-batch lacks an operation on a stage."""
 
@@ -63,7 +61,6 @@ class Missing(Diagnostic):
         return _more(self.count)
 
 
-@dataclass(frozen=True, slots=True)
 class Duplicate(Diagnostic):
     """An operation twice."""
 
@@ -88,7 +85,6 @@ class Duplicate(Diagnostic):
         return (Note(f"the first is on worker {self.first_worker}", self.first_span),)
 
 
-@dataclass(frozen=True, slots=True)
 class WrongWorker(Diagnostic):
     """An operation on a worker that does not hold its stage for its pipe."""
 
@@ -112,7 +108,6 @@ class WrongWorker(Diagnostic):
         return _more(self.count)
 
 
-@dataclass(frozen=True, slots=True)
 class PlacedOutside(Diagnostic):
     """A pipe places a stage on a worker that there is not."""
 
@@ -127,7 +122,6 @@ class PlacedOutside(Diagnostic):
     last: int
 
 
-@dataclass(frozen=True, slots=True)
 class StagesUnplaced(Diagnostic):
     """A pipe places too few or too many stages."""
 
@@ -146,7 +140,6 @@ class StagesUnplaced(Diagnostic):
         return self.stages - 1
 
 
-@dataclass(frozen=True, slots=True)
 class MicrosNotNumbered(Diagnostic):
     """The micro-batches of all pipes together are not 0 .. N-1."""
 
@@ -160,7 +153,6 @@ class MicrosNotNumbered(Diagnostic):
     last: int
 
 
-@dataclass(frozen=True, slots=True)
 class UnknownOperation(Diagnostic):
     """An operation on a micro-batch or stage that there is not."""
 
@@ -185,7 +177,6 @@ class UnknownOperation(Diagnostic):
         return _more(self.count)
 
 
-@dataclass(frozen=True, slots=True)
 class ClockNotIncreasing(Diagnostic):
     """A clock that does not increase along a data dependency: legal, but the clock is then no proof, and slow."""
 
@@ -215,7 +206,6 @@ class ClockNotIncreasing(Diagnostic):
         return (Note(text, self.before_span),)
 
 
-@dataclass(frozen=True, slots=True)
 class LaneCount(Diagnostic):
     """A level with more or fewer lanes than workers."""
 
@@ -228,7 +218,6 @@ class LaneCount(Diagnostic):
     workers: int
 
 
-@dataclass(frozen=True, slots=True)
 class GroupsDiffer(Diagnostic):
     """Neighbouring stages that take the micro-batches in different groups."""
 
@@ -253,7 +242,6 @@ class GroupsDiffer(Diagnostic):
         return (Note(f"`{self.before}` is here", self.before_span),)
 
 
-@dataclass(frozen=True, slots=True)
 class PipesMixed(Diagnostic):
     """An operation over micro-batches of several pipes."""
 
@@ -267,7 +255,6 @@ class PipesMixed(Diagnostic):
     second: str
 
 
-@dataclass(frozen=True, slots=True)
 class UpdatesMixed(Diagnostic):
     """A backward whose gradients would count for several updates."""
 
@@ -291,7 +278,6 @@ class Link:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class Cycle(Diagnostic):
     """Operations that wait for each other in a circle."""
 
@@ -322,7 +308,6 @@ class Cycle(Diagnostic):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class NotLowered(Diagnostic):
     """A schedule that is right, but that lowering makes a program of which is not."""
 

@@ -1,12 +1,9 @@
 """CH112 and on: the text is not a scheme. ``chimera_ir.syntax.mistakes`` decides which mistake it is."""
 
-from dataclasses import dataclass
-
 from chimera_ir.diagnostics.model import Diagnostic, Note
 from chimera_ir.source import Span
 
 
-@dataclass(frozen=True, slots=True)
 class KeywordAsName(Diagnostic):
     """A word of the language where a name is given or used."""
 
@@ -18,7 +15,6 @@ class KeywordAsName(Diagnostic):
     or_value: str
 
 
-@dataclass(frozen=True, slots=True)
 class MissingClock(Diagnostic):
     """An operation without ``@``."""
 
@@ -30,7 +26,6 @@ class MissingClock(Diagnostic):
     label_text: str
 
 
-@dataclass(frozen=True, slots=True)
 class SingleEquals(Diagnostic):
     """``=`` between two values."""
 
@@ -40,7 +35,6 @@ class SingleEquals(Diagnostic):
     help = "compare with `==`"
 
 
-@dataclass(frozen=True, slots=True)
 class Unclosed(Diagnostic):
     """An opening bracket whose partner is missing."""
 
@@ -59,7 +53,6 @@ class Unclosed(Diagnostic):
         return (Note(f"found {self.found} where `{self.closer}` could stand", self.found_at),)
 
 
-@dataclass(frozen=True, slots=True)
 class StrayCloser(Diagnostic):
     """A closing bracket whose partner is missing."""
 
@@ -71,7 +64,6 @@ class StrayCloser(Diagnostic):
     opener: str
 
 
-@dataclass(frozen=True, slots=True)
 class WrongCloser(Diagnostic):
     """A closing bracket of another shape than the opening one."""
 
@@ -89,7 +81,6 @@ class WrongCloser(Diagnostic):
         return (Note(f"this `{self.opener}` is still open", self.opened),)
 
 
-@dataclass(frozen=True, slots=True)
 class MissingComma(Diagnostic):
     """Two things side by side in a list."""
 
@@ -102,7 +93,6 @@ class MissingComma(Diagnostic):
     after: str
 
 
-@dataclass(frozen=True, slots=True)
 class MissingIn(Diagnostic):
     """A variable without its range."""
 
@@ -113,7 +103,6 @@ class MissingIn(Diagnostic):
     variable: str
 
 
-@dataclass(frozen=True, slots=True)
 class UnknownOperation(Diagnostic):
     """An operation letter that does not exist."""
 
@@ -124,7 +113,6 @@ class UnknownOperation(Diagnostic):
     found: str
 
 
-@dataclass(frozen=True, slots=True)
 class OutsidePipe(Diagnostic):
     """A line of a pipe outside of every pipe."""
 
@@ -140,7 +128,6 @@ class OutsidePipe(Diagnostic):
         return () if self.closed is None else (Note("the pipe above ends here", self.closed),)
 
 
-@dataclass(frozen=True, slots=True)
 class InsidePipe(Diagnostic):
     """A line of the scheme within a pipe."""
 
@@ -156,7 +143,6 @@ class InsidePipe(Diagnostic):
         return (Note("the pipe begins here", self.opened),)
 
 
-@dataclass(frozen=True, slots=True)
 class MissingEquals(Diagnostic):
     """A definition without ``=``."""
 
@@ -169,7 +155,6 @@ class MissingEquals(Diagnostic):
     example: str
 
 
-@dataclass(frozen=True, slots=True)
 class MissingDefault(Diagnostic):
     """A parameter without a default."""
 
@@ -180,7 +165,6 @@ class MissingDefault(Diagnostic):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
 class MissingValue(Diagnostic):
     """An expression that is not there."""
 
@@ -192,7 +176,6 @@ class MissingValue(Diagnostic):
     found: str
 
 
-@dataclass(frozen=True, slots=True)
 class MissingOperator(Diagnostic):
     """Two values side by side."""
 
@@ -204,7 +187,6 @@ class MissingOperator(Diagnostic):
     right: str
 
 
-@dataclass(frozen=True, slots=True)
 class IncompleteChoice(Diagnostic):
     """``if`` without ``then`` or ``else``."""
 
@@ -216,7 +198,6 @@ class IncompleteChoice(Diagnostic):
     found: str
 
 
-@dataclass(frozen=True, slots=True)
 class BareChoice(Diagnostic):
     """``if`` as an operand without brackets."""
 
@@ -226,7 +207,6 @@ class BareChoice(Diagnostic):
     help = "write `(if condition then value else value)`"
 
 
-@dataclass(frozen=True, slots=True)
 class MissingMessage(Diagnostic):
     """``require`` without the words to say."""
 
@@ -236,7 +216,6 @@ class MissingMessage(Diagnostic):
     help = 'say what a user should do, as in `require N >= 1, "at least one micro-batch"`'
 
 
-@dataclass(frozen=True, slots=True)
 class MissingRange(Diagnostic):
     """One value where a range stands."""
 
@@ -249,7 +228,6 @@ class MissingRange(Diagnostic):
     found: str
 
 
-@dataclass(frozen=True, slots=True)
 class MissingPlace(Diagnostic):
     """``stages`` without ``on``."""
 
@@ -261,7 +239,6 @@ class MissingPlace(Diagnostic):
     found: str
 
 
-@dataclass(frozen=True, slots=True)
 class UnknownStatement(Diagnostic):
     """A line that begins with a word that begins no line."""
 
@@ -274,7 +251,6 @@ class UnknownStatement(Diagnostic):
     hint: str
 
 
-@dataclass(frozen=True, slots=True)
 class UnknownMode(Diagnostic):
     """A word that is none of a clause's few."""
 
@@ -287,7 +263,6 @@ class UnknownMode(Diagnostic):
     choices: str
 
 
-@dataclass(frozen=True, slots=True)
 class SecondScheme(Diagnostic):
     """Two headers in one text."""
 
@@ -297,7 +272,6 @@ class SecondScheme(Diagnostic):
     help = "move it into a file of its own"
 
 
-@dataclass(frozen=True, slots=True)
 class EndlessRange(Diagnostic):
     """A range without end where only micro-batches may go on for ever."""
 
@@ -307,7 +281,6 @@ class EndlessRange(Diagnostic):
     help = "say where it stops, as in `0..D`"
 
 
-@dataclass(frozen=True, slots=True)
 class Unfinished(Diagnostic):
     """The text ends within something."""
 
@@ -319,7 +292,6 @@ class Unfinished(Diagnostic):
     expected: str
 
 
-@dataclass(frozen=True, slots=True)
 class Unexpected(Diagnostic):
     """What is none of the mistakes above."""
 
@@ -331,7 +303,6 @@ class Unexpected(Diagnostic):
     expected: str
 
 
-@dataclass(frozen=True, slots=True)
 class WrongArguments(Diagnostic):
     """An operation that is not written ``F(m, s)``."""
 
@@ -343,7 +314,6 @@ class WrongArguments(Diagnostic):
     found: str
 
 
-@dataclass(frozen=True, slots=True)
 class MissingName(Diagnostic):
     """Something else where a name is given."""
 
@@ -356,7 +326,6 @@ class MissingName(Diagnostic):
     hint: str
 
 
-@dataclass(frozen=True, slots=True)
 class NeedlessEquals(Diagnostic):
     """``=`` after a word that takes its value as it is."""
 
@@ -367,7 +336,6 @@ class NeedlessEquals(Diagnostic):
     before: str
 
 
-@dataclass(frozen=True, slots=True)
 class MissingBrackets(Diagnostic):
     """A scheme or function whose parameters are not in brackets."""
 
@@ -380,7 +348,6 @@ class MissingBrackets(Diagnostic):
     hint: str
 
 
-@dataclass(frozen=True, slots=True)
 class SeveralValues(Diagnostic):
     """Several formulas where one stands."""
 

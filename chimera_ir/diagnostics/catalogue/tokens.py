@@ -1,12 +1,10 @@
 """CH101 to CH111: the text holds what no scheme is made of, or does not start as one."""
 
 import re
-from dataclasses import dataclass
 
 from chimera_ir.diagnostics.model import Diagnostic
 
 
-@dataclass(frozen=True, slots=True)
 class NotText(Diagnostic):
     """A character that no text holds: NUL, another control character, or a byte that is not UTF-8."""
 
@@ -17,7 +15,6 @@ class NotText(Diagnostic):
     character: str
 
 
-@dataclass(frozen=True, slots=True)
 class TextTooLong(Diagnostic):
     """More text than the compiler reads."""
 
@@ -29,7 +26,6 @@ class TextTooLong(Diagnostic):
     unit: str
 
 
-@dataclass(frozen=True, slots=True)
 class TooDeep(Diagnostic):
     """An expression nested deeper than the compiler follows."""
 
@@ -40,7 +36,6 @@ class TooDeep(Diagnostic):
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
 class NumberTooLarge(Diagnostic):
     """A literal beyond 64 bits."""
 
@@ -50,7 +45,6 @@ class NumberTooLarge(Diagnostic):
     help = "numbers have 64 bits: the largest is 2**63 - 1"
 
 
-@dataclass(frozen=True, slots=True)
 class NothingHere(Diagnostic):
     """A text without a word."""
 
@@ -60,7 +54,6 @@ class NothingHere(Diagnostic):
     help = "start with a header like `scheme mine(D = 4, N = 8)`; `chimera-compile --list` shows complete schemes"
 
 
-@dataclass(frozen=True, slots=True)
 class NoHeader(Diagnostic):
     """The first word is not ``scheme``."""
 
@@ -71,7 +64,6 @@ class NoHeader(Diagnostic):
     found: str
 
 
-@dataclass(frozen=True, slots=True)
 class StrayCharacter(Diagnostic):
     """A character that begins nothing."""
 
@@ -83,7 +75,6 @@ class StrayCharacter(Diagnostic):
     hint: str
 
 
-@dataclass(frozen=True, slots=True)
 class NotAnInteger(Diagnostic):
     """A decimal fraction."""
 
@@ -94,7 +85,6 @@ class NotAnInteger(Diagnostic):
     found: str
 
 
-@dataclass(frozen=True, slots=True)
 class GluedNumber(Diagnostic):
     """A number with letters right behind it."""
 
@@ -114,7 +104,6 @@ class GluedNumber(Diagnostic):
         return f"for a product write `{self.number}*{self.name}`; a name starts with a letter"
 
 
-@dataclass(frozen=True, slots=True)
 class OpenString(Diagnostic):
     """A message without its closing quote."""
 
@@ -124,7 +113,6 @@ class OpenString(Diagnostic):
     help = 'close it with `"` on the same line'
 
 
-@dataclass(frozen=True, slots=True)
 class ForeignSpelling(Diagnostic):
     """An operator as other languages write it."""
 

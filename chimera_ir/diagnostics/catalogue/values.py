@@ -36,7 +36,6 @@ def _plain(value: int | str) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-@dataclass(frozen=True, slots=True)
 class InInstance(Diagnostic):
     """A failure that has values: those of the names in the formula, and those of the instance."""
 
@@ -53,7 +52,6 @@ class InInstance(Diagnostic):
         return tuple(notes)
 
 
-@dataclass(frozen=True, slots=True)
 class InFormula(InInstance):
     """A failure within a formula, which may have been reached through functions."""
 
@@ -68,7 +66,6 @@ class InFormula(InInstance):
         return (*InInstance.notes(self), *steps)
 
 
-@dataclass(frozen=True, slots=True)
 class BadDivisor(InFormula):
     """A division by zero or by a negative number."""
 
@@ -90,7 +87,6 @@ class BadDivisor(InFormula):
         return "zero" if self.value == 0 else "a negative number"
 
 
-@dataclass(frozen=True, slots=True)
 class Overflow(InFormula):
     """A value beyond 64 bits."""
 
@@ -100,7 +96,6 @@ class Overflow(InFormula):
     help = "look for a parameter that is far too large, or a clock that grows faster than it needs to"
 
 
-@dataclass(frozen=True, slots=True)
 class BadShare(InFormula):
     """A call of ``share`` that makes no parts."""
 
@@ -113,7 +108,6 @@ class BadShare(InFormula):
     part: int
 
 
-@dataclass(frozen=True, slots=True)
 class RequirementFails(Diagnostic):
     """A condition of the scheme that its parameters do not meet."""
 
@@ -137,7 +131,6 @@ class RequirementFails(Diagnostic):
         return (Note(f"with {listed(self.values)}"),) if self.values else ()
 
 
-@dataclass(frozen=True, slots=True)
 class BackwardRange(InInstance):
     """A range that stops before it starts."""
 
@@ -149,7 +142,6 @@ class BackwardRange(InInstance):
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
 class NoWorkers(InInstance):
     """A worker count below one."""
 
@@ -160,7 +152,6 @@ class NoWorkers(InInstance):
     count: int
 
 
-@dataclass(frozen=True, slots=True)
 class NoStages(InInstance):
     """An empty range of stages."""
 
@@ -175,7 +166,6 @@ class NoStages(InInstance):
         return self.instance.pipe
 
 
-@dataclass(frozen=True, slots=True)
 class StagesNotFromZero(InInstance):
     """Stages that are not numbered from 0."""
 
@@ -186,7 +176,6 @@ class StagesNotFromZero(InInstance):
     start: int
 
 
-@dataclass(frozen=True, slots=True)
 class StagesDiffer(InInstance):
     """Pipes that cut the model differently."""
 
@@ -205,7 +194,6 @@ class StagesDiffer(InInstance):
         return (*InInstance.notes(self), Note(f"the pipe `{self.other}` has {self.expected}", self.first))
 
 
-@dataclass(frozen=True, slots=True)
 class NoMicros(InInstance):
     """A scheme whose pipes have no micro-batches at all."""
 
@@ -215,7 +203,6 @@ class NoMicros(InInstance):
     help = "an iteration has at least one micro-batch: make one of the ranges longer"
 
 
-@dataclass(frozen=True, slots=True)
 class WorkerOutOfRange(InInstance):
     """A stage on a worker that does not exist."""
 
@@ -234,7 +221,6 @@ class WorkerOutOfRange(InInstance):
         return f"{existing}; wrap around with `% {self.workers}`, or say how many there are with `workers`"
 
 
-@dataclass(frozen=True, slots=True)
 class IdleWorker(Diagnostic):
     """A worker without a stage."""
 
@@ -253,7 +239,6 @@ class IdleWorker(Diagnostic):
         return f", nor {'has' if others == 1 else 'have'} {counted(others, 'other')}" if others else ""
 
 
-@dataclass(frozen=True, slots=True)
 class NumberOutside(InInstance):
     """A global number that is not one of 0 .. N-1."""
 
@@ -271,7 +256,6 @@ class NumberOutside(InInstance):
         return self.instance.pipe
 
 
-@dataclass(frozen=True, slots=True)
 class NumberTaken(InInstance):
     """Two micro-batches of one global number."""
 
@@ -294,7 +278,6 @@ class NumberTaken(InInstance):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class NoSuchMicro(InInstance):
     """An operation on a micro-batch that its pipe does not have."""
 
@@ -312,7 +295,6 @@ class NoSuchMicro(InInstance):
         return self.instance.pipe
 
 
-@dataclass(frozen=True, slots=True)
 class NoSuchStage(InInstance):
     """An operation on a stage that there is not."""
 
@@ -324,7 +306,6 @@ class NoSuchStage(InInstance):
     last: int
 
 
-@dataclass(frozen=True, slots=True)
 class TooManyOperations(InInstance):
     """More operations than the compiler is asked to handle."""
 
@@ -338,7 +319,6 @@ class TooManyOperations(InInstance):
     stages: int
 
 
-@dataclass(frozen=True, slots=True)
 class TooMany(InInstance):
     """More workers, stages, micro-batches or pipes than any scheme may have; ``thing`` says of what."""
 
@@ -356,7 +336,6 @@ class TooMany(InInstance):
         return counted(self.count, self.thing)
 
 
-@dataclass(frozen=True, slots=True)
 class EmptyIndex(InInstance):
     """An indexed pipe without an index, and no other pipe."""
 

@@ -1,0 +1,343 @@
+"""The compiler: every level is made from the one before it, and verified before it is handed out.
+
+    text -> scheme -> plan -> schedule -> program -> timeline -> report, prediction -> files
+
+Each property of a `Compilation` is one of these levels, made when it is first asked for. What a level is made with is
+imported only then: a program that looks at a schedule starts without the code generator.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property, wraps
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, assert_never
+
+from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
+from chimera_ir.diagnostics.render import blocks
+from chimera_ir.errors import NoSuchLevel, ParameterError, TextError, TooLarge, AboveMaxOperations
+from chimera_ir.ir.levels import MAX_PIPES, MAX_WORKERS, Plan, Program, Schedule
+from chimera_ir.plural import counted
+from chimera_ir.request import Request
+from chimera_ir.syntax.ast import Scheme
+from chimera_ir.syntax.change import Change
+from chimera_ir.undisturbed import undisturbed
+
+if TYPE_CHECKING:
+    from chimera_ir.cost.model import Durations
+    from chimera_ir.cost.report import Report
+    from chimera_ir.cost.simulate import Timeline
+    from chimera_ir.elaborate.elaborate import Outline
+    from chimera_ir.predict.prediction import Prediction
+    from chimera_ir.verify.verify import Checked, Verified
+
+MAX_HEADERS = MAX_WORKERS + MAX_PIPES + 1_000
+"""Headings and lines of a header that an IR text may have."""
+
+T = TypeVar("T")
+
+
+class Level(Enum):
+    """The levels of a compilation, in the order in which they come about; the values are the names of ``--emit``."""
+
+    AST = "ast"
+    PLAN = "plan"
+    SCHEDULE = "schedule"
+    PROGRAM = "program"
+    TIMELINE = "timeline"
+    REPORT = "report"
+
+
+@dataclass(frozen=True, slots=True)
+class _Ordered:
+    """A verified schedule, and the plan that it comes from unless a text says the schedule itself."""
+
+    plan: Plan | None
+    checked: "Checked"
+
+
+def _ignore(_: object) -> None:
+    """Does nothing."""
+
+
+def _level(make: "Callable[[Compilation], T]") -> cached_property[T]:
+    """Property that is made once, when it is first asked for, without the garbage collector.
+
+    Diagnostics that reject the level leave it as a `TextError`, which knows the text that they are about.
+    """
+
+    @wraps(make)
+    def made(compilation: "Compilation") -> T:
+        with undisturbed():
+            try:
+                return make(compilation)
+            except Rejected as rejected:
+                raise TextError([(compilation.request.source, rejected.diagnostics)]) from None
+
+    return cached_property(made)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Compilation:
+    """Levels of a text, from the scheme to the files: each a property, made when it is first asked for, and verified.
+
+    A level that cannot be made raises a `CompileError`, and so does every level after it. A notebook shows a
+    compilation as the picture of its timeline.
+
+    Attributes
+    ----------
+    request
+        What is compiled, and how.
+    warn
+        Gets each warning as soon as it is found, even if an error follows.
+    tell
+        Gets a few words on what is done next.
+
+    Examples
+    --------
+    >>> import chimera_ir
+    >>> c = chimera_ir.compile("chimera", D=4, N=4)
+    >>> c
+    <Compilation of chimera.chim, D=4, N=4>
+    >>> c.schedule.header.workers, c.report.makespan
+    (4, Fraction(16, 1))
+    """
+
+    request: Request
+    warn: Callable[[Diagnostic], None] = _ignore
+    tell: Callable[[str], None] = _ignore
+
+    @property
+    def scheme(self) -> Scheme:
+        """The scheme as it was read, with the clauses that the request changes; an IR text has none."""
+        if not isinstance(self._entry, Scheme):
+            raise NoSuchLevel(self.request.source.name, Level.AST.value)
+        return self._entry
+
+    @property
+    def plan(self) -> Plan:
+        """Every operation with its place and clock; the text of a schedule or a program has none."""
+        if isinstance(self._entry, Schedule | Program):
+            raise NoSuchLevel(self.request.source.name, Level.PLAN.value)
+        plan = self._ordered.plan
+        assert plan is not None
+        return plan
+
+    @property
+    def schedule(self) -> Schedule:
+        """The compute operations of each worker in the order in which it runs them."""
+        return self._ordered.checked.schedule
+
+    @property
+    def program(self) -> Program:
+        """Everything that each worker does: compute, messages, gradient sums, updates; `verified` has the proofs."""
+        return self.verified.program
+
+    @_level
+    def verified(self) -> "Verified":
+        """The program with the proof of every rule."""
+        from chimera_ir.cost.simulate import ticks
+        from chimera_ir.lower.lower import lower
+        from chimera_ir.verify.verify import verify_lowered, verify_program
+
+        checked = self._ordered.checked
+        self.tell("adding messages and gradient sums, verifying the program")
+        if isinstance(self._entry, Program):
+            return verify_program(self._entry, checked)
+        _, duration = ticks(checked.schedule.header, self._durations)
+        return verify_lowered(lower(checked.schedule, duration=duration, net=checked.net), checked)
+
+    @_level
+    def timeline(self) -> "Timeline":
+        """When each operation begins and ends, communication free, and what happens beside the operations."""
+        from chimera_ir.cost.launches import eventful
+        from chimera_ir.cost.simulate import simulate
+
+        verified = self.verified
+        self.tell("simulating")
+        return eventful(simulate(verified.schedule, self._durations, verified.checked.net), verified.program)
+
+    @_level
+    def report(self) -> "Report":
+        """What the schedule costs, beside the baseline of the same size."""
+        from chimera_ir.cost.launches import launches
+        from chimera_ir.cost.report import report
+        from chimera_ir.verify.findings import Rule
+
+        self._limit_baseline()  # before anything is made of the schedule
+        verified, timeline = self.verified, self.timeline
+        self.tell("comparing with the baseline")
+        launched = launches(verified.program, timeline)
+        rules = tuple(rule.value for rule in Rule if rule in verified.rules)
+        return report(verified.schedule, self._durations, self._baseline(), verified.weights, launched, rules, timeline)
+
+    @_level
+    def prediction(self) -> "Prediction | None":
+        """The time and the memory that the program takes on the cluster; None where no profile is given."""
+        forecast = self.request.forecast
+        if forecast is None:
+            return None
+        program = self.program
+        self.tell("predicting time and memory")
+        return forecast.of(program)
+
+    @_level
+    def report_json(self) -> str:
+        """The text of report.json: the report, with the prediction where there is one."""
+        prediction = {"prediction": self.prediction.as_json()} if self.prediction else {}
+        return json.dumps({**self.report.as_json(), **prediction}, indent=2) + "\n"
+
+    @_level
+    def files(self) -> Mapping[str, str]:
+        """The output directory by relative path: program, report, pictures, scripts, each after those it relies on."""
+        from chimera_ir.codegen.render import scripts
+        from chimera_ir.ir.text.printer import show
+        from chimera_ir.picture import svg
+
+        report_json = self.report_json  # before the program, for what a report is refused for
+        self.tell("writing the scripts")
+        return {
+            **self._replay_picture(),
+            "schedule.sir": show(self.program),
+            "report.json": report_json,
+            "timeline.svg": svg.draw(self.timeline),
+            **scripts(self.verified),
+        }
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The warnings about the text, each as chimera-compile prints it."""
+        outlined = self._outlined.warnings if isinstance(self._entry, Scheme) else ()
+        return tuple(blocks((*outlined, *self._ordered.checked.findings.diagnostics), self.request.source))
+
+    def write(self, directory: str | PathLike[str]) -> None:
+        """Writes the files into a directory that is new, or was written by chimera-compile.
+
+        Raises
+        ------
+        OutputRefused
+            If there is something else, or it cannot be written.
+        """
+        from chimera_ir import output
+
+        output.write(Path(directory), self.files, option="")
+
+    def __repr__(self) -> str:
+        settings = "".join(f", {name}={value}" for name, value in self.request.settings.items())
+        return f"<Compilation of {self.request.source.name}{settings}>"
+
+    def _repr_svg_(self) -> str:
+        """The picture that a notebook shows."""
+        from chimera_ir.picture import svg
+
+        return svg.draw(self.timeline)
+
+    @_level
+    def _entry(self) -> Scheme | Plan | Schedule | Program:
+        """The level that the text is at, as it was read."""
+        if not self.request.source.is_ir:
+            from chimera_ir.syntax.parser import parse as parse_scheme
+
+            return self.request.change.of(parse_scheme(self.request.source))
+        from chimera_ir.ir.text.parser import count_lines, parse
+
+        operations, headers = count_lines(self.request.source.text)
+        self._limit("the text", operations)
+        if headers > MAX_HEADERS:
+            raise TooLarge(f"the text has {headers:,} headings and lines of a header, and the limit is {MAX_HEADERS:,}")
+        return parse(self.request.source)
+
+    @_level
+    def _outlined(self) -> "Outline":
+        """What is known of a scheme before a look at its operations."""
+        from chimera_ir.elaborate.elaborate import outline
+
+        scheme, settings = self.scheme, self.request.settings
+        self.tell("placing and ordering the operations, verifying the schedule")
+        require_settable(scheme, settings)
+        outlined = outline(scheme, settings, self.request.max_operations)
+        for warning in outlined.warnings:
+            self.warn(warning)
+        return outlined
+
+    @_level
+    def _durations(self) -> "Durations":
+        """How long operations take; costs of other stages than those of the text are refused."""
+        header = self._outlined.header if isinstance(self._entry, Scheme) else self._entry.header
+        return self.request.cost_model.durations(header)
+
+    @_level
+    def _ordered(self) -> _Ordered:
+        """The schedule, verified, and the plan before it."""
+        from chimera_ir.lower.order import order
+        from chimera_ir.verify.erase import schedule_of
+        from chimera_ir.verify.verify import verify_schedule
+
+        _ = self._durations  # refused before operations are made
+        plan: Plan | None = None
+        match self._entry:
+            case Scheme():
+                plan = self._outlined.plan()
+                schedule = order(plan)
+            case Plan() as plan:
+                schedule = order(plan)
+            case Schedule() as schedule:
+                pass
+            case Program() as program:
+                schedule = schedule_of(program)
+            case _:
+                assert_never(self._entry)
+        checked = verify_schedule(schedule, plan)
+        for warning in raise_errors(checked.findings.diagnostics):
+            self.warn(warning)
+        return _Ordered(plan, checked)
+
+    def _replay_picture(self) -> dict[str, str]:
+        if self.prediction is None:
+            return {}
+        from chimera_ir.picture import replayed
+
+        return {"replay.svg": replayed.draw_replay(self.prediction.replay)}
+
+    def _baseline(self) -> Schedule:
+        """The baseline scheme on as many workers, with as many micro-batches; the schedule at hand, if it is that."""
+        from chimera_ir import library
+        from chimera_ir.elaborate.elaborate import elaborate
+        from chimera_ir.lower.order import order
+        from chimera_ir.syntax.parser import parse
+
+        header = self.schedule.header
+        source, settings = library.baseline(header.workers, header.whole_micro_batches)
+        plain = self.request.source.text == source.text and self.request.change == Change()
+        if plain and dict(header.parameters) == settings:
+            return self.schedule
+        plan, _ = elaborate(parse(source), settings, self.request.max_operations)
+        return order(plan)
+
+    def _limit_baseline(self) -> None:
+        header = self.schedule.header
+        workers, micro_batches = counted(header.workers, "worker"), counted(header.whole_micro_batches, "micro-batch")
+        what = f"the baseline of the report, on {workers} with {micro_batches},"
+        self._limit(what, 2 * header.workers * header.whole_micro_batches)
+
+    def _limit(self, what: str, operations: int) -> None:
+        if operations > self.request.max_operations:
+            raise AboveMaxOperations(what, operations, self.request.max_operations)
+
+
+def require_settable(scheme: Scheme, settings: Mapping[str, int]) -> None:
+    """Passes if a scheme has every parameter that is set.
+
+    Raises
+    ------
+    ParameterError
+        For the first one that it lacks, or whose value is too large.
+    """
+    from chimera_ir.elaborate import settings as scheme_settings
+
+    try:
+        scheme_settings.require_settable(scheme, settings)
+    except scheme_settings.SettingError as error:
+        raise ParameterError(str(error)) from None

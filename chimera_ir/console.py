@@ -1,0 +1,49 @@
+"""Tables and pictures as standard output would show them."""
+
+import io
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
+from rich.segment import Segment
+
+from chimera_ir.visible import visible_lines
+
+_WIDE = 160
+
+
+def printed(draw: Callable[[Console], None]) -> str:
+    """What a console as wide and as colourful as standard output would show."""
+    text = io.StringIO()
+    console = _console(text)
+    console.push_render_hook(_Visible())
+    draw(console)
+    return text.getvalue()
+
+
+def appearance() -> tuple[object, ...]:
+    """What `printed` makes of standard output: its width, and whether and how it shows colours."""
+    console = _console(io.StringIO())
+    return console.width, console.is_terminal, console.color_system, console.no_color, console.legacy_windows
+
+
+def _console(text: io.StringIO) -> Console:
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return Console(file=text, highlight=False, force_terminal=is_terminal or None, width=None if is_terminal else _WIDE)
+
+
+class _Visible(RenderHook):
+    """Sees to it that a terminal shows all that is printed, and acts upon nothing but our colours."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Shown(each) for each in renderables]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    original: ConsoleRenderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for text, style, control in console.render(self.original, options):
+            yield Segment(visible_lines(text), style, control)

@@ -1,0 +1,81 @@
+"""Errors of a compilation: ``str()`` of each is the whole message, ready to be shown."""
+
+from collections.abc import Iterable
+
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.diagnostics.render import render_all
+from chimera_ir.plural import counted
+from chimera_ir.source import Source
+
+
+class CompileError(Exception):
+    """Something is wrong in a text, or in what was asked of it; every error of the Python interface is one."""
+
+
+class TextError(CompileError):
+    """Errors in texts: a scheme or an IR text, a profile, a cluster.
+
+    Attributes
+    ----------
+    found
+        Each text that has errors, with all of them.
+    """
+
+    def __init__(self, found: Iterable[tuple[Source, tuple[Diagnostic, ...]]]) -> None:
+        self.found = tuple(found)
+        super().__init__(self.found)
+
+    @property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """The errors of all texts."""
+        return tuple(diagnostic for _, diagnostics in self.found for diagnostic in diagnostics)
+
+    def rendered(self, color: bool = False) -> str:
+        """The errors with their places and what helps, in colour for a terminal."""
+        return "\n\n".join(render_all(diagnostics, source, color) for source, diagnostics in self.found)
+
+    def __str__(self) -> str:
+        return self.rendered()
+
+
+class ParameterError(CompileError):
+    """A parameter cannot be set as it was."""
+
+
+class OptionError(CompileError):
+    """An option cannot be what it is, or not together with another one."""
+
+
+class UnreadableText(CompileError):
+    """A file cannot be read, or the library has no scheme of that name."""
+
+
+class NoSuchLevel(CompileError):
+    """An IR text enters below the level that is asked for."""
+
+    def __init__(self, text: str, level: str) -> None:
+        self.text, self.level = text, level
+        super().__init__(text, level)
+
+    def __str__(self) -> str:
+        return f"{self.text} enters below the level {self.level}; ask for a later one"
+
+
+class TooLarge(CompileError):
+    """An IR text, or the baseline of the report, is larger than a limit."""
+
+
+class AboveMaxOperations(TooLarge):
+    """The limit is one that the user may raise."""
+
+    def __init__(self, what: str, operations: int, limit: int) -> None:
+        self.what, self.operations, self.limit = what, operations, limit
+        super().__init__(what, operations, limit)
+
+    @property
+    def excess(self) -> str:
+        """How many operations there are, and the limit."""
+        return f"{self.what} has {counted(self.operations, 'operation')}, and the limit is {self.limit:,}"
+
+    def __str__(self) -> str:
+        return f"{self.excess}; options=Options(max_operations={self.operations}) raises it"

@@ -1,0 +1,210 @@
+"""What a user may ask of the compiler: from Python by `compile`, on the command line by the options of these names."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from fractions import Fraction
+from operator import index
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from chimera_ir import texts
+from chimera_ir.compilation import Compilation, require_settable
+from chimera_ir.cost.model import KINDS, Costs
+from chimera_ir.errors import OptionError, ParameterError
+from chimera_ir.request import MAX_OPERATIONS, Request
+from chimera_ir.source import Source
+from chimera_ir.syntax.ast import Scheme, SyncMode
+from chimera_ir.syntax.change import Change
+
+if TYPE_CHECKING:
+    from chimera_ir.predict.prediction import Forecast
+    from chimera_ir.profile.choose import Inputs
+
+MOST = 10**6
+"""Copies, and items of a micro-batch."""
+
+Spell = Callable[[str], str]
+"""How the user writes an option, by its name in `Options`."""
+
+_LAYOUTS = ("pipeline", "replica")
+_PREDICTING = ("profile", "cluster", "copies", "micro_batch_size", "layout")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What to change in a scheme, how long operations take, and how large it may be.
+
+    A prediction needs ``profile``, ``cluster`` and ``micro_batch_size`` together; ``report`` is then in seconds.
+
+    Attributes
+    ----------
+    costs
+        Cost per micro-batch of the kinds F, B, I and W, as in ``{"B": 2.5}`` or ``{"B": "5/3"}``.
+    recompute
+        Whether every stage keeps only its input, and runs its forward again.
+    sync
+        When every stage's gradients are summed: ``"lazy"``, ``"eager"`` or ``"eager_opt"``.
+    profile, cluster
+        Paths of the files that say what the model's stages cost and what the model runs on.
+    copies
+        W, how often the pipelines are replicated; 1 by default.
+    micro_batch_size
+        B, the items of a micro-batch.
+    layout
+        Which ranks share a node: those of a ``"pipeline"``, which is the default, or of a ``"replica"``.
+    max_operations
+        A scheme, a text or a baseline that has more compute operations is refused.
+
+    Raises
+    ------
+    OptionError
+        If a value cannot be one.
+    """
+
+    costs: Mapping[str, int | float | str | Fraction] = field(default_factory=dict)
+    recompute: bool = False
+    sync: Literal["lazy", "eager", "eager_opt"] | SyncMode | None = None
+    profile: str | PathLike[str] | None = None
+    cluster: str | PathLike[str] | None = None
+    copies: int | None = None
+    micro_batch_size: int | None = None
+    layout: Literal["pipeline", "replica"] | None = None
+    max_operations: int = MAX_OPERATIONS
+
+    def __post_init__(self) -> None:
+        self.cost_model()
+        _require(isinstance(self.recompute, bool), "recompute", self.recompute, "it is True or False")
+        modes = [mode.value for mode in SyncMode]
+        _require(self.sync in (None, *modes, *SyncMode), "sync", self.sync, f"it is one of {', '.join(modes)}")
+        for name in ("profile", "cluster"):
+            path = getattr(self, name)
+            _require(path is None or isinstance(path, str | PathLike), name, path, "it is the path of a file")
+        for name in ("copies", "micro_batch_size"):
+            number = getattr(self, name)
+            _require(number is None or _is_in(number, MOST), name, number, f"it is a whole number from 1 to {MOST:,}")
+        _require(self.layout in (None, *_LAYOUTS), "layout", self.layout, f"it is one of {', '.join(_LAYOUTS)}")
+        _require(_is_in(self.max_operations), "max_operations", self.max_operations, "it is a whole number from 1 on")
+
+    def cost_model(self) -> Costs:
+        """The costs, exactly as they were written."""
+        _require(isinstance(self.costs, Mapping), "costs", self.costs, 'write them as in {"F": 1, "B": 2.5}')
+        costs = Costs()
+        for kind, cost in self.costs.items():
+            _require(kind in KINDS, "costs", kind, f"the kinds are {', '.join(KINDS)}")
+            known = isinstance(cost, int | float | str | Fraction) and not isinstance(cost, bool)
+            _require(known, f"costs[{kind!r}]", cost, "it is a number, or a text as '5/3'")
+            try:
+                costs = costs.using(kind, str(cost))
+            except ValueError as error:
+                raise OptionError(f"costs: {error}") from error
+        return costs
+
+    def request(self, source: Source, settings: Mapping[str, int], spell: Spell = str) -> Request:
+        """What is asked of the compiler, once the files of a prediction are read.
+
+        Raises
+        ------
+        ParameterError
+            If an IR text is given parameters: it has none.
+        OptionError
+            If options do not go together, or do not go with the text.
+        UnreadableText
+            If the profile or the cluster cannot be read.
+        TextError
+            With everything that is wrong in these.
+        """
+        if source.is_ir and settings:
+            raise ParameterError("an IR text has no parameters to set; set them when you compile its scheme")
+        change = Change(self.recompute, SyncMode(self.sync) if self.sync else None)
+        if source.is_ir and change != Change():
+            names = f"{spell('recompute')}, {spell('sync')}"
+            raise OptionError(f"{names}: an IR text says both itself; ask for them when you compile its scheme")
+        forecast = self._forecast(spell)
+        if forecast and self.costs:
+            names = f"{spell('costs')}, {spell('profile')}"
+            raise OptionError(f"{names}: both say how long operations take; leave one of them out")
+        return Request(source, settings, self.cost_model(), self.max_operations, change, forecast)
+
+    def _forecast(self, spell: Spell) -> "Forecast | None":
+        given = [name for name in _PREDICTING if getattr(self, name) is not None]
+        if not given:
+            return None
+        if self.profile is None or self.cluster is None or self.micro_batch_size is None:
+            needed = f"{spell('profile')}, {spell('cluster')} and {spell('micro_batch_size')}"
+            raise OptionError(f"{', '.join(map(spell, given))}: a prediction needs {needed} together")
+        from chimera_ir.predict.prediction import Forecast
+
+        inputs = read_inputs(Path(self.profile), Path(self.cluster), spell)
+        return Forecast(inputs, self.copies or 1, self.micro_batch_size, self.layout == "replica")
+
+
+def compile(text: str | PathLike[str] | Source, /, *, options: Options | None = None, **parameters: int) -> Compilation:
+    """Compilation of a text, which makes each level when it is asked for.
+
+    Parameters
+    ----------
+    text
+        The name of a library scheme, the path of a .chim or .sir file, or a `Source`.
+    options
+        Everything else that may be asked for: costs, a profile, a limit.
+    parameters
+        Values of the scheme's parameters that replace their defaults.
+
+    Raises
+    ------
+    CompileError
+        If there is no such text, no such parameter or option, or the text cannot be read.
+
+    Examples
+    --------
+    >>> import chimera_ir
+    >>> chimera_ir.compile("chimera", D=4, N=8).report.makespan
+    Fraction(30, 1)
+    >>> chimera_ir.compile("chimera", d=4)
+    Traceback (most recent call last):
+    ...
+    chimera_ir.errors.ParameterError: the scheme has no parameter d (did you mean D?); its parameters are D, N, f
+    """
+    options = Options() if options is None else options
+    if not isinstance(options, Options):
+        raise OptionError(f"options is {options!r:.60}: write options=chimera_ir.Options(...)")
+    settings = {name: _integer(name, value) for name, value in parameters.items()}
+    compilation = Compilation(options.request(texts.source(text), settings))
+    if settings:
+        _refuse_options(settings, compilation.scheme)
+        require_settable(compilation.scheme, settings)
+    return compilation
+
+
+def _integer(name: str, value: object) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ParameterError(f"{name} is {value!r:.60}: a parameter is an integer, as in {name}=8") from None
+
+
+def _refuse_options(settings: Mapping[str, int], scheme: Scheme) -> None:
+    parameters = {parameter.name.text for parameter in scheme.parameters}
+    for option in fields(Options):
+        if option.name in settings and option.name not in parameters:
+            raise OptionError(f"{option.name} is no parameter but an option: write options=Options({option.name}=...)")
+
+
+def read_inputs(profile: Path, cluster: Path, spell: Spell) -> "Inputs":
+    """A profile and a cluster from their files; errors as in `Options.request`."""
+    from chimera_ir.profile.choose import read_both
+
+    return read_both(texts.read(profile, spell("profile")), texts.read(cluster, spell("cluster")))
+
+
+def _require(holds: bool, name: str, value: object, says: str) -> None:
+    if not holds:
+        raise OptionError(f"{name} is {value!r:.60}: {says}")
+
+
+def _is_in(value: Any, most: int | None = None) -> bool:
+    """Whether a value is an integer from 1 on, and at most so large."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1 and (most is None or value <= most)
