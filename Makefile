@@ -33,7 +33,7 @@ browser:
 
 test: check browser
 	$(BIN)/pytest tests chimera_ir --doctest-modules --ignore=tests/e2e --numprocesses=auto
-	$(BIN)/pytest tests/e2e --ignore=tests/e2e/models
+	$(BIN)/pytest tests/e2e --ignore=tests/e2e/models --numprocesses=2 --dist=loadfile
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -15,7 +15,7 @@ from chimera_ir.compilation import Compilation, Level
 from chimera_ir.cost.model import KINDS, Costs
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.diagnostics.render import blocks
-from chimera_ir.errors import NoSuchLevel, ParameterError, TooLarge, AboveMaxOperations
+from chimera_ir.errors import AboveMaxOperations, NoSuchLevel, ParameterError, TooLarge
 from chimera_ir.options import MOST, Options
 from chimera_ir.request import MAX_OPERATIONS, Request
 from chimera_ir.syntax.ast import SyncMode

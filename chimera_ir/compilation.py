@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar, assert_never
 
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.diagnostics.render import blocks
-from chimera_ir.errors import NoSuchLevel, ParameterError, TextError, TooLarge, AboveMaxOperations
+from chimera_ir.errors import AboveMaxOperations, NoSuchLevel, ParameterError, TextError, TooLarge
 from chimera_ir.ir.levels import MAX_PIPES, MAX_WORKERS, Plan, Program, Schedule
 from chimera_ir.plural import counted
 from chimera_ir.request import Request

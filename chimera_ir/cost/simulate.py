@@ -86,8 +86,16 @@ class Run:
 
 
 def skeleton(schedule: Schedule, net: Net | None = None) -> Skeleton:
-    """The skeleton of a verified schedule, whose net may be known; a schedule that runs at several costs has one."""
+    """The skeleton of a verified schedule, whose net may be known; a schedule that runs at several costs has one.
+
+    Raises
+    ------
+    ValueError
+        If the schedule closes a cycle: it was not verified.
+    """
     header, net = schedule.header, net or net_of(schedule)
+    if len(net.order) < len(net.operations):
+        raise ValueError("the schedule closes a cycle; only a verified schedule has a timeline")
     return Skeleton(net, fold(net, header) if header.asynchronous else None)
 
 

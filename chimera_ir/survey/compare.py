@@ -9,7 +9,7 @@ from chimera_ir import library
 from chimera_ir.compilation import Compilation
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.report import Report
-from chimera_ir.errors import TextError, AboveMaxOperations
+from chimera_ir.errors import AboveMaxOperations, TextError
 from chimera_ir.request import Request
 from chimera_ir.survey.formula import Size, size, summary, value
 from chimera_ir.survey.paper import Amount, Claim, Figure, Instead, Interval, Row, paper

@@ -80,7 +80,7 @@ def test_with_a_flush(text: str, costs: tuple[StageCosts, ...], recompute: bool)
     assert_bounds_hold(text, costs, recompute)
 
 
-@examples(300)
+@examples(100)
 @given(texts(asynchronous=True), costs(), st.booleans())
 def test_without_a_flush(text: str, costs: tuple[StageCosts, ...], recompute: bool) -> None:
     assert_bounds_hold(text, costs, recompute)

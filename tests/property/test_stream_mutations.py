@@ -6,7 +6,7 @@ Changes of messages are those of test_mutations, on the smaller programs.
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import islice, pairwise, product
 
 import pytest
 
@@ -184,7 +184,7 @@ def test_the_executor_sees_what_the_rules_on_weights_see():
     """The other way round: wrong weights fail in the executor too; too many copies only cost memory."""
     seen = {"versions": set(), "acyclic": set(), "copies": set()}
     for seed, program in enumerate(PROGRAMS.values()):
-        for _, mutant in mutants(program, seed):
+        for _, mutant in islice(mutants(program, seed), 0, None, 3):
             found = rules(mutant)
             if len(found) == 1 and found & set(seen):
                 seen[found.pop()].add("runs" if verdicts(mutant, seeds=2) == {"finished"} else "fails")

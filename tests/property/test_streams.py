@@ -11,6 +11,7 @@ import pytest
 
 from chimera_ir.codegen.render import scripts
 from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.flow.net import reads_of
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.text.parser import parse
@@ -80,7 +81,7 @@ def mistakes(program: Program) -> Iterator[Diagnostic]:
     schedule = schedule_of(program)
     operations = [(Worker(w), operation) for w, lane in enumerate(schedule.lanes) for operation in lane]
     yield from complete(program.header, operations)
-    yield from acyclic(schedule, None)
+    yield from acyclic(schedule, None, reads_of(schedule))
     in_lanes = cells(program)
     found = places(program, in_lanes)
     yield from messages(program, in_lanes, found)
