@@ -39,7 +39,7 @@ IMPORTS = {
     "profile": {"diagnostics", "errors", "source", "visible"},
     "predict": {"cost", "ir", "flow", "profile", "verify", "undisturbed"},
     "measure": {"profile", "output"},
-    "trace": {"predict", "profile", "cost", "ir", "picture", "verify", "diagnostics", "source"},
+    "trace": {"predict", "profile", "cost", "flow", "ir", "picture", "verify", "diagnostics", "source"},
     "library": {"source", "resources", "syntax"},
     "texts": {"diagnostics", "errors", "library", "source"},
     "request": {"cost", "predict", "source", "syntax"},

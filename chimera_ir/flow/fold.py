@@ -1,54 +1,78 @@
-"""One turn of an asynchronous schedule: its operations, each for those of all turns, and what waits for what."""
+"""One turn of what comes again and again: its nodes, each for the events like it in all turns, and their waits.
 
+F m0 s0   F m1 s0   B m0 s0 ..      node 0: F m0 s0, waits for node 1 of the turn before
+                                    node 1: B m0 s0, waits for node 0 of this turn
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from chimera_ir.flow.cycles import Waits
 from chimera_ir.flow.net import Net
-from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute
+
+Place = Callable[[int], tuple[Hashable, int] | None]
+"""What an event is within its turn, and the number of the turn; None for one that does not come again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """``numbers[n]`` is the number, in the net, of the first operation like node n; ``waits`` are its waits."""
+    """``events[n]`` are the events like node n, from the first on; ``waits[n]`` are its waits."""
 
-    numbers: tuple[int, ...]
+    events: Sequence[Sequence[int]]
     waits: Waits
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of each node the first event."""
+        return [events[0] for events in self.events]
 
 
 def fold(net: Net, header: Header) -> Turn:
     """The turn that the net of an asynchronous schedule repeats, if it shows all waits of the steady state.
 
     The last turn and the first show what any of them does: the last one the waits for earlier turns, the first one
-    those for later turns, which no version below 0 hides. Warm-up and drain lack operations, so there an operation also
-    follows one that in the steady state it follows by way of others. Such a wait does no harm: the way there is longer.
+    those for later turns, which no version below 0 hides.
     """
     operations, period = net.operations, header.period
     ends = {0, header.micro_batches // period - 1}
-    nodes: dict[tuple[Kind, int, tuple[int, ...]], int] = {}
-    numbers: list[int] = []
-    inside: list[int] = []
-    for number in net.order:
-        turn = operations[number].micros[0] // period
-        if turn in ends:
-            inside.append(number)
-            if turn == 0:
-                nodes[_reduced(operations[number], period)[0]] = len(numbers)
-                numbers.append(number)
-    nearest: list[dict[int, int]] = [{} for _ in numbers]
-    for number in inside:
-        alike, turn = _reduced(operations[number], period)
-        own = nearest[nodes[alike]]
-        for before in net.predecessors[number]:
-            its, its_turn = _reduced(operations[before], period)
-            node, ago = nodes[its], turn - its_turn
-            own[node] = min(ago, own.get(node, ago))
-    return Turn(tuple(numbers), [tuple(own.items()) for own in nearest])
+    inside = [number for number in net.order if operations[number].micros[0] // period in ends]
+    return folded(inside, net.predecessors, lambda number: _place(operations[number], period))
 
 
-def _reduced(operation: Compute, period: int) -> tuple[tuple[Kind, int, tuple[int, ...]], int]:
-    """What an operation is within its turn, and the turn."""
+def folded(order: Iterable[int], before: Sequence[Sequence[int]], place: Place) -> Turn:
+    """The turn of events that come again; ``order`` has each of them after all that it waits for.
+
+    Warm-up and drain lack events, so there an event also follows one that in the steady state it follows by way of
+    others. Such a wait does no harm: the way there is longer.
+    """
+    place = cache(place)
+    nodes: dict[Hashable, int] = {}
+    events: list[list[int]] = []
+    nearest: list[dict[int, int]] = []
+    for number, (key, turn) in _placed(order, place):
+        node = nodes.setdefault(key, len(nodes))
+        if node == len(events):
+            events.append([])
+            nearest.append({})
+        events[node].append(number)
+        for _, (earlier_key, earlier_turn) in _placed(before[number], place):
+            other, ago = nodes[earlier_key], turn - earlier_turn
+            nearest[node][other] = min(ago, nearest[node].get(other, ago))
+    return Turn(events, [tuple(waits.items()) for waits in nearest])
+
+
+def _placed(numbers: Iterable[int], place: Place) -> Iterator[tuple[int, tuple[Hashable, int]]]:
+    """The events that come again, with their places."""
+    for number in numbers:
+        where = place(number)
+        if where is not None:
+            yield number, where
+
+
+def _place(operation: Compute, period: int) -> tuple[Hashable, int]:
     turn = operation.micros[0] // period
     within = tuple(micro - turn * period for micro in operation.micros)
     return (operation.kind, operation.stage, within), turn

@@ -68,6 +68,28 @@ def play(lanes: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> Pla
     return Played(tuple(order), tuple(runs), tuple(places))
 
 
+def ordered(before: Sequence[Sequence[int]]) -> list[int]:
+    """Events that no lanes are known of, each after all that it waits for; those that wait for ever are not there.
+
+    Examples
+    --------
+    >>> ordered([[1], [], [0, 1]])
+    [1, 0, 2]
+    """
+    missing = [len(needs) for needs in before]
+    after: list[list[int]] = [[] for _ in before]
+    for event, needs in enumerate(before):
+        for other in needs:
+            after[other].append(event)
+    order = [event for event, count in enumerate(missing) if not count]
+    for event in order:
+        for other in after[event]:
+            missing[other] -= 1
+            if not missing[other]:
+                order.append(other)
+    return order
+
+
 def ends(order: Sequence[int], before: Sequence[Sequence[int]], durations: Sequence[Time]) -> list[Time]:
     """When each event ends if it begins as soon as all that it waits for is over, the first ones at 0.
 

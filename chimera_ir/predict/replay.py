@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from chimera_ir.flow.run import ends, ordered
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import Instruction
@@ -132,22 +133,13 @@ class _Times(NamedTuple):
 
 
 def _times(found: Events) -> _Times:
-    after, missing = found.after(), [len(before) for before in found.before]
-    starts, ends, decided = [0.0] * len(missing), [0.0] * len(missing), list(range(len(missing)))
-    order = [number for number, count in enumerate(missing) if not count]
-    for number in order:
-        before = found.before[number]
-        if before:
-            last = max(before, key=ends.__getitem__)
-            starts[number], decided[number] = ends[last], last
-        ends[number] = starts[number] + found.nodes[number].seconds
-        for other in after[number]:
-            missing[other] -= 1
-            if not missing[other]:
-                order.append(other)
-    if len(order) < len(missing):
+    before, order = found.before, ordered(found.before)
+    if len(order) < len(before):
         raise ValueError("the program does not finish; only a verified one can be replayed")
-    return _Times(starts, ends, decided, order)
+    ended = ends(order, before, [node.seconds for node in found.nodes])
+    decided = [max(needs, key=ended.__getitem__) if needs else number for number, needs in enumerate(before)]
+    starts = [ended[last] if needs else 0.0 for last, needs in zip(decided, before, strict=True)]
+    return _Times(starts, ended, decided, order)
 
 
 def _event(found: Events, times: _Times, number: int) -> Event:

@@ -4,12 +4,12 @@ Events of one turn are those of any other, moved in time, and what waits for wha
 ratio of seconds to turns of all cycles of waits is found exactly, without waiting for the start to fade.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from math import lcm
 from typing import NamedTuple, assert_never
 
 from chimera_ir.flow.cycles import NO_CYCLE, Waits, critical
+from chimera_ir.flow.fold import folded
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.levels import Header
@@ -45,29 +45,18 @@ def turn_of(header: Header, found: Events, order: Sequence[int]) -> Turn:
 def _folded(header: Header, found: Events, order: Sequence[int]) -> Turn:
     """Of a program that shows turns of a stream.
 
-    What warm-up and drain lack does no harm (`cost.turn`). Where messages share ports they may take longer in one turn
-    than in another; those in the middle stand for all.
+    Where messages share ports they may take longer in one turn than in another; those in the middle stand for all.
     """
-    kinds: dict[tuple[object, ...], int] = {}
-    numbers: list[int] = []
-    seconds: list[list[float]] = []
-    placed: dict[int, tuple[int, int]] = {}
-    nearest: dict[int, dict[int, int]] = defaultdict(dict)
-    for number in order:
-        if found.nodes[number].role is Role.BEGIN:
-            continue
-        alike, turn = _reduced(header, found.nodes[number])
-        node = kinds.setdefault(alike, len(kinds))
-        if node == len(seconds):
-            seconds.append([])
-            numbers.append(number)
-        seconds[node].append(found.nodes[number].seconds)
-        placed[number] = node, turn
-        for before, its_turn in (placed[other] for other in found.before[number] if other in placed):
-            ago = turn - its_turn
-            nearest[node][before] = min(ago, nearest[node].get(before, ago))
-    waits = [tuple(nearest[node].items()) for node in range(len(seconds))]
-    return Turn(numbers, waits, [each[len(each) // 2] for each in seconds], updates_a_turn(header))
+
+    def place(number: int) -> tuple[tuple[object, ...], int] | None:
+        node = found.nodes[number]
+        if node.role is Role.BEGIN:
+            return None
+        return _reduced(header, node)
+
+    turn = folded(order, found.before, place)
+    seconds = [found.nodes[events[len(events) // 2]].seconds for events in turn.events]
+    return Turn(turn.numbers, turn.waits, seconds, updates_a_turn(header))
 
 
 def _whole(found: Events, order: Sequence[int]) -> Turn:

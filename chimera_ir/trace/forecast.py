@@ -1,9 +1,11 @@
 """What the schedule promises: a program played with what its operations cost, where messages and sums take no time."""
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from chimera_ir.flow import run
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import AllReduce, Instruction, Send, WaitAllReduce, WaitRecv
 from chimera_ir.trace.match import instructions
@@ -48,47 +50,51 @@ def play(program: Program, updates: int, cost: Cost) -> tuple[Lane, ...]:
 
     A wait lasts until what it waits for is there: a message when it is sent, a sum when its last holder launches it.
     """
-    todo = [list(instructions(program, worker, updates)) for worker in range(program.header.workers)]
-    done: list[list[Span]] = [[] for _ in todo]
-    holders = [len(workers) for workers in program.header.holders]
-    there: dict[Hashable, list[int]] = defaultdict(list)
-    moved = True
-    while moved:
-        moved = False
-        for lane, spans in zip(todo, done, strict=True):
-            before = len(spans)
-            _advance(lane, spans, holders, there, cost)
-            moved = moved or len(spans) > before
-    assert [*map(len, done)] == [*map(len, todo)], "a verified program ends"
-    return tuple(map(tuple, done))
+    served = [list(instructions(program, worker, updates)) for worker in range(program.header.workers)]
+    bounds = pairwise(accumulate(map(len, served), initial=0))
+    lanes = [range(start, end) for start, end in bounds]
+    before, durations = _waits(served, lanes), [_length(each, cost) for lane in served for _, each in lane]
+    played = run.play(lanes, before)
+    assert len(played.order) == len(before), "a verified program ends"
+    ends = run.ends(played.order, before, durations)
+    pairs = zip(served, lanes, strict=True)
+    return tuple(tuple(_spans(lane, ends[numbers.start : numbers.stop])) for lane, numbers in pairs)
 
 
-def _advance(
-    lane: Sequence[tuple[int, Instruction]],
-    spans: list[Span],
-    holders: Sequence[int],
-    there: dict[Hashable, list[int]],
-    cost: Cost,
-) -> None:
-    """Goes on with a lane until it has to wait for another."""
-    now = spans[-1].end if spans else 0
-    for update, each in lane[len(spans) :]:
-        match each:
-            case WaitRecv(message=message):
-                key: Hashable = update, message
-                if key not in there:
-                    return
-                end = max(now, *there[key])
-            case WaitAllReduce(stage=stage):
-                launched = there[update, stage]
-                if len(launched) < holders[stage]:
-                    return
-                end = max(now, *launched)
-            case _:
-                end = now + cost(each)
-                if isinstance(each, Send):
-                    there[update, each.message].append(end)
-                elif isinstance(each, AllReduce):
-                    there[update, each.stage].append(end)
-        spans.append(Span(each, update, now, end))
-        now = end
+_Served = Sequence[tuple[int, Instruction]]
+"""The instructions of a lane, each with the update that it serves."""
+
+
+def _waits(served: Iterable[_Served], lanes: Iterable[range]) -> list[list[int]]:
+    """What each instruction waits for: the one before it, and what is posted elsewhere."""
+    posted: dict[Hashable, list[int]] = defaultdict(list)
+    awaited: dict[int, Hashable] = {}
+    before: list[list[int]] = []
+    for lane, numbers in zip(served, lanes, strict=True):
+        for number, (update, instruction) in zip(numbers, lane, strict=True):
+            needs = [number - 1] if number > numbers.start else []
+            match instruction:
+                case Send(message):
+                    posted[update, message].append(number)
+                case AllReduce(stage):
+                    posted[update, stage].append(number)
+                case WaitRecv(message):
+                    awaited[number] = update, message
+                case WaitAllReduce(stage):
+                    awaited[number] = update, stage
+                case _:
+                    pass
+            before.append(needs)
+    for number, key in awaited.items():
+        before[number] += posted[key]
+    return before
+
+
+def _length(instruction: Instruction, cost: Cost) -> int:
+    return 0 if isinstance(instruction, WaitRecv | WaitAllReduce) else cost(instruction)
+
+
+def _spans(lane: _Served, ends: Sequence[int]) -> Iterator[Span]:
+    """The instructions of a lane, each from the end of the one before it."""
+    for (update, instruction), start, end in zip(lane, [0, *ends], ends, strict=False):
+        yield Span(instruction, update, start, end)
