@@ -138,6 +138,9 @@ class _Closures:
 
     def arithmetic(self, node: ast.Binary, left: _Part, right: _Part) -> _Part:
         apply = ARITHMETIC[node.operator]
+        value = _known(apply, node.operator in DIVISIONS, left.constant, right.constant)
+        if value is not None:
+            return self.constant(value)
 
         def bad(frame: Frame, divisor: int) -> Fault:
             return self._fault(BadDivisor, node.right, frame, show_expression(node.right), divisor)
@@ -193,6 +196,14 @@ class _Closures:
             return self.constant(formula(()))
         except Fault:
             return _Part(formula, None)
+
+
+def _known(apply: _Apply, division: bool, left: int | None, right: int | None) -> int | None:
+    """The value of an operation of constants, where there is one."""
+    if left is None or right is None or (division and right <= 0):
+        return None
+    value = apply(left, right)
+    return value if -LIMIT <= value <= LIMIT else None
 
 
 def _within(apply: _Apply, left: _Part, second: Formula, overflow: Callable[[Frame], Fault]) -> Formula:

@@ -65,12 +65,12 @@ def walk(node: ast.Expression, domain: Domain[Part]) -> Part:
             return domain.constant(value)
         case ast.Name(text):
             return domain.name(text)
+        case ast.Binary():
+            return domain.arithmetic(node, walk(node.left, domain), walk(node.right, domain))
         case ast.Minus(operand):
             return domain.minus(walk(operand, domain))
         case ast.Not(operand):
             return domain.negation(walk(operand, domain))
-        case ast.Binary():
-            return domain.arithmetic(node, walk(node.left, domain), walk(node.right, domain))
         case ast.Comparison():
             return _chain(node, domain, [walk(operand, domain) for operand in node.operands])
         case ast.Logical():

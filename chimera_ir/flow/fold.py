@@ -4,7 +4,7 @@ F m0 s0   F m1 s0   B m0 s0 ..      node 0: F m0 s0, waits for node 1 of the tur
                                     node 1: B m0 s0, waits for node 0 of this turn
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -52,24 +52,21 @@ def folded(order: Iterable[int], before: Sequence[Sequence[int]], place: Place) 
     nodes: dict[Hashable, int] = {}
     events: list[list[int]] = []
     nearest: list[dict[int, int]] = []
-    for number, (key, turn) in _placed(order, place):
-        node = nodes.setdefault(key, len(nodes))
+    for number in order:
+        where = place(number)
+        if where is None:
+            continue
+        node, turn = nodes.setdefault(where[0], len(nodes)), where[1]
         if node == len(events):
             events.append([])
             nearest.append({})
         events[node].append(number)
-        for _, (earlier_key, earlier_turn) in _placed(before[number], place):
-            other, ago = nodes[earlier_key], turn - earlier_turn
-            nearest[node][other] = min(ago, nearest[node].get(other, ago))
+        waits = nearest[node]
+        for earlier in filter(None, map(place, before[number])):
+            other, ago = nodes[earlier[0]], turn - earlier[1]
+            if waits.get(other, ago) >= ago:
+                waits[other] = ago
     return Turn(events, [tuple(waits.items()) for waits in nearest])
-
-
-def _placed(numbers: Iterable[int], place: Place) -> Iterator[tuple[int, tuple[Hashable, int]]]:
-    """The events that come again, with their places."""
-    for number in numbers:
-        where = place(number)
-        if where is not None:
-            yield number, where
 
 
 def _place(operation: Compute, period: int) -> tuple[Hashable, int]:

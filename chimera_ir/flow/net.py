@@ -27,7 +27,7 @@ class Net:
     operations: tuple[Compute, ...]
     lanes: tuple[range, ...]
     predecessors: tuple[tuple[int, ...], ...]
-    order: tuple[int, ...]
+    order: Sequence[int]
 
     def ends(self, durations: Sequence[Time]) -> list[Time]:
         """When each operation ends if each starts with the end of its last predecessor, the first ones at 0."""

@@ -5,8 +5,9 @@ for, and those of its own lane may be among them. Nothing that has happened is u
 whatever the order in which they are played.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple, TypeVar
 
 Time = TypeVar("Time", int, float)
@@ -19,17 +20,24 @@ class Run(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Played:
     """How far lanes come.
 
-    ``order`` has every event that happens, after all that it waits for; ``runs`` is the same by lanes; ``places[l]`` is
-    the place at which lane l ends or blocks.
+    ``order`` has every event that happens, after all that it waits for; ``places[l]`` is the place at which lane l ends
+    or blocks.
     """
 
-    order: tuple[int, ...]
-    runs: tuple[Run, ...]
-    places: tuple[int, ...]
+    lanes: Sequence[Sequence[int]]
+    order: Sequence[int]
+    places: Sequence[int]
+
+    @property
+    def runs(self) -> Iterator[Run]:
+        """The order by lanes."""
+        lane_of = {event: number for number, lane in enumerate(self.lanes) for event in lane}
+        for number, events in groupby(self.order, key=lane_of.__getitem__):
+            yield Run(number, sum(1 for _ in events))
 
 
 def play(lanes: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> Played:
@@ -38,15 +46,13 @@ def play(lanes: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> Pla
     Examples
     --------
     >>> play([[0, 1], [2, 3]], [[], [2], [0], [4], []]).places
-    (2, 1)
+    [2, 1]
     """
     order: list[int] = []
-    runs: list[Run] = []
     done = bytearray(len(before))
     places = [0] * len(lanes)
     sleepers: dict[int, list[int]] = {}
     awake = list(range(len(lanes)))
-    append = order.append
     while awake:
         number = awake.pop()
         begun = len(order)
@@ -57,15 +63,13 @@ def play(lanes: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> Pla
                     break
             else:
                 done[event] = 1
-                append(event)
+                order.append(event)
                 if event in sleepers:
                     awake += sleepers.pop(event)
                 continue
             break
-        if len(order) > begun:
-            runs.append(Run(number, len(order) - begun))
-            places[number] += len(order) - begun
-    return Played(tuple(order), tuple(runs), tuple(places))
+        places[number] += len(order) - begun
+    return Played(lanes, order, places)
 
 
 def ordered(before: Sequence[Sequence[int]]) -> list[int]:

@@ -25,7 +25,12 @@ class Certificate:
     """A global order in which the program finishes on a transport, as runs of instructions of one worker."""
 
     transport: Transport
-    runs: tuple[Run, ...]
+    played: Played
+
+    @property
+    def runs(self) -> Iterator[Run]:
+        """The order, as runs of instructions of one worker."""
+        return self.played.runs
 
 
 def channels(program: Program) -> tuple[Certificate, ...] | tuple[Diagnostic, ...]:
@@ -41,7 +46,7 @@ def channels(program: Program) -> tuple[Certificate, ...] | tuple[Diagnostic, ..
     result = replay(program)
     if not _finished(program, result):
         return (*disorder, _deadlock(program, transports, result))
-    return disorder or tuple(Certificate(transport, result.runs) for transport in transports)
+    return disorder or tuple(Certificate(transport, result) for transport in transports)
 
 
 def _disorder(program: Program) -> Iterator[Diagnostic]:
