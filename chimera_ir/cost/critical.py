@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from chimera_ir.flow.cycles import NO_CYCLE, critical
-from chimera_ir.flow.fold import Turn
+from chimera_ir.flow.fold import FoldedTurn
 from chimera_ir.flow.net import Net
 from chimera_ir.ir.kinds import KINDS
 from chimera_ir.ir.levels import Header
@@ -29,7 +29,7 @@ class CriticalPath:
 
 
 def critical_path(
-    header: Header, net: Net, durations: Sequence[int], turn: Turn | None
+    header: Header, net: Net, durations: Sequence[int], turn: FoldedTurn | None
 ) -> tuple[CriticalPath, list[int]]:
     """Of the critical paths one with the most backward passes: durations are positive, so that also fixes the others.
 
@@ -47,7 +47,7 @@ def critical_path(
     return _path(header, net, durations)
 
 
-def update_length(header: Header, net: Net, durations: Sequence[int], turn: Turn | None) -> Fraction:
+def update_length(header: Header, net: Net, durations: Sequence[int], turn: FoldedTurn | None) -> Fraction:
     """The length of `critical_path` in linear time, without building the path."""
     if turn is None:
         return Fraction(max(net.ends(durations), default=0))
@@ -69,7 +69,7 @@ def _path(header: Header, net: Net, durations: Sequence[int]) -> tuple[CriticalP
     return _counted(header, net, reversed(path), Fraction(max(times)), 1), times
 
 
-def _cycle(header: Header, net: Net, durations: Sequence[int], turn: Turn) -> CriticalPath:
+def _cycle(header: Header, net: Net, durations: Sequence[int], turn: FoldedTurn) -> CriticalPath:
     longest = critical(turn.waits, [durations[number] for number in turn.numbers])
     if longest.cycle == NO_CYCLE:
         raise ValueError("the schedule is too short to show a steady state; only a verified schedule has one")

@@ -18,30 +18,31 @@ def launches(program: Program, timeline: Timeline) -> tuple[Launched, ...]:
 
     One that shows none has no launches to tell.
     """
-    found = tuple(_launches(program, timeline))
+    all_launches = tuple(_launches(program, timeline))
     if not program.header.asynchronous:
-        return found
+        return all_launches
     window = steady_window(timeline)
     if window is None:
         return ()
     start, end = window.start * timeline.tick, window.end * timeline.tick
-    return tuple(launched for launched in found if start < launched.at <= end)
+    return tuple(launched for launched in all_launches if start < launched.at <= end)
 
 
 def launch_places(program: Program) -> list[list[tuple[int, Stage]]]:
     """For each worker the stages of the sums that it launches, each after how many of its operations."""
     return [
-        [(done, each.stage) for done, each in _after(parts) if isinstance(each, AllReduce)] for parts in program.parts
+        [(done, instruction.stage) for done, instruction in _after(parts) if isinstance(instruction, AllReduce)]
+        for parts in program.parts
     ]
 
 
 def steps(program: Program, timeline: Timeline) -> tuple[Stepped, ...]:
     """All steps that lead to a version, worker by worker, each as early as the worker has come to it."""
     return tuple(
-        Stepped(Worker(worker), each.stage, each.version, _end(timed, done) * timeline.tick)
+        Stepped(Worker(worker), instruction.stage, instruction.version, _end(timed, done) * timeline.tick)
         for worker, (parts, timed) in enumerate(zip(program.parts, timeline.lanes, strict=True))
-        for done, each in _after(parts)
-        if isinstance(each, Step) and each.version is not None
+        for done, instruction in _after(parts)
+        if isinstance(instruction, Step) and instruction.version is not None
     )
 
 
@@ -54,18 +55,22 @@ def eventful(timeline: Timeline, program: Program) -> Timeline:
 def _launches(program: Program, timeline: Timeline) -> Iterator[Launched]:
     for worker, (parts, timed) in enumerate(zip(program.parts, timeline.lanes, strict=True)):
         lines = list(_after(parts))
-        waits = {(each.stage, each.version): done for done, each in lines if isinstance(each, WaitAllReduce)}
-        for done, each in lines:
-            if isinstance(each, AllReduce):
-                waited = waits[each.stage, each.version]
-                yield _launched(Worker(worker), each.stage, timed, done, waited, timeline)
+        waits = {
+            (instruction.stage, instruction.version): done
+            for done, instruction in lines
+            if isinstance(instruction, WaitAllReduce)
+        }
+        for done, instruction in lines:
+            if isinstance(instruction, AllReduce):
+                waited = waits[instruction.stage, instruction.version]
+                yield _launched(Worker(worker), instruction.stage, timed, done, waited, timeline)
 
 
 def _after(parts: Parts) -> Iterator[tuple[int, AllReduce | WaitAllReduce | Step]]:
     """What a lane synchronises, each after how many compute operations it stands."""
-    for place, each in parts.updates:
-        if isinstance(each, AllReduce | WaitAllReduce | Step):
-            yield bisect_left(parts.computes.places, place), each
+    for place, instruction in parts.updates:
+        if isinstance(instruction, AllReduce | WaitAllReduce | Step):
+            yield bisect_left(parts.computes.places, place), instruction
 
 
 def _launched(

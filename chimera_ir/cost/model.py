@@ -117,8 +117,8 @@ class Costs:
 
     def summary(self, header: Header) -> str:
         """The costs of the kinds that occur, in one line."""
-        told = ((kind, cost) for kind, cost in self.told(header) if kind not in ("I", "W"))
-        return ", ".join(f"{kind.replace('_', ' ')} = {exact(cost)}" for kind, cost in told)
+        costs = ((kind, cost) for kind, cost in self.told(header) if kind not in ("I", "W"))
+        return ", ".join(f"{kind.replace('_', ' ')} = {exact(cost)}" for kind, cost in costs)
 
     def recut(self, stages: int, into: int) -> "Costs":
         """The costs of stages that are as much larger as there are fewer of them."""
@@ -156,5 +156,5 @@ class Costs:
         What reads what its forward kept takes longer where that runs the forward again.
         """
         again = KEPT in operation.kind.reads and header.recomputes(operation.micros[0], operation.stage)
-        one: Fraction = getattr(self, operation.kind.letter)
-        return (one + (self.recomputing - self.B if again else 0)) * Fraction(len(operation.micros), header.parts)
+        cost: Fraction = getattr(self, operation.kind.letter)
+        return (cost + (self.recomputing - self.B if again else 0)) * Fraction(len(operation.micros), header.parts)

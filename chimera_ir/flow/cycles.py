@@ -17,7 +17,7 @@ _Steps = Mapping[int, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Cycle:
+class WaitCycle:
     """Nodes that wait for one another, each for the one before it and the first for the last of ``turns`` turns ago."""
 
     nodes: tuple[int, ...]
@@ -25,7 +25,7 @@ class Cycle:
     ratio: Fraction
 
 
-NO_CYCLE = Cycle((), 1, Fraction(0))
+NO_CYCLE = WaitCycle((), 1, Fraction(0))
 """What is critical where no cycle has any weight."""
 
 
@@ -33,7 +33,7 @@ NO_CYCLE = Cycle((), 1, Fraction(0))
 class Critical:
     """A critical cycle, and the waits that are tight: a cycle is critical exactly if it consists of such."""
 
-    cycle: Cycle
+    cycle: WaitCycle
     tight: Waits
 
 
@@ -51,7 +51,7 @@ def critical(waits: Waits, weights: Sequence[int]) -> Critical:
     Examples
     --------
     >>> critical([[(1, 1)], [(0, 0), (1, 1)]], [1, 2]).cycle
-    Cycle(nodes=(0, 1), turns=1, ratio=Fraction(3, 1))
+    WaitCycle(nodes=(0, 1), turns=1, ratio=Fraction(3, 1))
     """
     best = NO_CYCLE
     while True:
@@ -78,7 +78,7 @@ def _longest_paths(waits: Waits, weights: Sequence[int], ratio: Fraction) -> tup
     return ends, steps
 
 
-def _cycles(steps: _Steps, weights: Sequence[int]) -> Iterator[Cycle]:
+def _cycles(steps: _Steps, weights: Sequence[int]) -> Iterator[WaitCycle]:
     """The cycles among steps of which each node has one at most."""
     met: dict[int, int] = {}
     for start in steps:
@@ -90,14 +90,14 @@ def _cycles(steps: _Steps, weights: Sequence[int]) -> Iterator[Cycle]:
             yield _cycle(node, steps, weights)
 
 
-def _cycle(end: int, steps: _Steps, weights: Sequence[int]) -> Cycle:
+def _cycle(end: int, steps: _Steps, weights: Sequence[int]) -> WaitCycle:
     nodes = [end]
     while (node := steps[nodes[-1]][0]) != end:
         nodes.append(node)
     turns = sum(steps[node][1] for node in nodes)
     if turns <= 0:
         raise ValueError("an operation waits for itself; only a verified schedule has a steady state")
-    return Cycle(tuple(reversed(nodes)), turns, Fraction(sum(weights[node] for node in nodes), turns))
+    return WaitCycle(tuple(reversed(nodes)), turns, Fraction(sum(weights[node] for node in nodes), turns))
 
 
 def _tight(waits: Waits, weights: Sequence[int], ratio: Fraction, ends: Sequence[int]) -> Waits:

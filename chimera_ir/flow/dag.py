@@ -139,7 +139,7 @@ class Dag:
         first = len(self.operations) + stage * self._updates
         counts = [0] * len(self)
         for node in nx.topological_sort(self._graph):
-            before = max((counts[each] for each in self._graph.pred[node]), default=0)
+            before = max((counts[predecessor] for predecessor in self._graph.pred[node]), default=0)
             counts[node] = node - first + 1 if first <= node < first + self._updates else before
         return tuple(counts[: len(self.operations)])
 
@@ -158,8 +158,8 @@ class Dag:
         best: tuple[int, ...] = ()
         budget = _SEARCH
         for start in sorted(knot):
-            found, seen = self._around(start, knot, len(best) or len(knot) + 1)
-            best = found or best
+            cycle, seen = self._around(start, knot, len(best) or len(knot) + 1)
+            best = cycle or best
             budget -= seen
             if budget <= 0:
                 break

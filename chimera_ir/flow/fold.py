@@ -10,14 +10,14 @@ from chimera_ir.ir.ops import Compute
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class FoldedTurn:
     """``numbers[n]`` is the number, in the net, of the first operation like node n; ``waits`` are its waits."""
 
     numbers: tuple[int, ...]
     waits: Waits
 
 
-def fold(net: Net, header: Header) -> Turn:
+def fold(net: Net, header: Header) -> FoldedTurn:
     """The turn that the net of an asynchronous schedule repeats, if it shows all waits of the steady state.
 
     The last turn and the first show what any of them does: the last one the waits for earlier turns, the first one
@@ -38,13 +38,13 @@ def fold(net: Net, header: Header) -> Turn:
                 numbers.append(number)
     nearest: list[dict[int, int]] = [{} for _ in numbers]
     for number in inside:
-        alike, turn = _reduced(operations[number], period)
-        own = nearest[nodes[alike]]
+        residue, turn = _reduced(operations[number], period)
+        waits = nearest[nodes[residue]]
         for before in net.predecessors[number]:
-            its, its_turn = _reduced(operations[before], period)
-            node, ago = nodes[its], turn - its_turn
-            own[node] = min(ago, own.get(node, ago))
-    return Turn(tuple(numbers), [tuple(own.items()) for own in nearest])
+            earlier, earlier_turn = _reduced(operations[before], period)
+            node, ago = nodes[earlier], turn - earlier_turn
+            waits[node] = min(ago, waits.get(node, ago))
+    return FoldedTurn(tuple(numbers), [tuple(waits.items()) for waits in nearest])
 
 
 def _reduced(operation: Compute, period: int) -> tuple[tuple[Kind, int, tuple[int, ...]], int]:

@@ -24,7 +24,9 @@ class Peak(NamedTuple):
 
 def peak(lane: Sequence[Compute], sizes: Iterable[int]) -> Peak:
     """The most that a lane keeps at once, where its operations keep and free so much of each micro-batch."""
-    changes = (each.kind.growth * len(each.micros) * size for each, size in zip(lane, sizes, strict=False))
+    changes = (
+        operation.kind.growth * len(operation.micros) * size for operation, size in zip(lane, sizes, strict=False)
+    )
     amounts = list(accumulate(changes))
     highest = max(amounts, default=0)
     return Peak(highest, lane[amounts.index(highest)]) if highest > 0 else Peak(0, None)
@@ -51,8 +53,8 @@ def inputs(schedule: Schedule) -> tuple[Peak, ...]:
 
 def whole(header: Header, peaks: Iterable[Peak]) -> tuple[Fraction, ...]:
     """Peaks in whole micro-batches times stages: M_a (section 3.3)."""
-    return tuple(Fraction(each.amount, header.parts) for each in peaks)
+    return tuple(Fraction(peak.amount, header.parts) for peak in peaks)
 
 
 def _again(header: Header, lane: Iterable[Compute]) -> list[bool]:
-    return [header.recomputes(each.micros[0], each.stage) for each in lane]
+    return [header.recomputes(operation.micros[0], operation.stage) for operation in lane]

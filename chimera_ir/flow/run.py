@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 Time = TypeVar("Time", int, float)
 
 
-class Run(NamedTuple):
+class LaneRun(NamedTuple):
     """A lane's next ``length`` events."""
 
     lane: int
@@ -28,7 +28,7 @@ class Played:
     """
 
     order: tuple[int, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[LaneRun, ...]
     places: tuple[int, ...]
 
 
@@ -41,7 +41,7 @@ def play(lanes: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> Pla
     (2, 1)
     """
     order: list[int] = []
-    runs: list[Run] = []
+    runs: list[LaneRun] = []
     done = bytearray(len(before))
     places = [0] * len(lanes)
     sleepers: dict[int, list[int]] = {}
@@ -63,7 +63,7 @@ def play(lanes: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> Pla
                 continue
             break
         if len(order) > begun:
-            runs.append(Run(number, len(order) - begun))
+            runs.append(LaneRun(number, len(order) - begun))
             places[number] += len(order) - begun
     return Played(tuple(order), tuple(runs), tuple(places))
 

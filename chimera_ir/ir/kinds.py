@@ -93,7 +93,7 @@ class Kind:
 FORWARD = Kind("F", "forward", (ACTIVATIONS,), (ACTIVATIONS, KEPT), None, sums=False)
 BACKWARD = Kind("B", "backward", (KEPT, GRADIENTS), (GRADIENTS,), KEPT, sums=True)
 
-KINDS = {each.letter: each for each in (FORWARD, BACKWARD)}
+KINDS = {row.letter: row for row in (FORWARD, BACKWARD)}
 """The rows, by letter, in the order in which a micro-batch meets them."""
 
 
@@ -104,7 +104,7 @@ def kind(letter: str) -> Kind:
 
 def values() -> Iterator[Value]:
     """All values of the table, each once."""
-    yield from dict.fromkeys(value for each in KINDS.values() for value in each.makes)
+    yield from dict.fromkeys(value for row in KINDS.values() for value in row.makes)
 
 
 def follows(value: Value) -> tuple[Value, ...]:
@@ -113,7 +113,7 @@ def follows(value: Value) -> tuple[Value, ...]:
     ahead = [value]
     while ahead:
         now = ahead.pop()
-        made = [kept for each in KINDS.values() if now in each.reads for kept in each.keeps if kept not in reached]
+        made = [kept for row in KINDS.values() if now in row.reads for kept in row.keeps if kept not in reached]
         reached.update(dict.fromkeys(made))
         ahead += made
     return tuple(reached)

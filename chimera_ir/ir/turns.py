@@ -97,7 +97,12 @@ def body(header: Header, lane: Sequence[Instruction]) -> Body | None:
     start = turn * header.period
     wanted = range(start, start + header.period)
     opening = next(
-        (i for i, each in enumerate(lane) if isinstance(each, Compute) and extent(each).first in wanted), None
+        (
+            i
+            for i, instruction in enumerate(lane)
+            if isinstance(instruction, Compute) and extent(instruction).first in wanted
+        ),
+        None,
     )
     if opening is None:
         return Body(turn, (), {}) if not lane else None
@@ -120,12 +125,12 @@ def unroll(header: Header, lane: Body, updates: int) -> Iterator[Instruction]:
 
 def by_turn(header: Header, lane: Body, updates: int) -> Iterator[tuple[int, Instruction]]:
     """The instructions of `unroll`, each with the number of its turn."""
-    each_turn, micro_batches = updates_a_turn(header), updates * header.per_update
+    per_turn, micro_batches = updates_a_turn(header), updates * header.per_update
     known = initial(header, lane)
     listed = [(instruction, *extent(instruction), lowest(known, instruction)) for instruction in lane.instructions]
     for turn in _turns(header, lane, updates, known):
         by = turn - lane.turn
-        micros, versions = by * header.period, by * each_turn
+        micros, versions = by * header.period, by * per_turn
         for instruction, first, last, of_updates, least in listed:
             offset, end = (versions, updates) if of_updates else (micros, micro_batches)
             if (first + offset > 0 or first + offset == least) and last + offset < end:
@@ -135,30 +140,32 @@ def by_turn(header: Header, lane: Body, updates: int) -> Iterator[tuple[int, Ins
 
 def initial(header: Header, lane: Body) -> dict[Stage, Initial]:
     """The stages whose initial weights are not kept as version 0 of the steady state would be."""
-    each_turn = updates_a_turn(header)
+    per_turn = updates_a_turn(header)
     places = {
-        (type(each), each.stage, each.version % each_turn): (each.version, place)
-        for place, each in enumerate(lane.instructions)
-        if isinstance(each, Step | Stash | Drop) and each.version is not None
+        (type(instruction), instruction.stage, instruction.version % per_turn): (instruction.version, place)
+        for place, instruction in enumerate(lane.instructions)
+        if isinstance(instruction, Step | Stash | Drop) and instruction.version is not None
     }
 
     def at(kind: type[Step | Stash | Drop], stage: Stage, version: int) -> tuple[int, int] | None:
         """The turn, from this one, of the line about a version, and its place there."""
-        line = places.get((kind, stage, version % each_turn))
-        return None if line is None else ((version - line[0]) // each_turn, line[1])
+        line = places.get((kind, stage, version % per_turn))
+        return None if line is None else ((version - line[0]) // per_turn, line[1])
 
     lasts: dict[Stage, dict[int, tuple[int, int]]] = {}
-    for place, each in enumerate(lane.instructions):
-        if not isinstance(each, Compute) or each.version is None:
+    for place, instruction in enumerate(lane.instructions):
+        if not isinstance(instruction, Compute) or instruction.version is None:
             continue
-        step = at(Step, each.stage, 1)
-        for turns in range(-(-each.version // each_turn), min(each.micros) // header.period + 1):
-            version = each.version - turns * each_turn
-            dropped = at(Drop, each.stage, version)
+        step = at(Step, instruction.stage, 1)
+        for turns in range(-(-instruction.version // per_turn), min(instruction.micros) // header.period + 1):
+            version = instruction.version - turns * per_turn
+            dropped = at(Drop, instruction.stage, version)
             if step is not None and dropped is not None and step < (-turns, place):
-                lasts.setdefault(each.stage, {})[version] = dropped
-    found = {stage: Initial(max(those), max(those, key=those.__getitem__)) for stage, those in lasts.items()}
-    return {stage: kept for stage, kept in found.items() if kept.drop}
+                lasts.setdefault(instruction.stage, {})[version] = dropped
+    initials = {
+        stage: Initial(max(versions), max(versions, key=versions.__getitem__)) for stage, versions in lasts.items()
+    }
+    return {stage: kept for stage, kept in initials.items() if kept.drop}
 
 
 def lowest(known: Mapping[Stage, Initial], instruction: Instruction) -> int:
@@ -174,9 +181,9 @@ def lowest(known: Mapping[Stage, Initial], instruction: Instruction) -> int:
 
 def _turns(header: Header, lane: Body, updates: int, known: Mapping[Stage, Initial]) -> range:
     """The turns that have something to do if there are so many updates, from first to last."""
-    each_turn = updates_a_turn(header)
+    per_turn = updates_a_turn(header)
     bounds = [
-        (first - least - lane.turn * each_turn, last - lane.turn * each_turn, each_turn, updates)
+        (first - least - lane.turn * per_turn, last - lane.turn * per_turn, per_turn, updates)
         if of_updates
         else (
             first - lane.turn * header.period,
@@ -184,7 +191,9 @@ def _turns(header: Header, lane: Body, updates: int, known: Mapping[Stage, Initi
             header.period,
             updates * header.per_update,
         )
-        for (first, last, of_updates), least in ((extent(each), lowest(known, each)) for each in lane.instructions)
+        for (first, last, of_updates), least in (
+            (extent(instruction), lowest(known, instruction)) for instruction in lane.instructions
+        )
     ]
     if not bounds:
         return range(0)
@@ -212,13 +221,13 @@ def longer(program: Program, updates: int) -> Program:
             raise ValueError("the program shows no turn of a steady state")
         pipes = tuple(replace(pipe, micros=further(old, pipe.micros, count)) for pipe in old.pipes)
         header = replace(old, micro_batches=count, updates=updates, pipes=pipes)
-        return Program(header, tuple(tuple(unroll(old, each, updates)) if each else () for each in bodies))
+        return Program(header, tuple(tuple(unroll(old, turn, updates)) if turn else () for turn in bodies))
     every = range(updates)
     again = [tuple(Micro(m + u * old.per_update) for u in every for m in pipe.micros) for pipe in old.pipes]
     pipes = tuple(replace(pipe, micros=micros) for pipe, micros in zip(old.pipes, again, strict=True))
     return Program(
         replace(old, micro_batches=count, pipes=pipes),
-        tuple(tuple(moved(each, u * old.per_update, u) for u in every for each in lane) for lane in program.lanes),
+        tuple(tuple(moved(line, u * old.per_update, u) for u in every for line in lane) for lane in program.lanes),
     )
 
 
@@ -250,9 +259,9 @@ def moved(instruction: Instruction, micros: int, updates: int = 0) -> Instructio
     No version that is read or kept is below 0.
     """
     match instruction:
-        case Compute(kind, own, stage, origin, version):
+        case Compute(kind, numbers, stage, origin, version):
             read = None if version is None else Version(max(version + updates, 0))
-            return Compute(kind, _later(own, micros), stage, origin, read)
+            return Compute(kind, _later(numbers, micros), stage, origin, read)
         case Send(message, to, origin):
             return Send(_of_later(message, micros), to, origin)
         case Recv(message, source, slot, origin):
@@ -289,10 +298,10 @@ def _lead(lane: Sequence[Instruction], opening: int) -> int:
 def _rings(lane: Sequence[Instruction], instructions: Sequence[Instruction]) -> dict[Shelf, Ring]:
     messages: dict[Shelf, int] = {}
     slots: dict[Shelf, int] = {}
-    for each in instructions:
-        if isinstance(each, Recv):
-            messages[shelf(each.message)] = messages.get(shelf(each.message), 0) + 1
-    for each in lane:
-        if isinstance(each, Recv):
-            slots[shelf(each.message)] = max(slots.get(shelf(each.message), 0), each.slot + 1)
+    for instruction in instructions:
+        if isinstance(instruction, Recv):
+            messages[shelf(instruction.message)] = messages.get(shelf(instruction.message), 0) + 1
+    for instruction in lane:
+        if isinstance(instruction, Recv):
+            slots[shelf(instruction.message)] = max(slots.get(shelf(instruction.message), 0), instruction.slot + 1)
     return {key: Ring(count, slots[key]) for key, count in messages.items()}

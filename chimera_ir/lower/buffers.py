@@ -56,16 +56,16 @@ def slots(postings: Iterable[Posting]) -> tuple[Slot, ...]:
     for key, before, last_use in _uses(postings):
         keys.append(key)
         shelves[key].append((before, last_use))
-    taken = {key: iter(_few(uses)) for key, uses in shelves.items()}
-    return tuple([next(taken[key]) for key in keys])
+    slots_of = {key: iter(_few(uses)) for key, uses in shelves.items()}
+    return tuple([next(slots_of[key]) for key in keys])
 
 
 def _few(uses: list[tuple[int, int]]) -> list[Slot]:
     """The slots of a shelf's messages."""
     shelf = _Shelf()
-    taken = [shelf.take(before, last_use) for before, last_use in uses]
+    lowest = [shelf.take(before, last_use) for before, last_use in uses]
     size = _ring(uses)
-    return [Slot(number % size) for number in range(len(uses))] if size == shelf.size else taken
+    return [Slot(number % size) for number in range(len(uses))] if size == shelf.size else lowest
 
 
 def rings(postings: Iterable[Posting], within: Callable[[Micro], bool]) -> tuple[Slot, ...]:

@@ -63,8 +63,8 @@ class Traffic:
     postings: tuple[Posting, ...]
     sent: Mapping[int, Transfer]
     received: Mapping[int, Transfer]
-    taken: Mapping[int, list[Transfer]]
-    untold: tuple[Transfer, ...]
+    retired: Mapping[int, list[Transfer]]
+    unanswered: tuple[Transfer, ...]
 
 
 @dataclass(slots=True)
@@ -74,8 +74,8 @@ class _Draft:
     wanted: list[tuple[int, Transfer]] = field(default_factory=list)
     sent: dict[int, Transfer] = field(default_factory=dict)
     received: dict[int, Transfer] = field(default_factory=dict)
-    taken: dict[int, list[Transfer]] = field(default_factory=lambda: defaultdict(list))
-    untold: list[Transfer] = field(default_factory=list)
+    retired: dict[int, list[Transfer]] = field(default_factory=lambda: defaultdict(list))
+    unanswered: list[Transfer] = field(default_factory=list)
 
 
 def communicate(schedule: Schedule, ahead: int) -> tuple[Traffic, ...]:
@@ -106,8 +106,8 @@ def _traffic(draft: _Draft, ahead: int) -> Traffic:
         postings=tuple([Posting(max(0, use - ahead), transfer) for use, transfer in wanted]),
         sent=draft.sent,
         received=draft.received,
-        taken={use: sorted(transfers, key=_produced) for use, transfers in draft.taken.items()},
-        untold=tuple(sorted(draft.untold, key=_produced)),
+        retired={use: sorted(transfers, key=_produced) for use, transfers in draft.retired.items()},
+        unanswered=tuple(sorted(draft.unanswered, key=_produced)),
     )
 
 
@@ -139,9 +139,9 @@ def _retire(draft: _Draft, transfers: list[Transfer], answers: list[Transfer]) -
     for transfer in transfers:
         first = bisect_left(produced, transfer.used)
         if first < len(uses):
-            draft.taken[uses[first]].append(transfer)
+            draft.retired[uses[first]].append(transfer)
         else:
-            draft.untold.append(transfer)
+            draft.unanswered.append(transfer)
 
 
 def _produced(transfer: Transfer) -> int:

@@ -32,11 +32,11 @@ from chimera_ir.lower.sync import Duration, Insertions, synchronise
 from chimera_ir.lower.updates import update
 
 
-def _alike(_: Compute) -> int:
+def _unit_time(_: Compute) -> int:
     return 1
 
 
-def lower(schedule: Schedule, ahead: int = 1, duration: Duration = _alike, net: Net | None = None) -> Program:
+def lower(schedule: Schedule, ahead: int = 1, duration: Duration = _unit_time, net: Net | None = None) -> Program:
     """The program that runs a schedule.
 
     Afterwards every hand-over between workers is one message, sent, received and waited for at both ends, in a slot of
@@ -83,47 +83,52 @@ def sketch(schedule: Schedule) -> Program:
         _lane(lane, traffic, rings(traffic.postings, middle.within), Insertions({}, {}))
         for lane, traffic in zip(schedule.lanes, communicate(schedule, 1), strict=True)
     )
-    return Program(schedule.header, tuple(tuple(each for each in lane if middle.keeps(each)) for lane in lanes))
+    return Program(
+        schedule.header,
+        tuple(tuple(instruction for instruction in lane if middle.keeps(instruction)) for lane in lanes),
+    )
 
 
 def _streaming(schedule: Schedule, ahead: int, duration: Duration, margin: Margin) -> Iterator[list[Instruction]]:
     """The lanes with their margins."""
     traffics = communicate(schedule, ahead)
     updates = update(schedule, margin.durations(duration))
-    for lane, traffic, own in zip(schedule.lanes, traffics, updates, strict=True):
-        yield _lane(lane, traffic, rings(traffic.postings, margin.within), own)
+    for lane, traffic, insertions in zip(schedule.lanes, traffics, updates, strict=True):
+        yield _lane(lane, traffic, rings(traffic.postings, margin.within), insertions)
 
 
 def _lane(
-    lane: tuple[Compute, ...], traffic: Traffic, taken: Iterable[Slot], insertions: Insertions
+    lane: tuple[Compute, ...], traffic: Traffic, recv_slots: Iterable[Slot], insertions: Insertions
 ) -> list[Instruction]:
-    posted = _posted(lane, traffic, taken)
+    posted = _posted(lane, traffic, recv_slots)
     before, after = insertions.before, insertions.after
-    received, sent, over = traffic.received, traffic.sent, traffic.taken
-    found: list[Instruction] = [*after.get(-1, ())]
+    received, sent, retired = traffic.received, traffic.sent, traffic.retired
+    instructions: list[Instruction] = [*after.get(-1, ())]
     for place, operation in enumerate(lane):
         if place in posted:
-            found += posted[place]
+            instructions += posted[place]
         if place in before:
-            found += before[place]
+            instructions += before[place]
         if place in received:
-            found.append(WaitRecv(received[place].message, operation.origin))
-            if place in over:
-                found += [WaitSend(transfer.message, lane[transfer.produced].origin) for transfer in over[place]]
-        found.append(operation)
+            instructions.append(WaitRecv(received[place].message, operation.origin))
+            if place in retired:
+                instructions += [
+                    WaitSend(transfer.message, lane[transfer.produced].origin) for transfer in retired[place]
+                ]
+        instructions.append(operation)
         if place in sent:
             transfer = sent[place]
-            found.append(Send(transfer.message, transfer.receiver, operation.origin))
+            instructions.append(Send(transfer.message, transfer.receiver, operation.origin))
         if place in after:
-            found += after[place]
-    found += [WaitSend(transfer.message, lane[transfer.produced].origin) for transfer in traffic.untold]
-    found += insertions.at_end
-    return found
+            instructions += after[place]
+    instructions += [WaitSend(transfer.message, lane[transfer.produced].origin) for transfer in traffic.unanswered]
+    instructions += insertions.at_end
+    return instructions
 
 
-def _posted(lane: tuple[Compute, ...], traffic: Traffic, taken: Iterable[Slot]) -> dict[int, list[Recv]]:
+def _posted(lane: tuple[Compute, ...], traffic: Traffic, recv_slots: Iterable[Slot]) -> dict[int, list[Recv]]:
     """The receives to post before each operation."""
     posted: dict[int, list[Recv]] = defaultdict(list)
-    for (before, transfer), slot in zip(traffic.postings, taken, strict=True):
+    for (before, transfer), slot in zip(traffic.postings, recv_slots, strict=True):
         posted[before].append(Recv(transfer.message, transfer.sender, slot, lane[transfer.used].origin))
     return posted

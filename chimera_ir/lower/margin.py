@@ -42,12 +42,12 @@ class Margin:
 
         def same(operation: Compute) -> int:
             turn, place = divmod(operation.micros[0], self.header.period)
-            alike = type(operation), Micro(place), operation.stage
-            if alike not in known:
+            key = type(operation), Micro(place), operation.stage
+            if key not in known:
                 first = later(self.header, operation, -turn)
                 assert isinstance(first, Compute)
-                known[alike] = duration(first)
-            return known[alike]
+                known[key] = duration(first)
+            return known[key]
 
         return same
 
@@ -68,7 +68,7 @@ class Margin:
         turn = body(self.wide, lane)
         if turn is None:
             return {}
-        instructions = tuple(later(self.header, each, -self.turns) for each in turn.instructions)
+        instructions = tuple(later(self.header, instruction, -self.turns) for instruction in turn.instructions)
         return initial(self.header, Body(turn.turn - self.turns, instructions, turn.rings))
 
 
@@ -104,9 +104,13 @@ def widened(schedule: Schedule) -> tuple[Schedule, Margin]:
     )
     lanes = [
         unroll(
-            wide, Body(each.turn + margin, tuple(later(header, i, margin) for i in each.instructions), {}), wide.updates
+            wide,
+            Body(
+                turn.turn + margin, tuple(later(header, instruction, margin) for instruction in turn.instructions), {}
+            ),
+            wide.updates,
         )
-        for each in bodies
+        for turn in bodies
     ]
     return Schedule(wide, tuple(tuple(_computes(lane)) for lane in lanes)), Margin(header, wide, margin)
 
@@ -114,17 +118,17 @@ def widened(schedule: Schedule) -> tuple[Schedule, Margin]:
 def _span(header: Header, bodies: Iterable[Body]) -> int:
     """Over how many turns the micro-batches and versions spread that one turn of all lanes is about."""
     turns: list[int] = []
-    for each in bodies:
-        for instruction in each.instructions:
+    for turn in bodies:
+        for instruction in turn.instructions:
             first, last, _ = extent(instruction)
-            turns += [first // header.period - each.turn, last // header.period - each.turn]
+            turns += [first // header.period - turn.turn, last // header.period - turn.turn]
             version = getattr(instruction, "version", None)
             if version is not None:
-                turns.append(version // updates_a_turn(header) - each.turn)
+                turns.append(version // updates_a_turn(header) - turn.turn)
     return max(turns, default=0) - min(turns, default=0)
 
 
 def _computes(lane: Iterable[Instruction]) -> Iterable[Compute]:
-    for each in lane:
-        assert isinstance(each, Compute)
-        yield each
+    for instruction in lane:
+        assert isinstance(instruction, Compute)
+        yield instruction

@@ -18,8 +18,8 @@ def order(plan: Plan) -> Schedule:
     lanes: list[list[Planned]] = [[] for _ in range(plan.header.workers)]
     for planned in plan.operations:
         lanes[planned.worker].append(planned)
-    return Schedule(plan.header, tuple(_lane(planned) for planned in lanes))
+    return Schedule(plan.header, tuple(_lane(operations) for operations in lanes))
 
 
-def _lane(planned: list[Planned]) -> tuple[Compute, ...]:
-    return tuple(each.operation for each in sorted(planned, key=lambda each: each.clock))
+def _lane(operations: list[Planned]) -> tuple[Compute, ...]:
+    return tuple(planned.operation for planned in sorted(operations, key=lambda planned: planned.clock))

@@ -48,7 +48,7 @@ class Launch(NamedTuple):
     stage: Stage
 
 
-class Region(NamedTuple):
+class LaunchRegion(NamedTuple):
     """A worker's part of a stage: its last backward's place in the lane and end, and the idle time between then and the
     end of the lane."""
 
@@ -60,7 +60,7 @@ class Region(NamedTuple):
 class _Lane(NamedTuple):
     """What launches depend on: the regions of the stages that a worker holds, and the end of its compute."""
 
-    regions: dict[Stage, Region]
+    regions: dict[Stage, LaunchRegion]
     length: int
     end: int
 
@@ -69,11 +69,11 @@ def synchronise(schedule: Schedule, duration: Duration, net: Net) -> Iterator[In
     """The sums and steps of every lane, by the policy above: one for each stage that its worker holds."""
     durations = list(map(duration, net.operations))
     ends = net.ends(durations)
-    launched = launches(
+    launches_by_lane = launches(
         schedule, *([times[lane.start : lane.stop] for lane in net.lanes] for times in (durations, ends))
     )
-    for operations, own in zip(schedule.lanes, launched, strict=True):
-        yield _insertions(own, {operation.stage: operation.origin for operation in operations})
+    for operations, launched in zip(schedule.lanes, launches_by_lane, strict=True):
+        yield _insertions(launched, {operation.stage: operation.origin for operation in operations})
 
 
 def launches(
@@ -96,7 +96,7 @@ def _insertions(launched: Iterable[Launch], origin: Mapping[Stage, Span]) -> Ins
     return Insertions({}, after, at_end)
 
 
-def _eager(header: Header, stage: Stage, region: Region) -> bool:
+def _eager(header: Header, stage: Stage, region: LaunchRegion) -> bool:
     strategy = header.strategy(stage)
     match strategy:
         case Strategy.LAZY:
@@ -110,13 +110,13 @@ def _eager(header: Header, stage: Stage, region: Region) -> bool:
 
 
 def _launches(header: Header, lane: _Lane, held: list[Stage]) -> tuple[Launch, ...]:
-    found: list[Launch] = []
+    launched: list[Launch] = []
     after = -1
     for stage in held:
         region = lane.regions[stage]
         after = max(after, region.last if _eager(header, stage, region) else lane.length - 1)
-        found.append(Launch(after, stage))
-    return tuple(found)
+        launched.append(Launch(after, stage))
+    return tuple(launched)
 
 
 def _agreed(header: Header, lanes: list[_Lane]) -> dict[Stage, int]:
@@ -130,7 +130,7 @@ def _agreed(header: Header, lanes: list[_Lane]) -> dict[Stage, int]:
 
 
 def _lanes(schedule: Schedule, durations: Sequence[Sequence[int]], all_ends: Sequence[Sequence[int]]) -> list[_Lane]:
-    found: list[_Lane] = []
+    facts: list[_Lane] = []
     lanes = zip(schedule.lanes, all_ends, map(accumulate, durations), schedule.header.stages_of, strict=True)
     for lane, ends, busy, stages in lanes:
         worked = [0, *busy]
@@ -138,10 +138,10 @@ def _lanes(schedule: Schedule, durations: Sequence[Sequence[int]], all_ends: Seq
         end = ends[-1] if ends else 0
         idle = end - worked[-1]
         regions = {
-            stage: Region(last[stage], ends[last[stage]], idle - ends[last[stage]] + worked[last[stage] + 1])
+            stage: LaunchRegion(last[stage], ends[last[stage]], idle - ends[last[stage]] + worked[last[stage] + 1])
             if stage in last
-            else Region(-1, 0, idle)
+            else LaunchRegion(-1, 0, idle)
             for stage in stages
         }
-        found.append(_Lane(regions, len(lane), end))
-    return found
+        facts.append(_Lane(regions, len(lane), end))
+    return facts

@@ -69,21 +69,23 @@ def update(schedule: Schedule, duration: Duration) -> Iterator[Insertions]:
     duration
         How long operations take, in any unit.
     """
-    found = _all_updates(schedule)
-    agreed = _agreed(schedule, duration, found)
-    for lane, updates in zip(schedule.lanes, found, strict=True):
-        yield _insertions(lane, sorted(updates, key=lambda each: agreed[each.version, each.stage]))
+    updates_by_lane = _all_updates(schedule)
+    agreed = _agreed(schedule, duration, updates_by_lane)
+    for lane, updates in zip(schedule.lanes, updates_by_lane, strict=True):
+        yield _insertions(
+            lane, sorted(updates, key=lambda stage_update: agreed[stage_update.version, stage_update.stage])
+        )
 
 
 def copies(schedule: Schedule) -> Iterator[dict[Stage, int]]:
     """For each worker, how many copies of the weights of a stage it keeps at most: the newest, and what is stashed."""
     for updates in _all_updates(schedule):
         changes: dict[Stage, list[tuple[int, int]]] = defaultdict(list)
-        for each in updates:
-            changes[each.stage] += _stashed(each)
+        for stage_update in updates:
+            changes[stage_update.stage] += _stashed(stage_update)
         yield {
-            stage: 1 + max(accumulate((change for _, change in sorted(its)), initial=0))
-            for stage, its in changes.items()
+            stage: 1 + max(accumulate((change for _, change in sorted(stage_changes)), initial=0))
+            for stage, stage_changes in changes.items()
         }
 
 
@@ -112,7 +114,7 @@ def _insertions(lane: tuple[Compute, ...], updates: list[_Update]) -> Insertions
 def _all_updates(schedule: Schedule) -> list[list[_Update]]:
     """The updates of every lane."""
     summed = _summed(schedule)
-    return [list(_updates(schedule.header, *each)) for each in zip(schedule.lanes, summed, strict=True)]
+    return [list(_updates(schedule.header, lane, counts)) for lane, counts in zip(schedule.lanes, summed, strict=True)]
 
 
 def _summed(schedule: Schedule) -> Sequence[_Summed]:
@@ -133,7 +135,7 @@ def _summed(schedule: Schedule) -> Sequence[_Summed]:
 
 def _uneven(header: Header, worker: int, lane: Sequence[Compute]) -> Iterator[Stage]:
     """The stages of a worker that it has no backward of in some update."""
-    added = {(each.stage, update_of(header, each)) for each in lane if each.kind.sums}
+    added = {(operation.stage, update_of(header, operation)) for operation in lane if operation.kind.sums}
     updates = Counter(stage for stage, _ in added)
     return (stage for stage in header.stages_of[worker] if updates[stage] < header.updates)
 
@@ -143,11 +145,11 @@ def _updates(header: Header, lane: Sequence[Compute], summed: _Summed) -> Iterat
     places: dict[Stage, list[int]] = defaultdict(list)
     for place, operation in enumerate(lane):
         places[operation.stage].append(place)
-    for stage, own in places.items():
+    for stage, stage_places in places.items():
         backwards: dict[int, int] = {}
         lasts: dict[int, int] = {}
         needs: dict[int, int] = {}
-        for place in own:
+        for place in stage_places:
             operation = lane[place]
             update = update_of(header, operation)
             lasts[operation.version or 0] = place
@@ -183,9 +185,9 @@ def _agreed(
 ) -> dict[tuple[Version, Stage], tuple[int, int, Version]]:
     """The rank of every sum in the order in which all workers launch them; of equals, the later stage first."""
     joins: list[dict[int, list[tuple[Stage, int]]]] = [defaultdict(list) for _ in updates]
-    for own, lane in zip(joins, updates, strict=True):
-        for each in lane:
-            if each.launch.behind_steps:
-                own[each.launch.place].append((each.stage, each.version - 1))
+    for lane_joins, lane in zip(joins, updates, strict=True):
+        for stage_update in lane:
+            if stage_update.launch.behind_steps:
+                lane_joins[stage_update.launch.place].append((stage_update.stage, stage_update.version - 1))
     times = last_launches(schedule, duration, joins)
     return {(version, stage): (times[stage, version - 1], -stage, version) for stage, version, *_ in chain(*updates)}

@@ -116,7 +116,7 @@ def _malformed(tokens: list[Token], title: Token) -> list[Diagnostic]:
     return [*shown, *([MoreMistakes(span(rest[0]), len(rest))] if rest else [])]
 
 
-def _structure(source: Source, found: Token) -> list[Diagnostic]:
+def _structure(source: Source, unexpected: Token) -> list[Diagnostic]:
     """What to say of a text whose lines do not stand in the order of the grammar; malformed lines come first."""
     tokens = list(_parser().lex(source.text))
     if not tokens:
@@ -127,10 +127,12 @@ def _structure(source: Source, found: Token) -> list[Diagnostic]:
     if malformed:
         return _malformed(malformed, tokens[0])
     lanes = any(token.type == "HEADING" for token in tokens)
-    if found.type == "HEADING" and not tokens[0].startswith("plan"):
-        found = next(token for token in tokens if token.type not in _MISPLACED)
+    if unexpected.type == "HEADING" and not tokens[0].startswith("plan"):
+        unexpected = next(token for token in tokens if token.type not in _MISPLACED)
     under = " under their `worker` headings" if lanes else ""
-    return [MisplacedLine(span(found), _MISPLACED.get(found.type, "an operation before the first heading"), under)]
+    return [
+        MisplacedLine(span(unexpected), _MISPLACED.get(unexpected.type, "an operation before the first heading"), under)
+    ]
 
 
 _MISPLACED = {
@@ -259,12 +261,12 @@ class _Reader:
 
     def _version(self, token: Token) -> Version | None:
         """The version that an operation names; a mistake is kept if it names none and must, or must not."""
-        found = _VERSION.search(token)
-        if (found is not None) is not self._header.asynchronous:
+        match = _VERSION.search(token)
+        if (match is not None) is not self._header.asynchronous:
             self._reject(_unsaid(token, asynchronous=self._header.asynchronous))
-        version = integers(token, found[1])[0] if found else 0
+        version = integers(token, match[1])[0] if match else 0
         within = self._within(token, "version", version, self._header.updates)
-        return Version(version) if found and within else None
+        return Version(version) if match and within else None
 
     def _compute(self, token: Token, micros: list[int], stage: int) -> Compute | None:
         row = KINDS.get(token[0])
