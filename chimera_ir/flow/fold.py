@@ -1,4 +1,14 @@
-"""One turn of an asynchronous schedule: its operations, each for those of all turns, and what waits for what."""
+"""Folding an asynchronous schedule into one turn: each operation stands for that operation in every turn.
+
+worker 0: ...                0  F m0 s0   waits for 3, two turns ago
+  F m4 s0 v3                 1  F m0 s1   waits for 0, and for 2 a turn ago
+  B m3 s0 v2                 2  B m0 s1   waits for 1
+  F m5 s0 v4                 3  B m0 s0   waits for 0 a turn later, for 2, and for 3 a turn ago
+worker 1: ...
+  F m3 s1 v3
+  B m3 s1 v3
+  F m4 s1 v4
+"""
 
 from dataclasses import dataclass
 
@@ -11,18 +21,22 @@ from chimera_ir.ir.ops import Compute
 
 @dataclass(frozen=True, slots=True)
 class FoldedTurn:
-    """``numbers[n]`` is the number, in the net, of the first operation like node n; ``waits`` are its waits."""
+    """A turn as a graph.
+
+    ``numbers[n]`` is the number in the net of node n's operation in the first turn, and ``waits[n]`` what node n waits
+    for: pairs of a node and how many turns ago.
+    """
 
     numbers: tuple[int, ...]
     waits: Waits
 
 
 def fold(net: Net, header: Header) -> FoldedTurn:
-    """The turn that the net of an asynchronous schedule repeats, if it shows all waits of the steady state.
+    """The turn that the net of an asynchronous schedule repeats, if the net shows all waits of the steady state.
 
-    The last turn and the first show what any of them does: the last one the waits for earlier turns, the first one
-    those for later turns, which no version below 0 hides. Warm-up and drain lack operations, so there an operation also
-    follows one that in the steady state it follows by way of others. Such a wait does no harm: the way there is longer.
+    The last turn shows the waits for earlier turns, the first turn those for later turns; no version below 0 hides
+    either. Warm-up and drain lack operations, so an operation there may also wait directly for one that it follows by
+    way of others in the steady state. Such a wait is harmless: the path through the others takes longer.
     """
     operations, period = net.operations, header.period
     ends = {0, header.micro_batches // period - 1}
@@ -48,7 +62,7 @@ def fold(net: Net, header: Header) -> FoldedTurn:
 
 
 def _reduced(operation: Compute, period: int) -> tuple[tuple[Kind, int, tuple[int, ...]], int]:
-    """What an operation is within its turn, and the turn."""
+    """An operation with its micro-batches counted from the start of its turn, and the number of the turn."""
     turn = operation.micros[0] // period
     within = tuple(micro - turn * period for micro in operation.micros)
     return (operation.kind, operation.stage, within), turn

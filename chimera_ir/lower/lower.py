@@ -1,4 +1,4 @@
-"""From a schedule to a program: the compute operations keep their order; all else is put in between.
+"""From a schedule to a program: the compute operations keep their order, all other instructions are inserted.
 
     F m0 s1                     recv m0 s0->s1 from w0 into 0
     B m0 s1                     wait recv m0 s0->s1
@@ -13,9 +13,9 @@
 The policies stand with the passes: `comm` (messages), `buffers` (slots), `sync` (gradients), `updates` (those of an
 asynchronous scheme, with the versions of its weights).
 
-The lanes of an asynchronous schedule are parts of sequences without an end (`ir.turns`). They are lowered with a margin
-of further turns on both sides, and what belongs to the margin is left out again: so everything stands where it stands
-in the steady state, in warm-up and drain too.
+The lanes of an asynchronous schedule are parts of endless sequences (`ir.turns`). They are lowered with a margin of
+further turns on both sides, and the margin is cut off afterwards. So each instruction has its place of the steady
+state, in warm-up and drain, too.
 """
 
 from collections import defaultdict
@@ -39,20 +39,20 @@ def _unit_time(_: Compute) -> int:
 def lower(schedule: Schedule, ahead: int = 1, duration: Duration = _unit_time, net: Net | None = None) -> Program:
     """The program that runs a schedule.
 
-    Afterwards every hand-over between workers is one message, sent, received and waited for at both ends, in a slot of
-    its own while it is needed, and every held stage is summed and stepped once an update. What is added has the origin
-    of the operation it serves.
+    Afterwards every hand-over between workers is one message, which is sent, received and waited for at both ends, and
+    has a slot of its own while it is needed. Every stage that a worker holds is summed and stepped once per update. An
+    inserted instruction has the origin of the operation that it serves.
 
     Parameters
     ----------
     schedule
-        Complete, placed and acyclic, and its lanes repeat if it is asynchronous (`verify_schedule`).
+        Complete, placed and acyclic; if it is asynchronous, its lanes repeat (`verify_schedule`).
     ahead
         How many operations before its use a receive is posted, at least 0.
     duration
-        How long operations take, in any unit: it decides where a bubble is (`sync`).
+        How long operations take, in any unit; this decides where a bubble is (`sync`).
     net
-        That of the schedule, where it is known already.
+        The net of the schedule, where it is known already.
 
     Raises
     ------
@@ -73,10 +73,10 @@ def lower(schedule: Schedule, ahead: int = 1, duration: Duration = _unit_time, n
 
 
 def sketch(schedule: Schedule) -> Program:
-    """The messages that `lower` gives an asynchronous schedule, sooner: to see how much memory they take.
+    """An asynchronous schedule with messages only, to see how much memory they take, in less time than `lower` takes.
 
-    Only the half in the middle has them; there everything stands where it stands in the steady state. Nothing is
-    summed, stepped or stashed (`updates.copies`).
+    Only the middle half, which is in the steady state, has the messages that `lower` would give it. The sketch has no
+    sums, steps or stashes (`updates.copies` counts these).
     """
     middle = Middle(schedule.header)
     lanes = (
@@ -90,7 +90,7 @@ def sketch(schedule: Schedule) -> Program:
 
 
 def _streaming(schedule: Schedule, ahead: int, duration: Duration, margin: Margin) -> Iterator[list[Instruction]]:
-    """The lanes with their margins."""
+    """The lowered lanes of a wide schedule, margins included."""
     traffics = communicate(schedule, ahead)
     updates = update(schedule, margin.durations(duration))
     for lane, traffic, insertions in zip(schedule.lanes, traffics, updates, strict=True):

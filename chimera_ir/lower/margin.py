@@ -1,4 +1,4 @@
-"""The lanes of an asynchronous schedule with further turns on both sides, and the way back."""
+"""The wide form of an asynchronous schedule, with further turns on both sides of each lane, and the way back."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ _TALK = (Send, Recv, WaitSend, WaitRecv)
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """The instance that a wide one has been made of, and by how many turns its micro-batches were moved there."""
+    """The headers of an instance and of its wide form, and by how many turns the wide form moves micro-batches."""
 
     header: Header
     wide: Header
@@ -37,7 +37,7 @@ class Margin:
         return 0 <= micro - self.turns * self.header.period < self.header.micro_batches
 
     def durations(self, duration: Duration) -> Duration:
-        """The durations of the operations of the wide schedule: those of the same ones in the instance's first turn."""
+        """The durations of the wide schedule's operations, which are those of the instance's first turn."""
         known: dict[tuple[type[Compute], Micro, Stage], int] = {}
 
         def same(operation: Compute) -> int:
@@ -64,7 +64,7 @@ class Margin:
         return tuple(kept)
 
     def _initial(self, lane: Sequence[Instruction]) -> dict[Stage, Initial]:
-        """The stages whose initial weights are kept otherwise than version 0 of the wide lane is."""
+        """The stages whose initial weights are not kept like version 0 of the wide lane."""
         turn = body(self.wide, lane)
         if turn is None:
             return {}
@@ -74,23 +74,23 @@ class Margin:
 
 @dataclass(frozen=True, slots=True)
 class Middle:
-    """The half in the middle of an asynchronous instance, in which it is in its steady state."""
+    """The middle half of an asynchronous instance, which is in its steady state."""
 
     header: Header
 
     def within(self, micro: Micro) -> bool:
-        """Whether a micro-batch belongs to it."""
+        """Whether a micro-batch belongs to the middle half."""
         return self.header.micro_batches <= 4 * micro < 3 * self.header.micro_batches
 
     def keeps(self, instruction: Instruction) -> bool:
-        """Whether an instruction is no message, or one of that half."""
+        """Whether an instruction is not about a message, or about one of the middle half."""
         return not isinstance(instruction, _TALK) or self.within(instruction.message.micros[0])
 
 
 def widened(schedule: Schedule) -> tuple[Schedule, Margin]:
-    """A schedule whose lanes repeat, with a margin as long as all that goes on at the same time takes, and twice that.
+    """The wide form of a schedule whose lanes repeat: its margin is over twice as long as what is under way at once.
 
-    Its versions are those of the steady state: as if there had been updates before the first.
+    Its versions are those of the steady state, as if there had been updates before the first.
     """
     header = schedule.header
     bodies = [body(header, lane) or Body(0, (), {}) for lane in schedule.lanes]
@@ -116,7 +116,7 @@ def widened(schedule: Schedule) -> tuple[Schedule, Margin]:
 
 
 def _span(header: Header, bodies: Iterable[Body]) -> int:
-    """Over how many turns the micro-batches and versions spread that one turn of all lanes is about."""
+    """The number of turns over which the micro-batches and versions in one turn of all lanes spread."""
     turns: list[int] = []
     for turn in bodies:
         for instruction in turn.instructions:
