@@ -98,9 +98,9 @@ class Dag:
         return tuple(self._graph.succ[node])
 
     def kind(self, before: int, after: int) -> Edge:
-        """Why a node comes before another: data, where an operation needs its neighbour in the lane.
+        """Why a node comes before another: data, even where the operations are neighbours in a lane.
 
-        Two operations that only sums and steps connect are of the kind sync.
+        Two operations that only sums and steps connect have kind sync.
         """
         if max(before, after) >= len(self.operations):
             return Edge.SYNC

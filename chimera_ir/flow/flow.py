@@ -91,7 +91,7 @@ class Flow:
 
     @cached_property
     def _last(self) -> dict[int, list[int]]:
-        """By direction and the taker's cell, the last operation that needs a message, or what is made of it and kept."""
+        """By direction and the taker's cell, the last operation that needs a message or what is kept of it."""
         columns = {
             towards: [self.takers[kept] for kept in (value, *follows(value))]
             for towards, value in self._carried.items()

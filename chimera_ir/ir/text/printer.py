@@ -38,7 +38,7 @@ from chimera_ir.ir.ops import (
 
 
 def show(level: Plan | Schedule | Program) -> str:
-    """The text of a level, with a newline at its end. Equal levels have equal texts."""
+    """The text of a level, with a newline at its end; equal levels have equal texts."""
     match level:
         case Plan():
             lines = [*_header("plan", level.header), ""]
@@ -82,7 +82,7 @@ def line(instruction: Instruction) -> str:
 
 
 def message_text(message: Message) -> str:
-    """A message in the words of the text: ``m0 s1->s2``."""
+    """A message as in the text: ``m0 s1->s2``."""
     return f"{_micros(message.micros)} s{message.source}->s{message.target}"
 
 
