@@ -1,1 +1,1 @@
-"""What a schedule costs before anything runs: durations, the earliest timeline, its critical path, the report."""
+"""The cost of a schedule before anything runs: durations, the earliest timeline, its critical path, the report."""

@@ -1,4 +1,4 @@
-"""What decides how long an update takes: the critical path of a synchronous schedule, the critical cycle of another."""
+"""The operations that decide how long an update takes: a critical path, or a critical cycle without a flush."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from chimera_ir.flow.cycles import NO_CYCLE, critical
-from chimera_ir.flow.fold import Turn
+from chimera_ir.flow.fold import FoldedTurn
 from chimera_ir.flow.net import Net
 from chimera_ir.ir.kinds import KINDS
 from chimera_ir.ir.levels import Header
@@ -16,11 +16,11 @@ from chimera_ir.ir.turns import updates_a_turn
 
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
-    """Operations that follow one another without a gap, each needing the one before.
+    """Operations that follow one another without a gap, each needing the operation before it.
 
-    From time 0 to the end; or, in an asynchronous schedule, from the steady state's one turn into another, over and
-    over. ``length`` is that of one update, in ticks; ``counts`` has by the letter of each kind how many
-    micro-batches its operations take per update: C_f and C_b of section 3.4.
+    The path goes from time 0 to the end; in an asynchronous schedule, it is a cycle from a turn of the steady state to
+    a later turn. ``length`` is the time of one update, in ticks. ``counts`` has, by the letter of each kind, the number
+    of micro-batches of the path's operations per update: C_f and C_b of section 3.4.
     """
 
     operations: tuple[Compute, ...]
@@ -29,11 +29,12 @@ class CriticalPath:
 
 
 def critical_path(
-    header: Header, net: Net, durations: Sequence[int], turn: Turn | None
+    header: Header, net: Net, durations: Sequence[int], turn: FoldedTurn | None
 ) -> tuple[CriticalPath, list[int]]:
-    """Of the critical paths one with the most backward passes: durations are positive, so that also fixes the others.
+    """A critical path with the most backward passes, and the end of each operation in the earliest run.
 
-    And when each operation ends if it starts as early as it may. ``turn`` is that of an asynchronous schedule.
+    Durations are positive, so the number of backward passes fixes the number of forward passes. ``turn`` is the folded
+    turn of an asynchronous schedule.
 
     Raises
     ------
@@ -47,7 +48,7 @@ def critical_path(
     return _path(header, net, durations)
 
 
-def update_length(header: Header, net: Net, durations: Sequence[int], turn: Turn | None) -> Fraction:
+def update_length(header: Header, net: Net, durations: Sequence[int], turn: FoldedTurn | None) -> Fraction:
     """The length of `critical_path` in linear time, without building the path."""
     if turn is None:
         return Fraction(max(net.ends(durations), default=0))
@@ -55,7 +56,7 @@ def update_length(header: Header, net: Net, durations: Sequence[int], turn: Turn
 
 
 def _path(header: Header, net: Net, durations: Sequence[int]) -> tuple[CriticalPath, list[int]]:
-    """Times and backwards as one number, so that of two paths as long the one with more backwards is longer."""
+    """A critical path, found with lengths that add up time first and backwards second in a single number."""
     backwards = [_backwards(operation) for operation in net.operations]
     unit = 1 + sum(backwards)
     lengths = [duration * unit + more for duration, more in zip(durations, backwards, strict=True)]
@@ -69,7 +70,7 @@ def _path(header: Header, net: Net, durations: Sequence[int]) -> tuple[CriticalP
     return _counted(header, net, reversed(path), Fraction(max(times)), 1), times
 
 
-def _cycle(header: Header, net: Net, durations: Sequence[int], turn: Turn) -> CriticalPath:
+def _cycle(header: Header, net: Net, durations: Sequence[int], turn: FoldedTurn) -> CriticalPath:
     longest = critical(turn.waits, [durations[number] for number in turn.numbers])
     if longest.cycle == NO_CYCLE:
         raise ValueError("the schedule is too short to show a steady state; only a verified schedule has one")
@@ -81,7 +82,7 @@ def _cycle(header: Header, net: Net, durations: Sequence[int], turn: Turn) -> Cr
 
 
 def _counted(header: Header, net: Net, path: Iterable[int], length: Fraction, updates: int) -> CriticalPath:
-    """A path that spans so many updates; a micro-batch of its operations is one of the header's ``parts``."""
+    """A critical path that spans ``updates`` updates, with its counts in whole micro-batches."""
     operations = tuple(net.operations[number] for number in path)
     micros = Counter({kind.letter: 0 for kind in KINDS.values()})
     for operation in operations:

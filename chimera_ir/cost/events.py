@@ -1,4 +1,4 @@
-"""What happens between the operations of a timeline: sums of gradients are launched, weights stepped."""
+"""Events between the operations of a timeline: launches of sums of gradients, and steps of weights."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -9,11 +9,11 @@ from chimera_ir.ir.levels import Strategy
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """The sum of a stage's gradients, as one worker launches it; times in the unit of the costs.
+    """The launch of the sum of a stage's gradients on one worker; times in the unit of the costs.
 
-    ``free`` is the time in which the worker idles between the launch and the wait for the sum, or its last operation:
-    the regions (a) and (b) of Figure 6. ``flush`` is what is left to the makespan where the wait comes after all
-    operations, region (c); without a flush it is 0.
+    ``free`` is how long the worker idles from the launch to the wait for the sum, or to the worker's last operation if
+    that comes first: regions (a) and (b) of Figure 6. ``flush`` is the time from the last operation to the end of the
+    makespan if the wait comes after all operations, region (c); without a flush it is 0.
     """
 
     worker: Worker
@@ -26,7 +26,7 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """A step of an asynchronous program: the weights of a stage become ``version``."""
+    """A step of an asynchronous program, which makes ``version`` of a stage's weights."""
 
     worker: Worker
     stage: Stage

@@ -1,5 +1,4 @@
-"""When each worker launches the sums of its gradients, how much time is free for them (sections 3.2 and 3.4), and when
-it goes on with new weights."""
+"""When each worker launches its sums of gradients and steps, and the free time for the sums (sections 3.2 and 3.4)."""
 
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -14,39 +13,40 @@ from chimera_ir.ir.ops import AllReduce, Step, WaitAllReduce
 
 
 def launches(program: Program, timeline: Timeline) -> tuple[Launched, ...]:
-    """All launches, worker by worker, in the order of the lanes; of an asynchronous program those in its steady window.
+    """All launches, worker by worker, in the order of the lanes.
 
-    One that shows none has no launches to tell.
+    Of an asynchronous program these are the launches in its steady window, none if it shows no such window.
     """
-    found = tuple(_launches(program, timeline))
+    all_launches = tuple(_launches(program, timeline))
     if not program.header.asynchronous:
-        return found
+        return all_launches
     window = steady_window(timeline)
     if window is None:
         return ()
     start, end = window.start * timeline.tick, window.end * timeline.tick
-    return tuple(launched for launched in found if start < launched.at <= end)
+    return tuple(launched for launched in all_launches if start < launched.at <= end)
 
 
 def launch_places(program: Program) -> list[list[tuple[int, Stage]]]:
-    """For each worker the stages of the sums that it launches, each after how many of its operations."""
+    """For each worker its launches: the number of operations before the launch, and the stage."""
     return [
-        [(done, each.stage) for done, each in _after(parts) if isinstance(each, AllReduce)] for parts in program.parts
+        [(done, instruction.stage) for done, instruction in _after(parts) if isinstance(instruction, AllReduce)]
+        for parts in program.parts
     ]
 
 
 def steps(program: Program, timeline: Timeline) -> tuple[Stepped, ...]:
-    """All steps that lead to a version, worker by worker, each as early as the worker has come to it."""
+    """All steps that lead to a version, worker by worker, each at the end of the operation before it."""
     return tuple(
-        Stepped(Worker(worker), each.stage, each.version, _end(timed, done) * timeline.tick)
+        Stepped(Worker(worker), instruction.stage, instruction.version, _end(timed, done) * timeline.tick)
         for worker, (parts, timed) in enumerate(zip(program.parts, timeline.lanes, strict=True))
-        for done, each in _after(parts)
-        if isinstance(each, Step) and each.version is not None
+        for done, instruction in _after(parts)
+        if isinstance(instruction, Step) and instruction.version is not None
     )
 
 
 def eventful(timeline: Timeline, program: Program) -> Timeline:
-    """The timeline with what a picture marks: where sums begin, or in an asynchronous program where new weights do."""
+    """The timeline with the events that a picture marks: launches, or the steps of an asynchronous program."""
     asynchronous = program.header.asynchronous
     return replace(timeline, events=steps(program, timeline) if asynchronous else launches(program, timeline))
 
@@ -54,18 +54,22 @@ def eventful(timeline: Timeline, program: Program) -> Timeline:
 def _launches(program: Program, timeline: Timeline) -> Iterator[Launched]:
     for worker, (parts, timed) in enumerate(zip(program.parts, timeline.lanes, strict=True)):
         lines = list(_after(parts))
-        waits = {(each.stage, each.version): done for done, each in lines if isinstance(each, WaitAllReduce)}
-        for done, each in lines:
-            if isinstance(each, AllReduce):
-                waited = waits[each.stage, each.version]
-                yield _launched(Worker(worker), each.stage, timed, done, waited, timeline)
+        waits = {
+            (instruction.stage, instruction.version): done
+            for done, instruction in lines
+            if isinstance(instruction, WaitAllReduce)
+        }
+        for done, instruction in lines:
+            if isinstance(instruction, AllReduce):
+                waited = waits[instruction.stage, instruction.version]
+                yield _launched(Worker(worker), instruction.stage, timed, done, waited, timeline)
 
 
 def _after(parts: Parts) -> Iterator[tuple[int, AllReduce | WaitAllReduce | Step]]:
-    """What a lane synchronises, each after how many compute operations it stands."""
-    for place, each in parts.updates:
-        if isinstance(each, AllReduce | WaitAllReduce | Step):
-            yield bisect_left(parts.computes.places, place), each
+    """The lines of a lane that synchronise gradients, each with the number of compute operations before it."""
+    for place, instruction in parts.updates:
+        if isinstance(instruction, AllReduce | WaitAllReduce | Step):
+            yield bisect_left(parts.computes.places, place), instruction
 
 
 def _launched(

@@ -1,4 +1,4 @@
-"""Durations of operations, exact: what levels ask for, and the F, B, I and W of the paper, which answer by default."""
+"""Exact durations of operations: the interface that levels use, and by default the costs F, B, I and W of the paper."""
 
 import re
 from collections.abc import Sequence
@@ -19,36 +19,36 @@ _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18}|/[0-9]{1,18})?|\.[0-9]{1,18}", 
 
 
 class Durations(Protocol):
-    """How long operations take, and how a report tells it; every level that needs durations has one of these."""
+    """How long operations take, for every level that needs durations, and how a report shows it."""
 
     def duration(self, operation: Compute, header: Header) -> Fraction:
-        """How long an operation takes."""
+        """The duration of an operation."""
 
     def tick(self, header: Header) -> Fraction:
         """A length of time of which every duration is a multiple."""
 
     def recut(self, stages: int, into: int) -> "Durations":
-        """The durations if the model, here cut into so many stages, is cut into another number of stages."""
+        """The durations for the same model cut into ``into`` stages instead of ``stages``."""
 
     def told(self, header: Header, path: Sequence[Compute]) -> tuple[tuple[str, Fraction], ...]:
-        """Each kind with its cost per micro-batch; times C_f and C_b they give the length of the critical path."""
+        """Each kind with its cost per micro-batch; the costs times C_f and C_b give the length of the critical path."""
 
     def summary(self, header: Header) -> str:
         """The costs of the kinds that occur, in one line."""
 
     def remarks(self, schedule: Schedule) -> tuple[str, ...]:
-        """What a user should know of the durations of a schedule."""
+        """Remarks for the user on the durations of a schedule."""
 
     @property
     def unit(self) -> Unit:
-        """What durations are counted in."""
+        """The unit of the durations."""
 
 
 class CostModel(Protocol):
-    """Where durations come from: the costs that a user sets, or a profile, which may lack those of a schedule."""
+    """A source of durations: the costs that a user sets, or a profile, which may lack the durations of a schedule."""
 
     def durations(self, header: Header) -> Durations:
-        """The durations of the operations below a header; an exception of the model's own, if it has none for them."""
+        """The durations of the operations below a header; raises an exception of the model's own if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ class Costs:
 
     ``F`` is a forward, ``B`` a full backward, ``I`` and ``W`` are its halves: input gradient and weight gradient. The
     defaults are the paper's: a backward is twice the work of a forward (section 2), and three times where it runs the
-    forward again (section 3.4): ``recomputing``, which a user who sets B sets to the same. ``given`` are the kinds that
-    the user has set.
+    forward again (section 3.4). This third cost is ``recomputing``; setting B sets it to the same value. ``given`` are
+    the kinds that the user has set.
     """
 
     F: Fraction = Fraction(1)
@@ -70,13 +70,13 @@ class Costs:
 
     @staticmethod
     def parse(kind: str, text: str) -> Fraction:
-        """The duration that a user wrote for a kind: ``"0.1"`` is one tenth and ``"1/3"`` one third, exactly.
+        """The exact duration that a user wrote for a kind: ``"0.1"`` is one tenth and ``"1/3"`` one third.
 
         Raises
         ------
         ValueError
-            If there is no such kind, or the text is not a positive integer, decimal or fraction; the message is meant
-            for the user.
+            If there is no such kind, or the text is not a positive integer, decimal or fraction; the message is for the
+            user.
 
         Examples
         --------
@@ -95,20 +95,21 @@ class Costs:
         return value
 
     def using(self, kind: str, text: str) -> "Costs":
-        """These costs with one of them as the user wrote it; errors as in `parse`."""
+        """These costs with the cost of one kind as the user wrote it; raises errors like `parse`."""
         changed: dict[str, Any] = {kind: self.parse(kind, text), "given": (*self.given, kind)}
         if kind == "B":
             changed["recomputing"] = changed[kind]
         return replace(self, **changed)
 
     def durations(self, _: Header) -> "Costs":
-        """These costs, whatever there is."""
+        """These costs, whatever the header."""
         return self
 
     def told(self, header: Header, _: Sequence[Compute] = ()) -> tuple[tuple[str, Fraction], ...]:
-        """Each kind with its cost, as a report names them: B is that of recomputing backwards where all are.
+        """Each kind with its cost, as in a report.
 
-        Where only some are and it differs, it is named beside B.
+        B is the cost of recomputing backwards if all stages recompute. If only some do, and the cost differs, a report
+        has both.
         """
         if all(len(pipe.recompute) == header.stages for pipe in header.pipes):
             return replace(self, B=self.recomputing).items()
@@ -117,16 +118,16 @@ class Costs:
 
     def summary(self, header: Header) -> str:
         """The costs of the kinds that occur, in one line."""
-        told = ((kind, cost) for kind, cost in self.told(header) if kind not in ("I", "W"))
-        return ", ".join(f"{kind.replace('_', ' ')} = {exact(cost)}" for kind, cost in told)
+        costs = ((kind, cost) for kind, cost in self.told(header) if kind not in ("I", "W"))
+        return ", ".join(f"{kind.replace('_', ' ')} = {exact(cost)}" for kind, cost in costs)
 
     def recut(self, stages: int, into: int) -> "Costs":
-        """The costs of stages that are as much larger as there are fewer of them."""
+        """The costs of ``into`` stages, which are larger by the factor by which there are fewer of them."""
         F, B, I, W = (cost * stages / into for _, cost in self.items())  # noqa: E741
         return Costs(F, B, I, W, self.recomputing * stages / into)
 
     def tick(self, header: Header) -> Fraction:
-        """The longest time of which all costs, and what parts of a micro-batch cost, are multiples."""
+        """The longest time of which the costs of a micro-batch, or of a part of one, are multiples."""
         costs = (*(cost for _, cost in self.items()), self.recomputing)
         return Fraction(1, lcm(*(cost.denominator for cost in costs)) * header.parts)
 
@@ -143,7 +144,7 @@ class Costs:
 
     @property
     def unit(self) -> Unit:
-        """The user's choice."""
+        """The unit of the costs, which is the user's choice."""
         return Unit.COST
 
     def items(self) -> tuple[tuple[str, Fraction], ...]:
@@ -151,10 +152,10 @@ class Costs:
         return (("F", self.F), ("B", self.B), ("I", self.I), ("W", self.W))
 
     def duration(self, operation: Compute, header: Header) -> Fraction:
-        """How long an operation takes: over k micro-batches k times as long as over one, over half a one half.
+        """The duration of an operation, in proportion to its number of micro-batches; a half counts as a half.
 
-        What reads what its forward kept takes longer where that runs the forward again.
+        An operation that reads the values its forward kept takes longer where it has to run the forward again.
         """
         again = KEPT in operation.kind.reads and header.recomputes(operation.micros[0], operation.stage)
-        one: Fraction = getattr(self, operation.kind.letter)
-        return (one + (self.recomputing - self.B if again else 0)) * Fraction(len(operation.micros), header.parts)
+        cost: Fraction = getattr(self, operation.kind.letter)
+        return (cost + (self.recomputing - self.B if again else 0)) * Fraction(len(operation.micros), header.parts)

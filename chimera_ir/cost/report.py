@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from chimera_ir.cost.events import Launched
-from chimera_ir.cost.memory import activations, held, stashed_inputs
+from chimera_ir.cost.footprint import activations, held, stashed_inputs
 from chimera_ir.cost.model import Durations
 from chimera_ir.cost.numbers import decimal, percent
 from chimera_ir.cost.simulate import Timeline, simulate
@@ -64,7 +64,7 @@ class Report:
 
     def as_json(self) -> _Json:
         """The report in the shape of ``report.json``: integers where a number is integral, else floats."""
-        own, header = self.figures, self.figures.header
+        figures, header = self.figures, self.figures.header
         return {
             "scheme": header.scheme,
             "parameters": dict(header.parameters),
@@ -72,11 +72,11 @@ class Report:
             "stages": header.stages,
             "micro_batches": header.whole_micro_batches,
             "pipelines": len(header.pipes),
-            "critical_path": _critical_path(own),
-            "makespan": _number(own.makespan),
-            "bubble_ratio": _number(own.bubble_ratio),
-            "clock_span": _number(own.clock_span),
-            **_memory(own),
+            "critical_path": _critical_path(figures),
+            "makespan": _number(figures.makespan),
+            "bubble_ratio": _number(figures.bubble_ratio),
+            "clock_span": _number(figures.clock_span),
+            **_memory(figures),
             "baseline": {
                 "makespan": _number(self.baseline.makespan),
                 "bubble_ratio": _number(self.baseline.bubble_ratio),
@@ -86,8 +86,8 @@ class Report:
             },
             "verified": {rule.replace("-", "_"): True for rule in self.verified},
             "synchronisation": [_launch(launched) for launched in self.launches],
-            "costs": {kind: _number(cost) for kind, cost in own.costs.told(header, own.path)},
-            "cost_unit": own.costs.unit.value,
+            "costs": {kind: _number(cost) for kind, cost in figures.costs.told(header, figures.path)},
+            "cost_unit": figures.costs.unit.value,
             "remarks": list(self.remarks),
             "asynchronous": header.asynchronous,
             **({"updates_shown": header.updates, "staleness": list(self.stale)} if header.asynchronous else {}),
@@ -111,15 +111,15 @@ def report(
     ``timeline`` is that of the schedule with these costs, where it is known already.
     """
     timeline = timeline or simulate(schedule, costs)
-    own = _figures(schedule, timeline, weights, Fraction(1))
+    figures = _figures(schedule, timeline, weights, Fraction(1))
     size = Fraction(schedule.header.stages, baseline.header.stages)
     same = size == 1 and not schedule.header.asynchronous and baseline.lanes == schedule.lanes
     same = same and not any(pipe.recompute for pipe in schedule.header.pipes)
     flushed = timeline if same else simulate(baseline, costs.recut(schedule.header.stages, baseline.header.stages))
     base = _figures(baseline, flushed, held(baseline.header), size)
     stale = staleness(schedule)
-    remarks = (*_remarks(own, base, schedule), *warning(stale), *costs.remarks(schedule))
-    return Report(own, base, stale, launches, verified, remarks)
+    remarks = (*_remarks(figures, base, schedule), *warning(stale), *costs.remarks(schedule))
+    return Report(figures, base, stale, launches, verified, remarks)
 
 
 def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], size: Fraction) -> Figures:
@@ -138,17 +138,17 @@ def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], siz
     )
 
 
-def _remarks(own: Figures, base: Figures, schedule: Schedule) -> tuple[str, ...]:
+def _remarks(figures: Figures, base: Figures, schedule: Schedule) -> tuple[str, ...]:
     """What a user would want to be told before paying for the schedule."""
     remarks = []
-    name, show = base.header.scheme, own.costs.unit.show
-    if own.makespan > base.makespan:
-        more = percent(own.makespan / base.makespan - 1)
+    name, show = base.header.scheme, figures.costs.unit.show
+    if figures.makespan > base.makespan:
+        more = percent(figures.makespan / base.makespan - 1)
         remarks.append(
             f"the baseline ({name}) of the same size needs {show(base.makespan)}, which is less: "
-            f"this schedule is slower by {show(own.makespan - base.makespan)}, or {more}"
+            f"this schedule is slower by {show(figures.makespan - base.makespan)}, or {more}"
         )
-    kept, needed = max(own.activations, default=Fraction(0)), max(base.activations, default=Fraction(0))
+    kept, needed = max(figures.activations, default=Fraction(0)), max(base.activations, default=Fraction(0))
     if kept > needed:
         remarks.append(
             f"the fullest worker keeps {decimal(kept)} M_a of activations; in the baseline ({name}) it keeps "

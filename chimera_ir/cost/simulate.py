@@ -13,7 +13,7 @@ from typing import NamedTuple
 from chimera_ir.cost.critical import CriticalPath, critical_path, update_length
 from chimera_ir.cost.events import Event
 from chimera_ir.cost.model import Durations
-from chimera_ir.flow.fold import Turn, fold
+from chimera_ir.flow.fold import FoldedTurn, fold
 from chimera_ir.flow.net import Net, net_of
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.kinds import Kind
@@ -68,7 +68,7 @@ class Skeleton:
     """
 
     net: Net
-    turn: Turn | None
+    turn: FoldedTurn | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +147,10 @@ def ticks(header: Header, costs: Durations) -> tuple[Fraction, Callable[[Compute
 
     def duration(operation: Compute) -> int:
         micros, stage = operation.micros, operation.stage
-        alike = operation.kind, len(micros), stage, recomputing and header.recomputes(micros[0], stage)
-        found = known.get(alike)
-        if found is None:
-            found = known[alike] = int(costs.duration(operation, header) / tick)
-        return found
+        key = operation.kind, len(micros), stage, recomputing and header.recomputes(micros[0], stage)
+        length = known.get(key)
+        if length is None:
+            length = known[key] = int(costs.duration(operation, header) / tick)
+        return length
 
     return tick, duration

@@ -13,10 +13,10 @@ def staleness(schedule: Schedule) -> tuple[int, ...]:
     """
     oldest = [0] * schedule.header.stages
     for lane in schedule.lanes:
-        for each in lane:
-            if each.version is not None:
-                update = max(each.micros) // schedule.header.per_update
-                oldest[each.stage] = max(oldest[each.stage], update - each.version)
+        for operation in lane:
+            if operation.version is not None:
+                update = max(operation.micros) // schedule.header.per_update
+                oldest[operation.stage] = max(oldest[operation.stage], update - operation.version)
     return tuple(oldest)
 
 

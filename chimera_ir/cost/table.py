@@ -63,8 +63,8 @@ def _table(report: Report) -> Table:
     table.add_column(f"baseline: {report.baseline.header.scheme}", overflow="fold")
     recomputing = any(report.figures.stashed_inputs) or any(report.baseline.stashed_inputs)
     own_rows, base_rows = _rows(report.figures, recomputing), _rows(report.baseline, recomputing)
-    for (name, own), (_, base) in zip(own_rows, base_rows, strict=True):
-        table.add_row(name, own, base)
+    for (name, value), (_, base) in zip(own_rows, base_rows, strict=True):
+        table.add_row(name, value, base)
     return table
 
 
@@ -83,12 +83,12 @@ def _rows(figures: Figures, recomputing: bool) -> list[tuple[str, str]]:
 
 
 def _verdict(report: Report) -> Text:
-    own, base = report.figures.makespan, report.baseline.makespan
-    if own < base:
-        saved = percent(1 - own / base)
+    makespan, baseline = report.figures.makespan, report.baseline.makespan
+    if makespan < baseline:
+        saved = percent(1 - makespan / baseline)
         show = report.figures.costs.unit.show
-        return Text(f"faster than the baseline: {show(own)} against {show(base)}, {saved} less time", "green")
-    if own == base:
+        return Text(f"faster than the baseline: {show(makespan)} against {show(baseline)}, {saved} less time", "green")
+    if makespan == baseline:
         return Text("as fast as the baseline")
     return Text("slower than the baseline", "bold red")
 
@@ -98,7 +98,10 @@ def _launches(report: Report) -> list[Text]:
     early = [launched for launched in report.launches if launched.free]
     rest = len(report.launches) - len(early)
     steady, unit = report.figures.header.asynchronous, report.figures.costs.unit
-    lines = [f"stage {each.stage} on worker {each.worker}: {_launch(each, steady, unit)}" for each in early[:IN_FULL]]
+    lines = [
+        f"stage {launched.stage} on worker {launched.worker}: {_launch(launched, steady, unit)}"
+        for launched in early[:IN_FULL]
+    ]
     if len(early) > IN_FULL:
         lines.append(f"and {counted(len(early) - IN_FULL, 'more such launch')} (report.json lists all)")
     if early and rest:

@@ -32,10 +32,10 @@ def steady_window(timeline: Timeline) -> Window | None:
     header = timeline.header
     if not header.asynchronous:
         return None
-    timed = sorted(chain.from_iterable(timeline.lanes), key=lambda each: each.start)
-    starts: dict[Instruction, int] = {each.operation: each.start for each in timed}
+    timed = sorted(chain.from_iterable(timeline.lanes), key=lambda interval: interval.start)
+    starts: dict[Instruction, int] = {interval.operation: interval.start for interval in timed}
     counted = header.micro_batches // header.period
-    in_turn = sum(each.operation.micros[0] < counted * header.period for each in timed) // counted
+    in_turn = sum(interval.operation.micros[0] < counted * header.period for interval in timed) // counted
     for turns in range(1, MOST + 1):
         updates = turns * updates_a_turn(header)
         length = updates * timeline.critical_path.length
@@ -53,7 +53,9 @@ def beginning(timeline: Timeline, window: Window) -> Timeline:
         timeline,
         span=window.end,
         lanes=tuple(
-            tuple(each._replace(end=min(each.end, window.end)) for each in lane if each.start < window.end)
+            tuple(
+                interval._replace(end=min(interval.end, window.end)) for interval in lane if interval.start < window.end
+            )
             for lane in timeline.lanes
         ),
         events=tuple(event for event in timeline.events if event.at <= window.end * timeline.tick),
@@ -70,10 +72,10 @@ def _openings(timed: Sequence[Timed], header: Header) -> list[int]:
 
 
 def _index(timed: Sequence[Timed], start: int) -> int:
-    return bisect_left(timed, start, key=lambda each: each.start)
+    return bisect_left(timed, start, key=lambda interval: interval.start)
 
 
 def _repeats(
     inside: Sequence[Timed], starts: Mapping[Instruction, int], header: Header, turns: int, length: int
 ) -> bool:
-    return all(starts.get(later(header, each.operation, turns)) == each.start + length for each in inside)
+    return all(starts.get(later(header, interval.operation, turns)) == interval.start + length for interval in inside)

@@ -1,8 +1,8 @@
-"""How fast a periodic system can go: its critical cycle, found exactly.
+"""The exact critical cycle of a periodic system, which decides how fast the system can go.
 
-In such a system node n of turn t waits for node b of turn t - d, for each (b, d) in ``waits[n]``. However it begins, in
-the long run a turn takes as long as the critical cycle says: of all cycles the largest ratio of weights to turns
-(Reiter, "Scheduling Parallel Computations", J. ACM 15, 1968).
+In such a system node n of turn t waits for node b of turn t - d, for each (b, d) in ``waits[n]``. However the system
+begins, in the long run a turn takes as long as the largest ratio of weights to turns of any cycle (Reiter, "Scheduling
+Parallel Computations", J. ACM 15, 1968).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,38 +10,38 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 Waits = Sequence[Sequence[tuple[int, int]]]
-"""For each node the nodes that it waits for, and how many turns ago."""
+"""For each node the nodes that it waits for, each with how many turns ago it ran."""
 
 _Steps = Mapping[int, tuple[int, int]]
-"""For each node on a longest path the one before it, and how many turns ago."""
+"""For each node on a longest path the node before it, and how many turns ago that ran."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cycle:
-    """Nodes that wait for one another, each for the one before it and the first for the last of ``turns`` turns ago."""
+class WaitCycle:
+    """Nodes that each wait for the node before; the first waits for the last of ``turns`` turns ago."""
 
     nodes: tuple[int, ...]
     turns: int
     ratio: Fraction
 
 
-NO_CYCLE = Cycle((), 1, Fraction(0))
-"""What is critical where no cycle has any weight."""
+NO_CYCLE = WaitCycle((), 1, Fraction(0))
+"""The critical cycle of a system in which no cycle has any weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Critical:
-    """A critical cycle, and the waits that are tight: a cycle is critical exactly if it consists of such."""
+    """A critical cycle, and the tight waits: a cycle is critical exactly if all of its waits are tight."""
 
-    cycle: Cycle
+    cycle: WaitCycle
     tight: Waits
 
 
 def critical(waits: Waits, weights: Sequence[int]) -> Critical:
     """A critical cycle of a system whose nodes take ``weights``, none of them negative.
 
-    From one cycle to a better one: a ratio is the largest if, with each turn ago worth that much, no cycle is longer
-    than 0, so that the longest paths have an end. These then prove it.
+    The search goes from a cycle to one with a larger ratio. A ratio is the largest if no cycle is longer than 0 once
+    every turn back subtracts the ratio: then longest paths exist, and prove it.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def critical(waits: Waits, weights: Sequence[int]) -> Critical:
     Examples
     --------
     >>> critical([[(1, 1)], [(0, 0), (1, 1)]], [1, 2]).cycle
-    Cycle(nodes=(0, 1), turns=1, ratio=Fraction(3, 1))
+    WaitCycle(nodes=(0, 1), turns=1, ratio=Fraction(3, 1))
     """
     best = NO_CYCLE
     while True:
@@ -63,7 +63,7 @@ def critical(waits: Waits, weights: Sequence[int]) -> Critical:
 
 
 def _longest_paths(waits: Waits, weights: Sequence[int], ratio: Fraction) -> tuple[list[int], _Steps]:
-    """Where the longest path to each node ends and whence it comes; stops as soon as one comes back to itself."""
+    """The length of the longest path to each node, and its last step; stops as soon as a path closes a cycle."""
     turn, unit = ratio.numerator, ratio.denominator
     ends = [0] * len(weights)
     steps: dict[int, tuple[int, int]] = {}
@@ -78,8 +78,8 @@ def _longest_paths(waits: Waits, weights: Sequence[int], ratio: Fraction) -> tup
     return ends, steps
 
 
-def _cycles(steps: _Steps, weights: Sequence[int]) -> Iterator[Cycle]:
-    """The cycles among steps of which each node has one at most."""
+def _cycles(steps: _Steps, weights: Sequence[int]) -> Iterator[WaitCycle]:
+    """The cycles among steps, of which each node has at most one."""
     met: dict[int, int] = {}
     for start in steps:
         node = start
@@ -90,14 +90,14 @@ def _cycles(steps: _Steps, weights: Sequence[int]) -> Iterator[Cycle]:
             yield _cycle(node, steps, weights)
 
 
-def _cycle(end: int, steps: _Steps, weights: Sequence[int]) -> Cycle:
+def _cycle(end: int, steps: _Steps, weights: Sequence[int]) -> WaitCycle:
     nodes = [end]
     while (node := steps[nodes[-1]][0]) != end:
         nodes.append(node)
     turns = sum(steps[node][1] for node in nodes)
     if turns <= 0:
         raise ValueError("an operation waits for itself; only a verified schedule has a steady state")
-    return Cycle(tuple(reversed(nodes)), turns, Fraction(sum(weights[node] for node in nodes), turns))
+    return WaitCycle(tuple(reversed(nodes)), turns, Fraction(sum(weights[node] for node in nodes), turns))
 
 
 def _tight(waits: Waits, weights: Sequence[int], ratio: Fraction, ends: Sequence[int]) -> Waits:

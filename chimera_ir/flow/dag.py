@@ -1,17 +1,17 @@
-"""The typed DAG of a schedule: what must come before what. The only place that knows networkx.
+"""The typed DAG of a schedule: which node must come before which. The only module that knows networkx.
 
 Nodes are integers: first the compute operations, lane by lane, then one sum per stage and update, then one step per
 stage, update and worker that holds the stage. Edges are of three kinds:
 
 data
-    an operation needs those that make what it reads (`flow.flow`);
+    an operation needs those that make the values it reads (`flow.flow`);
 lane
     a worker runs its operations one after the other;
 sync
     the sum of a stage needs, on every worker, the update's last operation of that stage that adds to its gradients; the
-    steps need the sum. In an asynchronous schedule, on each worker, a step also needs the one before it, and is needed
-    by all operations that read the version it makes and by those that add to the next update: gradients add up in one
-    place.
+    steps need the sum. In an asynchronous schedule, a step also needs the step before it on its worker. All operations
+    that read the version of the step need the step, and so do those that add to the next update, because both updates
+    add up in the same memory.
 """
 
 from collections import deque
@@ -68,7 +68,7 @@ class _Graph(_IntGraph):
 
 
 class Dag:
-    """Operations as nodes, see the module. It is a DAG only if `cycle` finds none; made by `build`."""
+    """The graph of a schedule, made by `build`. It is a DAG only if `cycle` finds no cycle."""
 
     def __init__(self, schedule: Schedule, reads: Reads) -> None:
         self.operations: tuple[Compute, ...] = tuple(operation for lane in schedule.lanes for operation in lane)
@@ -90,17 +90,17 @@ class Dag:
         return self._owners[node]
 
     def predecessors(self, node: int) -> tuple[int, ...]:
-        """What must be done right before a node, the operation before it in the lane and steps included."""
+        """The nodes that a node waits for, the operation before it in the lane and steps included."""
         return tuple(self._graph.pred[node])
 
     def successors(self, node: int) -> tuple[int, ...]:
-        """What waits for a node, sums and steps included."""
+        """The nodes that wait for a node, sums and steps included."""
         return tuple(self._graph.succ[node])
 
     def kind(self, before: int, after: int) -> Edge:
-        """Why a node comes before another: data, where an operation needs its neighbour in the lane.
+        """Why a node comes before another: data, even where the operations are neighbours in a lane.
 
-        Two operations that only sums and steps connect are of the kind sync.
+        Two operations that only sums and steps connect have kind sync.
         """
         if max(before, after) >= len(self.operations):
             return Edge.SYNC
@@ -110,13 +110,13 @@ class Dag:
         return Edge.LANE if in_lane else Edge.SYNC
 
     def value(self, before: int, after: int) -> Value:
-        """Of the values that one operation makes and another reads, the first."""
+        """The first value that one operation makes and another reads."""
         made = self.operations[before].kind.makes
         return next(value for value in self.operations[after].kind.reads if value in made)
 
     @cached_property
     def topological(self) -> tuple[int, ...]:
-        """The compute operations in an order that keeps all edges.
+        """The compute operations in an order that respects all edges.
 
         Raises
         ------
@@ -129,7 +129,7 @@ class Dag:
             raise ValueError("the operations close a cycle") from cyclic
 
     def summed_before(self, stage: Stage) -> tuple[int, ...]:
-        """For each compute operation the updates whose sum of a stage is over whenever it runs, by number from 0.
+        """For each compute operation the number of updates of a stage whose sums are over whenever the operation runs.
 
         Raises
         ------
@@ -139,14 +139,14 @@ class Dag:
         first = len(self.operations) + stage * self._updates
         counts = [0] * len(self)
         for node in nx.topological_sort(self._graph):
-            before = max((counts[each] for each in self._graph.pred[node]), default=0)
+            before = max((counts[predecessor] for predecessor in self._graph.pred[node]), default=0)
             counts[node] = node - first + 1 if first <= node < first + self._updates else before
         return tuple(counts[: len(self.operations)])
 
     def cycle(self) -> tuple[int, ...]:
         """A cycle of compute operations, each before the next and the last before the first; empty if there is none.
 
-        Of all cycles a shortest one, as far as a bounded search tells. Sums and steps on its way are left out.
+        It is a shortest cycle, as far as a bounded search tells, without the sums and steps on its way.
         """
         if nx.is_directed_acyclic_graph(self._graph):
             return ()
@@ -158,15 +158,15 @@ class Dag:
         best: tuple[int, ...] = ()
         budget = _SEARCH
         for start in sorted(knot):
-            found, seen = self._around(start, knot, len(best) or len(knot) + 1)
-            best = found or best
+            cycle, seen = self._around(start, knot, len(best) or len(knot) + 1)
+            best = cycle or best
             budget -= seen
             if budget <= 0:
                 break
         return best
 
     def _around(self, start: int, knot: set[int], shorter_than: int) -> tuple[tuple[int, ...], int]:
-        """A shortest cycle through a node, empty if it is too long, and how many edges were looked at."""
+        """A shortest cycle through a node, empty if it is too long, and the number of edges that were searched."""
         came_from: dict[int, int] = {}
         depth = {start: 0}
         queue = deque([start])
@@ -194,7 +194,7 @@ def build(schedule: Schedule, reads: Reads | None = None) -> Dag:
     schedule
         Complete and placed; whether it is acyclic is for the DAG to say.
     reads
-        What its operations read, where that is known already.
+        The reads of its operations, where they are known already.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Who makes each value and who takes it: what operations have to do with one another, from the table of kinds.
+"""The flow of values between operations, from the table of kinds: which operation makes each value, and which takes it.
 
 F m0 s0     makes y, which F m0 s1 takes, and a, which B m0 s0 takes
 F m0 s1     takes y; makes a, which B m0 s1 takes
@@ -18,14 +18,15 @@ ABSENT = -1
 """The number of an operation that is not there."""
 
 Numbered = Iterable[tuple[int, Compute]]
-"""Operations with their numbers; what these count is the caller's choice."""
+"""Operations with their numbers. The caller chooses what the numbers count."""
 
 
 class Flow:
     """The operations that make and take each value, by number.
 
-    A value has a cell for each micro-batch and stage, ``micro * stages + stage``: that of its maker in ``makers``, and
-    that of the operation after which it is gone in ``takers``. Of two operations that do the same the later one counts.
+    Each micro-batch on each stage has a cell, ``micro * stages + stage``. ``makers[value]`` has the number of the
+    operation that makes the value in that operation's cell. ``takers[value]`` has the number of the operation after
+    which the value is gone, in that operation's cell. Of two operations that do the same, the later one counts.
     """
 
     def __init__(self, header: Header, numbered: Numbered) -> None:
@@ -38,7 +39,7 @@ class Flow:
         self._fill(numbered)
 
     def _readable(self, kind: Kind, stage: int) -> list[tuple[Sequence[int], int]]:
-        """The values that an operation reads: their makers, and how many cells away these are."""
+        """The makers of the values that an operation reads, each with the distance to the maker's cell."""
         return [
             (self.makers[value], -value.towards) for value in kind.reads if 0 <= stage - value.towards < self.stages
         ]
@@ -60,7 +61,7 @@ class Flow:
                     column[cell] = number
 
     def needs(self, operation: Compute) -> tuple[int, ...]:
-        """The operations that make what one reads, each once; `ABSENT` for those that are not there."""
+        """The operations that make the values an operation reads, each once; `ABSENT` for those that do not exist."""
         readable = self._reads[operation.kind][operation.stage]
         if len(operation.micros) == 1:
             cell = operation.micros[0] * self.stages + operation.stage
@@ -69,7 +70,7 @@ class Flow:
         return tuple(dict.fromkeys(makers[cell + away] for makers, away in readable for cell in cells))
 
     def producer(self, message: Message) -> int:
-        """The operation whose result a message holds."""
+        """The operation that makes the value in a message."""
         value = self._carried[message.target - message.source]
         return self.makers[value][message.micros[0] * self.stages + message.source]
 
@@ -81,7 +82,7 @@ class Flow:
     def last_use(self, message: Message) -> int:
         """The operation after which the memory that a message was received into may be used again.
 
-        What is made of a message and kept may be the same memory.
+        The values that are made from the message and kept may be in the same memory.
         """
         last, micros = self._last[message.target - message.source], message.micros
         if len(micros) == 1:
@@ -90,7 +91,7 @@ class Flow:
 
     @cached_property
     def _last(self) -> dict[int, list[int]]:
-        """By direction the last operations that need a message, or what is made of it and kept, at the taker's cell."""
+        """By direction and the taker's cell, the last operation that needs a message or what is kept of it."""
         columns = {
             towards: [self.takers[kept] for kept in (value, *follows(value))]
             for towards, value in self._carried.items()
@@ -106,9 +107,9 @@ def flow(header: Header, operations: Iterable[Compute]) -> Flow:
 
 
 def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[tuple[int, Message, Worker]]:
-    """The messages that a worker has to send, in the order of the operations that make what they hold.
+    """The messages that a worker has to send, in the order of the operations that make their values.
 
-    Each comes with the number of that operation before it, and its receiver behind it.
+    Each comes as the number of its operation, the message, and the receiver.
     """
     stages, pipe_of = header.stages, header.pipe_of
     for number, operation in numbered:

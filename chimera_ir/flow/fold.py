@@ -1,7 +1,13 @@
-"""One turn of what comes again and again: its nodes, each for the events like it in all turns, and their waits.
+"""Folding an asynchronous schedule into one turn: each operation stands for that operation in every turn.
 
-F m0 s0   F m1 s0   B m0 s0 ..      node 0: F m0 s0, waits for node 1 of the turn before
-                                    node 1: B m0 s0, waits for node 0 of this turn
+worker 0: ...                0  F m0 s0   waits for 3, two turns ago
+  F m4 s0 v3                 1  F m0 s1   waits for 0, and for 2 a turn ago
+  B m3 s0 v2                 2  B m0 s1   waits for 1
+  F m5 s0 v4                 3  B m0 s0   waits for 0 a turn later, for 2, and for 3 a turn ago
+worker 1: ...
+  F m3 s1 v3
+  B m3 s1 v3
+  F m4 s1 v4
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -18,7 +24,7 @@ Place = Callable[[int], tuple[Hashable, int] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class FoldedTurn:
     """``events[n]`` are the events like node n, from the first on; ``waits[n]`` are its waits."""
 
     events: Sequence[Sequence[int]]
@@ -30,8 +36,8 @@ class Turn:
         return [events[0] for events in self.events]
 
 
-def fold(net: Net, header: Header) -> Turn:
-    """The turn that the net of an asynchronous schedule repeats, if it shows all waits of the steady state.
+def fold(net: Net, header: Header) -> FoldedTurn:
+    """The turn that the net of an asynchronous schedule repeats, if the net shows all waits of the steady state.
 
     The last turn and the first show what any of them does: the last one the waits for earlier turns, the first one
     those for later turns, which no version below 0 hides.
@@ -42,7 +48,7 @@ def fold(net: Net, header: Header) -> Turn:
     return folded(inside, net.predecessors, lambda number: _place(operations[number], period))
 
 
-def folded(order: Iterable[int], before: Sequence[Sequence[int]], place: Place) -> Turn:
+def folded(order: Iterable[int], before: Sequence[Sequence[int]], place: Place) -> FoldedTurn:
     """The turn of events that come again; ``order`` has each of them after all that it waits for.
 
     Warm-up and drain lack events, so there an event also follows one that in the steady state it follows by way of
@@ -66,7 +72,7 @@ def folded(order: Iterable[int], before: Sequence[Sequence[int]], place: Place) 
             other, ago = nodes[earlier[0]], turn - earlier[1]
             if waits.get(other, ago) >= ago:
                 waits[other] = ago
-    return Turn(events, [tuple(waits.items()) for waits in nearest])
+    return FoldedTurn(events, [tuple(waits.items()) for waits in nearest])
 
 
 def _place(operation: Compute, period: int) -> tuple[Hashable, int]:

@@ -1,4 +1,4 @@
-"""How much is kept: one walk along a lane over the lifetimes of what its operations make, with a size for each.
+"""The memory that a lane keeps: one walk along the lifetimes of the values that its operations make.
 
 F m0 s0     +1
 F m1 s0     +1    the peak: 2
@@ -23,8 +23,10 @@ class Peak(NamedTuple):
 
 
 def peak(lane: Sequence[Compute], sizes: Iterable[int]) -> Peak:
-    """The most that a lane keeps at once, where its operations keep and free so much of each micro-batch."""
-    changes = (each.kind.growth * len(each.micros) * size for each, size in zip(lane, sizes, strict=False))
+    """The most that a lane keeps at once, if its operations keep and free ``sizes`` for each micro-batch."""
+    changes = (
+        operation.kind.growth * len(operation.micros) * size for operation, size in zip(lane, sizes, strict=False)
+    )
     amounts = list(accumulate(changes))
     highest = max(amounts, default=0)
     return Peak(highest, lane[amounts.index(highest)]) if highest > 0 else Peak(0, None)
@@ -33,8 +35,8 @@ def peak(lane: Sequence[Compute], sizes: Iterable[int]) -> Peak:
 def activations(schedule: Schedule) -> tuple[Peak, ...]:
     """Per worker, the peak number of live micro-batches, or parts of one, times stages.
 
-    Live is what a forward keeps until it is freed. Stages that recompute do not count: what the one at work computes
-    again is gone when its backward ends.
+    A micro-batch is live on a stage from its forward until an operation frees what the forward keeps. Stages that
+    recompute do not count: the activations that a backward computes again are gone when it ends.
     """
     header = schedule.header
     if not header.recomputing:
@@ -43,7 +45,7 @@ def activations(schedule: Schedule) -> tuple[Peak, ...]:
 
 
 def inputs(schedule: Schedule) -> tuple[Peak, ...]:
-    """The same for the stages that recompute: how many inputs a worker keeps."""
+    """Per worker, the peak number of inputs that its stages keep for recomputation, counted like `activations`."""
     if not schedule.header.recomputing:
         return (Peak(0, None),) * len(schedule.lanes)
     return tuple(peak(lane, _again(schedule.header, lane)) for lane in schedule.lanes)
@@ -51,8 +53,8 @@ def inputs(schedule: Schedule) -> tuple[Peak, ...]:
 
 def whole(header: Header, peaks: Iterable[Peak]) -> tuple[Fraction, ...]:
     """Peaks in whole micro-batches times stages: M_a (section 3.3)."""
-    return tuple(Fraction(each.amount, header.parts) for each in peaks)
+    return tuple(Fraction(peak.amount, header.parts) for peak in peaks)
 
 
 def _again(header: Header, lane: Iterable[Compute]) -> list[bool]:
-    return [header.recomputes(each.micros[0], each.stage) for each in lane]
+    return [header.recomputes(operation.micros[0], operation.stage) for operation in lane]

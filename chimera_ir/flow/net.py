@@ -1,7 +1,7 @@
-"""What waits for what: the net of a schedule's compute operations, and networkx's DAG of it with sums and steps.
+"""The net of a schedule: which compute operation waits for which.
 
-An operation waits for those that make what it reads, for the one before it in its lane, and in an asynchronous schedule
-for the weights that it reads.
+An operation waits for those that make the values it reads, for the operation before it in its lane, and in an
+asynchronous schedule for the steps that make the weights it reads. `dag` adds sums and steps as nodes.
 """
 
 from collections import defaultdict
@@ -18,10 +18,10 @@ from chimera_ir.ir.ops import Compute
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """Operations by number, counted lane by lane; ``order`` has each of them after all its predecessors, but
-    for those that wait for ever where a schedule closes a cycle.
+    """Operations by number, counted lane by lane; ``lanes[w]`` are the numbers of worker w's operations.
 
-    ``lanes[w]`` are the numbers of worker w's operations.
+    ``order`` has each operation after all its predecessors. Where a schedule closes a cycle, the operations that wait
+    for ever are not in ``order``.
     """
 
     operations: tuple[Compute, ...]
@@ -30,31 +30,31 @@ class Net:
     order: Sequence[int]
 
     def ends(self, durations: Sequence[Time]) -> list[Time]:
-        """When each operation ends if each starts with the end of its last predecessor, the first ones at 0."""
+        """The end of each operation if each starts as soon as its last predecessor ends, the first ones at 0."""
         return ends(self.order, self.predecessors, durations)
 
 
 Reads = Sequence[tuple[int, ...]]
-"""For every operation, counted lane by lane, the numbers of those that make what it reads."""
+"""For every operation, counted lane by lane, the numbers of the operations that make the values it reads."""
 
 
 def reads_of(schedule: Schedule) -> Reads:
-    """What each operation of a schedule reads that is complete and placed."""
+    """The reads of a schedule that is complete and placed."""
     operations = tuple(chain.from_iterable(schedule.lanes))
     return list(map(flow(schedule.header, operations).needs, operations))
 
 
 def net_of(schedule: Schedule, reads: Reads | None = None) -> Net:
-    """The net of a schedule that is complete; its reads may be known. Linear in the number of operations.
+    """The net of a complete schedule, in time linear in the number of operations; ``reads`` are given if known.
 
-    In an asynchronous schedule an operation that reads version v of a stage waits for the step that makes it: for the
-    last operations that add to the gradients of update v-1 on all workers that hold the stage; and so do those that add
-    to the gradients of update v, as they add up in one place.
+    In an asynchronous schedule an operation that reads version v of a stage waits for the step that makes the version:
+    for the last operations that add to the gradients of update v-1 on all workers that hold the stage. The operations
+    that add to the gradients of update v wait for them, too, because both updates add up in the same memory.
 
     Raises
     ------
     KeyError
-        If it lacks an operation that another one needs: it was not verified.
+        If the schedule lacks an operation that another one needs: it was not verified.
     """
     lanes = numbered(schedule)
     before = _waits(schedule, lanes, reads or reads_of(schedule))
@@ -63,13 +63,13 @@ def net_of(schedule: Schedule, reads: Reads | None = None) -> Net:
 
 
 def _waits(schedule: Schedule, lanes: Sequence[range], reads: Reads) -> list[tuple[int, ...]]:
-    """For every operation those that it waits for, each once: whose values it reads, whose step, and in its lane."""
+    """The operations that each operation waits for, each once: for values, for steps, and in its lane."""
     before: list[tuple[int, ...]] = []
     for lane in lanes:
         for number in lane:
             read = reads[number]
             before.append(read if number == lane.start or number - 1 in read else (*read, number - 1))
-    if any(ABSENT in each for each in reads):
+    if any(ABSENT in makers for makers in reads):
         raise KeyError("an operation is missing; only a verified schedule has a net")
     for earlier, later in _steps(schedule, lanes):
         if earlier not in before[later]:
@@ -78,9 +78,9 @@ def _waits(schedule: Schedule, lanes: Sequence[range], reads: Reads) -> list[tup
 
 
 def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, int]]:
-    """The last operations that add to an update, each with the first operation of each lane that waits for the step.
+    """Pairs of a last operation that adds to an update and the first operation of a lane that waits for its step.
 
-    What comes later in the lane then waits for it as well. A synchronous schedule steps after all its operations.
+    Later operations of the lane then wait for the step as well. A synchronous schedule steps after all its operations.
     """
     if not schedule.header.asynchronous:
         return
@@ -99,12 +99,12 @@ def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, in
 
 
 def update_of(header: Header, operation: Compute) -> int:
-    """The update, from 0, whose gradients an operation takes part in making."""
+    """The update, counted from 0, that the micro-batches of an operation belong to."""
     return max(operation.micros) // header.per_update
 
 
 def newest(header: Header, operation: Compute) -> int:
-    """The newest version of its stage that must be there before an operation."""
+    """The newest version of its stage that must exist before an operation starts."""
     read = operation.version or 0
     return max(read, min(operation.micros) // header.per_update) if operation.kind.sums else read
 

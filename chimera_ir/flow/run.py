@@ -1,8 +1,7 @@
-"""The engine: lanes that are played until each of them ends or waits for ever, and when everything in them ends.
+"""The engine: plays lanes until each of them ends or waits for ever, and computes when each event ends.
 
-A lane is a sequence of events by number, one after the other; ``before[n]`` are the other events that event n waits
-for, and those of its own lane may be among them. Nothing that has happened is undone, so all lanes come equally far
-whatever the order in which they are played.
+A lane is a sequence of events, by number. ``before[n]`` are the other events that event n waits for, which may be in
+its own lane. No event is ever undone, so each lane comes equally far whatever the order in which lanes are played.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,8 +12,8 @@ from typing import NamedTuple, TypeVar
 Time = TypeVar("Time", int, float)
 
 
-class Run(NamedTuple):
-    """A lane's next ``length`` events."""
+class LaneRun(NamedTuple):
+    """The next ``length`` events of a lane."""
 
     lane: int
     length: int
@@ -22,7 +21,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Played:
-    """How far lanes come.
+    """The result of playing lanes.
 
     ``order`` has every event that happens, after all that it waits for; ``places[l]`` is the place at which lane l ends
     or blocks.
@@ -33,15 +32,15 @@ class Played:
     places: Sequence[int]
 
     @property
-    def runs(self) -> Iterator[Run]:
+    def runs(self) -> Iterator[LaneRun]:
         """The order by lanes."""
         lane_of = {event: number for number, lane in enumerate(self.lanes) for event in lane}
         for number, events in groupby(self.order, key=lane_of.__getitem__):
-            yield Run(number, sum(1 for _ in events))
+            yield LaneRun(number, sum(1 for _ in events))
 
 
 def play(lanes: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> Played:
-    """The lanes, each played until it must wait, and again when it may go on. Linear in the number of waits.
+    """Plays each lane until it must wait, and again when it may go on, in time linear in the number of waits.
 
     Examples
     --------
@@ -95,14 +94,14 @@ def ordered(before: Sequence[Sequence[int]]) -> list[int]:
 
 
 def ends(order: Sequence[int], before: Sequence[Sequence[int]], durations: Sequence[Time]) -> list[Time]:
-    """When each event ends if it begins as soon as all that it waits for is over, the first ones at 0.
+    """The end of each event if it begins as soon as all events that it waits for are over, the first ones at 0.
 
     Parameters
     ----------
     order
-        Events, each after all that it waits for; any other counts as over at 0.
+        Events, each after all that it waits for; events that are not in it count as over at 0.
     before
-        What an event waits for, the event before it in its lane included.
+        The events that each event waits for, the event before it in its lane included.
     """
     times = [0 * duration for duration in durations]
     for event in order:

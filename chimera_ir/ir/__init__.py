@@ -1,1 +1,1 @@
-"""The levels of IR: immutable types, the same words as the paper, and a text form of each that reads back."""
+"""The levels of IR: immutable types in the words of the paper, each with a text form that reads back."""

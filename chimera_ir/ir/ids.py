@@ -1,4 +1,4 @@
-"""Integers that must not be mixed up."""
+"""Types of integers that must not be mixed up."""
 
 from typing import NewType
 
@@ -12,10 +12,10 @@ Micro = NewType("Micro", int)
 """A micro-batch by its global number, 0 .. N-1, over all pipes."""
 
 Clock = NewType("Clock", int)
-"""The order a scheme gives an operation; it is not a time."""
+"""The order that a scheme gives an operation; it is not a time."""
 
 Slot = NewType("Slot", int)
 """A receive buffer, counted per worker, receiving stage and direction."""
 
 Version = NewType("Version", int)
-"""The weights of a stage after so many updates; only asynchronous schemes tell versions apart."""
+"""The weights of a stage by the number of updates that made them; only asynchronous schemes tell versions apart."""

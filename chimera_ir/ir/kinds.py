@@ -1,13 +1,13 @@
-"""What a compute operation is: the table of kinds. All that the compiler knows about a kind follows from its row.
+"""The table of kinds of compute operations. All that the compiler knows about a kind follows from its row.
 
     kind  reads                       makes     frees   sums
     F     y of the stage before       y, a      -       no
     B     a, dx of the stage behind   dx        a       yes
 
-y is what a stage hands on, a what its forward keeps for the backward, dx the gradient with respect to its input. A
-value is made once of each micro-batch on each stage, and gone after the operation that frees it or, where it is handed
-to a neighbour, that reads it there. Nothing else asks whether an operation *is* a forward: it asks what its kind reads,
-makes, frees and sums.
+y is what a stage hands on, a is what its forward keeps for the backward, and dx is the gradient with respect to its
+input. Each micro-batch makes a value once on each stage. A value for a neighbour is gone after the operation that reads
+it there, any other after the operation that frees it. No other module asks whether an operation *is* a forward: it asks
+what the operation's kind reads, makes, frees and sums.
 """
 
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ from functools import cached_property
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Value:
-    """What an operation makes of a micro-batch on a stage.
+    """A value that an operation makes of a micro-batch on a stage.
 
-    ``towards`` is how many stages further it is read: 1 and -1 are the neighbours, 0 is the stage itself. ``reason``
-    says why an operation needs it.
+    ``towards`` is the distance to the stage that reads it: 1 and -1 for the neighbours, 0 for the stage itself.
+    ``reason`` says in messages why an operation needs the value.
     """
 
     letter: str
@@ -44,15 +44,15 @@ class Kind:
     Attributes
     ----------
     letter
-        How texts call it; its cost has the same key.
+        Its name in texts, and the key of its cost.
     noun
-        How messages call it.
+        Its name in messages.
     reads, makes
-        Values: those that it needs, and those that are there when it is over.
+        The values that an operation of this kind needs, and those that exist when it is over.
     frees
-        The value of its own stage that is gone when it is over; none for the kind that comes first.
+        The value of its own stage that is gone when it is over; None for the kind that comes first.
     sums
-        Whether it adds to the weights' gradients.
+        Whether it adds to the gradients of the weights.
     """
 
     letter: str
@@ -66,34 +66,34 @@ class Kind:
         return self.letter
 
     def __reduce__(self) -> tuple[object, ...]:
-        """The row itself, in whatever process it is read."""
+        """Pickles a row as its letter, so that every process has each row once."""
         return kind, (self.letter,)
 
     @property
     def opens(self) -> bool:
-        """Whether it is the first operation of a micro-batch on a stage."""
+        """Whether it comes first of a micro-batch's operations on a stage."""
         return self.frees is None
 
     @cached_property
     def hands_on(self) -> tuple[Value, ...]:
-        """What it makes for a neighbour."""
+        """The values that it makes for a neighbour."""
         return tuple(value for value in self.makes if value.towards)
 
     @cached_property
     def keeps(self) -> tuple[Value, ...]:
-        """What it makes for a later operation of its own stage."""
+        """The values that it makes for a later operation of its own stage."""
         return tuple(value for value in self.makes if not value.towards)
 
     @cached_property
     def growth(self) -> int:
-        """How many values more are kept on its stage when it is over, of each micro-batch."""
+        """The change of the number of values that its stage keeps of each micro-batch."""
         return len(self.keeps) - (not self.opens)
 
 
 FORWARD = Kind("F", "forward", (ACTIVATIONS,), (ACTIVATIONS, KEPT), None, sums=False)
 BACKWARD = Kind("B", "backward", (KEPT, GRADIENTS), (GRADIENTS,), KEPT, sums=True)
 
-KINDS = {each.letter: each for each in (FORWARD, BACKWARD)}
+KINDS = {row.letter: row for row in (FORWARD, BACKWARD)}
 """The rows, by letter, in the order in which a micro-batch meets them."""
 
 
@@ -104,16 +104,16 @@ def kind(letter: str) -> Kind:
 
 def values() -> Iterator[Value]:
     """All values of the table, each once."""
-    yield from dict.fromkeys(value for each in KINDS.values() for value in each.makes)
+    yield from dict.fromkeys(value for row in KINDS.values() for value in row.makes)
 
 
 def follows(value: Value) -> tuple[Value, ...]:
-    """The values of a stage that may be the same memory as one that it reads: all that is kept from there on."""
+    """The values that a stage keeps because of a value it reads; they may be in the same memory as that value."""
     reached: dict[Value, None] = {}
     ahead = [value]
     while ahead:
         now = ahead.pop()
-        made = [kept for each in KINDS.values() if now in each.reads for kept in each.keeps if kept not in reached]
+        made = [kept for row in KINDS.values() if now in row.reads for kept in row.keeps if kept not in reached]
         reached.update(dict.fromkeys(made))
         ahead += made
     return tuple(reached)

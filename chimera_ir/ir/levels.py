@@ -25,7 +25,7 @@ MAX_WORKERS = 1 << 16
 MAX_STAGES = 1 << 16
 MAX_MICRO_BATCHES = 1 << 20
 MAX_PIPES = 1 << 12
-"""How many of them a header may have, whatever the limit on operations is."""
+"""The most pipes that a header may have, whatever the limit on operations is."""
 
 T = TypeVar("T", covariant=True)
 
@@ -45,7 +45,7 @@ class Pipe:
 
 
 class Quantity(Enum):
-    """What a declared memory bound speaks of."""
+    """The quantity that a declared memory bound limits."""
 
     ACTIVATIONS = "activations"
     WEIGHTS = "weights"
@@ -63,7 +63,7 @@ class Strategy(Enum):
     """When a worker launches the sum of a stage's gradients (section 3.2).
 
     ``LAZY``: after all its local compute. ``EAGER``: as soon as its gradients of the stage are complete. ``EAGER_OPT``:
-    eagerly where the schedule leaves it a bubble between then and the end of its local compute, else lazily.
+    eager where the schedule leaves the worker a bubble between these two points, else lazy.
     """
 
     LAZY = "lazy"
@@ -73,13 +73,14 @@ class Strategy(Enum):
 
 @dataclass(frozen=True)
 class Header:
-    """What every level of IR says first.
+    """The header of every level of IR.
 
-    ``micro_batches`` is the number over all pipes: N, or 2N half ones where ``halves`` says so; every pipe has all
-    ``stages`` D. ``strategies`` are those of stages that have another one than eager_opt, by ascending stage.
+    ``micro_batches`` is the number over all pipes: N, or 2N half ones if ``halves`` is set; every pipe has all
+    ``stages`` D. ``strategies`` are those of the stages whose strategy is not eager_opt, by ascending stage.
 
-    A level of an asynchronous scheme shows its first ``updates`` updates, as many micro-batches as they take, warm-up
-    and drain included; every ``period`` micro-batches the lanes repeat. A synchronous one shows one, and has period 0.
+    A level of an asynchronous scheme shows the scheme's first ``updates`` updates with all of their micro-batches,
+    warm-up and drain included; its lanes repeat every ``period`` micro-batches. A level of a synchronous scheme shows
+    one update and has period 0.
     """
 
     scheme: str
@@ -95,12 +96,12 @@ class Header:
     period: int = 0
 
     def strategy(self, stage: Stage) -> Strategy:
-        """When the sum of a stage's gradients is launched."""
+        """The strategy of a stage, which says when the sum of its gradients is launched."""
         return dict(self.strategies).get(stage, Strategy.EAGER_OPT)
 
     @property
     def parts(self) -> int:
-        """Into how many parts a micro-batch is cut: what a `Micro` counts is one of them."""
+        """The number of parts that a micro-batch is cut into; a `Micro` counts one part."""
         return 2 if self.halves else 1
 
     @property
@@ -110,12 +111,12 @@ class Header:
 
     @property
     def per_update(self) -> int:
-        """How many of what a `Micro` counts an update takes."""
+        """The number of micro-batches per update, halves counted one by one."""
         return self.micro_batches // self.updates
 
     @property
     def whole_micro_batches(self) -> int:
-        """N: micro-batches per update, whole ones."""
+        """N, the number of whole micro-batches per update."""
         return self.per_update // self.parts
 
     @cached_property
@@ -125,7 +126,7 @@ class Header:
 
     @cached_property
     def holders(self) -> tuple[tuple[Worker, ...], ...]:
-        """``holders[s]``: the workers that hold stage s, ascending; one that holds it for two pipes counts once."""
+        """``holders[s]``: the workers that hold stage s, ascending, each once even if it holds s for two pipes."""
         return tuple(tuple(sorted({pipe.workers[s] for pipe in self.pipes})) for s in range(self.stages))
 
     @cached_property
@@ -147,12 +148,12 @@ class Header:
         return any(pipe.recompute for pipe in self.pipes)
 
     def worker(self, micro: Micro, stage: Stage) -> Worker:
-        """Where a micro-batch meets a stage."""
+        """The worker that runs a stage for a micro-batch."""
         return self.pipe_of[micro].workers[stage]
 
 
 class Planned(NamedTuple):
-    """An operation with its place and its clock."""
+    """An operation with its worker and its clock."""
 
     clock: Clock
     worker: Worker
@@ -161,7 +162,7 @@ class Planned(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The scheme, evaluated: every operation once, in the order of the text."""
+    """An evaluated scheme: every operation once, in the order of the text."""
 
     header: Header
     operations: tuple[Planned, ...]
@@ -169,7 +170,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """``lanes[w]``: the compute operations of worker w in the order it runs them."""
+    """``lanes[w]``: the compute operations of worker w in the order in which it runs them."""
 
     header: Header
     lanes: tuple[tuple[Compute, ...], ...]
@@ -188,7 +189,7 @@ class Lines(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The instructions of a lane apart: what computes, the four kinds of lines about messages, and the rest."""
+    """The instructions of a lane by kind: compute operations, the four kinds of lines about messages, and the rest."""
 
     length: int
     computes: Lines[Compute]
@@ -201,14 +202,14 @@ class Parts:
 
 @dataclass(frozen=True)
 class Program:
-    """``lanes[w]``: everything worker w does in the updates that the header speaks of, in order."""
+    """``lanes[w]``: all instructions of worker w in the header's updates, in the order in which it runs them."""
 
     header: Header
     lanes: tuple[tuple[Instruction, ...], ...]
 
     @cached_property
     def parts(self) -> tuple[Parts, ...]:
-        """Every lane apart; for whoever walks along the lanes more than once."""
+        """The instructions of every lane by kind, for passes that walk along the lanes more than once."""
         return tuple(map(_apart, self.lanes))
 
 

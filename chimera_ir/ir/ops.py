@@ -1,7 +1,7 @@
-"""The operations of a worker: a closed union of small types, compared by what they do, not by where they stand.
+"""The instructions of a worker: a closed union of small types, compared by what they do, not by their origin.
 
-In an asynchronous program operations name weight versions: the one that a compute operation reads, the one that a sum
-and a step lead to. Where they are None the program is synchronous, and there is one version.
+In an asynchronous program instructions name weight versions: a compute operation names the version that it reads, a sum
+and a step name the version that they lead to. In a synchronous program, which has one version, they are None.
 """
 
 from dataclasses import dataclass, field
@@ -12,11 +12,11 @@ from chimera_ir.ir.kinds import Kind
 from chimera_ir.source import Span
 
 NOWHERE = Span(0, 0)
-"""The origin of an operation that no line of text asked for."""
+"""The origin of an instruction that comes from no line of text."""
 
 
 class Message(NamedTuple):
-    """What one stage hands to its neighbour: activations if ``source < target``, else gradients w.r.t. the input."""
+    """Data from a stage to its neighbour: activations if ``source < target``, else gradients w.r.t. the input."""
 
     micros: tuple[Micro, ...]
     source: Stage
@@ -25,7 +25,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """What a stage computes, by its kind, of the concatenation of ``micros``."""
+    """A computation of a stage, by its kind, on the concatenation of ``micros``."""
 
     kind: Kind
     micros: tuple[Micro, ...]
@@ -55,7 +55,7 @@ class Recv:
 
 @dataclass(frozen=True, slots=True)
 class WaitSend:
-    """Blocks the lane until a posted send has been taken over; its tensors may then go."""
+    """Blocks the lane until a posted send is over; its tensors are then free."""
 
     message: Message
     origin: Span = field(default=NOWHERE, compare=False, repr=False)
@@ -80,7 +80,7 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True)
 class WaitAllReduce:
-    """Blocks the lane until the sum of a stage's gradients is there."""
+    """Blocks the lane until the sum of a stage's gradients is over."""
 
     stage: Stage
     origin: Span = field(default=NOWHERE, compare=False, repr=False)
@@ -89,7 +89,7 @@ class WaitAllReduce:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The optimizer's step on the weights of a stage."""
+    """Steps the optimizer on the weights of a stage."""
 
     stage: Stage
     origin: Span = field(default=NOWHERE, compare=False, repr=False)
@@ -98,7 +98,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Stash:
-    """Keeps the newest weights of a stage, as ``version``, beside those that the next step makes."""
+    """Keeps a copy of the newest weights of a stage, as ``version``, while the next steps change the weights."""
 
     stage: Stage
     version: Version
@@ -107,7 +107,7 @@ class Stash:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Lets a stashed version of a stage's weights go."""
+    """Frees a stashed version of a stage's weights."""
 
     stage: Stage
     version: Version

@@ -1,9 +1,9 @@
-"""Lanes that repeat: a turn of the steady state, and every other turn as that one moved in time.
+"""Lanes that repeat: a turn of the steady state, and every other turn as that turn moved in time.
 
-The lane of an asynchronous level is a sequence without beginning and end, of which only what is about the micro-batches
-and the updates of the instance is there. So warm-up and drain need no description of their own: they are turns of which
-a part is left out. A turn takes ``period`` micro-batches; from one to the next every micro-batch moves on by as many,
-every version by the updates that they make, and a receive goes round the slots of its shelf.
+The lane of an asynchronous level is a part of an endless sequence: the instructions about the micro-batches and updates
+of the instance. So warm-up and drain need no description of their own: they are turns with some instructions left out.
+A turn takes ``period`` micro-batches. From each turn to the next, micro-batches move on by ``period``, versions by the
+updates that so many micro-batches make, and receives go round the slots of their shelf.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,14 +32,14 @@ Shelf = tuple[Stage, Stage]
 
 
 class Ring(NamedTuple):
-    """How a shelf is used: ``messages`` a turn, put into ``slots`` slots one after the other, round and round."""
+    """The use of a shelf: ``messages`` per turn, which take the ``slots`` slots in turn, round and round."""
 
     messages: int
     slots: int
 
 
 class Extent(NamedTuple):
-    """What an instruction is about: the first and last of its micro-batches, or its update twice."""
+    """The first and last micro-batch that an instruction is about, or its update twice."""
 
     first: int
     last: int
@@ -47,10 +47,10 @@ class Extent(NamedTuple):
 
 
 class Initial(NamedTuple):
-    """Where the initial weights of a stage are stashed and dropped: where versions of these numbers are, 0 or less.
+    """The versions, 0 or less, at whose places the initial weights of a stage are stashed and dropped.
 
-    The first micro-batches read version 0 in place of versions below it. Where some of those are kept for longer than
-    version 0 is, the initial weights are kept as they are.
+    The first micro-batches read version 0 in place of versions below 0. Where the steady state keeps one of those
+    versions longer than version 0, the initial weights are kept as long.
     """
 
     stash: int
@@ -59,7 +59,7 @@ class Initial(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """One turn of a lane in the steady state: the one that begins with micro-batch ``turn * period``."""
+    """One turn of a lane in the steady state: the turn that begins with micro-batch ``turn * period``."""
 
     turn: int
     instructions: tuple[Instruction, ...]
@@ -70,12 +70,12 @@ _TALK = (Send, Recv, WaitSend, WaitRecv)
 
 
 def updates_a_turn(header: Header) -> int:
-    """How many updates a turn makes."""
+    """The number of updates that a turn makes."""
     return header.period // header.per_update
 
 
 def extent(instruction: Instruction) -> Extent:
-    """What an instruction is about: where that is left out, so is the instruction."""
+    """The micro-batches or the update of an instruction, which is left out where these are not in the instance."""
     if isinstance(instruction, _TALK):
         micros = instruction.message.micros
     elif isinstance(instruction, Compute):
@@ -89,15 +89,20 @@ def extent(instruction: Instruction) -> Extent:
 
 
 def body(header: Header, lane: Sequence[Instruction]) -> Body | None:
-    """The turn in the middle of an asynchronous lane, from a compute operation to the same one a turn later.
+    """The turn in the middle of an asynchronous lane, from a compute operation to the same operation a turn later.
 
-    What is done in preparation of the first operation comes with it. None if the lane has no such turn.
+    The turn begins with the instructions that prepare its first operation. None if the lane has no such turn.
     """
     turn = header.micro_batches // header.period // 2
     start = turn * header.period
     wanted = range(start, start + header.period)
     opening = next(
-        (i for i, each in enumerate(lane) if isinstance(each, Compute) and extent(each).first in wanted), None
+        (
+            i
+            for i, instruction in enumerate(lane)
+            if isinstance(instruction, Compute) and extent(instruction).first in wanted
+        ),
+        None,
     )
     if opening is None:
         return Body(turn, (), {}) if not lane else None
@@ -111,21 +116,21 @@ def body(header: Header, lane: Sequence[Instruction]) -> Body | None:
 
 
 def unroll(header: Header, lane: Body, updates: int) -> Iterator[Instruction]:
-    """A lane as it is for so many updates: every turn, without what is about none of their micro-batches.
+    """A lane for a number of updates: every turn, without the instructions about none of their micro-batches.
 
-    No version is below 0: the first micro-batches read the initial weights.
+    No version is below 0, as the first micro-batches read the initial weights.
     """
     return (instruction for _, instruction in by_turn(header, lane, updates))
 
 
 def by_turn(header: Header, lane: Body, updates: int) -> Iterator[tuple[int, Instruction]]:
     """The instructions of `unroll`, each with the number of its turn."""
-    each_turn, micro_batches = updates_a_turn(header), updates * header.per_update
+    per_turn, micro_batches = updates_a_turn(header), updates * header.per_update
     known = initial(header, lane)
     listed = [(instruction, *extent(instruction), lowest(known, instruction)) for instruction in lane.instructions]
     for turn in _turns(header, lane, updates, known):
         by = turn - lane.turn
-        micros, versions = by * header.period, by * each_turn
+        micros, versions = by * header.period, by * per_turn
         for instruction, first, last, of_updates, least in listed:
             offset, end = (versions, updates) if of_updates else (micros, micro_batches)
             if (first + offset > 0 or first + offset == least) and last + offset < end:
@@ -134,35 +139,37 @@ def by_turn(header: Header, lane: Body, updates: int) -> Iterator[tuple[int, Ins
 
 
 def initial(header: Header, lane: Body) -> dict[Stage, Initial]:
-    """The stages whose initial weights are not kept as version 0 of the steady state would be."""
-    each_turn = updates_a_turn(header)
+    """The stages whose initial weights are not kept like version 0 of the steady state."""
+    per_turn = updates_a_turn(header)
     places = {
-        (type(each), each.stage, each.version % each_turn): (each.version, place)
-        for place, each in enumerate(lane.instructions)
-        if isinstance(each, Step | Stash | Drop) and each.version is not None
+        (type(instruction), instruction.stage, instruction.version % per_turn): (instruction.version, place)
+        for place, instruction in enumerate(lane.instructions)
+        if isinstance(instruction, Step | Stash | Drop) and instruction.version is not None
     }
 
     def at(kind: type[Step | Stash | Drop], stage: Stage, version: int) -> tuple[int, int] | None:
-        """The turn, from this one, of the line about a version, and its place there."""
-        line = places.get((kind, stage, version % each_turn))
-        return None if line is None else ((version - line[0]) // each_turn, line[1])
+        """The turn of the line about a version, counted from the body's turn, and the line's place in it."""
+        line = places.get((kind, stage, version % per_turn))
+        return None if line is None else ((version - line[0]) // per_turn, line[1])
 
     lasts: dict[Stage, dict[int, tuple[int, int]]] = {}
-    for place, each in enumerate(lane.instructions):
-        if not isinstance(each, Compute) or each.version is None:
+    for place, instruction in enumerate(lane.instructions):
+        if not isinstance(instruction, Compute) or instruction.version is None:
             continue
-        step = at(Step, each.stage, 1)
-        for turns in range(-(-each.version // each_turn), min(each.micros) // header.period + 1):
-            version = each.version - turns * each_turn
-            dropped = at(Drop, each.stage, version)
+        step = at(Step, instruction.stage, 1)
+        for turns in range(-(-instruction.version // per_turn), min(instruction.micros) // header.period + 1):
+            version = instruction.version - turns * per_turn
+            dropped = at(Drop, instruction.stage, version)
             if step is not None and dropped is not None and step < (-turns, place):
-                lasts.setdefault(each.stage, {})[version] = dropped
-    found = {stage: Initial(max(those), max(those, key=those.__getitem__)) for stage, those in lasts.items()}
-    return {stage: kept for stage, kept in found.items() if kept.drop}
+                lasts.setdefault(instruction.stage, {})[version] = dropped
+    initials = {
+        stage: Initial(max(versions), max(versions, key=versions.__getitem__)) for stage, versions in lasts.items()
+    }
+    return {stage: kept for stage, kept in initials.items() if kept.drop}
 
 
 def lowest(known: Mapping[Stage, Initial], instruction: Instruction) -> int:
-    """What an instruction that is there is about at least, a micro-batch or an update; then all from 1 on."""
+    """The lowest micro-batch or update for which an instruction is in a lane; it is there for all from 1 on as well."""
     match instruction:
         case Stash(stage):
             return known[stage].stash if stage in known else 0
@@ -173,10 +180,10 @@ def lowest(known: Mapping[Stage, Initial], instruction: Instruction) -> int:
 
 
 def _turns(header: Header, lane: Body, updates: int, known: Mapping[Stage, Initial]) -> range:
-    """The turns that have something to do if there are so many updates, from first to last."""
-    each_turn = updates_a_turn(header)
+    """The turns of a number of updates that have any instruction, from first to last."""
+    per_turn = updates_a_turn(header)
     bounds = [
-        (first - least - lane.turn * each_turn, last - lane.turn * each_turn, each_turn, updates)
+        (first - least - lane.turn * per_turn, last - lane.turn * per_turn, per_turn, updates)
         if of_updates
         else (
             first - lane.turn * header.period,
@@ -184,7 +191,9 @@ def _turns(header: Header, lane: Body, updates: int, known: Mapping[Stage, Initi
             header.period,
             updates * header.per_update,
         )
-        for (first, last, of_updates), least in ((extent(each), lowest(known, each)) for each in lane.instructions)
+        for (first, last, of_updates), least in (
+            (extent(instruction), lowest(known, instruction)) for instruction in lane.instructions
+        )
     ]
     if not bounds:
         return range(0)
@@ -194,10 +203,10 @@ def _turns(header: Header, lane: Body, updates: int, known: Mapping[Stage, Initi
 
 
 def longer(program: Program, updates: int) -> Program:
-    """A program of so many updates that follow one another without a barrier.
+    """A program of a number of updates that follow one another without a barrier.
 
-    An asynchronous program shows more updates of its stream, or fewer; a synchronous one becomes one long update, in
-    which micro-batches and sums are numbered on.
+    An asynchronous program then shows more updates of its stream, or fewer. A synchronous program becomes one long
+    update, in which the numbers of micro-batches and sums continue.
 
     Raises
     ------
@@ -212,47 +221,47 @@ def longer(program: Program, updates: int) -> Program:
             raise ValueError("the program shows no turn of a steady state")
         pipes = tuple(replace(pipe, micros=further(old, pipe.micros, count)) for pipe in old.pipes)
         header = replace(old, micro_batches=count, updates=updates, pipes=pipes)
-        return Program(header, tuple(tuple(unroll(old, each, updates)) if each else () for each in bodies))
+        return Program(header, tuple(tuple(unroll(old, turn, updates)) if turn else () for turn in bodies))
     every = range(updates)
     again = [tuple(Micro(m + u * old.per_update) for u in every for m in pipe.micros) for pipe in old.pipes]
     pipes = tuple(replace(pipe, micros=micros) for pipe, micros in zip(old.pipes, again, strict=True))
     return Program(
         replace(old, micro_batches=count, pipes=pipes),
-        tuple(tuple(moved(each, u * old.per_update, u) for u in every for each in lane) for lane in program.lanes),
+        tuple(tuple(moved(line, u * old.per_update, u) for u in every for line in lane) for lane in program.lanes),
     )
 
 
 def further(header: Header, micros: Sequence[Micro], count: int) -> tuple[Micro, ...]:
-    """The micro-batches of an asynchronous pipe below a number: those that are at the same place in their turn."""
+    """The micro-batches below ``count`` of an asynchronous pipe: those at the places in a turn where ``micros`` are."""
     places = {micro % header.period for micro in micros}
     return tuple(Micro(micro) for micro in range(count) if micro % header.period in places)
 
 
 def later(header: Header, instruction: Instruction, turns: int) -> Instruction:
-    """An instruction so many turns later, in the same slot; versions are not below 0."""
+    """An instruction a number of turns later, in the same slot; versions are at least 0."""
     return moved(instruction, turns * header.period, turns * updates_a_turn(header))
 
 
 def _in_ring(ring: Ring, recv: Recv, by: int) -> Recv:
-    """A receive of a body, so many turns later, in the slot of that turn."""
+    """A receive of a body ``by`` turns later, in the slot of that turn."""
     slot = Slot((recv.slot + by * ring.messages) % ring.slots)
     return Recv(recv.message, recv.source, slot, recv.origin)
 
 
 def shelf(message: Message) -> Shelf:
-    """Where a message is received."""
+    """The shelf that a message is received into."""
     return message.source, message.target
 
 
 def moved(instruction: Instruction, micros: int, updates: int = 0) -> Instruction:
-    """An instruction about micro-batches and updates that are so many later, in the same slot.
+    """An instruction with its micro-batches and updates moved by so many, in the same slot.
 
-    No version that is read or kept is below 0.
+    A version that is read or kept is at least 0.
     """
     match instruction:
-        case Compute(kind, own, stage, origin, version):
+        case Compute(kind, numbers, stage, origin, version):
             read = None if version is None else Version(max(version + updates, 0))
-            return Compute(kind, _later(own, micros), stage, origin, read)
+            return Compute(kind, _later(numbers, micros), stage, origin, read)
         case Send(message, to, origin):
             return Send(_of_later(message, micros), to, origin)
         case Recv(message, source, slot, origin):
@@ -279,7 +288,7 @@ _PREPARING = (Recv, WaitRecv, WaitSend, WaitAllReduce, Stash, Step)
 
 
 def _lead(lane: Sequence[Instruction], opening: int) -> int:
-    """How many instructions before an operation prepare it."""
+    """The number of instructions right before an operation that prepare it."""
     lead = 0
     while lead < opening and isinstance(lane[opening - lead - 1], _PREPARING):
         lead += 1
@@ -289,10 +298,10 @@ def _lead(lane: Sequence[Instruction], opening: int) -> int:
 def _rings(lane: Sequence[Instruction], instructions: Sequence[Instruction]) -> dict[Shelf, Ring]:
     messages: dict[Shelf, int] = {}
     slots: dict[Shelf, int] = {}
-    for each in instructions:
-        if isinstance(each, Recv):
-            messages[shelf(each.message)] = messages.get(shelf(each.message), 0) + 1
-    for each in lane:
-        if isinstance(each, Recv):
-            slots[shelf(each.message)] = max(slots.get(shelf(each.message), 0), each.slot + 1)
+    for instruction in instructions:
+        if isinstance(instruction, Recv):
+            messages[shelf(instruction.message)] = messages.get(shelf(instruction.message), 0) + 1
+    for instruction in lane:
+        if isinstance(instruction, Recv):
+            slots[shelf(instruction.message)] = max(slots.get(shelf(instruction.message), 0), instruction.slot + 1)
     return {key: Ring(count, slots[key]) for key, count in messages.items()}

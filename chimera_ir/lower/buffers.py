@@ -1,4 +1,15 @@
-"""Which buffer a message is received into: interval colouring, so that there are as many buffers as are ever in use."""
+"""The buffer of each receive: interval colouring with the fewest slots, as many as are ever in use at the same time.
+
+recv m0 s0->s1               recv m0 s0->s1 into 0
+F m0 s1                      F m0 s1
+recv m1 s0->s1               recv m1 s0->s1 into 1     (slot 0 is in use until B m0 s1 is done)
+B m0 s1                      B m0 s1
+F m1 s1                      F m1 s1
+recv m2 s0->s1               recv m2 s0->s1 into 0
+B m1 s1                      B m1 s1
+F m2 s1                      F m2 s1
+B m2 s1                      B m2 s1
+"""
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
@@ -11,7 +22,7 @@ from chimera_ir.lower.comm import Posting
 
 
 class _Shelf:
-    """The slots of one receiving stage and direction; one is free after the last use of what it holds."""
+    """The slots of one receiving stage and direction; a slot is free after the last use of its message."""
 
     def __init__(self) -> None:
         self._slots = 0
@@ -20,7 +31,7 @@ class _Shelf:
 
     @property
     def size(self) -> int:
-        """How many slots there are."""
+        """The number of slots."""
         return self._slots
 
     def take(self, before: int, last_use: int) -> Slot:
@@ -36,44 +47,44 @@ class _Shelf:
 
 
 class _Key(NamedTuple):
-    """Slots are counted per receiving stage and direction: the messages of one shelf have equal shapes."""
+    """A receiving stage and a direction. Slots are counted per shelf, as all messages of a shelf have one shape."""
 
     source: Stage
     target: Stage
 
 
 def slots(postings: Iterable[Posting]) -> tuple[Slot, ...]:
-    """The slot of each posted receive of a lane: as few of a shelf as are ever in use at the same time.
+    """The slot of each posted receive of a lane, with the fewest slots per shelf.
 
-    They are used round and round where that takes no more of them, so that the lane repeats as its operations do.
+    The slots of a shelf are used in turn where that takes no more slots, so that the lane repeats as its operations do.
 
-    Activations stay until the backward of the same micro-batch and stage is done: the forward reads them, and what it
-    keeps for the backward, or sends on, may be the same memory. (That send is over by then: the gradients that answer
-    it have been waited for.) Gradients stay until the backward that reads them is done.
+    Activations stay until the backward of the same micro-batch and stage is done: the forward reads them, and the
+    memory that it keeps for the backward, or sends on, may be the same. (The send is over by then, because the
+    gradients that answer it have been waited for.) Gradients stay until the backward that reads them is done.
     """
     shelves: dict[_Key, list[tuple[int, int]]] = defaultdict(list)
     keys: list[_Key] = []
     for key, before, last_use in _uses(postings):
         keys.append(key)
         shelves[key].append((before, last_use))
-    taken = {key: iter(_few(uses)) for key, uses in shelves.items()}
-    return tuple([next(taken[key]) for key in keys])
+    slots_of = {key: iter(_few(uses)) for key, uses in shelves.items()}
+    return tuple([next(slots_of[key]) for key in keys])
 
 
 def _few(uses: list[tuple[int, int]]) -> list[Slot]:
-    """The slots of a shelf's messages."""
+    """The slots of the messages of one shelf, in the order of their posting."""
     shelf = _Shelf()
-    taken = [shelf.take(before, last_use) for before, last_use in uses]
+    lowest = [shelf.take(before, last_use) for before, last_use in uses]
     size = _ring(uses)
-    return [Slot(number % size) for number in range(len(uses))] if size == shelf.size else taken
+    return [Slot(number % size) for number in range(len(uses))] if size == shelf.size else lowest
 
 
 def rings(postings: Iterable[Posting], within: Callable[[Micro], bool]) -> tuple[Slot, ...]:
-    """The slot of each posted receive of a lane that repeats: the slots of a shelf are used one after the other.
+    """The slot of each posted receive of a lane that repeats: the slots of a shelf are used in turn.
 
-    Round and round, so that the slot of a message follows from its number; slot 0 is that of the first one ``within``
-    the instance. There are as many slots as are posted into while one of them is in use, that one included; only what
-    lies within the instance counts, as the margin ends in a drain of its own.
+    So the slot of a message follows from the number of the message in its shelf. The first message ``within`` the
+    instance has slot 0. A shelf has as many slots as receives are posted from the posting of a message to its last use,
+    its own included. Only messages within the instance count, because the margin ends in a drain of its own.
     """
     listed = list(postings)
     numbers: list[tuple[_Key, int]] = []
@@ -91,13 +102,13 @@ def rings(postings: Iterable[Posting], within: Callable[[Micro], bool]) -> tuple
 
 
 def _ring(uses: list[tuple[int, int]]) -> int:
-    """How many slots a shelf needs, its messages in the order of their posting."""
+    """The number of slots that a shelf needs if they are used in turn; ``uses`` are in the order of the postings."""
     posted = [before for before, _ in uses]
     return max(bisect_right(posted, last_use) - number for number, (_, last_use) in enumerate(uses))
 
 
 def _uses(postings: Iterable[Posting]) -> Iterator[tuple[_Key, int, int]]:
-    """For each posted receive its shelf, the place before which it is posted and that of its last use."""
+    """The shelf of each posted receive, the place before which it is posted, and the place of its last use."""
     for before, transfer in postings:
         _, source, target = transfer.message
         yield _Key(source, target), before, transfer.over

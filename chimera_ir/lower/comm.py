@@ -1,20 +1,34 @@
 """Where messages are sent, received and waited for.
 
-Stages that meet on one worker hand over in place; between workers a forward sends its activations to the next stage, a
-backward the gradients of its input to the stage before. The policy, for a worker and each of its peers:
+    worker 0:                    worker 0:
+      F m0 s0                      F m0 s0
+      F m1 s0                      send m0 s0->s1 to w1
+      B m0 s0                      recv m0 s1->s0 from w1    (one operation ahead of B m0 s0)
+      B m1 s0                      F m1 s0
+                                   send m1 s0->s1 to w1
+                                   recv m1 s1->s0 from w1
+                                   wait recv m0 s1->s0
+                                   wait send m0 s0->s1       (over: its gradients have come back)
+                                   B m0 s0
+                                   wait recv m1 s1->s0
+                                   wait send m1 s0->s1
+                                   B m1 s0
+
+Two stages on the same worker need no message. Between workers a forward sends its activations to the next stage, and a
+backward sends the gradients of its input to the stage before. The policy, for a worker and each of its peers:
 
 ``send``
     right after the operation that produces the message.
 ``recv``
-    ``ahead`` operations before the one that uses the message (at the start of the lane if there are not as many), or
-    earlier: the receives from one peer are posted in the order in which that peer sends. So one in-order queue per
-    directed pair of workers suffices, and a transfer never stands behind one that is not needed yet.
+    ``ahead`` operations before the one that uses the message, or at the start of the lane if there are fewer. It is
+    posted even earlier where that is needed to post the receives from a peer in the order in which the peer sends.
+    So one in-order queue per directed pair of workers suffices, and no transfer queues behind one that is needed later.
 ``wait recv``
     right before the operation that uses the message.
 ``wait send``
-    right after the first ``wait recv`` that proves that the peer has taken the message over (the peer sent what is
-    waited for after the operation that used it): this wait never blocks. A message that no later one answers is waited
-    for at the end of the lane, where it delays no operation.
+    right after the first ``wait recv`` of a message that the peer sent after using this one. That proves that the peer
+    has received it, so the wait never blocks. Sends that no later message answers are waited for at the end of the
+    lane, where they delay no operation.
 """
 
 from bisect import bisect_left
@@ -32,9 +46,10 @@ from chimera_ir.ir.ops import Message
 
 
 class Transfer(NamedTuple):
-    """A message, with the place of its producer in the sender's lane and of its user in the receiver's.
+    """A message between two workers.
 
-    ``over`` is the place there after which nothing needs the memory that it was received into.
+    ``produced`` is the place of its producer in the sender's lane, ``used`` that of its first user in the receiver's
+    lane, and ``over`` the place in the receiver's lane after which its memory is free.
     """
 
     message: Message
@@ -46,7 +61,7 @@ class Transfer(NamedTuple):
 
 
 class Posting(NamedTuple):
-    """A receive that is posted before the operation at ``before``."""
+    """A receive, and the place of the operation before which it is posted."""
 
     before: int
     transfer: Transfer
@@ -56,26 +71,36 @@ class Posting(NamedTuple):
 class Traffic:
     """The communication of one lane; every index is that of a compute operation in it.
 
-    ``postings`` are in the order of the lane. ``sent[i]`` leaves after operation i, ``received[i]`` is waited for
-    before it, ``taken[i]`` are the sends that this wait proves to be over, ``untold`` those that nothing proves.
+    Attributes
+    ----------
+    postings
+        The receives, in the order of the lane.
+    sent
+        The message that leaves after an operation.
+    received
+        The message that is waited for before an operation.
+    retired
+        The sends that the wait before an operation proves to be over.
+    unanswered
+        The sends that no wait proves to be over.
     """
 
     postings: tuple[Posting, ...]
     sent: Mapping[int, Transfer]
     received: Mapping[int, Transfer]
-    taken: Mapping[int, list[Transfer]]
-    untold: tuple[Transfer, ...]
+    retired: Mapping[int, list[Transfer]]
+    unanswered: tuple[Transfer, ...]
 
 
 @dataclass(slots=True)
 class _Draft:
-    """What is gathered, peer by peer, before a lane's traffic is known; ``wanted`` holds (first use, transfer)."""
+    """The traffic of a lane while it is gathered, peer by peer; ``wanted`` holds (first use, transfer)."""
 
     wanted: list[tuple[int, Transfer]] = field(default_factory=list)
     sent: dict[int, Transfer] = field(default_factory=dict)
     received: dict[int, Transfer] = field(default_factory=dict)
-    taken: dict[int, list[Transfer]] = field(default_factory=lambda: defaultdict(list))
-    untold: list[Transfer] = field(default_factory=list)
+    retired: dict[int, list[Transfer]] = field(default_factory=lambda: defaultdict(list))
+    unanswered: list[Transfer] = field(default_factory=list)
 
 
 def communicate(schedule: Schedule, ahead: int) -> tuple[Traffic, ...]:
@@ -106,8 +131,8 @@ def _traffic(draft: _Draft, ahead: int) -> Traffic:
         postings=tuple([Posting(max(0, use - ahead), transfer) for use, transfer in wanted]),
         sent=draft.sent,
         received=draft.received,
-        taken={use: sorted(transfers, key=_produced) for use, transfers in draft.taken.items()},
-        untold=tuple(sorted(draft.untold, key=_produced)),
+        retired={use: sorted(transfers, key=_produced) for use, transfers in draft.retired.items()},
+        unanswered=tuple(sorted(draft.unanswered, key=_produced)),
     )
 
 
@@ -125,7 +150,7 @@ def _links(schedule: Schedule) -> dict[tuple[Worker, Worker], list[Transfer]]:
 
 
 def _first_uses(transfers: Iterable[Transfer]) -> list[int]:
-    """For each message of a link the first use of it or of a later one: uses in the order of the sends."""
+    """First uses in the order of the sends: for each message of a link the earliest use of it or of a later one."""
     uses: list[int] = [transfer.used for transfer in transfers]
     for index in range(len(uses) - 2, -1, -1):
         uses[index] = min(uses[index], uses[index + 1])
@@ -133,15 +158,15 @@ def _first_uses(transfers: Iterable[Transfer]) -> list[int]:
 
 
 def _retire(draft: _Draft, transfers: list[Transfer], answers: list[Transfer]) -> None:
-    """Finds for each message of a link the first use of an answer that the peer sent after it used the message."""
+    """Assigns each message of a link to the first use of an answer, which the peer sent after using the message."""
     produced = [answer.produced for answer in answers]
     uses = _first_uses(answers)
     for transfer in transfers:
         first = bisect_left(produced, transfer.used)
         if first < len(uses):
-            draft.taken[uses[first]].append(transfer)
+            draft.retired[uses[first]].append(transfer)
         else:
-            draft.untold.append(transfer)
+            draft.unanswered.append(transfer)
 
 
 def _produced(transfer: Transfer) -> int:

@@ -1,8 +1,8 @@
-"""When the last worker launches each sum of an asynchronous schedule, if everything starts as early as it may.
+"""When the last worker launches each sum of an asynchronous schedule, in the earliest run.
 
-An operation starts when its worker is free, its data are there, and so is every sum that it needs: the one that makes
-the version it reads and, where it adds to gradients, the one of the update before its own, whose gradients are in the
-memory that it adds to. Communication is free, and so are steps.
+An operation starts as soon as its worker is free, its data are there, and the sums that it needs are over. It needs the
+sum that makes the version it reads. If it adds to gradients, it also needs the sum of the update before its own, which
+uses the same memory. Communication and steps take no time.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,11 +17,11 @@ from chimera_ir.ir.ops import Compute
 from chimera_ir.lower.sync import Duration
 
 Joins = Mapping[int, Sequence[tuple[Stage, int]]]
-"""By place: the sums, by stage and update, that a lane launches right before the operation there."""
+"""The sums, as stage and update, that a lane launches right before the operation at a place."""
 
 
 def last_launches(schedule: Schedule, duration: Duration, joins: Iterable[Joins]) -> dict[tuple[Stage, int], int]:
-    """By stage and update the time of the last launch; of one that waits in a circle, a time after all others.
+    """The time of the last launch of each sum, by stage and update; a sum that waits in a circle is after all others.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ def last_launches(schedule: Schedule, duration: Duration, joins: Iterable[Joins]
     duration
         How long operations take, in any unit.
     joins
-        Of every lane the launches that do not follow an operation that adds to the gradients.
+        For every lane the launches that do not follow an operation that adds to the gradients.
     """
     events = _Events(schedule, duration, list(joins))
     lanes = [*events.lanes, *([number] for number in events.sums.values())]
@@ -41,7 +41,7 @@ def last_launches(schedule: Schedule, duration: Duration, joins: Iterable[Joins]
 
 
 class _Events:
-    """The operations, then the joins, then the sums, by number; a sum waits for every launch of it."""
+    """The events by number: the operations, then the joins, then the sums. A sum waits for all of its launches."""
 
     def __init__(self, schedule: Schedule, duration: Duration, joins: Sequence[Joins]) -> None:
         self._header, operations = schedule.header, list(chain.from_iterable(schedule.lanes))
@@ -68,7 +68,7 @@ class _Events:
         self._append(number, [*made.needs(operation), *sums], launch)
 
     def _append(self, event: int, needs: Iterable[int], launch: tuple[Stage, int] | None) -> None:
-        """Puts an event at the end of the last lane; it launches a sum, or none."""
+        """Puts an event at the end of the last lane; ``launch`` is the sum that it launches, if any."""
         lane = self.lanes[-1]
         self.before[event] += [*lane[-1:], *needs]
         lane.append(event)

@@ -1,4 +1,4 @@
-"""From a schedule to a program: the compute operations keep their order; all else is put in between.
+"""From a schedule to a program: the compute operations keep their order, all other instructions are inserted.
 
     F m0 s1                     recv m0 s0->s1 from w0 into 0
     B m0 s1                     wait recv m0 s0->s1
@@ -13,9 +13,9 @@
 The policies stand with the passes: `comm` (messages), `buffers` (slots), `sync` (gradients), `updates` (those of an
 asynchronous scheme, with the versions of its weights).
 
-The lanes of an asynchronous schedule are parts of sequences without an end (`ir.turns`). They are lowered with a margin
-of further turns on both sides, and what belongs to the margin is left out again: so everything stands where it stands
-in the steady state, in warm-up and drain too.
+The lanes of an asynchronous schedule are parts of endless sequences (`ir.turns`). They are lowered with a margin of
+further turns on both sides, and the margin is cut off afterwards. So each instruction has its place of the steady
+state, in warm-up and drain, too.
 """
 
 from collections import defaultdict
@@ -32,27 +32,27 @@ from chimera_ir.lower.sync import Duration, Insertions, synchronise
 from chimera_ir.lower.updates import update
 
 
-def _alike(_: Compute) -> int:
+def _unit_time(_: Compute) -> int:
     return 1
 
 
-def lower(schedule: Schedule, ahead: int = 1, duration: Duration = _alike, net: Net | None = None) -> Program:
+def lower(schedule: Schedule, ahead: int = 1, duration: Duration = _unit_time, net: Net | None = None) -> Program:
     """The program that runs a schedule.
 
-    Afterwards every hand-over between workers is one message, sent, received and waited for at both ends, in a slot of
-    its own while it is needed, and every held stage is summed and stepped once an update. What is added has the origin
-    of the operation it serves.
+    Afterwards every hand-over between workers is one message, which is sent, received and waited for at both ends, and
+    has a slot of its own while it is needed. Every stage that a worker holds is summed and stepped once per update. An
+    inserted instruction has the origin of the operation that it serves.
 
     Parameters
     ----------
     schedule
-        Complete, placed and acyclic, and its lanes repeat if it is asynchronous (`verify_schedule`).
+        Complete, placed and acyclic; if it is asynchronous, its lanes repeat (`verify_schedule`).
     ahead
         How many operations before its use a receive is posted, at least 0.
     duration
-        How long operations take, in any unit: it decides where a bubble is (`sync`).
+        How long operations take, in any unit; this decides where a bubble is (`sync`).
     net
-        That of the schedule, where it is known already.
+        The net of the schedule, where it is known already.
 
     Raises
     ------
@@ -73,57 +73,62 @@ def lower(schedule: Schedule, ahead: int = 1, duration: Duration = _alike, net: 
 
 
 def sketch(schedule: Schedule) -> Program:
-    """The messages that `lower` gives an asynchronous schedule, sooner: to see how much memory they take.
+    """An asynchronous schedule with messages only, to see how much memory they take, in less time than `lower` takes.
 
-    Only the half in the middle has them; there everything stands where it stands in the steady state. Nothing is
-    summed, stepped or stashed (`updates.copies`).
+    Only the middle half, which is in the steady state, has the messages that `lower` would give it. The sketch has no
+    sums, steps or stashes (`updates.copies` counts these).
     """
     middle = Middle(schedule.header)
     lanes = (
         _lane(lane, traffic, rings(traffic.postings, middle.within), Insertions({}, {}))
         for lane, traffic in zip(schedule.lanes, communicate(schedule, 1), strict=True)
     )
-    return Program(schedule.header, tuple(tuple(each for each in lane if middle.keeps(each)) for lane in lanes))
+    return Program(
+        schedule.header,
+        tuple(tuple(instruction for instruction in lane if middle.keeps(instruction)) for lane in lanes),
+    )
 
 
 def _streaming(schedule: Schedule, ahead: int, duration: Duration, margin: Margin) -> Iterator[list[Instruction]]:
-    """The lanes with their margins."""
+    """The lowered lanes of a wide schedule, margins included."""
     traffics = communicate(schedule, ahead)
     updates = update(schedule, margin.durations(duration))
-    for lane, traffic, own in zip(schedule.lanes, traffics, updates, strict=True):
-        yield _lane(lane, traffic, rings(traffic.postings, margin.within), own)
+    for lane, traffic, insertions in zip(schedule.lanes, traffics, updates, strict=True):
+        yield _lane(lane, traffic, rings(traffic.postings, margin.within), insertions)
 
 
 def _lane(
-    lane: tuple[Compute, ...], traffic: Traffic, taken: Iterable[Slot], insertions: Insertions
+    lane: tuple[Compute, ...], traffic: Traffic, recv_slots: Iterable[Slot], insertions: Insertions
 ) -> list[Instruction]:
-    posted = _posted(lane, traffic, taken)
+    posted = _posted(lane, traffic, recv_slots)
     before, after = insertions.before, insertions.after
-    received, sent, over = traffic.received, traffic.sent, traffic.taken
-    found: list[Instruction] = [*after.get(-1, ())]
+    received, sent, retired = traffic.received, traffic.sent, traffic.retired
+    instructions: list[Instruction] = [*after.get(-1, ())]
     for place, operation in enumerate(lane):
         if place in posted:
-            found += posted[place]
+            instructions += posted[place]
         if place in before:
-            found += before[place]
+            instructions += before[place]
         if place in received:
-            found.append(WaitRecv(received[place].message, operation.origin))
-            if place in over:
-                found += [WaitSend(transfer.message, lane[transfer.produced].origin) for transfer in over[place]]
-        found.append(operation)
+            instructions.append(WaitRecv(received[place].message, operation.origin))
+            if place in retired:
+                instructions += [
+                    WaitSend(transfer.message, lane[transfer.produced].origin) for transfer in retired[place]
+                ]
+        instructions.append(operation)
         if place in sent:
             transfer = sent[place]
-            found.append(Send(transfer.message, transfer.receiver, operation.origin))
+            instructions.append(Send(transfer.message, transfer.receiver, operation.origin))
         if place in after:
-            found += after[place]
-    found += [WaitSend(transfer.message, lane[transfer.produced].origin) for transfer in traffic.untold]
-    found += insertions.at_end
-    return found
+            instructions += after[place]
+    instructions += [WaitSend(transfer.message, lane[transfer.produced].origin) for transfer in traffic.unanswered]
+    instructions += insertions.at_end
+    return instructions
 
 
-def _posted(lane: tuple[Compute, ...], traffic: Traffic, taken: Iterable[Slot]) -> dict[int, list[Recv]]:
+def _posted(lane: tuple[Compute, ...], traffic: Traffic, recv_slots: Iterable[Slot]) -> dict[int, list[Recv]]:
     """The receives to post before each operation."""
     posted: dict[int, list[Recv]] = defaultdict(list)
-    for (before, transfer), slot in zip(traffic.postings, taken, strict=True):
+    for (before, transfer), slot in zip(traffic.postings, recv_slots, strict=True):
         posted[before].append(Recv(transfer.message, transfer.sender, slot, lane[transfer.used].origin))
     return posted

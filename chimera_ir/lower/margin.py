@@ -1,4 +1,4 @@
-"""The lanes of an asynchronous schedule with further turns on both sides, and the way back."""
+"""The wide form of an asynchronous schedule, with further turns on both sides of each lane, and the way back."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ _TALK = (Send, Recv, WaitSend, WaitRecv)
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """The instance that a wide one has been made of, and by how many turns its micro-batches were moved there."""
+    """The headers of an instance and of its wide form, and by how many turns the wide form moves micro-batches."""
 
     header: Header
     wide: Header
@@ -37,17 +37,17 @@ class Margin:
         return 0 <= micro - self.turns * self.header.period < self.header.micro_batches
 
     def durations(self, duration: Duration) -> Duration:
-        """The durations of the operations of the wide schedule: those of the same ones in the instance's first turn."""
+        """The durations of the wide schedule's operations, which are those of the instance's first turn."""
         known: dict[tuple[type[Compute], Micro, Stage], int] = {}
 
         def same(operation: Compute) -> int:
             turn, place = divmod(operation.micros[0], self.header.period)
-            alike = type(operation), Micro(place), operation.stage
-            if alike not in known:
+            key = type(operation), Micro(place), operation.stage
+            if key not in known:
                 first = later(self.header, operation, -turn)
                 assert isinstance(first, Compute)
-                known[alike] = duration(first)
-            return known[alike]
+                known[key] = duration(first)
+            return known[key]
 
         return same
 
@@ -64,33 +64,33 @@ class Margin:
         return tuple(kept)
 
     def _initial(self, lane: Sequence[Instruction]) -> dict[Stage, Initial]:
-        """The stages whose initial weights are kept otherwise than version 0 of the wide lane is."""
+        """The stages whose initial weights are not kept like version 0 of the wide lane."""
         turn = body(self.wide, lane)
         if turn is None:
             return {}
-        instructions = tuple(later(self.header, each, -self.turns) for each in turn.instructions)
+        instructions = tuple(later(self.header, instruction, -self.turns) for instruction in turn.instructions)
         return initial(self.header, Body(turn.turn - self.turns, instructions, turn.rings))
 
 
 @dataclass(frozen=True, slots=True)
 class Middle:
-    """The half in the middle of an asynchronous instance, in which it is in its steady state."""
+    """The middle half of an asynchronous instance, which is in its steady state."""
 
     header: Header
 
     def within(self, micro: Micro) -> bool:
-        """Whether a micro-batch belongs to it."""
+        """Whether a micro-batch belongs to the middle half."""
         return self.header.micro_batches <= 4 * micro < 3 * self.header.micro_batches
 
     def keeps(self, instruction: Instruction) -> bool:
-        """Whether an instruction is no message, or one of that half."""
+        """Whether an instruction is not about a message, or about one of the middle half."""
         return not isinstance(instruction, _TALK) or self.within(instruction.message.micros[0])
 
 
 def widened(schedule: Schedule) -> tuple[Schedule, Margin]:
-    """A schedule whose lanes repeat, with a margin as long as all that goes on at the same time takes, and twice that.
+    """The wide form of a schedule whose lanes repeat: its margin is over twice as long as what is under way at once.
 
-    Its versions are those of the steady state: as if there had been updates before the first.
+    Its versions are those of the steady state, as if there had been updates before the first.
     """
     header = schedule.header
     bodies = [body(header, lane) or Body(0, (), {}) for lane in schedule.lanes]
@@ -104,27 +104,31 @@ def widened(schedule: Schedule) -> tuple[Schedule, Margin]:
     )
     lanes = [
         unroll(
-            wide, Body(each.turn + margin, tuple(later(header, i, margin) for i in each.instructions), {}), wide.updates
+            wide,
+            Body(
+                turn.turn + margin, tuple(later(header, instruction, margin) for instruction in turn.instructions), {}
+            ),
+            wide.updates,
         )
-        for each in bodies
+        for turn in bodies
     ]
     return Schedule(wide, tuple(tuple(_computes(lane)) for lane in lanes)), Margin(header, wide, margin)
 
 
 def _span(header: Header, bodies: Iterable[Body]) -> int:
-    """Over how many turns the micro-batches and versions spread that one turn of all lanes is about."""
+    """The number of turns over which the micro-batches and versions in one turn of all lanes spread."""
     turns: list[int] = []
-    for each in bodies:
-        for instruction in each.instructions:
+    for turn in bodies:
+        for instruction in turn.instructions:
             first, last, _ = extent(instruction)
-            turns += [first // header.period - each.turn, last // header.period - each.turn]
+            turns += [first // header.period - turn.turn, last // header.period - turn.turn]
             version = getattr(instruction, "version", None)
             if version is not None:
-                turns.append(version // updates_a_turn(header) - each.turn)
+                turns.append(version // updates_a_turn(header) - turn.turn)
     return max(turns, default=0) - min(turns, default=0)
 
 
 def _computes(lane: Iterable[Instruction]) -> Iterable[Compute]:
-    for each in lane:
-        assert isinstance(each, Compute)
-        yield each
+    for instruction in lane:
+        assert isinstance(instruction, Compute)
+        yield instruction

@@ -1,4 +1,16 @@
-"""From clocks to lanes: the plan's operations, each on its worker, in the order of their clocks."""
+"""From clocks to lanes: each worker runs its operations in the order of their clocks.
+
+F m0 s0 @ 0 on w0            worker 0:
+F m1 s0 @ 1 on w0              F m0 s0
+F m0 s1 @ 1 on w1              F m1 s0
+F m1 s1 @ 3 on w1              B m0 s0
+B m0 s1 @ 2 on w1              B m1 s0
+B m1 s1 @ 4 on w1            worker 1:
+B m0 s0 @ 3 on w0              F m0 s1
+B m1 s0 @ 5 on w0              B m0 s1
+                               F m1 s1
+                               B m1 s1
+"""
 
 from chimera_ir.ir.levels import Plan, Planned, Schedule
 from chimera_ir.ir.ops import Compute
@@ -7,8 +19,8 @@ from chimera_ir.ir.ops import Compute
 def order(plan: Plan) -> Schedule:
     """The schedule in which every worker runs its operations by ascending clock.
 
-    A clock orders the operations of one worker; what the clocks of two workers say about each other plays no part. Two
-    operations of one worker on one clock (an error by the rule "conflict-free") keep the order of the text.
+    Only the clocks of the same worker are compared. Two operations of a worker on one clock, an error by the rule
+    "conflict-free", keep the order of the text.
 
     Parameters
     ----------
@@ -18,8 +30,8 @@ def order(plan: Plan) -> Schedule:
     lanes: list[list[Planned]] = [[] for _ in range(plan.header.workers)]
     for planned in plan.operations:
         lanes[planned.worker].append(planned)
-    return Schedule(plan.header, tuple(_lane(planned) for planned in lanes))
+    return Schedule(plan.header, tuple(_lane(operations) for operations in lanes))
 
 
-def _lane(planned: list[Planned]) -> tuple[Compute, ...]:
-    return tuple(each.operation for each in sorted(planned, key=lambda each: each.clock))
+def _lane(operations: list[Planned]) -> tuple[Compute, ...]:
+    return tuple(planned.operation for planned in sorted(operations, key=lambda planned: planned.clock))

@@ -1,18 +1,33 @@
 """Where the gradients of a stage are summed over the workers that hold it.
 
-When a worker launches the sum of a stage is the stage's strategy (section 3.2 of the paper): right after its last
-backward of that stage, whatever the pipe (eager), or after all its compute (lazy). By default it is eager only where
-the schedule leaves the worker a bubble between the two (eager_opt): without one, an eager launch would only disturb
-the compute that follows. Times are those of the earliest run with the given durations, communication free.
+    worker 0:                    worker 0:
+      F m0 s0                      F m0 s0
+      F m1 s0                      F m1 s0
+      F m2 s3                      F m2 s3
+      B m2 s3                      B m2 s3
+      F m3 s3                      F m3 s3
+      B m3 s3                      B m3 s3
+      B m0 s0                      all_reduce s3         (eager: a bubble follows)
+      B m1 s0                      B m0 s0
+                                   B m1 s0
+                                   all_reduce s0
+                                   wait all_reduce s3
+                                   step s3
+                                   wait all_reduce s0
+                                   step s0
 
-A worker that holds a stage for pipes without micro-batches takes part as well, with nothing to add. All workers launch
-in one agreed order of the stages, by the time at which the last member wants to launch; so overlapping groups of
-workers never wait for each other crosswise. Where that order delays a launch, it is behind a sum that cannot begin
-later than its own.
+The strategy of a stage says when a worker launches its sum (section 3.2 of the paper): right after the worker's last
+backward of that stage in any pipe (eager), or after all its compute (lazy). By default (eager_opt) the launch is eager
+only where the schedule leaves the worker a bubble between these two points: without a bubble, an eager launch would
+only disturb the compute that follows. Times are those of the earliest run with the given durations, communication free.
 
-The sums are waited for at the end of the lane, in the order of their launches, each before the step that uses it.
-They are there even where a single worker holds a stage, for the number of copies W is only known when the program is
-started.
+A worker that holds a stage only for pipes without micro-batches takes part as well, with nothing to add. All workers
+launch their sums in one agreed order: by the time at which the last member wants to launch. So overlapping groups of
+workers never wait for each other in a circle. A launch that this order delays comes after a sum that begins no later
+than its own.
+
+The sums are waited for at the end of the lane, in the order of their launches, each before the step that uses it. A
+stage that only one worker holds has a sum, too: the number of copies W is known only when the program is started.
 """
 
 from collections import defaultdict
@@ -31,9 +46,9 @@ Duration = Callable[[Compute], int]
 
 
 class Insertions(NamedTuple):
-    """What is put between the operations of a lane: before and after the one at a place, and at the lane's end.
+    """Instructions to insert before and after the operation at a place of a lane, and at the lane's end.
 
-    After place -1 is the start of the lane.
+    The start of the lane is after place -1.
     """
 
     before: Mapping[int, Sequence[Instruction]]
@@ -48,9 +63,12 @@ class Launch(NamedTuple):
     stage: Stage
 
 
-class Region(NamedTuple):
-    """A worker's part of a stage: its last backward's place in the lane and end, and the idle time between then and the
-    end of the lane."""
+class LaunchRegion(NamedTuple):
+    """Where and when a worker's gradients of a stage are complete.
+
+    ``last`` is the place of its last backward of the stage, ``ready`` the end of that backward, and ``idle`` how long
+    the worker idles from then to the end of its lane.
+    """
 
     last: int
     ready: int
@@ -58,28 +76,28 @@ class Region(NamedTuple):
 
 
 class _Lane(NamedTuple):
-    """What launches depend on: the regions of the stages that a worker holds, and the end of its compute."""
+    """The facts about a lane that launches depend on: the regions of its stages, and the end of its compute."""
 
-    regions: dict[Stage, Region]
+    regions: dict[Stage, LaunchRegion]
     length: int
     end: int
 
 
 def synchronise(schedule: Schedule, duration: Duration, net: Net) -> Iterator[Insertions]:
-    """The sums and steps of every lane, by the policy above: one for each stage that its worker holds."""
+    """The sums and steps of every lane by the policy above, one for each stage that the worker holds."""
     durations = list(map(duration, net.operations))
     ends = net.ends(durations)
-    launched = launches(
+    launches_by_lane = launches(
         schedule, *([times[lane.start : lane.stop] for lane in net.lanes] for times in (durations, ends))
     )
-    for operations, own in zip(schedule.lanes, launched, strict=True):
-        yield _insertions(own, {operation.stage: operation.origin for operation in operations})
+    for operations, launched in zip(schedule.lanes, launches_by_lane, strict=True):
+        yield _insertions(launched, {operation.stage: operation.origin for operation in operations})
 
 
 def launches(
     schedule: Schedule, durations: Sequence[Sequence[int]], ends: Sequence[Sequence[int]]
 ) -> Iterator[tuple[Launch, ...]]:
-    """The launches of every lane, where its operations take so long and end then, each as early as it may."""
+    """The launches of every lane, from the durations and ends of its operations in the earliest run."""
     header, lanes = schedule.header, _lanes(schedule, durations, ends)
     agreed = _agreed(header, lanes)
     for lane in lanes:
@@ -96,7 +114,7 @@ def _insertions(launched: Iterable[Launch], origin: Mapping[Stage, Span]) -> Ins
     return Insertions({}, after, at_end)
 
 
-def _eager(header: Header, stage: Stage, region: Region) -> bool:
+def _eager(header: Header, stage: Stage, region: LaunchRegion) -> bool:
     strategy = header.strategy(stage)
     match strategy:
         case Strategy.LAZY:
@@ -110,17 +128,17 @@ def _eager(header: Header, stage: Stage, region: Region) -> bool:
 
 
 def _launches(header: Header, lane: _Lane, held: list[Stage]) -> tuple[Launch, ...]:
-    found: list[Launch] = []
+    launched: list[Launch] = []
     after = -1
     for stage in held:
         region = lane.regions[stage]
         after = max(after, region.last if _eager(header, stage, region) else lane.length - 1)
-        found.append(Launch(after, stage))
-    return tuple(found)
+        launched.append(Launch(after, stage))
+    return tuple(launched)
 
 
 def _agreed(header: Header, lanes: list[_Lane]) -> dict[Stage, int]:
-    """The rank of every stage in the order in which all workers launch the sums; of equals, the later stage first."""
+    """The rank of every stage in the order of the launches; of stages with the same time, the later one is first."""
     wanted: dict[Stage, int] = {}
     for lane in lanes:
         for stage, region in lane.regions.items():
@@ -130,7 +148,7 @@ def _agreed(header: Header, lanes: list[_Lane]) -> dict[Stage, int]:
 
 
 def _lanes(schedule: Schedule, durations: Sequence[Sequence[int]], all_ends: Sequence[Sequence[int]]) -> list[_Lane]:
-    found: list[_Lane] = []
+    facts: list[_Lane] = []
     lanes = zip(schedule.lanes, all_ends, map(accumulate, durations), schedule.header.stages_of, strict=True)
     for lane, ends, busy, stages in lanes:
         worked = [0, *busy]
@@ -138,10 +156,10 @@ def _lanes(schedule: Schedule, durations: Sequence[Sequence[int]], all_ends: Seq
         end = ends[-1] if ends else 0
         idle = end - worked[-1]
         regions = {
-            stage: Region(last[stage], ends[last[stage]], idle - ends[last[stage]] + worked[last[stage] + 1])
+            stage: LaunchRegion(last[stage], ends[last[stage]], idle - ends[last[stage]] + worked[last[stage] + 1])
             if stage in last
-            else Region(-1, 0, idle)
+            else LaunchRegion(-1, 0, idle)
             for stage in stages
         }
-        found.append(_Lane(regions, len(lane), end))
-    return found
+        facts.append(_Lane(regions, len(lane), end))
+    return facts

@@ -1,22 +1,35 @@
 """Sums, steps and weight versions of an asynchronous schedule.
 
+    worker 0:                    worker 0:
+      F m0 s0 v0                   F m0 s0 v0
+      F m1 s0 v0                   F m1 s0 v0
+      B m0 s0 v0                   B m0 s0 v0
+      F m2 s0 v1                   all_reduce s0 v1
+      B m1 s0 v0                   wait all_reduce s0 v1
+      ...                          stash s0 v0           (B m1 s0 still reads version 0)
+                                   step s0 v1
+                                   F m2 s0 v1
+                                   B m1 s0 v0
+                                   drop s0 v0
+                                   ...
+
 On every worker and for every stage that it holds:
 
 ``all_reduce``
     right after the last backward of an update.
 ``wait all_reduce``, ``stash``, ``step``
-    right before the first operation that reads the version that the step makes, or, if that comes first, before the
-    first backward of a later update: its gradients go where those of this one are. The version that the step supersedes
-    is stashed if a later operation reads it.
+    right before the first operation that reads the version that the step makes, or before the first backward of a later
+    update if that comes first: both updates add up their gradients in the same memory. The version that the step
+    supersedes is stashed if a later operation reads it.
 ``drop``
     right after the last operation that reads a stashed version.
 
-A worker that adds nothing to an update of a stage, as its pipes have none of the update's micro-batches, takes part all
-the same. Its sum uses the memory of the one before, so it is launched right behind the step of that one; and that step
-is made before the first operation that only runs once its sum is over, if that is earlier than what is said above.
-Other workers wait for this launch, and what they do after it is such an operation: so none of them waits in a circle.
+A worker whose pipes have none of an update's micro-batches adds nothing to the update, but takes part in its sum. This
+sum uses the memory of the sum before, so it is launched right after the step of the update before. Other workers wait
+for this launch. So that nobody waits in a circle, the step is made before the first operation that can only run once
+the launched sum is over, if that operation comes before the place that the policy above gives.
 
-All workers launch in one agreed order, as `sync` does: by the time at which the last member wants to.
+All workers launch in one agreed order, as in `sync`: by the time at which the last member wants to launch.
 """
 
 from bisect import bisect_left
@@ -34,7 +47,7 @@ from chimera_ir.lower.sync import Duration, Insertions
 
 
 class _Gap(NamedTuple):
-    """A gap between two operations: the place of the one behind it, and whether it is the part next to that one."""
+    """A point right before the operation at ``place``: after the steps there if ``behind_steps``, else before them."""
 
     place: int
     behind_steps: bool
@@ -43,9 +56,14 @@ class _Gap(NamedTuple):
 class _Update(NamedTuple):
     """An update of a stage on one worker, by places in its lane.
 
-    ``launch`` is the gap right behind its last backward, or right behind the step before if it has none; ``step`` the
-    place of the operation before which the step must be made, ``last`` that of the last one to read the version that
-    the step supersedes.
+    Attributes
+    ----------
+    launch
+        The gap right after the last backward of the update; without backwards, right after the step before.
+    step
+        The place of the operation before which the step must be made.
+    last
+        The place of the last operation that reads the version that the step supersedes.
     """
 
     stage: Stage
@@ -56,7 +74,7 @@ class _Update(NamedTuple):
 
 
 _Summed = Mapping[Stage, Sequence[int]]
-"""For a lane and some stages, by place: how many updates have been summed whenever the operation there runs."""
+"""For some stages and each place of a lane, the number of updates whose sums are over when the operation there runs."""
 
 
 def update(schedule: Schedule, duration: Duration) -> Iterator[Insertions]:
@@ -65,30 +83,33 @@ def update(schedule: Schedule, duration: Duration) -> Iterator[Insertions]:
     Parameters
     ----------
     schedule
-        Asynchronous, complete and acyclic; its versions are not cut off at 0 where that matters.
+        Asynchronous, complete and acyclic. Its versions are those of the steady state: only in its margin may 0 stand
+        for versions below 0 (`margin.widened`).
     duration
         How long operations take, in any unit.
     """
-    found = _all_updates(schedule)
-    agreed = _agreed(schedule, duration, found)
-    for lane, updates in zip(schedule.lanes, found, strict=True):
-        yield _insertions(lane, sorted(updates, key=lambda each: agreed[each.version, each.stage]))
+    updates_by_lane = _all_updates(schedule)
+    agreed = _agreed(schedule, duration, updates_by_lane)
+    for lane, updates in zip(schedule.lanes, updates_by_lane, strict=True):
+        yield _insertions(
+            lane, sorted(updates, key=lambda stage_update: agreed[stage_update.version, stage_update.stage])
+        )
 
 
 def copies(schedule: Schedule) -> Iterator[dict[Stage, int]]:
-    """For each worker, how many copies of the weights of a stage it keeps at most: the newest, and what is stashed."""
+    """For each worker and stage the most copies of the weights at any time: the newest version and the stashed ones."""
     for updates in _all_updates(schedule):
         changes: dict[Stage, list[tuple[int, int]]] = defaultdict(list)
-        for each in updates:
-            changes[each.stage] += _stashed(each)
+        for stage_update in updates:
+            changes[stage_update.stage] += _stashed(stage_update)
         yield {
-            stage: 1 + max(accumulate((change for _, change in sorted(its)), initial=0))
-            for stage, its in changes.items()
+            stage: 1 + max(accumulate((change for _, change in sorted(stage_changes)), initial=0))
+            for stage, stage_changes in changes.items()
         }
 
 
 def _stashed(update: _Update) -> list[tuple[int, int]]:
-    """When the version that an update supersedes is stashed and dropped, before and after operations."""
+    """When an update adds and removes a stashed version: before place p counts as 2p, after it as 2p+1."""
     return [(2 * update.step, 1), (2 * update.last + 1, -1)] if update.last >= update.step else []
 
 
@@ -110,13 +131,12 @@ def _insertions(lane: tuple[Compute, ...], updates: list[_Update]) -> Insertions
 
 
 def _all_updates(schedule: Schedule) -> list[list[_Update]]:
-    """The updates of every lane."""
     summed = _summed(schedule)
-    return [list(_updates(schedule.header, *each)) for each in zip(schedule.lanes, summed, strict=True)]
+    return [list(_updates(schedule.header, lane, counts)) for lane, counts in zip(schedule.lanes, summed, strict=True)]
 
 
 def _summed(schedule: Schedule) -> Sequence[_Summed]:
-    """For every lane what is known of the stages of which some worker adds nothing to some update."""
+    """For every lane the sums that are over, of the stages that have an update to which some worker adds nothing."""
     uneven = {stage for number, lane in enumerate(schedule.lanes) for stage in _uneven(schedule.header, number, lane)}
     if not uneven:
         return [{}] * len(schedule.lanes)
@@ -132,22 +152,22 @@ def _summed(schedule: Schedule) -> Sequence[_Summed]:
 
 
 def _uneven(header: Header, worker: int, lane: Sequence[Compute]) -> Iterator[Stage]:
-    """The stages of a worker that it has no backward of in some update."""
-    added = {(each.stage, update_of(header, each)) for each in lane if each.kind.sums}
+    """The stages of a worker of which it has no backward in some update."""
+    added = {(operation.stage, update_of(header, operation)) for operation in lane if operation.kind.sums}
     updates = Counter(stage for stage, _ in added)
     return (stage for stage in header.stages_of[worker] if updates[stage] < header.updates)
 
 
 def _updates(header: Header, lane: Sequence[Compute], summed: _Summed) -> Iterator[_Update]:
-    """The updates of a lane, stage by stage; those at its end that no operation waits for are made there."""
+    """The updates of a lane, stage by stage; a step that no operation waits for is made at the end of the lane."""
     places: dict[Stage, list[int]] = defaultdict(list)
     for place, operation in enumerate(lane):
         places[operation.stage].append(place)
-    for stage, own in places.items():
+    for stage, stage_places in places.items():
         backwards: dict[int, int] = {}
         lasts: dict[int, int] = {}
         needs: dict[int, int] = {}
-        for place in own:
+        for place in stage_places:
             operation = lane[place]
             update = update_of(header, operation)
             lasts[operation.version or 0] = place
@@ -167,7 +187,7 @@ def _steps(
 ) -> list[int]:
     """For every update the place before which a stage must step.
 
-    ``needs`` has for updates, ascending, the first place at which they must have been made that come before them.
+    ``needs`` holds pairs of a number of updates, ascending, and the first place that needs that many updates made.
     """
     numbers = [number for number, _ in needs]
     earliest = list(accumulate((place for _, place in reversed(needs)), min, initial=end))[::-1]
@@ -181,11 +201,11 @@ def _steps(
 def _agreed(
     schedule: Schedule, duration: Duration, updates: list[list[_Update]]
 ) -> dict[tuple[Version, Stage], tuple[int, int, Version]]:
-    """The rank of every sum in the order in which all workers launch them; of equals, the later stage first."""
+    """The rank of every sum in the order of the launches; of sums with the same time, the later stage is first."""
     joins: list[dict[int, list[tuple[Stage, int]]]] = [defaultdict(list) for _ in updates]
-    for own, lane in zip(joins, updates, strict=True):
-        for each in lane:
-            if each.launch.behind_steps:
-                own[each.launch.place].append((each.stage, each.version - 1))
+    for lane_joins, lane in zip(joins, updates, strict=True):
+        for stage_update in lane:
+            if stage_update.launch.behind_steps:
+                lane_joins[stage_update.launch.place].append((stage_update.stage, stage_update.version - 1))
     times = last_launches(schedule, duration, joins)
     return {(version, stage): (times[stage, version - 1], -stage, version) for stage, version, *_ in chain(*updates)}

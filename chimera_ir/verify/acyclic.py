@@ -29,7 +29,7 @@ def acyclic(schedule: Schedule, plan: Plan | None, reads: Reads) -> Iterator[Dia
     dag = build(schedule, reads)
     nodes = dag.cycle()
     if nodes:
-        yield _Story(dag, nodes, schedule.header, plan).told()
+        yield _Story(dag, nodes, schedule.header, plan).diagnostic()
 
 
 class _Story:
@@ -38,7 +38,7 @@ class _Story:
     def __init__(self, dag: Dag, nodes: tuple[int, ...], header: Header, plan: Plan | None) -> None:
         self._dag = dag
         self._header = header
-        self._clocks = {each.operation: each.clock for each in plan.operations} if plan else {}
+        self._clocks = {planned.operation: planned.clock for planned in plan.operations} if plan else {}
         self._nodes = self._bends(nodes)
 
     def _bends(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
@@ -49,7 +49,7 @@ class _Story:
             node for before, node, after in around if not (self._follows(before, node) and self._follows(node, after))
         )
 
-    def told(self) -> Diagnostic:
+    def diagnostic(self) -> Diagnostic:
         """The diagnostic; it stands at an operation whose clock is too low, else at one that its lane runs too late.
 
         Where no lane takes part it stands at one that reads a version which its own gradients make.
@@ -100,17 +100,17 @@ class _Story:
 
     def _reads(self, before: int, after: int) -> bool:
         """Whether an operation reads weights that the gradients of another go into."""
-        one, two = self._dag.operations[before], self._dag.operations[after]
+        earlier, later = self._dag.operations[before], self._dag.operations[after]
         synchronised = self._dag.kind(before, after) is Edge.SYNC
-        return synchronised and (two.version or 0) > one.micros[0] // self._header.per_update
+        return synchronised and (later.version or 0) > earlier.micros[0] // self._header.per_update
 
     def _follows(self, before: int, after: int) -> bool:
         """Whether nothing but the order on their worker puts one operation before another."""
         return self._dag.kind(before, after) is Edge.LANE
 
     def _falls(self, before: int, after: int) -> bool:
-        one, two = self._clock(self._dag.operations[before]), self._clock(self._dag.operations[after])
-        return one is not None and two is not None and two <= one and not self._follows(before, after)
+        earlier, later = self._clock(self._dag.operations[before]), self._clock(self._dag.operations[after])
+        return earlier is not None and later is not None and later <= earlier and not self._follows(before, after)
 
     def _clock(self, operation: Compute) -> Clock | None:
         return self._clocks.get(operation)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from chimera_ir.diagnostics.catalogue.program import Blocked, Deadlock, ReceivesOutOfOrder
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.flow.run import Played, Run
+from chimera_ir.flow.run import LaneRun, Played
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import AllReduce, Instruction, Message, Recv, Send, WaitAllReduce, WaitRecv, WaitSend
@@ -28,7 +28,7 @@ class Certificate:
     played: Played
 
     @property
-    def runs(self) -> Iterator[Run]:
+    def runs(self) -> Iterator[LaneRun]:
         """The order, as runs of instructions of one worker."""
         return self.played.runs
 
@@ -59,9 +59,9 @@ def _disorder(program: Program) -> Iterator[Diagnostic]:
         for recv in parts.recvs.lines:
             recvs.setdefault((recv.source, worker), []).append(recv)
     for (peer, worker), sent in sends.items():
-        for number, (one, two) in enumerate(zip(sent, recvs[peer, worker], strict=True), start=1):
-            if one.message is not two.message and one.message != two.message:
-                yield ReceivesOutOfOrder(two.origin, worker, line(two), peer, line(one), number, one.origin)
+        for number, (send, recv) in enumerate(zip(sent, recvs[peer, worker], strict=True), start=1):
+            if send.message is not recv.message and send.message != recv.message:
+                yield ReceivesOutOfOrder(recv.origin, worker, line(recv), peer, line(send), number, send.origin)
                 break
 
 
@@ -72,7 +72,7 @@ def _finished(program: Program, result: Played) -> bool:
 def _deadlock(program: Program, transports: list[Transport], result: Played) -> Diagnostic:
     blocked = {Worker(w): place for w, place in enumerate(result.places) if place < len(program.lanes[w])}
     wanted = {worker: _wanted(program, worker, place, result) for worker, place in blocked.items()}
-    circle = _shortest_circle({worker: [each[0] for each in wants] for worker, wants in wanted.items()})
+    circle = _shortest_circle({worker: [peer for peer, _ in wants] for worker, wants in wanted.items()})
     chain = [_blocked(program, worker, blocked[worker], wanted[worker], circle) for worker in circle]
     names = ", nor with ".join(transport.value for transport in transports)
     return Deadlock(chain[0].span, names, tuple(chain))
@@ -89,10 +89,10 @@ def _wanted(program: Program, worker: Worker, place: int, result: Played) -> lis
         case WaitAllReduce(stage, version=version):
             rest = ((holder, result.places[holder]) for holder in header.holders[stage])
             return [
-                (holder, each)
+                (holder, instruction)
                 for holder, start in rest
-                for each in program.lanes[holder][start:]
-                if isinstance(each, AllReduce) and (each.stage, each.version) == (stage, version)
+                for instruction in program.lanes[holder][start:]
+                if isinstance(instruction, AllReduce) and (instruction.stage, instruction.version) == (stage, version)
             ]
         case _:
             raise AssertionError("only waits block")
@@ -102,7 +102,9 @@ def _posting(
     program: Program, result: Played, peer: Worker, kind: type[Send | Recv], message: Message
 ) -> list[tuple[Worker, Instruction]]:
     rest = program.lanes[peer][result.places[peer] :]
-    return [(peer, each) for each in rest if isinstance(each, kind) and each.message == message]
+    return [
+        (peer, instruction) for instruction in rest if isinstance(instruction, kind) and instruction.message == message
+    ]
 
 
 def _blocked(
@@ -112,21 +114,21 @@ def _blocked(
     wants: list[tuple[Worker, Instruction]],
     circle: list[Worker],
 ) -> Blocked:
-    each = program.lanes[worker][place]
+    wait = program.lanes[worker][place]
     after = circle[(circle.index(worker) + 1) % len(circle)]
     peer, needed = next(want for want in wants if want[0] == after)
-    return Blocked(worker, line(each), _meaning(program, each), line(needed), peer, each.origin)
+    return Blocked(worker, line(wait), _meaning(program, wait), line(needed), peer, wait.origin)
 
 
-def _meaning(program: Program, each: Instruction) -> str:
+def _meaning(program: Program, wait: Instruction) -> str:
     header = program.header
-    match each:
+    match wait:
         case WaitRecv(message):
             return f"{content(message)} (worker {sender(header, message)})"
         case WaitSend(message):
             return f"worker {receiver(header, message)} to take {content(message)}"
         case WaitAllReduce():
-            return f"the sum of the gradients of {summed(each)}"
+            return f"the sum of the gradients of {summed(wait)}"
         case _:
             raise AssertionError("only waits block")
 
@@ -135,8 +137,8 @@ def _shortest_circle(waits: dict[Worker, list[Worker]]) -> list[Worker]:
     """A shortest circle in a graph in which every node has a successor; of several one with the lowest worker first."""
     best: list[Worker] = []
     for start in sorted(_knotted(waits)):
-        found = _circle_through(start, waits, len(best) or len(waits) + 1)
-        best = found or best
+        circle = _circle_through(start, waits, len(best) or len(waits) + 1)
+        best = circle or best
         if len(best) == 1:
             break
     return best

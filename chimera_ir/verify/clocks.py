@@ -18,13 +18,13 @@ def clocks(plan: Plan) -> Iterator[Diagnostic]:
     """
     operations = plan.operations
     made = flow(plan.header, (planned.operation for planned in operations))
-    found: dict[tuple[Span, Span], list[tuple[Planned, Planned]]] = {}
+    falling: dict[tuple[Span, Span], list[tuple[Planned, Planned]]] = {}
     for after in operations:
         for number in made.needs(after.operation):
             before = operations[number]
             if number != ABSENT and before.clock >= after.clock:
-                found.setdefault((before.operation.origin, after.operation.origin), []).append((before, after))
-    for (origin, end), group in found.items():
+                falling.setdefault((before.operation.origin, after.operation.origin), []).append((before, after))
+    for (origin, end), group in falling.items():
         before, after = group[0]
         yield ClockNotIncreasing(
             span=end,

@@ -81,8 +81,8 @@ def _missing(header: Header, seen: _Seen) -> Iterator[Diagnostic]:
             there = _there(header, seen, micro, stage)
             version = there[0].version if there else None
             operation = Compute(_usual(part), (micro,), stage, version=version)
-            alike = (examples.get((pipe.name, each)) for each in (part, *seen))
-            where = next((example.origin for example in alike if example is not None), NOWHERE)
+            candidates = (examples.get((pipe.name, candidate)) for candidate in (part, *seen))
+            where = next((example.origin for example in candidates if example is not None), NOWHERE)
             place = (pipe.name, pipe.workers[stage], micro, stage)
             yield Missing(where, *place, operation.kind.noun, line(operation), len(absent))
 

@@ -12,11 +12,13 @@ from chimera_ir.source import Span
 def conflict_free(plan: Plan) -> Iterator[Diagnostic]:
     """The conflicts: for every pair of lines the first, and their number."""
     first: dict[tuple[int, int], Planned] = {}
-    found: dict[tuple[Span, Span], list[tuple[Planned, Planned]]] = {}
+    conflicts: dict[tuple[Span, Span], list[tuple[Planned, Planned]]] = {}
     for planned in plan.operations:
         other = first.setdefault((planned.worker, planned.clock), planned)
         if other is not planned:
-            found.setdefault((other.operation.origin, planned.operation.origin), []).append((other, planned))
-    for (before, after), group in found.items():
-        one, two = group[0]
-        yield Conflict(after, one.worker, one.clock, line(one.operation), line(two.operation), before, len(group))
+            conflicts.setdefault((other.operation.origin, planned.operation.origin), []).append((other, planned))
+    for (before, after), group in conflicts.items():
+        earlier, later = group[0]
+        yield Conflict(
+            after, earlier.worker, earlier.clock, line(earlier.operation), line(later.operation), before, len(group)
+        )

@@ -21,7 +21,7 @@ Lane = tuple[Instruction, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
+class CopyPeak:
     """The most copies of a stage that a lane keeps, where it comes to them, and the stashed ones among them."""
 
     copies: int
@@ -29,7 +29,7 @@ class Peak:
     stashed: tuple[Version, ...]
 
 
-_ONE = Peak(1, 0, ())
+_ONE = CopyPeak(1, 0, ())
 
 
 def copies(program: Program) -> tuple[int, ...]:
@@ -37,36 +37,36 @@ def copies(program: Program) -> tuple[int, ...]:
     if not program.header.asynchronous:
         return tuple(map(len, program.header.stages_of))
     return tuple(
-        sum(found.get(stage, _ONE).copies for stage in stages)
-        for found, stages in zip(map(kept, program.parts), program.header.stages_of, strict=True)
+        sum(peaks.get(stage, _ONE).copies for stage in stages)
+        for peaks, stages in zip(map(kept, program.parts), program.header.stages_of, strict=True)
     )
 
 
-def kept(parts: Parts) -> dict[Stage, Peak]:
+def kept(parts: Parts) -> dict[Stage, CopyPeak]:
     """The peak of every stage that is ever stashed in a lane."""
     stashed: dict[Stage, dict[Version, None]] = {}
-    found: dict[Stage, Peak] = {}
-    for place, each in parts.updates:
-        if isinstance(each, Drop):
-            stashed.get(each.stage, {}).pop(each.version, None)
-        elif isinstance(each, Stash):
-            shelf = stashed.setdefault(each.stage, {})
-            shelf[each.version] = None
-            if 1 + len(shelf) > found.get(each.stage, _ONE).copies:
-                found[each.stage] = Peak(1 + len(shelf), place, tuple(shelf))
-    return found
+    peaks: dict[Stage, CopyPeak] = {}
+    for place, instruction in parts.updates:
+        if isinstance(instruction, Drop):
+            stashed.get(instruction.stage, {}).pop(instruction.version, None)
+        elif isinstance(instruction, Stash):
+            shelf = stashed.setdefault(instruction.stage, {})
+            shelf[instruction.version] = None
+            if 1 + len(shelf) > peaks.get(instruction.stage, _ONE).copies:
+                peaks[instruction.stage] = CopyPeak(1 + len(shelf), place, tuple(shelf))
+    return peaks
 
 
 def needed(parts: Parts) -> dict[Stage, int]:
     """The copies that the readers of every stage need: the most behind any of its steps."""
     last = last_reads(parts)
     steps: dict[Stage, list[tuple[int, Version]]] = {}
-    for place, each in parts.updates:
-        if isinstance(each, Step) and each.version is not None:
-            steps.setdefault(each.stage, []).append((place, Version(each.version - 1)))
+    for place, instruction in parts.updates:
+        if isinstance(instruction, Step) and instruction.version is not None:
+            steps.setdefault(instruction.stage, []).append((place, Version(instruction.version - 1)))
     return {
-        stage: 1 + _most(own, {version: last.get((stage, version), -1) for _, version in own})
-        for stage, own in steps.items()
+        stage: 1 + _most(superseded, {version: last.get((stage, version), -1) for _, version in superseded})
+        for stage, superseded in steps.items()
     }
 
 
@@ -84,7 +84,11 @@ def _most(steps: list[tuple[int, Version]], last: dict[Version, int]) -> int:
 
 def last_reads(parts: Parts) -> dict[tuple[Stage, Version], int]:
     """The place of the last operation that reads a version of a stage."""
-    return {(each.stage, each.version): place for place, each in parts.computes if each.version is not None}
+    return {
+        (operation.stage, operation.version): place
+        for place, operation in parts.computes
+        if operation.version is not None
+    }
 
 
 def surplus(program: Program) -> Iterator[Diagnostic]:
@@ -107,7 +111,7 @@ def surplus(program: Program) -> Iterator[Diagnostic]:
                 )
 
 
-def _advice(lane: Lane, last: Mapping[tuple[Stage, Version], int], stage: Stage, peak: Peak) -> str:
+def _advice(lane: Lane, last: Mapping[tuple[Stage, Version], int], stage: Stage, peak: CopyPeak) -> str:
     """What brings a peak down that is too high: of its versions one was kept in vain, or too long, or too early."""
     for version in peak.stashed:
         stash, drop, end = Stash(stage, version), line(Drop(stage, version)), last.get((stage, version), -1)
@@ -122,4 +126,6 @@ def _advice(lane: Lane, last: Mapping[tuple[Stage, Version], int], stage: Stage,
 
 def _step_behind(lane: Lane, start: int, stage: Stage) -> int:
     places = range(start, len(lane))
-    return next(place for place in places if isinstance(each := lane[place], Step) and each.stage == stage)
+    return next(
+        place for place in places if isinstance(instruction := lane[place], Step) and instruction.stage == stage
+    )

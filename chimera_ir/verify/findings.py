@@ -42,7 +42,7 @@ class Findings:
     @property
     def errors(self) -> bool:
         """Whether any diagnostic is an error."""
-        return any(each.severity is Severity.ERROR for each in self.diagnostics)
+        return any(diagnostic.severity is Severity.ERROR for diagnostic in self.diagnostics)
 
 
 def apply(rule: Rule, *parts: Iterable[Diagnostic]) -> Findings:
@@ -52,7 +52,7 @@ def apply(rule: Rule, *parts: Iterable[Diagnostic]) -> Findings:
 
 def check(rule: str, *parts: Iterable[Diagnostic]) -> Findings:
     """A part of a rule, which leaves it open whether the rule holds; its own parts as in `apply`."""
-    listed = next((found for found in map(tuple, parts) if found), ())
+    listed = next((diagnostics for diagnostics in map(tuple, parts) if diagnostics), ())
     rest = listed[_MOST:]
     if not rest:
         return Findings(diagnostics=listed)

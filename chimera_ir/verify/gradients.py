@@ -44,12 +44,12 @@ def gradients(program: Program) -> Iterator[Diagnostic]:
     yield from mistakes or _orders(program)
 
 
-def not_held(header: Header, worker: Worker, each: Instruction, stage: Stage) -> Diagnostic | None:
+def not_held(header: Header, worker: Worker, instruction: Instruction, stage: Stage) -> Diagnostic | None:
     """What to say of a line about a stage that its worker does not hold."""
     if 0 <= stage < header.stages and worker in header.holders[stage]:
         return None
     holders = workers(header.holders[stage]) if 0 <= stage < header.stages else "no worker"
-    return NotHeld(each.origin, worker, line(each), stage, holders)
+    return NotHeld(instruction.origin, worker, line(instruction), stage, holders)
 
 
 class _Lane:
@@ -70,42 +70,42 @@ class _Lane:
                 update = operation.stage, operation.micros[0] // self._header.per_update
                 first, _ = self._backwards.get(update, (place, place))
                 self._backwards[update] = first, place
-        for place, each in self._parts.updates:
-            if isinstance(each, Synchronisation):
-                yield from self._line(place, each)
+        for place, instruction in self._parts.updates:
+            if isinstance(instruction, Synchronisation):
+                yield from self._line(place, instruction)
         for stage in self._header.stages_of[self._worker]:
             for number in range(self._header.updates):
                 yield from self._missing(stage, number)
                 yield from self._misplaced(stage, number)
 
-    def _line(self, place: int, each: Synchronisation) -> Iterator[Diagnostic]:
+    def _line(self, place: int, instruction: Synchronisation) -> Iterator[Diagnostic]:
         """Takes note of a line, unless it makes no sense, or does what another one does."""
-        stray = not_held(self._header, self._worker, each, each.stage) or self._no_update(each)
+        stray = not_held(self._header, self._worker, instruction, instruction.stage) or self._no_update(instruction)
         if stray is not None:
             yield stray
             return
-        first = self._lines.setdefault((type(each), each.stage, update_of(each)), place)
+        first = self._lines.setdefault((type(instruction), instruction.stage, update_of(instruction)), place)
         if first != place:
-            what = f"{summed(each)} is already {_DONE[type(each)]}"
-            yield RedundantLine(each.origin, self._worker, line(each), what, (self._lane[first].origin,))
+            what = f"{summed(instruction)} is already {_DONE[type(instruction)]}"
+            yield RedundantLine(instruction.origin, self._worker, line(instruction), what, (self._lane[first].origin,))
 
-    def _no_update(self, each: Synchronisation) -> Diagnostic | None:
+    def _no_update(self, instruction: Synchronisation) -> Diagnostic | None:
         last = self._header.updates
         if not self._header.asynchronous:
-            reason = "" if each.version is None else "a synchronous program has one update and no versions"
+            reason = "" if instruction.version is None else "a synchronous program has one update and no versions"
         else:
-            known = each.version is not None and 1 <= each.version <= last
+            known = instruction.version is not None and 1 <= instruction.version <= last
             reason = "" if known else f"{counted(last, 'update')} make the versions 1 to {last}"
-        return NoSuchUpdate(each.origin, self._worker, line(each), reason) if reason else None
+        return NoSuchUpdate(instruction.origin, self._worker, line(instruction), reason) if reason else None
 
     def _places(self, stage: Stage, update: int) -> list[int | None]:
         """The places of an update's launch, wait and step."""
         return [self._lines.get((kind, stage, update)) for kind in _KINDS]
 
     def _missing(self, stage: Stage, update: int) -> Iterator[Diagnostic]:
-        found = self._places(stage, update)
+        places = self._places(stage, update)
         _, last = self._backwards.get((stage, update), (None, None))
-        origin = next((self._lane[place].origin for place in (last, *found) if place is not None), NOWHERE)
+        origin = next((self._lane[place].origin for place in (last, *places) if place is not None), NOWHERE)
         version = Version(update + 1) if self._header.asynchronous else None
         reasons = (
             f"every worker that holds stage {stage} takes part in the sum of its gradients",
@@ -114,7 +114,7 @@ class _Lane:
         )
         end = "before the next update's backwards" if self._header.asynchronous else "at the end"
         spots = ("after its last backward of that stage", "between the launch and the step", end)
-        for kind, place, reason, spot in zip(_KINDS, found, reasons, spots, strict=True):
+        for kind, place, reason, spot in zip(_KINDS, places, reasons, spots, strict=True):
             if place is None:
                 yield MissingLine(origin, self._worker, line(kind(stage, version=version)), reason, spot)
 
@@ -127,7 +127,7 @@ class _Lane:
         next_launch, _, next_step = self._places(stage, update + 1)
         _, last = self._backwards.get((stage, update), (None, None))
         first, _ = self._backwards.get((stage, update + 1), (None, None))
-        early = (
+        needs = (
             (launch, last, "the sum would lack the gradients of this backward"),
             (wait, launch, "waits for what is not launched yet"),
             (step, wait, "the sum of the gradients may not be there yet"),
@@ -135,9 +135,9 @@ class _Lane:
             (None if first is not None else next_launch, step, "it sums in the memory that holds the sum before it"),
             (next_step, step, "versions are made one after the other"),
         )
-        for one, two, reason in early:
-            if one is not None and two is not None and one < two:
-                before, after = self._lane[one], self._lane[two]
+        for place, needed, reason in needs:
+            if place is not None and needed is not None and place < needed:
+                before, after = self._lane[place], self._lane[needed]
                 yield MisplacedLine(before.origin, self._worker, line(before), line(after), after.origin, reason)
 
 
@@ -146,16 +146,16 @@ def _orders(program: Program) -> Iterator[Diagnostic]:
     names: dict[int, str] = {}
     after: dict[int, dict[int, tuple[Worker, Span]]] = {}
     for number, parts in enumerate(program.parts):
-        launches = [each for each in parts.updates.lines if isinstance(each, AllReduce)]
-        names |= {sum_key(program.header, each): summed(each) for each in launches}
-        for one, two in pairwise(launches):
-            known = after.setdefault(sum_key(program.header, one), {})
-            known.setdefault(sum_key(program.header, two), (Worker(number), two.origin))
+        launches = [launch for launch in parts.updates.lines if isinstance(launch, AllReduce)]
+        names |= {sum_key(program.header, launch): summed(launch) for launch in launches}
+        for earlier, later in pairwise(launches):
+            known = after.setdefault(sum_key(program.header, earlier), {})
+            known.setdefault(sum_key(program.header, later), (Worker(number), later.origin))
     circle = _circle(after)
     if not circle:
         return
-    links = [(one, two, *after[one][two]) for one, two in pairwise((*circle, circle[0]))]
-    texts = [f"worker {worker} launches {names[one]} before {names[two]}" for one, two, worker, _ in links]
+    links = [(earlier, later, *after[earlier][later]) for earlier, later in pairwise((*circle, circle[0]))]
+    texts = [f"worker {worker} launches {names[earlier]} before {names[later]}" for earlier, later, worker, _ in links]
     notes = tuple(Note(text, link[3]) for text, link in zip(texts[1:], links[1:], strict=True))
     yield LaunchOrder(links[0][3], texts[0], notes)
 
@@ -168,12 +168,12 @@ def _circle(after: dict[int, dict[int, tuple[Worker, Span]]]) -> list[int]:
         stack = [(root, iter(after[root]))] if root not in finished else []
         path.update(dict.fromkeys([root] if stack else []))
         while stack:
-            each, following = stack[-1]
+            node, following = stack[-1]
             successor = next(following, None)
             if successor is None:
                 stack.pop()
-                path.pop(each)
-                finished.add(each)
+                path.pop(node)
+                finished.add(node)
             elif successor in path:
                 ring = list(path)
                 return ring[ring.index(successor) :]

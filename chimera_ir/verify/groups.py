@@ -48,7 +48,7 @@ def _mixed(header: Header, operations: Iterable[Compute]) -> Iterator[Diagnostic
 
 def _differing(header: Header, operations: list[Compute]) -> Iterator[Diagnostic]:
     made = flow(header, operations)
-    found: dict[tuple[Span, Span], list[tuple[Compute, Compute, Value]]] = {}
+    differing: dict[tuple[Span, Span], list[tuple[Compute, Compute, Value]]] = {}
     for operation in operations:
         for value in operation.kind.reads:
             stage = operation.stage - value.towards
@@ -56,7 +56,7 @@ def _differing(header: Header, operations: list[Compute]) -> Iterator[Diagnostic
                 continue
             before = operations[made.makers[value][operation.micros[0] * header.stages + stage]]
             if before.micros != operation.micros:
-                found.setdefault((before.origin, operation.origin), []).append((before, operation, value))
-    for (origin, end), pairs in found.items():
-        one, two, value = pairs[0]
-        yield GroupsDiffer(end, line(one), origin, line(two), value.noun, len(pairs))
+                differing.setdefault((before.origin, operation.origin), []).append((before, operation, value))
+    for (origin, end), pairs in differing.items():
+        before, operation, value = pairs[0]
+        yield GroupsDiffer(end, line(before), origin, line(operation), value.noun, len(pairs))

@@ -78,21 +78,21 @@ def _moments(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -
     activations, inputs = dict.fromkeys(stages, 0), dict.fromkeys(stages, 0)
     seen: set[tuple[int | Stage | None, ...]] = set()
     grown = False
-    for each in lane:
-        again = header.recomputes(each.micros[0], each.stage)
+    for operation in lane:
+        again = header.recomputes(operation.micros[0], operation.stage)
         counted = inputs if again else activations
-        change = each.kind.growth * len(each.micros)
+        change = operation.kind.growth * len(operation.micros)
         if change > 0:
-            counted[each.stage] += change
+            counted[operation.stage] += change
             grown = True
             continue
-        extra = each.stage if again and KEPT in each.kind.reads else None
+        extra = operation.stage if again and KEPT in operation.kind.reads else None
         moment = (extra, *activations.values(), *inputs.values())
         if (grown or extra is not None) and moment not in seen:
             seen.add(moment)
             alive = activations if extra is None else {**activations, extra: activations[extra] + 1}
             yield (*alive.values(), *inputs.values())
-        counted[each.stage] += change
+        counted[operation.stage] += change
         grown = False
 
 
@@ -105,23 +105,23 @@ def _fullest(stages: Sequence[Stage], moments: Iterable[_Counts]) -> tuple[Momen
         front = [other for other in front if not _covers(moment, other)]
         front.append(moment)
     count = len(stages)
-    return tuple(sorted(tuple(map(Kept, stages, each[:count], each[count:])) for each in front))
+    return tuple(sorted(tuple(map(Kept, stages, counts[:count], counts[count:])) for counts in front))
 
 
-def _covers(one: _Counts, other: _Counts) -> bool:
-    return all(map(ge, one, other))
+def _covers(larger: _Counts, smaller: _Counts) -> bool:
+    return all(map(ge, larger, smaller))
 
 
 def _sending(stages: Iterable[Stage], parts: Parts) -> tuple[Sending, ...]:
     under_way: Counter[tuple[Stage, Stage]] = Counter()
     most: Counter[tuple[Stage, Stage]] = Counter()
     waits, over = parts.wait_sends, 0
-    for place, each in parts.sends:
+    for place, send in parts.sends:
         while over < len(waits.places) and waits.places[over] < place:
             micros, source, target = waits.lines[over].message
             under_way[source, target] -= len(micros)
             over += 1
-        micros, source, target = each.message
+        micros, source, target = send.message
         way = source, target
         under_way[way] += len(micros)
         most[way] = max(most[way], under_way[way])

@@ -27,21 +27,21 @@ def key(header: Header, message: Message) -> int:
 def keys(header: Header, lines: Iterable[Talk]) -> list[int]:
     """The `key` of each line's message."""
     stages = header.stages
-    found = []
-    for each in lines:
-        micros, source, target = each.message
-        found.append(2 * (micros[0] * stages + source) + (source > target))
-    return found
+    numbers = []
+    for instruction in lines:
+        micros, source, target = instruction.message
+        numbers.append(2 * (micros[0] * stages + source) + (source > target))
+    return numbers
 
 
-def update_of(each: Synchronisation) -> int:
+def update_of(instruction: Synchronisation) -> int:
     """The update that a sum or a step belongs to, counted from 0."""
-    return (each.version or 1) - 1
+    return (instruction.version or 1) - 1
 
 
-def sum_key(header: Header, each: Synchronisation) -> int:
+def sum_key(header: Header, instruction: Synchronisation) -> int:
     """A number for the sum that a line is about, from 0 to ``stages * updates - 1``."""
-    return each.stage * header.updates + update_of(each)
+    return instruction.stage * header.updates + update_of(instruction)
 
 
 def sender(header: Header, message: Message) -> Worker:

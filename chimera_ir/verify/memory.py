@@ -67,9 +67,9 @@ def _activations(schedule: Schedule, bound: Bound) -> Iterator[Diagnostic]:
     )
 
 
-def _weights(level: Schedule | Program, bound: Bound, found: tuple[int, ...], remedy: str) -> Iterator[Diagnostic]:
-    worker = max(range(len(found)), key=found.__getitem__)
-    if found[worker] <= bound.limit:
+def _weights(level: Schedule | Program, bound: Bound, weights: tuple[int, ...], remedy: str) -> Iterator[Diagnostic]:
+    worker = max(range(len(weights)), key=weights.__getitem__)
+    if weights[worker] <= bound.limit:
         return
     held = level.header.stages_of[worker]
     versions = ", and older versions of them" if level.header.asynchronous else ""
@@ -77,9 +77,9 @@ def _weights(level: Schedule | Program, bound: Bound, found: tuple[int, ...], re
     yield BoundExceeded(
         span=first,
         worker=worker,
-        peak=found[worker],
+        peak=weights[worker],
         limit=bound.limit,
-        highest=found[worker],
+        highest=weights[worker],
         unit="stages' weights (M_theta)",
         place=f"worker {worker} holds the stages {', '.join(str(stage) for stage in held)}{versions}",
         remedy=remedy,

@@ -21,8 +21,7 @@ from chimera_ir.flow.flow import ABSENT, Flow, crossing
 from chimera_ir.ir.ids import Slot, Worker
 from chimera_ir.ir.levels import Lines, Program
 from chimera_ir.ir.ops import Compute, Message, Recv, Send, Talk, WaitRecv, WaitSend
-from chimera_ir.ir.text.printer import line
-from chimera_ir.ir.text.printer import message as line_of
+from chimera_ir.ir.text.printer import line, message_text
 from chimera_ir.verify.index import key, receiver, sender
 from chimera_ir.verify.words import content
 
@@ -36,7 +35,7 @@ class HandOver(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class MessagePlaces:
     """The places of a message's four lines: in the sender's lane and in the receiver's, by `key`.
 
     ``expected`` are the messages that the program needs, in the order of the lanes that send. ``foreign`` says, by
@@ -65,25 +64,27 @@ class Places:
                 return self.arrived
 
 
-def places(program: Program, cells: Flow) -> Places:
+def places(program: Program, cells: Flow) -> MessagePlaces:
     """Where the first line of each kind for each message stands, without lines about no message of their worker."""
     size = 2 * program.header.stages * program.header.micro_batches
-    found = Places([ABSENT] * size, [ABSENT] * size, [ABSENT] * size, [ABSENT] * size, _expected(program), {}, [])
+    places = MessagePlaces(
+        [ABSENT] * size, [ABSENT] * size, [ABSENT] * size, [ABSENT] * size, _expected(program), {}, []
+    )
     for number, parts in enumerate(program.parts):
         worker = Worker(number)
-        to, source = [each.to for each in parts.sends.lines], [each.source for each in parts.recvs.lines]
-        _enter(program, cells, found, worker, parts.sends, found.sent, to, at_start=True)
-        _enter(program, cells, found, worker, parts.wait_sends, found.retired, repeat(None), at_start=True)
-        _enter(program, cells, found, worker, parts.recvs, found.posted, source, at_start=False)
-        _enter(program, cells, found, worker, parts.wait_recvs, found.arrived, repeat(None), at_start=False)
-    found.suspect.sort()
-    return found
+        to, source = [send.to for send in parts.sends.lines], [recv.source for recv in parts.recvs.lines]
+        _enter(program, cells, places, worker, parts.sends, places.sent, to, at_start=True)
+        _enter(program, cells, places, worker, parts.wait_sends, places.retired, repeat(None), at_start=True)
+        _enter(program, cells, places, worker, parts.recvs, places.posted, source, at_start=False)
+        _enter(program, cells, places, worker, parts.wait_recvs, places.arrived, repeat(None), at_start=False)
+    places.suspect.sort()
+    return places
 
 
 def _enter(
     program: Program,
     cells: Flow,
-    found: Places,
+    places: MessagePlaces,
     worker: Worker,
     lines: Lines[Talk],
     where: list[int],
@@ -92,24 +93,24 @@ def _enter(
     at_start: bool,
 ) -> None:
     """Enters the places of one kind of lines; ``peers`` are those that the lines name, if they name any."""
-    expected = found.expected
-    for (place, each), peer in zip(lines, peers, strict=False):
-        hand_over = expected.get(each.message)
+    expected = places.expected
+    for (place, instruction), peer in zip(lines, peers, strict=False):
+        hand_over = expected.get(instruction.message)
         if hand_over is not None:
             message, start, end = hand_over
-            own, other = (start, end) if at_start else (end, start)
-            meant = own == worker and (peer is None or peer == other)
+            meant_worker, meant_peer = (start, end) if at_start else (end, start)
+            meant = meant_worker == worker and (peer is None or peer == meant_peer)
         if hand_over is None or not meant:
-            found.suspect.append((worker, place))
-            reason = _foreign(program, cells, worker, each)
+            places.suspect.append((worker, place))
+            reason = _foreign(program, cells, worker, instruction)
             if reason:
-                found.foreign[worker, place] = reason
+                places.foreign[worker, place] = reason
                 continue
-            message = key(program.header, each.message)
+            message = key(program.header, instruction.message)
         if where[message] == ABSENT:
             where[message] = place
         else:
-            found.suspect.append((worker, place))
+            places.suspect.append((worker, place))
 
 
 def _expected(program: Program) -> dict[Message, HandOver]:
@@ -122,7 +123,7 @@ def _expected(program: Program) -> dict[Message, HandOver]:
     return expected
 
 
-def messages(program: Program, cells: Flow, found: Places) -> Iterator[Diagnostic]:
+def messages(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[Diagnostic]:
     """Lines that are unknown, redundant, about the wrong peer, missing or misplaced.
 
     Parameters
@@ -132,15 +133,15 @@ def messages(program: Program, cells: Flow, found: Places) -> Iterator[Diagnosti
     cells, found
         Its places.
     """
-    for worker, place in found.suspect:
+    for worker, place in places.suspect:
         instruction = program.lanes[worker][place]
         if isinstance(instruction, Talk):
-            yield from _line(program, worker, place, instruction, found)
-    for message, (number, start, _) in found.expected.items():
-        sent, posted, arrived = found.sent[number], found.posted[number], found.arrived[number]
-        in_order = ABSENT < cells.producer(message) < sent < found.retired[number]
+            yield from _line(program, worker, place, instruction, places)
+    for message, (number, start, _) in places.expected.items():
+        sent, posted, arrived = places.sent[number], places.posted[number], places.arrived[number]
+        in_order = ABSENT < cells.producer(message) < sent < places.retired[number]
         if not (in_order and ABSENT < posted < arrived < cells.consumer(message)):
-            yield from _hand_over(program, cells, found, start, message)
+            yield from _hand_over(program, cells, places, start, message)
 
 
 def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -> str:
@@ -159,7 +160,7 @@ def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -
     made = program.lanes[start][cells.producer(message)]
     if isinstance(made, Compute) and made.micros != message.micros:
         right = Message(made.micros, message.source, message.target)
-        return f"one message holds all that `{line(made)}` makes: `{line_of(right)}`"
+        return f"one message holds all that `{line(made)}` makes: `{message_text(right)}`"
     sends = isinstance(instruction, Send | WaitSend)
     if sends and start != worker:
         return f"worker {start} sends it"
@@ -168,29 +169,39 @@ def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -
     return ""
 
 
-def _line(program: Program, worker: Worker, place: int, each: Talk, found: Places) -> Iterator[Diagnostic]:
-    if (worker, place) in found.foreign:
-        yield UnknownMessage(each.origin, worker, line(each), found.foreign[worker, place])
+def _line(
+    program: Program, worker: Worker, place: int, instruction: Talk, places: MessagePlaces
+) -> Iterator[Diagnostic]:
+    if (worker, place) in places.foreign:
+        yield UnknownMessage(instruction.origin, worker, line(instruction), places.foreign[worker, place])
         return
-    first = found.of(each)[key(program.header, each.message)]
+    first = places.of(instruction)[key(program.header, instruction.message)]
     if first != place:
-        what = {Send: "already sent", Recv: "already received"}.get(type(each), "already waited for")
+        what = {Send: "already sent", Recv: "already received"}.get(type(instruction), "already waited for")
         other = program.lanes[worker][first].origin
-        yield RedundantLine(each.origin, worker, line(each), f"{content(each.message)} are {what}", (other,))
-    if isinstance(each, Send) and each.to != receiver(program.header, each.message):
-        right = receiver(program.header, each.message)
-        yield WrongPeer(each.origin, worker, line(each), each.to, right, each.message.target)
-    if isinstance(each, Recv) and each.source != sender(program.header, each.message):
-        right = sender(program.header, each.message)
-        yield WrongPeer(each.origin, worker, line(each), each.source, right, each.message.source)
+        yield RedundantLine(
+            instruction.origin, worker, line(instruction), f"{content(instruction.message)} are {what}", (other,)
+        )
+    if isinstance(instruction, Send) and instruction.to != receiver(program.header, instruction.message):
+        right = receiver(program.header, instruction.message)
+        yield WrongPeer(
+            instruction.origin, worker, line(instruction), instruction.to, right, instruction.message.target
+        )
+    if isinstance(instruction, Recv) and instruction.source != sender(program.header, instruction.message):
+        right = sender(program.header, instruction.message)
+        yield WrongPeer(
+            instruction.origin, worker, line(instruction), instruction.source, right, instruction.message.source
+        )
 
 
-def _hand_over(program: Program, cells: Flow, found: Places, start: Worker, message: Message) -> Iterator[Diagnostic]:
+def _hand_over(
+    program: Program, cells: Flow, places: MessagePlaces, start: Worker, message: Message
+) -> Iterator[Diagnostic]:
     number = key(program.header, message)
-    sent, retired = found.sent[number], found.retired[number]
-    posted, arrived = found.posted[number], found.arrived[number]
+    sent, retired = places.sent[number], places.retired[number]
+    posted, arrived = places.posted[number], places.arrived[number]
     if ABSENT in (sent, retired, posted, arrived):
-        yield from _missing(program, cells, found, message)
+        yield from _missing(program, cells, places, message)
     end = receiver(program.header, message)
     made, used = cells.producer(message), cells.consumer(message)
     if sent != ABSENT and sent < made:
@@ -204,28 +215,28 @@ def _hand_over(program: Program, cells: Flow, found: Places, start: Worker, mess
 
 
 def _misplaced(program: Program, worker: Worker, early: int, late: int, reason: str) -> Diagnostic:
-    one, two = program.lanes[worker][early], program.lanes[worker][late]
-    return MisplacedLine(one.origin, worker, line(one), line(two), two.origin, reason)
+    first, second = program.lanes[worker][early], program.lanes[worker][late]
+    return MisplacedLine(first.origin, worker, line(first), line(second), second.origin, reason)
 
 
-def _missing(program: Program, cells: Flow, found: Places, message: Message) -> Iterator[Diagnostic]:
+def _missing(program: Program, cells: Flow, places: MessagePlaces, message: Message) -> Iterator[Diagnostic]:
     number = key(program.header, message)
     start, end = sender(program.header, message), receiver(program.header, message)
     operation, user = program.lanes[start][cells.producer(message)], program.lanes[end][cells.consumer(message)]
     used = user.origin
     needs = f"worker {end} needs {content(message)} for `{line(user)}`"
     gets = f"`{line(user)}` needs {content(message)} (worker {start})"
-    if found.sent[number] == ABSENT:
+    if places.sent[number] == ABSENT:
         lost = line(Send(message, end))
         yield MissingLine(operation.origin, start, lost, needs, f"after `{line(operation)}`")
-    elif found.retired[number] == ABSENT:
-        origin = program.lanes[start][found.sent[number]].origin
+    elif places.retired[number] == ABSENT:
+        origin = program.lanes[start][places.sent[number]].origin
         lost = line(WaitSend(message))
         reason = "nothing waits for this send, so its tensors are never known to be free"
         yield MissingLine(origin, start, lost, reason, f"below `{line(Send(message, end))}`")
-    if found.posted[number] == ABSENT:
+    if places.posted[number] == ABSENT:
         slot = Slot(0)
         lost = line(Recv(message, start, slot))
         yield MissingLine(used, end, lost, gets, f"before `{line(user)}`, into a slot that is free")
-    elif found.arrived[number] == ABSENT:
+    elif places.arrived[number] == ABSENT:
         yield MissingLine(used, end, line(WaitRecv(message)), gets, f"before `{line(user)}`")

@@ -41,10 +41,10 @@ def _lane(header: Header, worker: Worker, lane: Sequence[Instruction]) -> Iterat
     if turn is None:
         yield NoTurn(lane[0].origin if lane else NOWHERE, worker, header.period)
         return
-    for found, wanted in zip_longest(lane, unroll(header, turn, header.updates)):
-        if found != wanted:
-            origin = (found or lane[-1]).origin
-            yield BreaksTurn(origin, worker, header.period, _shown(found), _shown(wanted))
+    for instruction, wanted in zip_longest(lane, unroll(header, turn, header.updates)):
+        if instruction != wanted:
+            origin = (instruction or lane[-1]).origin
+            yield BreaksTurn(origin, worker, header.period, _shown(instruction), _shown(wanted))
             return
 
 
@@ -74,4 +74,4 @@ def state_repeats(program: Program) -> Iterator[Diagnostic]:
 
 def _start(header: Header, turn: Body) -> int:
     """How many instructions of a lane come before its body."""
-    return sum(1 for _ in takewhile(lambda each: each[0] < turn.turn, by_turn(header, turn, header.updates)))
+    return sum(1 for _ in takewhile(lambda entry: entry[0] < turn.turn, by_turn(header, turn, header.updates)))

@@ -15,11 +15,11 @@ from chimera_ir.ir.ids import Slot, Stage, Worker
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Message, Recv
 from chimera_ir.ir.text.printer import line
-from chimera_ir.verify.messages import Places
+from chimera_ir.verify.messages import MessagePlaces
 from chimera_ir.verify.words import content
 
 
-def slots(program: Program, cells: Flow, places: Places) -> Iterator[Diagnostic]:
+def slots(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[Diagnostic]:
     """Receives into a slot that is in use, or that is numbered beyond all need.
 
     Parameters
@@ -31,21 +31,21 @@ def slots(program: Program, cells: Flow, places: Places) -> Iterator[Diagnostic]
     """
     for number, parts in enumerate(program.parts):
         worker = Worker(number)
-        received = Counter((each.message.source, each.message.target) for each in parts.recvs.lines)
+        received = Counter((recv.message.source, recv.message.target) for recv in parts.recvs.lines)
         held: dict[tuple[Stage, Stage, Slot], tuple[Recv, int]] = {}
-        for place, each in parts.recvs:
-            _, source, target = each.message
+        for place, recv in parts.recvs:
+            _, source, target = recv.message
             messages = received[source, target]
-            if not 0 <= each.slot < messages:
-                yield SlotTooHigh(each.origin, worker, line(each), each.slot, messages)
-            shelf = (source, target, each.slot)
+            if not 0 <= recv.slot < messages:
+                yield SlotTooHigh(recv.origin, worker, line(recv), recv.slot, messages)
+            shelf = (source, target, recv.slot)
             before = held.get(shelf)
             if before is not None and before[1] >= place:
-                yield _in_use(program, worker, each, *before)
-            held[shelf] = (each, _last_use(cells, places, each.message))
+                yield _in_use(program, worker, recv, *before)
+            held[shelf] = (recv, _last_use(cells, places, recv.message))
 
 
-def _last_use(cells: Flow, places: Places, message: Message) -> int:
+def _last_use(cells: Flow, places: MessagePlaces, message: Message) -> int:
     """The place in the receiver's lane after which the content of a message may go."""
     last = cells.last_use(message)
     if message.source > message.target:
@@ -54,13 +54,13 @@ def _last_use(cells: Flow, places: Places, message: Message) -> int:
     return max(last, retired)
 
 
-def _in_use(program: Program, worker: Worker, each: Recv, before: Recv, last_use: int) -> Diagnostic:
+def _in_use(program: Program, worker: Worker, recv: Recv, before: Recv, last_use: int) -> Diagnostic:
     last = program.lanes[worker][last_use]
     return SlotInUse(
-        span=each.origin,
+        span=recv.origin,
         worker=worker,
-        line=line(each),
-        slot=each.slot,
+        line=line(recv),
+        slot=recv.slot,
         content=content(before.message),
         last_use=line(last),
         last_use_span=last.origin,

@@ -48,11 +48,11 @@ def awaited(program: Program) -> list[Sequence[int]]:
         for waits in (parts.wait_sends, parts.wait_recvs):
             for place, number in zip(waits.places, keys(header, waits.lines), strict=True):
                 before[start + place] = posts[number]
-        for place, each in parts.updates:
-            if isinstance(each, AllReduce):
-                posts[first_sum + sum_key(header, each)].append(start + place)
-            elif isinstance(each, WaitAllReduce):
-                before[start + place] = posts[first_sum + sum_key(header, each)]
+        for place, instruction in parts.updates:
+            if isinstance(instruction, AllReduce):
+                posts[first_sum + sum_key(header, instruction)].append(start + place)
+            elif isinstance(instruction, WaitAllReduce):
+                before[start + place] = posts[first_sum + sum_key(header, instruction)]
     return before
 
 

@@ -167,8 +167,8 @@ def verify_program(program: Program, checked: Checked | None = None) -> Verified
     raise_errors(findings.diagnostics)
     findings += apply(Rule.MEMORY, memory_of_versions(program))
     raise_errors(findings.diagnostics)
-    certificates = channels(program)
-    findings += apply(Rule.CHANNELS, (each for each in certificates if isinstance(each, Diagnostic)))
+    proofs = channels(program)
+    findings += apply(Rule.CHANNELS, (proof for proof in proofs if isinstance(proof, Diagnostic)))
     raise_errors(findings.diagnostics)
     if program.header.asynchronous:
         findings += apply(Rule.REPEATS, repeats(program), state_repeats(program))
@@ -177,7 +177,7 @@ def verify_program(program: Program, checked: Checked | None = None) -> Verified
         program=program,
         checked=checked,
         rules=findings.rules,
-        certificates=tuple(each for each in certificates if isinstance(each, Certificate)),
+        certificates=tuple(proof for proof in proofs if isinstance(proof, Certificate)),
         live=live.whole(schedule.header, live.activations(schedule)),
         weights=copies(program),
         seal=_SEAL,
@@ -195,8 +195,7 @@ def verify_lowered(program: Program, checked: Checked) -> Verified:
     try:
         return verify_program(program, checked)
     except Rejected as rejected:
-        bounds = [each for each in rejected.diagnostics if isinstance(each, BoundExceeded)]
-        if bounds:
+        if any(isinstance(diagnostic, BoundExceeded) for diagnostic in rejected.diagnostics):
             raise
         worst = rejected.diagnostics[0]
         raise Rejected([NotLowered(worst.span, worst.fill(worst.title), worst.fill(worst.label))]) from rejected

@@ -49,11 +49,13 @@ def versions(program: Program) -> Iterator[Diagnostic]:
 
 def _one_version(worker: Worker, parts: Parts) -> Iterator[Diagnostic]:
     stepped: dict[Stage, tuple[int, Span]] = {}
-    for place, each in parts.updates:
-        if isinstance(each, Step):
-            stepped.setdefault(each.stage, (place, each.origin))
-        elif isinstance(each, Stash | Drop):
-            yield RedundantLine(each.origin, worker, line(each), "a synchronous program has one version", ())
+    for place, instruction in parts.updates:
+        if isinstance(instruction, Step):
+            stepped.setdefault(instruction.stage, (place, instruction.origin))
+        elif isinstance(instruction, Stash | Drop):
+            yield RedundantLine(
+                instruction.origin, worker, line(instruction), "a synchronous program has one version", ()
+            )
     if not stepped:
         return
     first = min(place for place, _ in stepped.values())
@@ -94,63 +96,63 @@ class _Walk:
 
     def mistakes(self) -> Iterator[Diagnostic]:
         """What reads a version that is not there, and the lines that keep versions wrongly; each version once."""
-        for place, each in self._lines:
-            match each:
+        for place, instruction in self._lines:
+            match instruction:
                 case Step(stage):
                     self._newest[stage] = Version(self._newest[stage] + 1)
                 case Compute():
-                    yield from self._read(each)
+                    yield from self._read(instruction)
                 case Stash():
-                    yield from self._stray(each) or self._stash(place, each)
+                    yield from self._stray(instruction) or self._stash(place, instruction)
                 case Drop():
-                    yield from self._stray(each) or self._drop(place, each)
+                    yield from self._stray(instruction) or self._drop(place, instruction)
                 case _:
                     pass
         yield from self._left_over()
 
-    def _stray(self, each: Stash | Drop) -> list[Diagnostic]:
-        stray = not_held(self._header, self._worker, each, each.stage)
+    def _stray(self, instruction: Stash | Drop) -> list[Diagnostic]:
+        stray = not_held(self._header, self._worker, instruction, instruction.stage)
         return [] if stray is None else [stray]
 
-    def _read(self, each: Compute) -> Iterator[Diagnostic]:
-        if each.version is None or each.version == self._newest[each.stage]:
+    def _read(self, operation: Compute) -> Iterator[Diagnostic]:
+        if operation.version is None or operation.version == self._newest[operation.stage]:
             return
-        weights = each.stage, each.version
+        weights = operation.stage, operation.version
         if weights in self._stashed or weights in self._lacking:
             return
         self._lacking.add(weights)
-        if each.version > self._newest[each.stage]:
-            yield self._misplaced(each, self._lane[self._steps[weights]], f"{_name(weights)} is not there yet")
+        if operation.version > self._newest[operation.stage]:
+            yield self._misplaced(operation, self._lane[self._steps[weights]], f"{_name(weights)} is not there yet")
         elif weights not in self._stashes:
-            step = line(self._lane[self._steps[each.stage, Version(each.version + 1)]])
-            reason = f"`{line(each)}` reads {_name(weights)} after `{step}`"
-            yield MissingLine(each.origin, self._worker, line(Stash(*weights)), reason, f"before `{step}`")
+            step = line(self._lane[self._steps[operation.stage, Version(operation.version + 1)]])
+            reason = f"`{line(operation)}` reads {_name(weights)} after `{step}`"
+            yield MissingLine(operation.origin, self._worker, line(Stash(*weights)), reason, f"before `{step}`")
 
-    def _stash(self, place: int, each: Stash) -> Iterator[Diagnostic]:
-        weights = each.stage, each.version
-        following = self._steps.get((each.stage, Version(each.version + 1)))
+    def _stash(self, place: int, stash: Stash) -> Iterator[Diagnostic]:
+        weights = stash.stage, stash.version
+        following = self._steps.get((stash.stage, Version(stash.version + 1)))
         if following is None:
-            yield self._redundant(each, f"no step follows {_name(weights)}")
+            yield self._redundant(stash, f"no step follows {_name(weights)}")
             return
-        if each.version > self._newest[each.stage]:
-            yield self._misplaced(each, self._lane[self._steps[weights]], f"{_name(weights)} is not there yet")
+        if stash.version > self._newest[stash.stage]:
+            yield self._misplaced(stash, self._lane[self._steps[weights]], f"{_name(weights)} is not there yet")
         elif self._stashes[weights] != place:
-            yield self._redundant(each, f"{_name(weights)} is already stashed", self._stashes[weights])
+            yield self._redundant(stash, f"{_name(weights)} is already stashed", self._stashes[weights])
         elif following < place:
-            yield self._misplaced(self._lane[following], each, f"{_name(weights)} would be gone")
+            yield self._misplaced(self._lane[following], stash, f"{_name(weights)} would be gone")
         self._stashed.add(weights)
 
-    def _drop(self, place: int, each: Drop) -> Iterator[Diagnostic]:
-        weights = each.stage, each.version
+    def _drop(self, place: int, drop: Drop) -> Iterator[Diagnostic]:
+        weights = drop.stage, drop.version
         stash, last = self._stashes.get(weights, len(self._lane)), self._last.get(weights, -1)
         if self._drops[weights] != place:
-            yield self._redundant(each, f"{_name(weights)} is already dropped", self._drops[weights])
+            yield self._redundant(drop, f"{_name(weights)} is already dropped", self._drops[weights])
         elif weights not in self._stashes and weights not in self._lacking:
-            yield self._redundant(each, f"{_name(weights)} is not stashed")
+            yield self._redundant(drop, f"{_name(weights)} is not stashed")
         elif place < stash < len(self._lane):
-            yield self._misplaced(each, self._lane[stash], f"{_name(weights)} is not stashed yet")
+            yield self._misplaced(drop, self._lane[stash], f"{_name(weights)} is not stashed yet")
         elif stash < place < last:
-            yield self._misplaced(each, self._lane[last], f"{_name(weights)} is still read")
+            yield self._misplaced(drop, self._lane[last], f"{_name(weights)} is still read")
             self._lacking.add(weights)
         self._stashed.discard(weights)
 
@@ -164,17 +166,17 @@ class _Walk:
     def _misplaced(self, early: Instruction, late: Instruction, reason: str) -> Diagnostic:
         return MisplacedLine(early.origin, self._worker, line(early), line(late), late.origin, reason)
 
-    def _redundant(self, each: Stash | Drop, reason: str, other: int | None = None) -> Diagnostic:
+    def _redundant(self, instruction: Stash | Drop, reason: str, other: int | None = None) -> Diagnostic:
         others = () if other is None else (self._lane[other].origin,)
-        return RedundantLine(each.origin, self._worker, line(each), reason, others)
+        return RedundantLine(instruction.origin, self._worker, line(instruction), reason, others)
 
 
 def _first_places(parts: Parts, kind: type[Step | Stash | Drop]) -> dict[_Weights, int]:
-    found: dict[_Weights, int] = {}
-    for place, each in parts.updates:
-        if isinstance(each, kind) and each.version is not None:
-            found.setdefault((each.stage, each.version), place)
-    return found
+    places: dict[_Weights, int] = {}
+    for place, instruction in parts.updates:
+        if isinstance(instruction, kind) and instruction.version is not None:
+            places.setdefault((instruction.stage, instruction.version), place)
+    return places
 
 
 def _name(weights: _Weights) -> str:

@@ -13,9 +13,9 @@ def content(message: Message) -> str:
     return f"the {what} of micro-batch{plural} {micros} from stage {message.source}"
 
 
-def summed(each: Synchronisation) -> str:
+def summed(instruction: Synchronisation) -> str:
     """What a sum or a step is about: ``stage 1``, or ``stage 1 for version 3``."""
-    return f"stage {each.stage}" + ("" if each.version is None else f" for version {each.version}")
+    return f"stage {instruction.stage}" + ("" if instruction.version is None else f" for version {instruction.version}")
 
 
 def workers(numbers: tuple[Worker, ...]) -> str:

@@ -11,8 +11,8 @@ import pytest
 
 from chimera_ir import library
 from chimera_ir.compilation import Compilation
+from chimera_ir.cost.footprint import activations
 from chimera_ir.cost.launches import eventful, launches
-from chimera_ir.cost.memory import activations
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.report import Report, report
 from chimera_ir.cost.simulate import simulate

@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from chimera_ir import library
-from chimera_ir.cost.memory import held
+from chimera_ir.cost.footprint import held
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.report import report
 from chimera_ir.elaborate.elaborate import elaborate

@@ -12,7 +12,7 @@ from itertools import chain
 
 import pytest
 
-from chimera_ir.cost.memory import activations
+from chimera_ir.cost.footprint import activations
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import Timeline, simulate
 from chimera_ir.ir.ids import Micro, Stage

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera_ir.cost.memory import activations, held
+from chimera_ir.cost.footprint import activations, held
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import Timeline, simulate
 from chimera_ir.ir.ids import Micro, Stage, Worker

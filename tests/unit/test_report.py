@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from chimera_ir.cost import model, numbers, table
+from chimera_ir.cost.footprint import held
 from chimera_ir.cost.launches import launches
-from chimera_ir.cost.memory import held
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.report import Report, report
 from chimera_ir.cost.simulate import simulate

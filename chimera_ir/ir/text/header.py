@@ -1,4 +1,4 @@
-"""Reads the header of a level of IR: bounded, consistent with itself, all mistakes together."""
+"""Reads the header of a level of IR: checks that it is bounded and consistent, and reports all mistakes together."""
 
 import re
 from collections.abc import Iterator
@@ -38,18 +38,18 @@ _NUMBERS = re.compile("-?[0-9]+")
 
 
 def span(token: Token) -> Span:
-    """Where a line stands."""
+    """The span of a line in the text."""
     start = token.start_pos or 0
     return Span(start, start + len(token))
 
 
 def integers(token: Token, text: str) -> list[int]:
-    """All the numbers of a piece of a line, in their order.
+    """All numbers in a piece of a line, in their order.
 
     Raises
     ------
     Rejected
-        If one of them is too large to be anything but a mistake.
+        If a number is so large that it can only be a mistake.
     """
     numbers: list[str] = _NUMBERS.findall(text)
     for number in numbers:
@@ -59,14 +59,14 @@ def integers(token: Token, text: str) -> list[int]:
 
 
 def read_header(title: Token, lines: list[Token]) -> Header:
-    """The header that the lines spell.
+    """The header that lines of text describe.
 
     Afterwards every pipe places every stage on a worker within range, and the micro-batches of all pipes are 0 .. N-1.
 
     Raises
     ------
     Rejected
-        With every mistake that does not hide in another.
+        With all mistakes that no other mistake hides.
     """
     reader = _Reader(title)
     for token in lines:
@@ -75,7 +75,7 @@ def read_header(title: Token, lines: list[Token]) -> Header:
 
 
 class _Reader:
-    """Takes the lines one by one; a mistake is kept and the line left out."""
+    """Takes the lines one by one; records mistakes and leaves out their lines."""
 
     def __init__(self, title: Token) -> None:
         self._title = title
@@ -89,7 +89,7 @@ class _Reader:
         self._mistakes: list[Diagnostic] = []
 
     def take(self, token: Token) -> None:
-        """One header line, of any kind."""
+        """Takes a header line of any kind."""
         try:
             if token.type == "PIPE":
                 self._pipes.append(token)
@@ -136,7 +136,7 @@ class _Reader:
             raise Rejected([NumberOutOfRange(span(token), word, str(number), 1, _LIMITS[token.type])])
 
     def finish(self) -> Header:
-        """The header, once every line has been taken."""
+        """The header, after the last line has been taken."""
         given = {*self._counts, *(token.type for token in self._pipes)}
         missing = [
             MissingHeader(span(self._title), word, FORMS[word]) for kind, word in _WORDS.items() if kind not in given
@@ -159,7 +159,7 @@ class _Reader:
         )
 
     def _read_updates(self) -> tuple[int, int]:
-        """How many updates an asynchronous level shows, and after how many micro-batches it repeats."""
+        """The number of updates of an asynchronous level, and its period in micro-batches."""
         if self._updates is None:
             return 1, 0
         updates, period = integers(self._updates, self._updates)
@@ -222,7 +222,7 @@ class _Reader:
         )
 
     def _read_stages(self, token: Token, ends: list[int]) -> tuple[Stage, ...]:
-        """The stages of half-open runs, ascending."""
+        """The stages in half-open runs, ascending."""
         stages: set[int] = set()
         for stage in _run(token, ends, self._counts["STAGES"] - 1):
             if stage in stages:
@@ -231,7 +231,7 @@ class _Reader:
         return tuple(map(Stage, sorted(stages)))
 
     def _read_runs(self, token: Token, ends: list[int], seen: set[int]) -> Iterator[int]:
-        """The micro-batches of half-open runs; ``seen`` holds all that came before, so their number stays bounded."""
+        """The micro-batches in half-open runs; ``seen`` holds all earlier ones, so that their number stays bounded."""
         last = self._counts["MICRO_BATCHES"] - 1
         for micro in _run(token, ends, last):
             if micro in seen:
@@ -241,7 +241,7 @@ class _Reader:
 
 
 def _run(token: Token, ends: list[int], last: int) -> Iterator[int]:
-    """The numbers of half-open runs, none of which is above ``last``."""
+    """The numbers in half-open runs; a mistake if any is above ``last``."""
     for start, end in zip(ends[::2], ends[1::2], strict=True):
         if start >= end or end > last + 1:
             raise Rejected([NumberOutOfRange(span(token), "run", f"{start}..{end}", 0, last)])

@@ -1,4 +1,4 @@
-"""Lines that are no line of the grammar, recognised by their first word."""
+"""Explains lines that the grammar does not know, by their first word."""
 
 from difflib import get_close_matches
 
@@ -29,7 +29,7 @@ FORMS = {
     "stash": "stash s1 v0",
     "drop": "drop s1 v0",
 }
-"""The first word of every kind of line, with a line that is right."""
+"""The first word of every kind of line, with an example of a correct line."""
 
 _WAITS = {
     "send": "wait send m0 s1->s2",
@@ -41,16 +41,16 @@ _EXCERPT = 40
 
 
 def explain(text: str, start: int, *, plan: bool) -> Diagnostic:
-    """What is wrong with a line that the grammar does not know.
+    """The diagnostic of a line that the grammar does not know.
 
     Parameters
     ----------
     text
         The line, without its indentation.
     start
-        Where it begins.
+        Where the line begins in the text.
     plan
-        Whether it stands in a plan, where operations have clocks.
+        Whether the line is in a plan, where operations have clocks.
     """
     words = text[:_EXCERPT].split()
     word = words[0] if words else text[:_EXCERPT]

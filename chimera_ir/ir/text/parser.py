@@ -1,7 +1,7 @@
 """Reads the text form of every level of IR. The grammar is `grammar/ir.lark`.
 
-The text may come from anywhere: whatever it holds, the result is a level of IR or diagnostics. What a line says is
-checked here against the header; whether the operations together make sense is the business of `verify`.
+The text may come from anywhere: whatever it holds, the result is a level of IR or diagnostics. Each line is checked
+here against the header; `verify` checks that the operations together make sense.
 """
 
 import re
@@ -49,13 +49,13 @@ _SHORT = 120
 
 
 def parse(source: Source) -> Plan | Schedule | Program:
-    """The level of IR that a text spells; every operation has its line as origin.
+    """The level of IR that a text describes; the origin of every operation is its line.
 
     Raises
     ------
     Rejected
-        With all malformed lines together; if there are none, with all mistakes of the header; if there are none, with
-        all mistakes of the operations.
+        With all malformed lines; if there are none, with all mistakes of the header; if there are none either, with all
+        mistakes of the operations.
     """
     tree = _tree(source)
     title, header_lines, body = tree.children[0], tree.children[1], tree.children[2:]
@@ -77,7 +77,7 @@ _HEADER_LINE = re.compile(rf"^[ \t]*(?:{_HEADER})\b", re.MULTILINE)
 
 
 def count_lines(text: str) -> tuple[int, int]:
-    """How many lines of operations a text has, and of headers and headings; without a look at what else they say."""
+    """The number of lines of operations and of headers and headings in a text, by their first words alone."""
     lines, headers = (sum(1 for _ in form.finditer(text)) for form in (_ANY_LINE, _HEADER_LINE))
     return lines - headers, headers
 
@@ -116,8 +116,8 @@ def _malformed(tokens: list[Token], title: Token) -> list[Diagnostic]:
     return [*shown, *([MoreMistakes(span(rest[0]), len(rest))] if rest else [])]
 
 
-def _structure(source: Source, found: Token) -> list[Diagnostic]:
-    """What to say of a text whose lines do not stand in the order of the grammar; malformed lines come first."""
+def _structure(source: Source, unexpected: Token) -> list[Diagnostic]:
+    """The diagnostics of a text whose lines are not in the order of the grammar; malformed lines come first."""
     tokens = list(_parser().lex(source.text))
     if not tokens:
         return [NoTitle(Span(0, 0))]
@@ -127,10 +127,12 @@ def _structure(source: Source, found: Token) -> list[Diagnostic]:
     if malformed:
         return _malformed(malformed, tokens[0])
     lanes = any(token.type == "HEADING" for token in tokens)
-    if found.type == "HEADING" and not tokens[0].startswith("plan"):
-        found = next(token for token in tokens if token.type not in _MISPLACED)
+    if unexpected.type == "HEADING" and not tokens[0].startswith("plan"):
+        unexpected = next(token for token in tokens if token.type not in _MISPLACED)
     under = " under their `worker` headings" if lanes else ""
-    return [MisplacedLine(span(found), _MISPLACED.get(found.type, "an operation before the first heading"), under)]
+    return [
+        MisplacedLine(span(unexpected), _MISPLACED.get(unexpected.type, "an operation before the first heading"), under)
+    ]
 
 
 _MISPLACED = {
@@ -143,13 +145,13 @@ _MISPLACED = {
 
 
 def _some(mistakes: list[Diagnostic]) -> list[Diagnostic]:
-    """The first mistakes, and how many more there are."""
+    """The first mistakes, and the number of further ones."""
     rest = mistakes[_MOST_MISTAKES:]
     return [*mistakes[:_MOST_MISTAKES], *([MoreMistakes(rest[0].span, len(rest))] if rest else [])]
 
 
 class _Reader:
-    """Reads operations against a header; a mistake is kept and its line left out."""
+    """Reads operations and checks them against a header; records mistakes and leaves out their lines."""
 
     def __init__(self, header: Header, level: str) -> None:
         self._header = header
@@ -158,7 +160,7 @@ class _Reader:
         self.mistakes: list[Diagnostic] = []
 
     def read(self, body: list[Token | Tree[Token]], title: Span) -> Plan | Schedule | Program:
-        """The level, from its operations or lanes."""
+        """The level that operations or lanes make."""
         if self._level == "plan":
             return Plan(self._header, tuple(self._planned(body)))
         lanes = self._lanes(body, title)
@@ -258,13 +260,13 @@ class _Reader:
         return _SYNCS[token.type](Stage(stage), origin, version) if token.type in _SYNCS else None
 
     def _version(self, token: Token) -> Version | None:
-        """The version that an operation names; a mistake is kept if it names none and must, or must not."""
-        found = _VERSION.search(token)
-        if (found is not None) is not self._header.asynchronous:
+        """The version that an operation names; a mistake if it lacks one or may not have one."""
+        match = _VERSION.search(token)
+        if (match is not None) is not self._header.asynchronous:
             self._reject(_unsaid(token, asynchronous=self._header.asynchronous))
-        version = integers(token, found[1])[0] if found else 0
+        version = integers(token, match[1])[0] if match else 0
         within = self._within(token, "version", version, self._header.updates)
-        return Version(version) if found and within else None
+        return Version(version) if match and within else None
 
     def _compute(self, token: Token, micros: list[int], stage: int) -> Compute | None:
         row = KINDS.get(token[0])
@@ -293,7 +295,7 @@ class _Reader:
         return False
 
     def _numbers(self, token: Token) -> list[int]:
-        """The numbers of a line, but the version; none, with a mistake kept, if one is out of all bounds."""
+        """The numbers of a line without its version; no numbers, and a mistake, if one is out of all bounds."""
         try:
             return integers(token, _VERSION.sub("", token))
         except Rejected as rejected:

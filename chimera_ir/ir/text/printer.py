@@ -38,11 +38,13 @@ from chimera_ir.ir.ops import (
 
 
 def show(level: Plan | Schedule | Program) -> str:
-    """The text of a level, with a newline at its end. Equal levels have equal texts."""
+    """The text of a level, with a newline at its end; equal levels have equal texts."""
     match level:
         case Plan():
             lines = [*_header("plan", level.header), ""]
-            lines += [f"  {line(each.operation)} @ {each.clock} on w{each.worker}" for each in level.operations]
+            lines += [
+                f"  {line(planned.operation)} @ {planned.clock} on w{planned.worker}" for planned in level.operations
+            ]
         case Schedule():
             lines = [*_header("schedule", level.header), *_lanes(level.lanes)]
         case Program():
@@ -58,13 +60,13 @@ def line(instruction: Instruction) -> str:
         case Compute(kind, micros, stage, version=version):
             return f"{kind.letter} {_micros(micros)} s{stage}{_of(version)}"
         case Send(sent, to):
-            return f"send {message(sent)} to w{to}"
+            return f"send {message_text(sent)} to w{to}"
         case Recv(received, source, slot):
-            return f"recv {message(received)} from w{source} into {slot}"
+            return f"recv {message_text(received)} from w{source} into {slot}"
         case WaitSend(sent):
-            return f"wait send {message(sent)}"
+            return f"wait send {message_text(sent)}"
         case WaitRecv(received):
-            return f"wait recv {message(received)}"
+            return f"wait recv {message_text(received)}"
         case AllReduce(stage, version=version):
             return f"all_reduce s{stage}{_of(version)}"
         case WaitAllReduce(stage, version=version):
@@ -79,9 +81,9 @@ def line(instruction: Instruction) -> str:
             assert_never(instruction)
 
 
-def message(each: Message) -> str:
-    """A message in the words of the text: ``m0 s1->s2``."""
-    return f"{_micros(each.micros)} s{each.source}->s{each.target}"
+def message_text(message: Message) -> str:
+    """A message as in the text: ``m0 s1->s2``."""
+    return f"{_micros(message.micros)} s{message.source}->s{message.target}"
 
 
 def _of(version: Version | None) -> str:

@@ -1,4 +1,4 @@
-"""What each worker must keep, in the units of the paper: M_a, one micro-batch's activations on one stage; M_theta."""
+"""The memory of each worker in the units of the paper: M_a, a micro-batch's activations on a stage, and M_theta."""
 
 from fractions import Fraction
 
@@ -12,10 +12,10 @@ def activations(schedule: Schedule) -> tuple[Fraction, ...]:
 
 
 def stashed_inputs(schedule: Schedule) -> tuple[Fraction, ...]:
-    """Per worker, the peak number of inputs that stages keep to recompute, of whole micro-batches."""
+    """Per worker, the peak number of inputs that stages keep for recomputation, in whole micro-batches."""
     return live.whole(schedule.header, live.inputs(schedule))
 
 
 def held(header: Header) -> tuple[int, ...]:
-    """Per worker, how many stages it holds; one placed twice on a worker counts once."""
+    """Per worker, the number of stages that it holds; a stage placed twice on a worker counts once."""
     return tuple(len(stages) for stages in header.stages_of)
