@@ -14,8 +14,8 @@ from itertools import chain
 from typing import TypeVar
 
 from chimera_ir import library
-from chimera_ir.plan.judge import Judge, Judged, Verdict, distinct
-from chimera_ir.plan.space import Choice, LeftOut, Question, configurations
+from chimera_ir.planner.judge import Judge, Judged, Verdict, distinct
+from chimera_ir.planner.space import Choice, LeftOut, Question, configurations
 from chimera_ir.source import Source
 from chimera_ir.undisturbed import undisturbed
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from chimera_ir.plan.judge import Judged
-from chimera_ir.plan.rank import Ranking
+from chimera_ir.planner.judge import Judged
+from chimera_ir.planner.rank import Ranking
 from chimera_ir.plural import counted
 from chimera_ir.profile.warnings import WARNING, shown
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.plan.bounds import least, most, standing
-from chimera_ir.plan.compiled import Compiled
-from chimera_ir.plan.space import Choice, LeftOut, Reason, Recomputation, refusal
+from chimera_ir.planner.bounds import least, most, standing
+from chimera_ir.planner.compiled import Compiled
+from chimera_ir.planner.space import Choice, LeftOut, Reason, Recomputation, refusal
 from chimera_ir.plural import counted
 from chimera_ir.predict.equation import equation_of
 from chimera_ir.predict.memory import memory

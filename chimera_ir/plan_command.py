@@ -14,12 +14,12 @@ from chimera_ir.compilation import Compilation
 from chimera_ir.console import printed
 from chimera_ir.elaborate.elaborate import parameter_names
 from chimera_ir.options import read_inputs
-from chimera_ir.plan import tell
-from chimera_ir.plan.judge import Judge
-from chimera_ir.plan.lines import Files
-from chimera_ir.plan.notes import notes
-from chimera_ir.plan.rank import Ranking, rank
-from chimera_ir.plan.space import MAX_OPERATIONS, Question, Recomputation
+from chimera_ir.planner import tell
+from chimera_ir.planner.judge import Judge
+from chimera_ir.planner.lines import Files
+from chimera_ir.planner.notes import notes
+from chimera_ir.planner.rank import Ranking, rank
+from chimera_ir.planner.space import MAX_OPERATIONS, Question, Recomputation
 from chimera_ir.profile.choose import Inputs
 from chimera_ir.request import Request
 from chimera_ir.source import Source

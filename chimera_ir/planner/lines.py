@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from chimera_ir import library
-from chimera_ir.plan.judge import Judged
-from chimera_ir.plan.space import MAX_OPERATIONS, Choice
+from chimera_ir.planner.judge import Judged
+from chimera_ir.planner.space import MAX_OPERATIONS, Choice
 from chimera_ir.profile.cluster import Cluster, torchrun
 from chimera_ir.source import Source
 from chimera_ir.visible import as_argument, command_line

@@ -10,7 +10,7 @@ from itertools import accumulate
 from operator import mul
 
 from chimera_ir.ir.levels import Header
-from chimera_ir.plan.compiled import Compiled
+from chimera_ir.planner.compiled import Compiled
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.costs import Timing
 from chimera_ir.syntax.change import Change

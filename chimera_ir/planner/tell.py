@@ -10,10 +10,10 @@ from rich.text import Text
 
 from chimera_ir import library
 from chimera_ir.cost.numbers import seconds
-from chimera_ir.plan.judge import Judged
-from chimera_ir.plan.lines import Files, compile_line, scheme_argument, torchrun_line
-from chimera_ir.plan.rank import Ranking
-from chimera_ir.plan.space import LeftOut
+from chimera_ir.planner.judge import Judged
+from chimera_ir.planner.lines import Files, compile_line, scheme_argument, torchrun_line
+from chimera_ir.planner.rank import Ranking
+from chimera_ir.planner.space import LeftOut
 from chimera_ir.plural import counted
 from chimera_ir.predict.show import size
 
