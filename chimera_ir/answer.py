@@ -40,10 +40,10 @@ class Answer:
 def read(text: str | bytes) -> Answer | None:
     """The answer that a text stands for; None for a text that `Answer.as_json` cannot have written."""
     try:
-        found = json.loads(text)
+        data = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    match found:
+    match data:
         case {"warnings": list(warnings), "printed": str(shown), "output": None} if _strings(warnings):
             return Answer(tuple(warnings), shown, None)
         case {

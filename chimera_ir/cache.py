@@ -122,7 +122,7 @@ def _drop(directory: Path) -> None:
     """Removes what was used least recently until the rest is within the limit; files of others stay."""
     ours = [(path.lstat(), path) for path in directory.iterdir() if _OURS.fullmatch(path.name)]
     kept = 0
-    for state, path in sorted(ours, key=lambda each: each[0].st_mtime, reverse=True):
+    for state, path in sorted(ours, key=lambda entry: entry[0].st_mtime, reverse=True):
         kept += state.st_size
         if kept > LIMIT:
             with suppress(OSError):

@@ -37,7 +37,7 @@ class _Visible(RenderHook):
     """Sees to it that a terminal shows all that is printed, and acts upon nothing but our colours."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_Shown(each) for each in renderables]
+        return [_Shown(renderable) for renderable in renderables]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,22 +17,22 @@ class TextError(CompileError):
 
     Attributes
     ----------
-    found
-        Each text that has errors, with all of them.
+    texts
+        Each text that has errors, with its errors.
     """
 
-    def __init__(self, found: Iterable[tuple[Source, tuple[Diagnostic, ...]]]) -> None:
-        self.found = tuple(found)
-        super().__init__(self.found)
+    def __init__(self, texts: Iterable[tuple[Source, tuple[Diagnostic, ...]]]) -> None:
+        self.texts = tuple(texts)
+        super().__init__(self.texts)
 
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """The errors of all texts."""
-        return tuple(diagnostic for _, diagnostics in self.found for diagnostic in diagnostics)
+        return tuple(diagnostic for _, diagnostics in self.texts for diagnostic in diagnostics)
 
     def rendered(self, color: bool = False) -> str:
         """The errors with their places and what helps, in colour for a terminal."""
-        return "\n\n".join(render_all(diagnostics, source, color) for source, diagnostics in self.found)
+        return "\n\n".join(render_all(diagnostics, source, color) for source, diagnostics in self.texts)
 
     def __str__(self) -> str:
         return self.rendered()

@@ -162,13 +162,13 @@ def _scheme(name: str) -> Source:
 
 def _parsed(sources: tuple[Source, ...], settings: dict[str, int]) -> dict[Source, Scheme]:
     """The schemes, and the library's baseline beside them; every setting is of a parameter that one of them has."""
-    found = {source: Compilation(Request(source)).scheme for source in sources}
-    known = dict.fromkeys(name for scheme in found.values() for name in parameter_names(scheme))
+    parsed = {source: Compilation(Request(source)).scheme for source in sources}
+    known = dict.fromkeys(name for scheme in parsed.values() for name in parameter_names(scheme))
     for name in settings:
         if name not in known:
             raise Misuse(f"--set {name}: no scheme has such a parameter; there are {', '.join(known)}")
     baseline, _ = library.baseline(1, 1)
-    return found if baseline in found else {**found, baseline: Compilation(Request(baseline)).scheme}
+    return parsed if baseline in parsed else {**parsed, baseline: Compilation(Request(baseline)).scheme}
 
 
 def _workers(inputs: Inputs, asked: int | None) -> int:

@@ -112,11 +112,11 @@ def stages(
         refuse_file(out, MARK, force)
         request = Request(depths, sizes, rounds, seed)
         remarks: tuple[str, ...] = ()
-        with _bar() as told:
+        with _bar() as progress:
             if count:
-                text = write_profile(measure.counted(model, request, told))
+                text = write_profile(measure.counted(model, request, progress))
             else:
-                profile, remarks = measure.timed(model, request, device, threads, told)
+                profile, remarks = measure.timed(model, request, device, threads, progress)
                 text = write_profile(profile)
         _warn(remarks)
         write_file(out, text + _commented("", _warnings(remarks)), MARK, force)
@@ -170,10 +170,10 @@ def links(
     from chimera_ir.measure.network import described
     from chimera_ir.measure.ranks import run as run_rank
 
-    with _bar() if os.environ["RANK"] == "0" else _no_bar() as told:
+    with _bar() if os.environ["RANK"] == "0" else _no_bar() as progress:
         sizes = tuple(size for size in SIZES if size <= largest * KIB)
         request = Request(sizes, rounds, backend, timeout, sum_ranks)
-        measured = run_rank(request, lambda: refuse_file(out, MARK, force), told)
+        measured = run_rank(request, lambda: refuse_file(out, MARK, force), progress)
     if measured is None:
         return
     made = described(name or out.stem, measured)
@@ -217,8 +217,8 @@ def _bar() -> Iterator[Callable[[str, int, int], None]]:
     """A progress bar on standard error; none where that is no terminal."""
     console = Console(stderr=True)
     if not (sys.stderr.isatty() and console.is_interactive):
-        with _no_bar() as told:
-            yield told
+        with _no_bar() as ignored:
+            yield ignored
         return
     columns = (
         BarColumn(),

@@ -40,9 +40,10 @@ def turn_loop(header: Header, worker: Worker, lane: Sequence[Instruction], rooms
         turn.turn * header.period, header.period, turn.rings, turn.turn * each_turn, initial=initial(header, turn)
     )
     notation = InTables(names, rounds, "m" if header.per_update == 1 else "k")
-    updates = [_update(header, rounds, each) for each in turn.instructions]
+    updates = [_update(header, rounds, instruction) for instruction in turn.instructions]
     ahead = max(
-        (u - lowest(rounds.initial, each) for u, each in zip(updates, turn.instructions, strict=True)), default=0
+        (u - lowest(rounds.initial, instruction) for u, instruction in zip(updates, turn.instructions, strict=True)),
+        default=0,
     )
     start, stop = -(ahead // each_turn) * each_turn, _plus("updates", -min(updates, default=0))
     by = f", {each_turn}" if each_turn > 1 else ""
@@ -82,14 +83,14 @@ def _guarded(
 ) -> Iterator[str]:
     """Statements under the conditions that there are the updates that they serve."""
 
-    def served(each: Instruction) -> tuple[int, int]:
-        return _update(scribe.header, rounds, each), lowest(rounds.initial, each)
+    def served(instruction: Instruction) -> tuple[int, int]:
+        return _update(scribe.header, rounds, instruction), lowest(rounds.initial, instruction)
 
     for (update, least), group in groupby(instructions, key=served):
         number = _plus(notation.counter, update)
         there = f"{number} == {least} or 0 < {number} < updates" if least else f"0 <= {number} < updates"
         yield f"if {there}:"
-        written = [(scribe.statements(each), _comment(notation, each)) for each in group]
+        written = [(scribe.statements(instruction), _comment(notation, instruction)) for instruction in group]
         yield from (f"    {line}" for line in commented(written, indented=4 * depth + 4))
 
 
@@ -98,21 +99,30 @@ def rolled(scribe: Scribe, pieces: Iterable[Piece], names: set[str]) -> Iterator
     for number, piece in enumerate(pieces):
         yield from [""] if number else []
         if isinstance(piece, Straight):
-            each = replace(scribe, notation=InTables(names))
-            yield from commented([(each.statements(one), instruction_line(one)) for one in piece.instructions])
+            straight_scribe = replace(scribe, notation=InTables(names))
+            yield from commented(
+                [
+                    (straight_scribe.statements(instruction), instruction_line(instruction))
+                    for instruction in piece.instructions
+                ]
+            )
             continue
         first = _first_micro(piece)
         notation = InTables(names, Round(first, piece.step, piece.rings))
-        each = replace(scribe, notation=notation)
+        loop_scribe = replace(scribe, notation=notation)
         by = f", {piece.step}" if piece.step > 1 else ""
         yield f"for m in range({first}, {first + piece.rounds * piece.step}{by}):"
-        written = [(each.statements(one), _comment(notation, one)) for one in piece.instructions]
+        written = [
+            (loop_scribe.statements(instruction), _comment(notation, instruction)) for instruction in piece.instructions
+        ]
         yield from (f"    {line}" for line in commented(written, indented=8))
 
 
 def _first_micro(loop: Loop) -> int:
     """The micro-batch that a loop counts by: that of its first forward, or whatever comes first."""
-    computes = [each for each in loop.instructions if isinstance(each, Compute) and each.kind.opens]
+    computes = [
+        instruction for instruction in loop.instructions if isinstance(instruction, Compute) and instruction.kind.opens
+    ]
     return extent(computes[0] if computes else loop.instructions[0]).first
 
 
@@ -147,11 +157,11 @@ def _plus(name: str, by: int) -> str:
 def _comment(notation: InTables, instruction: Instruction) -> str:
     """The line of the program, relative to the turn: ``B m-3 s0 v(m-6)``."""
 
-    def relative(found: re.Match[str]) -> str:
-        if found["micro"]:
-            return notation.micro(Micro(int(found["micro"]))).replace(" ", "")
-        if found["version"]:
-            return f"v({notation.version(Version(int(found['version'])))})".replace(" ", "")
+    def relative(number: re.Match[str]) -> str:
+        if number["micro"]:
+            return notation.micro(Micro(int(number["micro"]))).replace(" ", "")
+        if number["version"]:
+            return f"v({notation.version(Version(int(number['version'])))})".replace(" ", "")
         assert isinstance(instruction, Recv)
         return notation.slot(instruction.message, instruction.slot)
 

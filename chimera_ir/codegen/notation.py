@@ -154,8 +154,8 @@ class InTables:
         tag = _tag(header, message)
         if self._round is None:
             return str(tag)
-        each = 2 * header.stages
-        return _offset(f"{each} * {self._round.variable}", tag - each * self._round.micro)
+        tags = 2 * header.stages
+        return _offset(f"{tags} * {self._round.variable}", tag - tags * self._round.micro)
 
     def slot(self, message: Message, slot: Slot) -> str:
         """The number, in a loop from that of the round, as in ``(m + 1) % 4``."""

@@ -26,7 +26,12 @@ def scripts(verified: Verified) -> dict[str, str]:
     script = environment.get_template("stream.py.j2" if program.header.asynchronous else "rank.py.j2")
     job, ranks = job_view(program), [rank_view(verified, Worker(worker)) for worker in range(program.header.workers)]
     runtime = _verbatim()
-    made_from = job, ranks, runtime, [Path(str(each.filename)).read_text(encoding="utf-8") for each in (train, script)]
+    made_from = (
+        job,
+        ranks,
+        runtime,
+        [Path(str(template.filename)).read_text(encoding="utf-8") for template in (train, script)],
+    )
     digest = sha256(repr(made_from).encode()).hexdigest()[:16]
     return {
         **runtime,
@@ -38,5 +43,5 @@ def scripts(verified: Verified) -> dict[str, str]:
 def _verbatim() -> dict[str, str]:
     """The runtime and what surrounds it, which is the same for every program."""
     folder = templates()
-    found = [folder / "runtime.py", *sorted((folder / "support").glob("*.py"))]
-    return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in found}
+    paths = [folder / "runtime.py", *sorted((folder / "support").glob("*.py"))]
+    return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in paths}

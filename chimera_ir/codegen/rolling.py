@@ -66,8 +66,8 @@ def unrolled(piece: Piece) -> Iterator[Instruction]:
         yield from piece.instructions
         return
     for number in range(piece.rounds):
-        for each in piece.instructions:
-            later = moved(each, number * piece.step)
+        for instruction in piece.instructions:
+            later = moved(instruction, number * piece.step)
             if isinstance(later, Recv):
                 ring = piece.rings[shelf(later.message)]
                 later = replace(later, slot=Slot((later.slot + number * ring.messages) % ring.slots))
@@ -103,13 +103,15 @@ class _Lane:
         self.kinds: list[int] = []
         self.micros: list[int] = []
         self.slots: dict[Shelf, int] = {}
-        for place, each in enumerate(lane):
-            kind, micro = _kind(each)
+        for place, instruction in enumerate(lane):
+            kind, micro = _kind(instruction)
             known = -1 - place if micro is None else kinds.setdefault((kind, micro // per_update), len(kinds))
             self.kinds.append(known)
             self.micros.append(micro or 0)
-            if isinstance(each, Recv):
-                self.slots[shelf(each.message)] = max(self.slots.get(shelf(each.message), 0), each.slot + 1)
+            if isinstance(instruction, Recv):
+                self.slots[shelf(instruction.message)] = max(
+                    self.slots.get(shelf(instruction.message), 0), instruction.slot + 1
+                )
 
     def stretch(self, anchor: int, length: int, low: int, high: int) -> _Stretch | None:
         """The longest stretch through a place that repeats after so many lines, within limits."""
@@ -124,29 +126,29 @@ class _Lane:
         while end + length < high and self._again(end, length, step, rings):
             end += 1
         rounds = (end + length - start) // length
-        found = _Stretch(start, length, rounds, step)
-        return found if rounds >= _ROUNDS and found.saved >= _SAVED else None
+        stretch = _Stretch(start, length, rounds, step)
+        return stretch if rounds >= _ROUNDS and stretch.saved >= _SAVED else None
 
     def rings(self, start: int, length: int) -> dict[Shelf, Ring]:
         """How the shelves are used by so many lines."""
-        found: dict[Shelf, Ring] = {}
-        for each in self.instructions[start : start + length]:
-            if isinstance(each, Recv):
-                key = shelf(each.message)
-                count = found[key].messages if key in found else 0
-                found[key] = Ring(count + 1, self.slots[key])
-        return found
+        rings: dict[Shelf, Ring] = {}
+        for instruction in self.instructions[start : start + length]:
+            if isinstance(instruction, Recv):
+                key = shelf(instruction.message)
+                count = rings[key].messages if key in rings else 0
+                rings[key] = Ring(count + 1, self.slots[key])
+        return rings
 
     def _again(self, place: int, length: int, step: int, rings: Mapping[Shelf, Ring]) -> bool:
         """Whether the line so many lines after a place is that one again."""
         later = place + length
         if self.kinds[place] != self.kinds[later] or self.micros[later] - self.micros[place] != step:
             return False
-        one, two = self.instructions[place], self.instructions[later]
-        if not (isinstance(one, Recv) and isinstance(two, Recv)):
+        first, second = self.instructions[place], self.instructions[later]
+        if not (isinstance(first, Recv) and isinstance(second, Recv)):
             return True
-        ring = rings.get(shelf(one.message))
-        return ring is not None and (one.slot + ring.messages) % ring.slots == two.slot
+        ring = rings.get(shelf(first.message))
+        return ring is not None and (first.slot + ring.messages) % ring.slots == second.slot
 
 
 def _kind(instruction: Instruction) -> tuple[object, int | None]:
@@ -187,9 +189,9 @@ def _best(lane: _Lane, low: int, high: int) -> _Stretch | None:
     for part in (2, 1, 3):
         anchor = low + (high - low) * part // 4
         for length in _lengths(lane, anchor, high):
-            found = lane.stretch(anchor, length, low, high)
-            if found is not None and (best is None or found.saved > best.saved):
-                best = found
+            stretch = lane.stretch(anchor, length, low, high)
+            if stretch is not None and (best is None or stretch.saved > best.saved):
+                best = stretch
         if best is not None and best.saved > (high - low) // 2:
             break
     return best
@@ -197,10 +199,10 @@ def _best(lane: _Lane, low: int, high: int) -> _Stretch | None:
 
 def _lengths(lane: _Lane, anchor: int, high: int) -> Iterator[int]:
     """The distances from a place to the next ones with the same kind of instruction."""
-    found = 0
+    count = 0
     for place in range(anchor + 1, high):
         if lane.kinds[place] == lane.kinds[anchor]:
             yield place - anchor
-            found += 1
-            if found == _CANDIDATES:
+            count += 1
+            if count == _CANDIDATES:
                 return

@@ -132,8 +132,8 @@ class Scribe:
         if len(micros) == 1:
             inputs, spent = self._inputs(forward)
             return (self._plain(forward, micros[0], states[0], inputs),), spent
-        each, spent = self._inputs_apart(forward)
-        lines = [self._plain(forward, *one) for one in zip(micros, states, each, strict=True)]
+        parts, spent = self._inputs_apart(forward)
+        lines = [self._plain(forward, *arguments) for arguments in zip(micros, states, parts, strict=True)]
         if stage < self.header.stages - 1:
             outputs = self.notation.name("y", micros, stage)
             lines.append(f"{outputs} = join({_all([f'{state}.take()' for state in states])})")

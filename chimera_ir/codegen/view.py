@@ -99,10 +99,13 @@ def job_view(program: Program) -> JobView:
 
 def _grouped(program: Program) -> tuple[int, ...]:
     """The stages that have an operation over several micro-batches."""
-    found = {
-        int(each.stage) for lane in program.lanes for each in lane if isinstance(each, Compute) and len(each.micros) > 1
+    stages = {
+        int(instruction.stage)
+        for lane in program.lanes
+        for instruction in lane
+        if isinstance(instruction, Compute) and len(instruction.micros) > 1
     }
-    return tuple(sorted(found))
+    return tuple(sorted(stages))
 
 
 def _links(program: Program) -> str:
@@ -140,11 +143,11 @@ def _reads(program: Program) -> str:
 def _versions_read(program: Program) -> dict[tuple[int, int], int]:
     """By stage and micro-batch, the version that its forward reads."""
     return {
-        (int(each.stage), int(micro)): int(each.version)
+        (int(instruction.stage), int(micro)): int(instruction.version)
         for lane in program.lanes
-        for each in lane
-        if isinstance(each, Compute) and each.kind.opens and each.version is not None
-        for micro in each.micros
+        for instruction in lane
+        if isinstance(instruction, Compute) and instruction.kind.opens and instruction.version is not None
+        for micro in instruction.micros
     }
 
 
@@ -170,7 +173,7 @@ def rank_view(verified: Verified, worker: Worker) -> RankView:
         peers=repr(peers),
         kept=_moments(held.fullest),
         copies=repr(dict(held.copies)),
-        sending=repr({int(each.stage): (each.activations, each.gradients) for each in held.sending}),
+        sending=repr({int(sums.stage): (sums.activations, sums.gradients) for sums in held.sending}),
         bindings=(
             *_bindings("stage", stages),
             *_bindings("peer", peers),
@@ -196,18 +199,18 @@ def _lines(scribe: Scribe, lane: tuple[Instruction, ...], tables: set[str]) -> I
     if any(isinstance(piece, Loop) for piece in pieces):
         yield from rolled(scribe, pieces, tables)
     else:
-        yield from commented([(scribe.statements(each), instruction_line(each)) for each in lane])
+        yield from commented([(scribe.statements(instruction), instruction_line(instruction)) for instruction in lane])
 
 
 def _listed(word: str, numbers: Iterable[int]) -> str:
-    found = [str(n) for n in numbers]
-    match found:
+    words = [str(n) for n in numbers]
+    match words:
         case []:
             return f"no {word}"
-        case [one]:
-            return f"{word} {one}"
+        case [number]:
+            return f"{word} {number}"
         case _:
-            return f"{word}s {', '.join(found[:-1])} and {found[-1]}"
+            return f"{word}s {', '.join(words[:-1])} and {words[-1]}"
 
 
 def _bindings(word: str, numbers: Iterable[int]) -> tuple[str, ...]:
@@ -215,20 +218,20 @@ def _bindings(word: str, numbers: Iterable[int]) -> tuple[str, ...]:
 
 
 def _peers(lane: tuple[Instruction, ...]) -> tuple[int, ...]:
-    found: set[int] = set()
+    peers: set[int] = set()
     for instruction in lane:
         match instruction:
             case Send(to=worker) | Recv(source=worker):
-                found.add(int(worker))
-    return tuple(sorted(found))
+                peers.add(int(worker))
+    return tuple(sorted(peers))
 
 
 def _rooms(lane: tuple[Instruction, ...]) -> Rooms:
     """For each receiving stage and direction, for how many micro-batches each slot must have room."""
-    found: dict[tuple[int, bool], dict[int, int]] = {}
+    rooms_of: dict[tuple[int, bool], dict[int, int]] = {}
     for instruction in lane:
         match instruction:
             case Recv(message=Message(micros=micros, source=source, target=target), slot=slot):
-                rooms = found.setdefault((int(target), source < target), {})
+                rooms = rooms_of.setdefault((int(target), source < target), {})
                 rooms[slot] = max(rooms.get(slot, 1), len(micros))
-    return {key: tuple(rooms.get(slot, 1) for slot in range(max(rooms) + 1)) for key, rooms in found.items()}
+    return {key: tuple(rooms.get(slot, 1) for slot in range(max(rooms) + 1)) for key, rooms in rooms_of.items()}

@@ -64,7 +64,7 @@ def draw(title: str, rows: Sequence[Sequence[Panel]]) -> str:
     """The panels, row by row, as one self-contained SVG document; the panels of a column share their left edge."""
     unit = _common_unit(rows)
     numbers = count(1)
-    pictures = [[svg.picture(each.timeline, unit, f"bubble-{next(numbers)}") for each in row] for row in rows]
+    pictures = [[svg.picture(panel.timeline, unit, f"bubble-{next(numbers)}") for panel in row] for row in rows]
     lefts = _offsets(_columns(pictures))
     tops = _offsets(_HEAD + max(picture.height for picture in row) for row in pictures)
     placed = tuple(

@@ -126,7 +126,7 @@ def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubb
         legend=tuple(entries),
         bubble=bubble,
         hatch=hatch,
-        marks=tuple(_mark(each, timeline, scale) for each in timeline.events),
+        marks=tuple(_mark(event, timeline, scale) for event in timeline.events),
         event=(marked,) if timeline.events else (),
         steady=steady,
     )
@@ -137,12 +137,12 @@ def fair_unit(timeline: Timeline) -> Fraction:
 
     Fair is what holds the widest label as well, so that an operation goes without one only for want of width.
     """
-    timed = list(chain.from_iterable(timeline.lanes))
+    operations = list(chain.from_iterable(timeline.lanes))
     looks = Looks(timeline.header)
-    shortest = min((each.end - each.start for each in timed), default=1)
+    shortest = min((timed.end - timed.start for timed in operations), default=1)
     span = max(timeline.span, 1)
     least, most = FAIR
-    longest = _longest_labels(timed, looks).items()
+    longest = _longest_labels(operations, looks).items()
     labelled = max((room(text, FONT) / length for length, text in longest), default=Fraction(0)) * shortest
     box = Fraction(min(max(WIDTH * shortest // span, least), max(most, ceil(labelled))))
     return min(box / shortest, Fraction(WIDEST, span)) / timeline.tick
@@ -182,7 +182,7 @@ def _baseline(y: int, scale: _Scale) -> str:
 
 def _families(timeline: Timeline, looks: Looks, scale: _Scale) -> Iterator[Family]:
     """The operations, group by group, with the labels that fit all boxes of their size."""
-    told = sum(map(len, timeline.lanes)) <= TOLD
+    one_by_one = sum(map(len, timeline.lanes)) <= TOLD
     members: dict[Group, list[_Placed]] = {}
     for worker, lane in enumerate(timeline.lanes):
         for timed in lane:
@@ -193,22 +193,22 @@ def _families(timeline: Timeline, looks: Looks, scale: _Scale) -> Iterator[Famil
         length = timed.end - timed.start
         return room(longest[length], scale.font) <= length * scale.pixel
 
-    for group, placed in sorted(members.items(), key=lambda member: member[0]):
+    for group, operations in sorted(members.items(), key=lambda member: member[0]):
         yield Family(
             fill=looks.fill(group),
-            ink=ink(placed[0][1].operation),
-            boxes=tuple(_box(each, timeline, scale) for each in placed) if told else (),
-            outline="" if told else "".join(_outline(each, scale) for each in placed),
-            labels=tuple(_label(each, looks, scale) for each in placed if fits(each[1])),
+            ink=ink(operations[0][1].operation),
+            boxes=tuple(_box(placed, timeline, scale) for placed in operations) if one_by_one else (),
+            outline="" if one_by_one else "".join(_outline(placed, scale) for placed in operations),
+            labels=tuple(_label(placed, looks, scale) for placed in operations if fits(placed[1])),
         )
 
 
-def _longest_labels(timed: Iterable[Timed], looks: Looks) -> dict[int, str]:
+def _longest_labels(operations: Iterable[Timed], looks: Looks) -> dict[int, str]:
     """For each length of box, the longest label that one of them has."""
     longest: dict[int, str] = {}
-    for each in timed:
-        length = each.end - each.start
-        longest[length] = max(longest.get(length, ""), looks.label(each.operation), key=len)
+    for timed in operations:
+        length = timed.end - timed.start
+        longest[length] = max(longest.get(length, ""), looks.label(timed.operation), key=len)
     return longest
 
 

@@ -108,9 +108,9 @@ def _layout(timeline: Timeline, width: int) -> tuple[_Scale, list[tuple[int, int
 
 def _legible(timeline: Timeline, width: int) -> _Scale:
     """The scale at which every operation shows all that it has to say, and little more."""
-    shown, span = list(chain(*_lanes(timeline))), max(timeline.span, 1)
-    shortest = min((each.timed.end - each.timed.start for each in shown), default=span)
-    needed = max((_needed(each, shortest) for each in shown), default=1)
+    operations, span = list(chain(*_lanes(timeline))), max(timeline.span, 1)
+    shortest = min((shown.timed.end - shown.timed.start for shown in operations), default=span)
+    needed = max((_needed(shown, shortest) for shown in operations), default=1)
     wide = min(max(width * shortest // span, needed), needed + _ROOM)
     return _Scale(Fraction(wide, shortest), width)
 
@@ -125,9 +125,9 @@ def _needed(shown: _Shown, shortest: int) -> int:
     return -(-(len(shown.name) + 1 + shown.sign) * shortest // (shown.timed.end - shown.timed.start))
 
 
-def _panels(shown: Iterable[_Shown], scale: _Scale, columns: int) -> list[tuple[int, int]]:
+def _panels(operations: Iterable[_Shown], scale: _Scale, columns: int) -> list[tuple[int, int]]:
     """Parts of at most the width, none of which ends within a label."""
-    within = {scale.at(each.timed.start) + offset for each in shown for offset in range(1, len(each.name) + 1)}
+    within = {scale.at(shown.timed.start) + offset for shown in operations for offset in range(1, len(shown.name) + 1)}
     panels = []
     start = 0
     while columns - start > scale.width:
@@ -219,17 +219,21 @@ def _ranges(micros: Sequence[Micro]) -> str:
     """The first few runs of consecutive micro-batches."""
     ends = [at for at in range(1, len(micros)) if micros[at] != micros[at - 1] + 1]
     runs = [micros[start:end] for start, end in pairwise([0, *ends, len(micros)])] if micros else []
-    told = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:RUNS]]
-    return ", ".join(told + ([".."] if len(runs) > RUNS else [])) or "none"
+    words = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:RUNS]]
+    return ", ".join(words + ([".."] if len(runs) > RUNS else [])) or "none"
 
 
 def _notes(timeline: Timeline, scale: _Scale) -> Iterator[Text]:
     """What the scale left out."""
-    timed = list(chain.from_iterable(timeline.lanes))
-    lengths = [scale.at(each.end) - scale.at(each.start) for each in timed]
+    operations = list(chain.from_iterable(timeline.lanes))
+    lengths = [scale.at(timed.end) - scale.at(timed.start) for timed in operations]
     looks = Looks(timeline.header)
-    unnumbered = sum(length <= len(looks.label(each.operation)) for length, each in zip(lengths, timed, strict=True))
+    unnumbered = sum(
+        length <= len(looks.label(timed.operation)) for length, timed in zip(lengths, operations, strict=True)
+    )
     if unnumbered:
         per_column = timeline.costs.unit.show(timeline.tick / scale.column)
-        yield Text(f"drawn small, {per_column} of time to a column: {unnumbered} of {counted(len(timed), 'operation')}")
+        yield Text(
+            f"drawn small, {per_column} of time to a column: {unnumbered} of {counted(len(operations), 'operation')}"
+        )
         yield Text(f"have no room for their number, and {lengths.count(0)} of them are not seen at all")

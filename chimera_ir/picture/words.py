@@ -107,7 +107,7 @@ def summary(timeline: Timeline) -> str:
 def _shown(timeline: Timeline) -> str:
     """How much of an asynchronous schedule a timeline shows."""
     last = timeline.header.micro_batches - 1
-    whole = any(last in each.operation.micros for each in chain(*timeline.lanes))
+    whole = any(last in timed.operation.micros for timed in chain(*timeline.lanes))
     if whole:
         return f"the first {counted(timeline.header.updates, 'update')}"
     return f"the first {timeline.costs.unit.show(timeline.shown)} of time"
@@ -148,4 +148,6 @@ def step(least: Fraction) -> Fraction:
 
 def plain(words: str) -> str:
     """Words without the characters that XML has no way to write."""
-    return "".join(each if each >= " " and not "\ud800" <= each <= "\udfff" else "\ufffd" for each in words)
+    return "".join(
+        character if character >= " " and not "\ud800" <= character <= "\udfff" else "\ufffd" for character in words
+    )

@@ -21,8 +21,8 @@ _EARLY = 4
 
 def standing(header: Header, setting: Setting) -> list[int]:
     """What each worker keeps all the time: a copy of the weights, gradients and optimizer state of its stages."""
-    each = [costs.weights + costs.gradients + costs.optimizer for costs in setting.stages]
-    return [sum(each[stage] for stage in stages) for stages in header.stages_of]
+    sizes = [costs.weights + costs.gradients + costs.optimizer for costs in setting.stages]
+    return [sum(sizes[stage] for stage in stages) for stages in header.stages_of]
 
 
 def least(compiled: Compiled, change: Change, setting: Setting) -> list[int]:
@@ -65,11 +65,11 @@ def most(compiled: Compiled, change: Change, setting: Setting) -> list[int] | No
 
 def _passing(header: Header) -> list[Counter[int]]:
     """By worker and stage, the micro-batches that pass."""
-    found: list[Counter[int]] = [Counter() for _ in range(header.workers)]
+    counts: list[Counter[int]] = [Counter() for _ in range(header.workers)]
     for pipe in header.pipes:
         for stage, worker in enumerate(pipe.workers):
-            found[worker][stage] += len(pipe.micros)
-    return found
+            counts[worker][stage] += len(pipe.micros)
+    return counts
 
 
 def _under_way(compiled: Compiled, header: Header, timings: Sequence[Timing], stage: int, passing: int) -> int:
@@ -79,14 +79,14 @@ def _under_way(compiled: Compiled, header: Header, timings: Sequence[Timing], st
     stay in their buffer until the backward; gradients have been taken over when the first activations come that were
     sent after their use, and leave their buffer at once. A few more are expected early, or go round a ring.
     """
-    own, before = timings[stage], timings[stage - 1]
+    this, previous = timings[stage], timings[stage - 1]
     if header.asynchronous:
         begun = compiled.begun
-        behind = begun[stage] * own.output + _EARLY * own.gradient
-        ahead = (begun[stage] + _EARLY) * before.output + (begun[stage - 1] + _EARLY) * before.gradient
+        to_next = begun[stage] * this.output + _EARLY * this.gradient
+        to_previous = (begun[stage] + _EARLY) * previous.output + (begun[stage - 1] + _EARLY) * previous.gradient
     else:
-        behind, ahead = (passing * (each.output + each.gradient) for each in (own, before))
-    return (behind if stage < header.stages - 1 else 0) + (ahead if stage > 0 else 0)
+        to_next, to_previous = (passing * (timing.output + timing.gradient) for timing in (this, previous))
+    return (to_next if stage < header.stages - 1 else 0) + (to_previous if stage > 0 else 0)
 
 
 def _kept(header: Header, timing: Timing, stage: int) -> int:

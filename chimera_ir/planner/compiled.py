@@ -26,7 +26,7 @@ from chimera_ir.verify.holdings import Holdings, holdings
 if TYPE_CHECKING:
     from chimera_ir.verify.verify import Checked
 
-_Alike = tuple[Kind, int, Stage, bool]
+_Signature = tuple[Kind, int, Stage, bool]
 """What operations that take equally long have in common: kind, number of micro-batches, stage, and recomputation."""
 
 _Pattern = tuple[int, ...]
@@ -51,7 +51,7 @@ class Compiled:
         self._scheme, self._settings, self._change = scheme, dict(settings), change
         self._max_operations, self._trusted = max_operations, trusted
         self._outlines: dict[Change, Outline] = {}
-        self._samples: dict[Change, dict[_Alike, Compute]] = {}
+        self._samples: dict[Change, dict[_Signature, Compute]] = {}
         self._checked: dict[Change, Checked] = {}
         self._proven: set[tuple[Change, _Pattern]] = set()
         self._lowered: dict[tuple[Change, _Pattern], Program] = {}
@@ -119,8 +119,8 @@ class Compiled:
         """For each worker the stages of its operations, and how many micro-batches more each leaves there."""
         return tuple(
             (
-                [each.stage for each in lane],
-                [each.kind.growth * len(each.micros) for each in lane],
+                [operation.stage for operation in lane],
+                [operation.kind.growth * len(operation.micros) for operation in lane],
             )
             for lane in self.lanes
         )
@@ -129,11 +129,15 @@ class Compiled:
     def streams_in_order(self) -> bool:
         """Whether one pipe runs on workers of its own, and each takes one micro-batch after the other."""
         workers = [pipe.workers for pipe in self.header(self._change).pipes]
-        micros = ([each.micros for each in lane if each.kind is kind] for lane in self.lanes for kind in KINDS.values())
+        micros = (
+            [operation.micros for operation in lane if operation.kind is kind]
+            for lane in self.lanes
+            for kind in KINDS.values()
+        )
         return (
             len(workers) == 1
             and len({*workers[0]}) == len(workers[0])
-            and all(own == sorted(own) and all(len(each) == 1 for each in own) for own in micros)
+            and all(groups == sorted(groups) and all(len(group) == 1 for group in groups) for groups in micros)
         )
 
     @cached_property
@@ -163,7 +167,8 @@ class Compiled:
         if change not in self._sketches:
             program = self._streaming(change) if self.header(change).asynchronous else self.lowered(change, setting)
             held = zip(holdings(program), self.copies, strict=True)
-            self._sketches[change] = program, tuple(replace(each, copies=tuple(own.items())) for each, own in held)
+            counted = tuple(replace(holding, copies=tuple(counts.items())) for holding, counts in held)
+            self._sketches[change] = program, counted
         return self._sketches[change]
 
     def _streaming(self, change: Change) -> Program:
@@ -180,20 +185,20 @@ class Compiled:
             net = self.skeleton.net
             durations = list(map(self._duration(*key), net.operations))
             ends = net.ends(durations)
-            found = launches(
+            launched = launches(
                 self.schedule(change),
                 [durations[lane.start : lane.stop] for lane in net.lanes],
                 [ends[lane.start : lane.stop] for lane in net.lanes],
             )
-            self._launched[key] = tuple(tuple((after + 1, stage) for after, stage in lane) for lane in found)
+            self._launched[key] = tuple(tuple((after + 1, stage) for after, stage in lane) for lane in launched)
         return self._launched[key]
 
-    def _representatives(self, change: Change) -> dict[_Alike, Compute]:
+    def _representatives(self, change: Change) -> dict[_Signature, Compute]:
         """An operation of each kind that takes equally long."""
         if change not in self._samples:
             header = self.header(change)
             operations = (operation for lane in self.lanes for operation in lane)
-            self._samples[change] = {_alike(operation, header): operation for operation in operations}
+            self._samples[change] = {_signature(operation, header): operation for operation in operations}
         return self._samples[change]
 
     def _duration(self, change: Change, pattern: _Pattern) -> Duration:
@@ -201,7 +206,7 @@ class Compiled:
         if not pattern:
             return lambda _: 1
         header, durations = self.header(change), dict(zip(self._representatives(change), pattern, strict=True))
-        return lambda operation: durations[_alike(operation, header)]
+        return lambda operation: durations[_signature(operation, header)]
 
     def _pattern(self, change: Change, setting: Setting) -> _Pattern:
         """How long operations take in a setting; nothing where no worker has sums of several stages to launch."""
@@ -216,6 +221,6 @@ class Compiled:
         return tuple(ticks // common for ticks in whole)
 
 
-def _alike(operation: Compute, header: Header) -> _Alike:
+def _signature(operation: Compute, header: Header) -> _Signature:
     micros, stage = operation.micros, operation.stage
     return operation.kind, len(micros), stage, header.recomputes(micros[0], stage)

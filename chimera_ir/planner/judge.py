@@ -60,8 +60,8 @@ class Judged:
     def over(self, other: "Judged") -> float:
         """How many times as many items per second as another: by the replays if both were, else by equation 1."""
         replays = self.replayed is not None and other.replayed is not None
-        mine, its = (self.seconds, other.seconds) if replays else (self.equation, other.equation)
-        return _rounded(self.choice.mini_batch / mine / (other.choice.mini_batch / its))
+        seconds, other_seconds = (self.seconds, other.seconds) if replays else (self.equation, other.equation)
+        return _rounded(self.choice.mini_batch / seconds / (other.choice.mini_batch / other_seconds))
 
 
 def _rounded(number: float) -> float:
@@ -100,21 +100,21 @@ class Judge:
 
     def first_of(self, choices: Sequence[Choice]) -> tuple[Verdict, ...]:
         """Configurations in the order given until one fits: first all without recomputation, then all with it."""
-        bench, found = _Bench(self), list[Verdict]()
+        bench, verdicts = _Bench(self), list[Verdict]()
         for again in MODES[self.recomputation]:
             for choice in choices:
-                found.append(bench.verdict(_recomputing(choice, again)))
-                if isinstance(found[-1], Judged):
-                    return tuple(found)
-        return tuple(found)
+                verdicts.append(bench.verdict(_recomputing(choice, again)))
+                if isinstance(verdicts[-1], Judged):
+                    return tuple(verdicts)
+        return tuple(verdicts)
 
     def _with_least(self, bench: "_Bench", choice: Choice) -> Verdict:
-        found: Verdict | None = None
+        verdict: Verdict | None = None
         for again in MODES[self.recomputation]:
-            if found is None or (isinstance(found, LeftOut) and found.reason is Reason.MEMORY):
-                found = bench.verdict(_recomputing(choice, again))
-        assert found is not None
-        return found
+            if verdict is None or (isinstance(verdict, LeftOut) and verdict.reason is Reason.MEMORY):
+                verdict = bench.verdict(_recomputing(choice, again))
+        assert verdict is not None
+        return verdict
 
     def weighed(self, judged: Iterable[Judged]) -> tuple[Judged, ...]:
         """The same with their bytes."""
@@ -190,7 +190,7 @@ class _Bench:
     def _needed(self, choice: Choice) -> list[int]:
         setting = self._judge.setting(choice)
         program, held = self._compiled(choice).sketch(choice.change, setting)
-        return [each.total for each in memory(program, setting, held)]
+        return [worker.total for worker in memory(program, setting, held)]
 
     def _compiled(self, choice: Choice) -> Compiled:
         """The scheme of a configuration with its parameters."""
@@ -214,7 +214,7 @@ class _Bench:
 
 def distinct(choices: Iterable[Choice]) -> Iterator[tuple[Choice, ...]]:
     """Those together that are the same but for B."""
-    alike: dict[object, list[Choice]] = {}
-    for each in choices:
-        alike.setdefault((each.source, each.settings, each.change), []).append(each)
-    yield from map(tuple, alike.values())
+    families: dict[object, list[Choice]] = {}
+    for choice in choices:
+        families.setdefault((choice.source, choice.settings, choice.change), []).append(choice)
+    yield from map(tuple, families.values())

@@ -27,7 +27,7 @@ def _close(ranking: Ranking, error: float) -> Iterator[str]:
     choices = ranking.choices
     if not choices:
         return
-    shares = [each.over(choices[0]) for each in choices]
+    shares = [judged.over(choices[0]) for judged in choices]
     close = [share for share in shares if share >= 1 - error]
     if len(choices) == 1:
         yield "it is the only one that fits"
@@ -48,18 +48,20 @@ def _baseline(ranking: Ranking) -> Iterator[str]:
     if reference is None:
         return
     best: dict[str, Judged] = {}
-    for each in ranking.choices:
-        if each.scheme != reference.scheme:
-            best.setdefault(each.scheme, each)
+    for judged in ranking.choices:
+        if judged.scheme != reference.scheme:
+            best.setdefault(judged.scheme, judged)
     slower = [
-        f"{_percent(reference.over(each) - 1)} faster than {name}"
-        for name, each in best.items()
-        if reference.over(each) > 1
+        f"{_percent(reference.over(judged) - 1)} faster than {name}"
+        for name, judged in best.items()
+        if reference.over(judged) > 1
     ]
     if slower:
         yield f"plain 1F1B with a flush ({reference.scheme}) is {_listed(slower)} here"
     faster = [
-        f"{name} by {_percent(each.over(reference) - 1)}" for name, each in best.items() if each.over(reference) > 1
+        f"{name} by {_percent(judged.over(reference) - 1)}"
+        for name, judged in best.items()
+        if judged.over(reference) > 1
     ]
     if faster:
         yield f"plain 1F1B with a flush ({reference.scheme}) is beaten by {_listed(faster)}"
@@ -71,7 +73,7 @@ def _asynchronous(ranking: Ranking) -> Iterator[str]:
     if first is None or not first.asynchronous:
         return
     place, other = next(
-        ((place, each) for place, each in enumerate(ranking.choices, 1) if not each.asynchronous), (0, None)
+        ((place, judged) for place, judged in enumerate(ranking.choices, 1) if not judged.asynchronous), (0, None)
     )
     said = f"{first.scheme} has no flush: its gradients are of older weights, so that it may need more updates"
     yield f"{said}; the first with a flush is number {place}, {other.scheme}" if other else said
@@ -85,7 +87,7 @@ def _smaller(ranking: Ranking) -> Iterator[str]:
 
 
 def _replays(ranking: Ranking) -> Iterator[str]:
-    replayed = sum(each.replayed is not None for each in ranking.choices)
+    replayed = sum(judged.replayed is not None for judged in ranking.choices)
     if replayed < len(ranking.choices):
         yield f"{replayed} of {len(ranking.choices)} were replayed event by event; the others go by equation 1"
 

@@ -37,7 +37,7 @@ _ALONE = 20_000
 _PARTS = 8
 """Into how many parts a process's share of the work is cut, so that all end at about the same time."""
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -57,28 +57,30 @@ class Ranking:
     reference: Judged | None
 
 
-def rank(sources: Sequence[Source], question: Question, judge: Judge, greedy: bool, top: int, tell: Tell) -> Ranking:
+def rank(
+    sources: Sequence[Source], question: Question, judge: Judge, greedy: bool, top: int, progress: Progress
+) -> Ranking:
     """Judges all configurations of the judge's schemes; those of ``sources`` are asked for, the first weighed."""
     baseline, _ = library.baseline(1, 1)
     families: list[tuple[Choice, ...]] = []
-    found: list[Verdict] = []
+    verdicts: list[Verdict] = []
     for source, scheme in judge.schemes.items():
-        choices, out = _apart(configurations(source, scheme, judge.profile, question))
+        choices, left_out = _apart(configurations(source, scheme, judge.profile, question))
         families += _by_preference(choices) if greedy else distinct(choices)
-        found += out
-    with _crew(judge, sum(map(_operations, families))) as crew:
-        found += _judged(families, greedy, crew, tell)
-        judged = sorted((each for each in found if isinstance(each, Judged)), key=_order)
-        asked = [each for each in judged if each.choice.source in sources]
-        beside = [each for each in judged if each.choice.source == baseline and baseline not in sources]
-        replayed = {each.choice: each for each in _replayed([*beside[:1], *asked], crew, tell)}
-        judged = sorted((replayed.get(each.choice, each) for each in judged), key=_order)
-        weighed = {each.choice: each for each in _weighed(judged[:top], crew, tell)}
-        judged = [weighed.get(each.choice, each) for each in judged]
-    asked = [each for each in judged if each.choice.source in sources]
-    left_out = sorted((each for each in found if isinstance(each, LeftOut) and each.source in sources), key=_known)
-    reference = next((each for each in judged if each.choice.source == baseline), None)
-    return Ranking(question, judge, tuple(asked), tuple(left_out), reference)
+        verdicts += left_out
+    with _pool(judge, sum(map(_operations, families))) as pool:
+        verdicts += _judged(families, greedy, pool, progress)
+        ranked = sorted((verdict for verdict in verdicts if isinstance(verdict, Judged)), key=_order)
+        asked = [judged for judged in ranked if judged.choice.source in sources]
+        beside = [judged for judged in ranked if judged.choice.source == baseline and baseline not in sources]
+        replayed = {judged.choice: judged for judged in _replayed([*beside[:1], *asked], pool, progress)}
+        ranked = sorted((replayed.get(judged.choice, judged) for judged in ranked), key=_order)
+        weighed = {judged.choice: judged for judged in _weighed(ranked[:top], pool, progress)}
+        ranked = [weighed.get(judged.choice, judged) for judged in ranked]
+    asked = [judged for judged in ranked if judged.choice.source in sources]
+    discarded = (verdict for verdict in verdicts if isinstance(verdict, LeftOut) and verdict.source in sources)
+    reference = next((judged for judged in ranked if judged.choice.source == baseline), None)
+    return Ranking(question, judge, tuple(asked), tuple(sorted(discarded, key=_known)), reference)
 
 
 def _order(judged: Judged) -> tuple[object, ...]:
@@ -104,11 +106,11 @@ def _without_n(known: Choice | LeftOut) -> tuple[tuple[str, int], ...]:
     return tuple(setting for setting in known.settings if setting[0] != letter)
 
 
-def _apart(found: Iterable[Choice | LeftOut]) -> tuple[list[Choice], list[LeftOut]]:
+def _apart(candidates: Iterable[Choice | LeftOut]) -> tuple[list[Choice], list[LeftOut]]:
     choices: list[Choice] = []
     left_out: list[LeftOut] = []
-    for each in found:
-        choices.append(each) if isinstance(each, Choice) else left_out.append(each)
+    for candidate in candidates:
+        choices.append(candidate) if isinstance(candidate, Choice) else left_out.append(candidate)
     return choices, left_out
 
 
@@ -118,10 +120,10 @@ def _by_preference(choices: Iterable[Choice]) -> Iterator[tuple[Choice, ...]]:
     The largest B comes first, as long as there are D micro-batches or more; of those that leave a pipeline less than
     full the smallest B does.
     """
-    alike: dict[object, list[Choice]] = {}
-    for each in choices:
-        alike.setdefault((each.source, _without_n(each), each.change), []).append(each)
-    for family in alike.values():
+    families: dict[object, list[Choice]] = {}
+    for choice in choices:
+        families.setdefault((choice.source, _without_n(choice), choice.change), []).append(choice)
+    for family in families.values():
         yield tuple(sorted(family, key=_preference))
 
 
@@ -134,10 +136,10 @@ def _preference(choice: Choice) -> tuple[bool, int]:
 
 def _operations(family: Sequence[Choice]) -> int:
     """About how much work a family is."""
-    return sum(2 * each.stages * max(each.micro_batches, each.stages) for each in family)
+    return sum(2 * choice.stages * max(choice.micro_batches, choice.stages) for choice in family)
 
 
-class _Crew:
+class _Pool:
     """Whoever judges: this process, or ``count`` that share the work and have been given the judge once."""
 
     def __init__(self, judge: Judge, count: int = 1, executor: Executor | None = None) -> None:
@@ -148,7 +150,7 @@ class _Crew:
     def parts(self, work: Sequence[_Task]) -> list[Sequence[_Task]]:
         """Work, the longest first, in parts that take about as long as one another."""
         if self._executor is None:
-            return [[each] for each in work]
+            return [[task] for task in work]
         count = min(_PARTS * self._count, len(work))
         return [work[start::count] for start in range(count)]
 
@@ -156,19 +158,19 @@ class _Crew:
         """What the work gives for each task, in their order."""
         if self._executor is None:
             return (_undisturbed(work, self._judge, task) for task in tasks)
-        return self._executor.map(partial(_hired, work), tasks)
+        return self._executor.map(partial(_with_kept_judge, work), tasks)
 
 
-_hired_by: list[Judge] = []
+_judges: list[Judge] = []
 """In a process that was started to share the work: the judge."""
 
 
-def _hire(judge: Judge) -> None:
-    _hired_by[:] = [judge]
+def _keep_judge(judge: Judge) -> None:
+    _judges[:] = [judge]
 
 
-def _hired(work: Callable[[Judge, _Task], _Result], task: _Task) -> _Result:
-    return _undisturbed(work, _hired_by[0], task)
+def _with_kept_judge(work: Callable[[Judge, _Task], _Result], task: _Task) -> _Result:
+    return _undisturbed(work, _judges[0], task)
 
 
 def _undisturbed(work: Callable[[Judge, _Task], _Result], judge: Judge, task: _Task) -> _Result:
@@ -177,26 +179,26 @@ def _undisturbed(work: Callable[[Judge, _Task], _Result], judge: Judge, task: _T
 
 
 @contextmanager
-def _crew(judge: Judge, operations: int) -> Iterator[_Crew]:
+def _pool(judge: Judge, operations: int) -> Iterator[_Pool]:
     """Processes to share the work with, if it is worth it."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(count, operations // _ALONE + 1)
     if count < 2:
-        yield _Crew(judge)
+        yield _Pool(judge)
         return
-    with ProcessPoolExecutor(count, initializer=_hire, initargs=(judge,)) as executor:
+    with ProcessPoolExecutor(count, initializer=_keep_judge, initargs=(judge,)) as executor:
         try:
-            yield _Crew(judge, count, executor)
+            yield _Pool(judge, count, executor)
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _judged(families: Sequence[tuple[Choice, ...]], greedy: bool, crew: _Crew, tell: Tell) -> Iterator[Verdict]:
-    parts = crew.parts(sorted(families, key=_operations, reverse=True))
+def _judged(families: Sequence[tuple[Choice, ...]], greedy: bool, pool: _Pool, progress: Progress) -> Iterator[Verdict]:
+    parts = pool.parts(sorted(families, key=_operations, reverse=True))
     work = Judge.first_of if greedy else Judge.all_of
-    for done, verdicts in enumerate(crew.do(partial(_judge_part, work), parts), 1):
-        tell(f"judging configurations: {done} of {len(parts)} parts")
+    for done, verdicts in enumerate(pool.do(partial(_judge_part, work), parts), 1):
+        progress(f"judging configurations: {done} of {len(parts)} parts")
         yield from verdicts
 
 
@@ -206,32 +208,32 @@ def _judge_part(
     return [verdict for family in families for verdict in work(judge, family)]
 
 
-def _replayed(judged: Sequence[Judged], crew: _Crew, tell: Tell) -> Iterator[Judged]:
+def _replayed(candidates: Sequence[Judged], pool: _Pool, progress: Progress) -> Iterator[Judged]:
     """The first ones, replayed."""
     left, chosen = REPLAYED_OPERATIONS, list[Judged]()
-    for each in judged:
-        cost = each.operations * (ASYNCHRONOUS_OPERATIONS if each.asynchronous else 1)
+    for judged in candidates:
+        cost = judged.operations * (ASYNCHRONOUS_OPERATIONS if judged.asynchronous else 1)
         if len(chosen) < REPLAYED and cost <= left:
-            chosen.append(each)
+            chosen.append(judged)
             left -= cost
-    tell("replaying the first choices")
-    return chain.from_iterable(crew.do(Judge.replayed, _alike(chosen)))
+    progress("replaying the first choices")
+    return chain.from_iterable(pool.do(Judge.replayed, _families(chosen)))
 
 
-def _weighed(judged: Iterable[Judged], crew: _Crew, tell: Tell) -> Iterator[Judged]:
+def _weighed(candidates: Iterable[Judged], pool: _Pool, progress: Progress) -> Iterator[Judged]:
     """Those of which it is not yet known how many bytes they need, with their bytes."""
     left, chosen = WEIGHED_OPERATIONS, list[Judged]()
-    for each in judged:
-        if not each.memory and each.operations <= left:
-            chosen.append(each)
-            left -= each.operations
-    tell("weighing the first choices")
-    return chain.from_iterable(crew.do(Judge.weighed, _alike(chosen)))
+    for judged in candidates:
+        if not judged.memory and judged.operations <= left:
+            chosen.append(judged)
+            left -= judged.operations
+    progress("weighing the first choices")
+    return chain.from_iterable(pool.do(Judge.weighed, _families(chosen)))
 
 
-def _alike(judged: Iterable[Judged]) -> list[list[Judged]]:
+def _families(candidates: Iterable[Judged]) -> list[list[Judged]]:
     """Those together that share what is compiled, the longest first."""
     families: dict[object, list[Judged]] = {}
-    for each in judged:
-        families.setdefault((each.choice.source, each.choice.settings), []).append(each)
+    for judged in candidates:
+        families.setdefault((judged.choice.source, judged.choice.settings), []).append(judged)
     return sorted(families.values(), key=lambda family: -family[0].operations)

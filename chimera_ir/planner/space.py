@@ -192,9 +192,9 @@ class _Search:
         if name in self._fixed:
             tries = tries[1:]
         failed: Rejected | None = None
-        for each in tries:
+        for attempt in tries:
             try:
-                return outline(self._scheme, each, self._question.max_operations).header
+                return outline(self._scheme, attempt, self._question.max_operations).header
             except Rejected as rejected:
                 failed = failed or rejected
         assert failed
@@ -237,7 +237,7 @@ class _Search:
     ) -> Iterator[Choice]:
         name = self._letters.micro_batches
         whole = {**settings, **({name: count} if name in self._names else {})}
-        given = tuple((each, whole[each]) for each in self._names if each in whole)
+        given = tuple((parameter, whole[parameter]) for parameter in self._names if parameter in whole)
         syncs = (None,) if outlined.asynchronous else self._question.syncs
         for sync in syncs:
             change = Change(self._question.recomputation is Recomputation.ALWAYS, _CHANGED[sync])
@@ -249,4 +249,4 @@ class _Search:
 
 def _divisors(number: int) -> list[int]:
     """The divisors of a number of stages, up to the most stages that a profile may have."""
-    return [each for each in range(1, min(number, document.MOST) + 1) if number % each == 0]
+    return [divisor for divisor in range(1, min(number, document.MOST) + 1) if number % divisor == 0]

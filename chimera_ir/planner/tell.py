@@ -45,8 +45,8 @@ def _choices(ranking: Ranking, top: int) -> RenderableType:
     shown = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in _COLUMNS:
         shown.add_column(column, justify="left" if column in ("scheme", "more") else "right")
-    for place, each in enumerate(ranking.choices[:top], 1):
-        shown.add_row(*_row(place, each))
+    for place, judged in enumerate(ranking.choices[:top], 1):
+        shown.add_row(*_row(place, judged))
     rest = len(ranking.choices) - top
     return Group(shown, Text(f"and {rest} more that fit\n")) if rest > 0 else shown
 
@@ -78,15 +78,15 @@ def _note(said: str) -> Text:
 
 def _left_out(ranking: Ranking) -> Iterator[RenderableType]:
     groups: dict[tuple[str, str], list[LeftOut]] = {}
-    for each in ranking.left_out:
-        groups.setdefault((scheme_argument(each.source), each.reason.value), []).append(each)
+    for left_out in ranking.left_out:
+        groups.setdefault((scheme_argument(left_out.source), left_out.reason.value), []).append(left_out)
     if not groups:
         return
     shown = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in ("left out", "why", "how many", "for example"):
         shown.add_column(column, justify="right" if column == "how many" else "left", overflow="fold")
-    for (scheme, reason), found in sorted(groups.items()):
-        shown.add_row(scheme, reason, str(len(found)), _example(found[0]))
+    for (scheme, reason), members in sorted(groups.items()):
+        shown.add_row(scheme, reason, str(len(members)), _example(members[0]))
     yield shown
 
 
@@ -110,19 +110,19 @@ def as_json(
 ) -> dict[str, object]:
     """The whole ranking; ``commands`` are those of the chosen one."""
     question, judge = ranking.question, ranking.judge
-    reasons = Counter(each.reason.value for each in ranking.left_out)
+    reasons = Counter(left_out.reason.value for left_out in ranking.left_out)
     return {
         "model": judge.profile.name,
         "cluster": judge.cluster.name,
         "workers": question.workers,
         "mini_batch": question.mini_batch,
         "memory_available": judge.available,
-        "choices": [_choice(each) for each in ranking.choices],
+        "choices": [_choice(judged) for judged in ranking.choices],
         "baseline": _choice(ranking.reference) if ranking.reference else None,
         "notes": list(notes),
         "warnings": list(warnings),
         "left_out_by_reason": dict(sorted(reasons.items())),
-        "left_out": [_reason(each) for each in ranking.left_out],
+        "left_out": [_reason(left_out) for left_out in ranking.left_out],
         "commands": lines(chosen, ranking, files).splitlines() if chosen else [],
     }
 

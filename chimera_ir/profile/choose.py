@@ -107,24 +107,24 @@ def read_both(profile_source: Source, cluster_source: Source) -> Inputs:
     Unfit
         With everything that is wrong in either.
     """
-    found: list[tuple[Source, tuple[Diagnostic, ...]]] = []
+    errors: list[tuple[Source, tuple[Diagnostic, ...]]] = []
     profile: ModelProfile | WorkProfile | None = None
     cluster: Cluster | None = None
     try:
         profile = read_profile(profile_source)
     except Rejected as rejected:
-        found.append((profile_source, rejected.diagnostics))
+        errors.append((profile_source, rejected.diagnostics))
     try:
         cluster = read_cluster(cluster_source)
     except Rejected as rejected:
-        found.append((cluster_source, rejected.diagnostics))
+        errors.append((cluster_source, rejected.diagnostics))
     if profile is None or cluster is None:
-        raise Unfit(tuple(found))
+        raise Unfit(tuple(errors))
     return Inputs(profile_source, cluster_source, profile, cluster)
 
 
-def _those(*found: tuple[Source, tuple[Diagnostic, ...]]) -> tuple[tuple[Source, tuple[Diagnostic, ...]], ...]:
-    return tuple((source, diagnostics) for source, diagnostics in found if diagnostics)
+def _those(*errors: tuple[Source, tuple[Diagnostic, ...]]) -> tuple[tuple[Source, tuple[Diagnostic, ...]], ...]:
+    return tuple((source, diagnostics) for source, diagnostics in errors if diagnostics)
 
 
 def _lacks(depths: Mapping[int, tuple[StageCosts, ...]], wanted: Wanted, source: Source) -> Iterator[Diagnostic]:

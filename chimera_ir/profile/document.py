@@ -70,17 +70,19 @@ def load(source: Source) -> "Table":
 
 def _syntax(source: Source, message: str) -> Iterator[Diagnostic]:
     unquoted = [
-        QuotesForgotten(Span(*found.span(2)), found[1], found[2].strip()) for found in _UNQUOTED.finditer(source.text)
+        QuotesForgotten(Span(*entry.span(2)), entry[1], entry[2].strip()) for entry in _UNQUOTED.finditer(source.text)
     ]
     if unquoted:
         yield from unquoted
         return
-    found = _PLACE.search(message)
-    what = (message[: found.start()] if found else message.partition(":")[0]).rstrip(".")
-    at = (
-        source.offset(int(found[1]), int(found[2])) if found and found[1] else len(source.text.rstrip()) if found else 0
-    )
+    place = _PLACE.search(message)
+    what = (message[: place.start()] if place else message.partition(":")[0]).rstrip(".")
+    at = _offset(source, place) if place else 0
     yield NotToml(Span(at, at + 1), what[:1].lower() + what[1:])
+
+
+def _offset(source: Source, place: re.Match[str]) -> int:
+    return source.offset(int(place[1]), int(place[2])) if place[1] else len(source.text.rstrip())
 
 
 @dataclass
@@ -88,7 +90,7 @@ class Document:
     """A file on its way to a value, with what has been found wrong in it."""
 
     source: Source
-    found: list[Diagnostic] = field(default_factory=list)
+    diagnostics: list[Diagnostic] = field(default_factory=list)
 
     @cached_property
     def places(self) -> Places:
@@ -103,8 +105,8 @@ class Document:
         Rejected
             With everything that is wrong, if anything is.
         """
-        if self.found:
-            raise Rejected(self.found)
+        if self.diagnostics:
+            raise Rejected(self.diagnostics)
 
 
 class Table:
@@ -130,7 +132,7 @@ class Table:
 
     def tell(self, diagnostic: Diagnostic) -> None:
         """Notes that something is wrong."""
-        self.document.found.append(diagnostic)
+        self.document.diagnostics.append(diagnostic)
 
     def heading(self) -> Span:
         """Where the table begins."""
@@ -141,7 +143,7 @@ class Table:
         for name in self._entries:
             if name not in self._known:
                 guess = closest(name, self._known)
-                known = ", ".join(f"`{each}`" for each in self._known)
+                known = ", ".join(f"`{entry}`" for entry in self._known)
                 span = self.document.places.key((*self.path, name))
                 self.tell(
                     UnknownEntry(span, self.where, name, f"did you mean `{guess}`?" if guess else "unknown", known)
@@ -212,15 +214,15 @@ class Table:
             self.tell(NotAQuantity(self.place(name), name, example))
             return stand_in
         number, unit = parts
-        dimension = next((each for each in (first, *others) if unit in each.units), None)
+        dimension = next((candidate for candidate in (first, *others) if unit in candidate.units), None)
         if dimension is None:
             self._unit(name, unit, str(value), (first, *others))
             return stand_in
-        found = number * dimension.units[unit]
-        if not least <= found <= dimension.most:
+        amount = number * dimension.units[unit]
+        if not least <= amount <= dimension.most:
             self.tell(OutOfRange(self.place(name), name, dimension.limits(least), example))
             return stand_in[0], dimension
-        return found, dimension
+        return amount, dimension
 
     def table(self, name: str, example: str, where: str) -> "Table | None":
         """A table within; None if there is none, which is noted if there is an example of what is missing."""
@@ -236,11 +238,11 @@ class Table:
         value = self._value(name, False, example)
         if value is None:
             return []
-        if not (isinstance(value, list) and value and all(isinstance(each, dict) for each in value)):
+        if not (isinstance(value, list) and value and all(isinstance(element, dict) for element in value)):
             return self._wrong(name, value, "a list of tables", example, [])
         return [
-            Table(self.document, (*self.path, name, number), each, where.format(number))
-            for number, each in enumerate(value)
+            Table(self.document, (*self.path, name, number), element, where.format(number))
+            for number, element in enumerate(value)
         ]
 
     def _value(self, name: str, optional: bool, example: str) -> Any:
@@ -255,8 +257,8 @@ class Table:
         return stand_in
 
     def _unit(self, name: str, unit: str, value: str, dimensions: tuple[Dimension, ...]) -> None:
-        noun = " or ".join(each.noun for each in dimensions)
-        known = [unit for each in dimensions for unit in each.units]
+        noun = " or ".join(dimension.noun for dimension in dimensions)
+        known = [unit for dimension in dimensions for unit in dimension.units]
         units, example = ", ".join(known), dimensions[0].example
         span = self.place(name)
         if not unit:

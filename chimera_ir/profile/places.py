@@ -74,9 +74,9 @@ class Places:
 
     def _names(self, at: int) -> tuple[list[str], int]:
         names = []
-        while found := _NAME.match(self._text, at):
-            names.append(_unquoted(found[1]))
-            at = found.end()
+        while token := _NAME.match(self._text, at):
+            names.append(_unquoted(token[1]))
+            at = token.end()
             if not self._text.startswith(".", at):
                 break
             at += 1
@@ -86,8 +86,8 @@ class Places:
         if self._text[start] in "[{":
             end = self._members(start, path)
         else:
-            found = _SCALAR.match(self._text, start)
-            end = found.end() if found else start + 1
+            token = _SCALAR.match(self._text, start)
+            end = token.end() if token else start + 1
         self._values[path] = Span(start, end)
         return end
 
@@ -104,8 +104,8 @@ class Places:
         return at + 1
 
     def _skip(self, at: int) -> int:
-        found = _SPACE.match(self._text, at)
-        return found.end() if found else at
+        space = _SPACE.match(self._text, at)
+        return space.end() if space else at
 
 
 def _unquoted(name: str) -> str:

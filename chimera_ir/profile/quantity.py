@@ -77,14 +77,14 @@ def split(text: str) -> tuple[Fraction, str] | None:
     >>> split("31.2 ms"), split("8"), split("nan s")
     ((Fraction(156, 5), 'ms'), (Fraction(8, 1), ''), None)
     """
-    found = _NUMBER.fullmatch(text) if len(text) <= _LONGEST else None
-    if not found:
+    match = _NUMBER.fullmatch(text) if len(text) <= _LONGEST else None
+    if not match:
         return None
-    number = Decimal(found[1])
+    number = Decimal(match[1])
     if abs(number.adjusted()) > _EXTREME:
         sign, digits, _ = number.as_tuple()
         number = Decimal((sign, digits, _EXTREME if number.adjusted() > 0 else -_EXTREME))
-    return Fraction(number), found[2]
+    return Fraction(number), match[2]
 
 
 def show_time(seconds: float) -> str:
@@ -180,7 +180,7 @@ def _shown(value: Decimal, units: tuple[tuple[int, str], ...]) -> str:
     """In the first unit of which it is at least one; in the last if there is none, and 0 in the base unit."""
     if value == 0:
         return f"0 {next(unit for power, unit in units if power == 0)}"
-    power, unit = next((each for each in units if value.adjusted() >= each[0]), units[-1])
+    power, unit = next((pair for pair in units if value.adjusted() >= pair[0]), units[-1])
     return f"{_plain(value.scaleb(-power))} {unit}"
 
 

@@ -106,7 +106,7 @@ def survey(settings: Size, about: Collection[str]) -> Survey:
     at = size(claims.size, settings)
     chosen = ((table.title, [row for row in table.rows if row.scheme in about]) for table in claims.tables)
     sections = (
-        Section(title, tuple(_surveyed(row, one) for row in rows for one in _sizes(row, at, settings)))
+        Section(title, tuple(_surveyed(row, row_size) for row in rows for row_size in _sizes(row, at, settings)))
         for title, rows in chosen
         if rows
     )
@@ -143,8 +143,8 @@ def _comparisons(row: Row, at: Size, report: Report) -> Iterator[Comparison]:
 
 def _why(figure: Figure, known: Sequence[Instead], at: Size, report: Report) -> Explained | Differs:
     """The first reason that speaks of this figure and size, and gets the compiled figure right."""
-    told = {Figure.BUBBLE_RATIO: report.figures.makespan}
-    compiled = told[figure] if figure in told else _amount(figure, report)
+    substitutes = {Figure.BUBBLE_RATIO: report.figures.makespan}
+    compiled = substitutes[figure] if figure in substitutes else _amount(figure, report)
     for instead in known:
         if instead.figure is figure and value(instead.when, at) and instead.claim.at(at) == compiled:
             return Explained(instead)
@@ -153,18 +153,18 @@ def _why(figure: Figure, known: Sequence[Instead], at: Size, report: Report) -> 
 
 def _amount(figure: Figure, report: Report) -> Amount:
     """A figure as the compiler reports it; a report that does not speak of asynchrony is of a synchronous scheme."""
-    own = report.figures
+    figures = report.figures
     match figure:
         case Figure.PIPELINES:
-            return Fraction(len(own.header.pipes))
+            return Fraction(len(figures.header.pipes))
         case Figure.BUBBLE_RATIO:
-            return own.bubble_ratio
+            return figures.bubble_ratio
         case Figure.WEIGHTS:
-            return _interval(own.weights)
+            return _interval(figures.weights)
         case Figure.ACTIVATIONS:
-            return _interval(own.activations)
+            return _interval(figures.activations)
         case Figure.STASHED_INPUTS:
-            return _interval(own.stashed_inputs)
+            return _interval(figures.stashed_inputs)
         case Figure.SYNCHRONOUS:
             return not report.as_json().get("asynchronous", False)
         case _:

@@ -108,7 +108,7 @@ class Every:
     def sizes(self, size: Size) -> tuple[Size, ...]:
         """The sizes that the rows are for."""
         candidates = ({**size, self.parameter: number} for number in range(1, value(self.most, size) + 1))
-        return tuple(each for each in candidates if value(self.when, each))
+        return tuple(candidate for candidate in candidates if value(self.when, candidate))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def _row(data: Mapping[str, object], reasons: _Data) -> Row:
         parameters=_strings(data["set"]),
         costs=_costs(_strings(data["cost"])),
         claims=claims,
-        instead=tuple(_instead(_strings(each), reasons) for each in _list(data.get("because", []))),
+        instead=tuple(_instead(_strings(entry), reasons) for entry in _list(data.get("because", []))),
     )
 
 
