@@ -54,7 +54,6 @@ SHARED_CLASSES = {
     "Comparison": 3,
     "Compiled": 3,
     "Cycle": 2,
-    "Drawing": 2,
     "Group": 2,
     "Link": 2,
     "Mark": 2,

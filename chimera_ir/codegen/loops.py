@@ -1,8 +1,8 @@
-"""Lanes as loops: what a lane does again and again is written once.
+"""Lanes as loops: repeated instructions are written once.
 
-The lane of an asynchronous program is a loop over its turns. Warm-up and drain are turns of which a part is left out:
-every statement is guarded by the update that it serves, which is there or not. Other lanes are what `rolling` makes of
-them: a prologue, a loop over the steady state, an epilogue, or several of those.
+The lane of an asynchronous program is a loop over its turns. Warm-up and drain are turns without some statements: every
+statement is guarded by a condition that the update it serves exists. Other lanes consist of the pieces that `rolling`
+finds: a prologue, a loop over the steady state, an epilogue, or several of those.
 """
 
 import re
@@ -20,18 +20,18 @@ from chimera_ir.ir.text.printer import line as instruction_line
 from chimera_ir.ir.turns import body, extent, initial, lowest, updates_a_turn
 
 _COLUMN = 74
-"""How long a statement may be to have its comment in line with the others."""
+"""The most characters of a statement whose comment is aligned with the others."""
 
 _SCREEN = 120
-"""How long a line may be."""
+"""The most characters of a line."""
 
 _NUMBERS = re.compile(r"\bm(?P<micro>[0-9]+)|\bv(?P<version>[0-9]+)|(?<=into )(?P<slot>[0-9]+)")
 
 
 def turn_loop(header: Header, worker: Worker, lane: Sequence[Instruction], rooms: Rooms, names: set[str]) -> list[str]:
-    """The lines of a lane that repeats: a loop over the updates k, or over the micro-batches m where they are the same.
+    """The lines of a lane that repeats: a loop over the updates k, or over m if every micro-batch is an update.
 
-    Values are entries of dictionaries, which are added to ``names``.
+    Values are entries of dictionaries, whose names are added to ``names``.
     """
     turn = body(header, lane)
     assert turn is not None, "a verified lane repeats"
@@ -56,7 +56,7 @@ def turn_loop(header: Header, worker: Worker, lane: Sequence[Instruction], rooms
 def _turn(
     scribe: Scribe, notation: InTables, rounds: Round, instructions: Sequence[Instruction], depth: int = 2
 ) -> Iterator[str]:
-    """The lines of a turn: what goes through the micro-batches of an update is a loop in it."""
+    """The lines of a turn, with inner loops over the micro-batches of an update."""
     for piece in roll(scribe.header, instructions):
         if isinstance(piece, Straight) or not _in_step(piece, rounds):
             yield from _guarded(scribe, notation, rounds, unrolled(piece), depth)
@@ -72,7 +72,7 @@ def _turn(
 
 
 def _in_step(loop: Loop, rounds: Round) -> bool:
-    """Whether the slots of a loop in a turn follow from its micro-batches, in whatever turn."""
+    """Whether the slots of an inner loop follow from its micro-batches, in every turn."""
     return all(
         ring.messages == loop.step and rounds.rings[key].messages == rounds.step for key, ring in loop.rings.items()
     )
@@ -81,7 +81,7 @@ def _in_step(loop: Loop, rounds: Round) -> bool:
 def _guarded(
     scribe: Scribe, notation: InTables, rounds: Round, instructions: Iterable[Instruction], depth: int
 ) -> Iterator[str]:
-    """Statements under the conditions that there are the updates that they serve."""
+    """Statements under the condition that the update that they serve exists."""
 
     def served(instruction: Instruction) -> tuple[int, int]:
         return _update(scribe.header, rounds, instruction), lowest(rounds.initial, instruction)
@@ -95,7 +95,7 @@ def _guarded(
 
 
 def rolled(scribe: Scribe, pieces: Iterable[Piece], names: set[str]) -> Iterator[str]:
-    """The lines of a lane with loops, whose values are entries of dictionaries, which are added to ``names``."""
+    """The lines of a lane with loops. Values are entries of dictionaries, whose names are added to ``names``."""
     for number, piece in enumerate(pieces):
         yield from [""] if number else []
         if isinstance(piece, Straight):
@@ -119,7 +119,7 @@ def rolled(scribe: Scribe, pieces: Iterable[Piece], names: set[str]) -> Iterator
 
 
 def _first_micro(loop: Loop) -> int:
-    """The micro-batch that a loop counts by: that of its first forward, or whatever comes first."""
+    """The micro-batch from which a loop counts: that of its first forward, or of its first instruction."""
     computes = [
         instruction for instruction in loop.instructions if isinstance(instruction, Compute) and instruction.kind.opens
     ]
@@ -127,9 +127,9 @@ def _first_micro(loop: Loop) -> int:
 
 
 def commented(written: Iterable[tuple[Statements, str]], indented: int = 4) -> Iterator[str]:
-    """Statements with a comment beside the first of each instruction, or above it where it is long.
+    """Statements with a comment beside the first of each instruction, or above it if the line would be too long.
 
-    What is let go is between them.
+    ``del`` follows the last use of a name.
     """
     listed = list(written)
     width = max((len(code[0]) for (code, _), _ in listed if len(code[0]) <= _COLUMN), default=0)
@@ -145,7 +145,7 @@ def commented(written: Iterable[tuple[Statements, str]], indented: int = 4) -> I
 
 
 def _update(header: Header, rounds: Round, instruction: Instruction) -> int:
-    """The update that an instruction serves, from the turn's first."""
+    """The update that an instruction serves, relative to the first update of the turn."""
     first, _, of_updates = extent(instruction)
     return (first if of_updates else first // header.per_update) - rounds.update
 

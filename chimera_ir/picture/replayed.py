@@ -14,7 +14,7 @@ from chimera_ir.ir.ops import AllReduce, Compute, Send, Step
 from chimera_ir.picture.legend import least, legend
 from chimera_ir.picture.looks import Group, Looks
 from chimera_ir.picture.shapes import Box, Entry, Family, Label, Row, Tick
-from chimera_ir.picture.svg import FAIR, FONT, TOLD, WIDEST, WIDTH, pixels, room, written
+from chimera_ir.picture.svg import FAIR, FONT, MOST_BOXES, WIDEST, WIDTH, pixels, room, written
 from chimera_ir.picture.words import INK, PAPER, STEP, ink, label, named, plain, step
 from chimera_ir.plural import counted
 from chimera_ir.predict.events import Role
@@ -23,12 +23,12 @@ from chimera_ir.predict.replay import Event, Replay
 
 _LEFT, _TOP = 46, 62
 _MOST = 90
-"""The largest width of the shortest operation's box."""
+"""The largest width in pixels of the shortest operation's box."""
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Idle time of one cause, as one path, and its line in the legend; ``pattern`` is its ground in the template."""
+    """Idle time of one cause as one path, with its entry in the legend; ``pattern`` names its fill in the template."""
 
     pattern: str
     path: str
@@ -38,7 +38,7 @@ class Idle:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class ReplayPicture:
     """Everything that the template writes, in pixels."""
 
     width: int
@@ -93,7 +93,7 @@ def draw_replay(replay: Replay) -> str:
     return written("replay.svg.j2", drawing=drawing(replay))
 
 
-def drawing(replay: Replay) -> Drawing:
+def drawing(replay: Replay) -> ReplayPicture:
     """The places and sizes of everything in the drawing."""
     scale = _scale(replay)
     right, workers = scale.x(replay.span), len(replay.lanes)
@@ -106,8 +106,8 @@ def drawing(replay: Replay) -> Drawing:
     entries = [*legend(looks, names, _LEFT, width, bottom + 44)]
     strand_entries, others = entries[: -len(names)], entries[-len(names) :]
     causes, (sums, messages, critical, *stepped) = others[: len(Cause)], others[len(Cause) :]
-    one_by_one = sum(map(len, replay.lanes)) <= TOLD
-    return Drawing(
+    one_by_one = sum(map(len, replay.lanes)) <= MOST_BOXES
+    return ReplayPicture(
         width=width,
         height=entries[-1].y + 28,
         left=_LEFT,
@@ -140,7 +140,7 @@ def drawing(replay: Replay) -> Drawing:
 
 
 def _scale(replay: Replay) -> _Scale:
-    """As wide as a timeline is drawn, or wider if all labels then fit; fair to the shortest operation in any case."""
+    """The scale of a timeline, or a larger one if all labels then fit, within limits for the shortest operation."""
     lengths = [Fraction(event.end) - Fraction(event.start) for event in _computes(replay)]
     shortest = min((length for length in lengths if length > 0), default=Fraction(1))
     span = Fraction(replay.span) or Fraction(1)
@@ -170,7 +170,7 @@ def _heading(replay: Replay) -> str:
 
 
 def _summary(replay: Replay) -> str:
-    """How long an update takes, and what the workers' time goes into."""
+    """The time of an update, and the shares of computing and of each cause of idle time."""
     idle_shares = shares(replay) if replay.span else dict.fromkeys(Cause, 0.0)
     busy = 1 - sum(idle_shares.values())
     stepping = sum(event.end - event.start for event in _steps(replay)) / (replay.span * len(replay.lanes) or 1.0)
@@ -193,7 +193,7 @@ def _baseline(worker: int, scale: _Scale) -> str:
 
 
 def _ticks(replay: Replay, scale: _Scale) -> Iterator[Tick]:
-    """Marks at round times, in the unit that suits the whole."""
+    """Marks at round times, in a unit that suits the length of the replay."""
     factor, name = time_unit(replay.span)
     distance = step(80 * factor / scale.pixel)
     for number in range(int(Fraction(replay.span) * factor / distance) + 1):
@@ -212,7 +212,7 @@ def _idle(replay: Replay, scale: _Scale, entries: list[Entry]) -> Iterator[Idle]
 
 
 def _span(start: float, end: float, y: int, height: int, scale: _Scale) -> str:
-    """The rectangle of a time, as a part of a path."""
+    """The rectangle of a stretch of time, as a part of a path."""
     left, right = pixels(scale.x(start)), pixels(scale.x(end))
     return f"M{left} {y}H{right}v{height}H{left}z"
 
@@ -266,7 +266,7 @@ def _outline(event: Event, scale: _Scale) -> str:
 
 
 def _labels(several: list[Event], looks: Looks, scale: _Scale) -> Iterator[Label]:
-    """The labels of operations, if all of them have room for theirs."""
+    """The labels of operations, if every one has room for its label."""
     if all(room(_label(event, looks), scale.font) <= scale.x(event.end) - scale.x(event.start) for event in several):
         for event in several:
             middle = (scale.x(event.start) + scale.x(event.end)) / 2
@@ -292,7 +292,7 @@ def _rectangle(event: Event, worker: Worker, scale: _Scale) -> str:
 
 
 def _arrow(event: Event, scale: _Scale) -> str:
-    """The way of a message, or of a notice, from the near edge of one lane to that of another."""
+    """The line of a message or a notice, between the facing edges of two lanes."""
     source, target = (scale.y(worker) for worker in event.workers[:2])
     down = target > source
     start, end = (source + scale.row, target) if down else (source, target + scale.row)
@@ -300,7 +300,7 @@ def _arrow(event: Event, scale: _Scale) -> str:
 
 
 def _marked(event: Event, scale: _Scale) -> str:
-    """What the critical path adds to an event: an outline, or a line along a message."""
+    """The mark of an event on the critical path: an outline, or a line along a message."""
     match event.what:
         case Send() if event.role is not Role.POST:
             return _arrow(event, scale)

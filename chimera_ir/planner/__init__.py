@@ -1,1 +1,1 @@
-"""Which configuration to run: all that there are, what each is predicted to take, and which are the best."""
+"""Configurations for a model and a cluster: which there are, the predicted time of each, and which are the best."""

@@ -1,7 +1,8 @@
-"""Bounds on the bytes that each worker needs, from its compute operations alone: most that fits or does not is seen so.
+"""Bounds on the bytes that each worker needs, from its compute operations alone.
 
-Both count what stands on a worker all the time, the versions of its weights, and what waits for a backward; they differ
-in what is on its way.
+They decide for most configurations whether they fit, without messages and buffers. Both bounds count what a worker
+keeps all the time, the versions of its weights, and what waits for a backward; they differ in the messages under way:
+`least` counts none, `most` as many as there can be.
 """
 
 from collections import Counter
@@ -16,24 +17,27 @@ from chimera_ir.profile.costs import Timing
 from chimera_ir.syntax.change import Change
 
 _EARLY = 4
-"""More than are expected early or go round a ring, beside those that `_under_way` counts; there are one or two."""
+"""Safety margin of the upper bound, in messages per stage: receives that `lower` posts before they are needed.
+
+One or two are posted in this way, beside the messages that `_under_way` counts.
+"""
 
 
 def standing(header: Header, setting: Setting) -> list[int]:
-    """What each worker keeps all the time: a copy of the weights, gradients and optimizer state of its stages."""
+    """Bytes that each worker keeps all the time: a copy of the weights, gradients and optimizer state of its stages."""
     sizes = [costs.weights + costs.gradients + costs.optimizer for costs in setting.stages]
     return [sum(sizes[stage] for stage in stages) for stages in header.stages_of]
 
 
 def least(compiled: Compiled, change: Change, setting: Setting) -> list[int]:
-    """What each worker needs if messages that are not kept take no room."""
+    """Lower bound on the bytes that each worker needs: messages count only while they wait for a backward."""
     header = compiled.header(change)
     kept = [_kept(header, setting.timing(stage), stage) for stage in range(header.stages)]
     return _peaks(compiled, header, setting, kept)
 
 
 def _peaks(compiled: Compiled, header: Header, setting: Setting, kept: Sequence[int]) -> list[int]:
-    """What each worker needs if so much is kept of a micro-batch on a stage, and beside it only weights."""
+    """Bytes that each worker needs for weights and for ``kept[s]`` bytes of every micro-batch that waits on stage s."""
     weights = [costs.weights for costs in setting.stages]
     workers = zip(standing(header, setting), compiled.copies, compiled.growth, strict=True)
     return [
@@ -45,10 +49,10 @@ def _peaks(compiled: Compiled, header: Header, setting: Setting, kept: Sequence[
 
 
 def most(compiled: Compiled, change: Change, setting: Setting) -> list[int] | None:
-    """No less than each worker needs: as much is on its way as can be.
+    """Upper bound on the bytes that each worker needs: as many messages are under way as there can be.
 
-    A stage that recomputes has the activations of one micro-batch more, one stage at a time. None where a stream is not
-    in order: then a receive may be posted any time before its use.
+    A stage that recomputes holds the activations of one more micro-batch during a backward, one stage at a time. None
+    for an asynchronous schedule whose streams are not in order: there a receive may be posted any time before its use.
     """
     header = compiled.header(change)
     if header.asynchronous and not compiled.streams_in_order:
@@ -64,7 +68,7 @@ def most(compiled: Compiled, change: Change, setting: Setting) -> list[int] | No
 
 
 def _passing(header: Header) -> list[Counter[int]]:
-    """By worker and stage, the micro-batches that pass."""
+    """By worker and stage, how many micro-batches pass."""
     counts: list[Counter[int]] = [Counter() for _ in range(header.workers)]
     for pipe in header.pipes:
         for stage, worker in enumerate(pipe.workers):
@@ -73,11 +77,12 @@ def _passing(header: Header) -> list[Counter[int]]:
 
 
 def _under_way(compiled: Compiled, header: Header, timings: Sequence[Timing], stage: int, passing: int) -> int:
-    """No less than the messages of a stage take at once, of as many micro-batches as pass on a worker.
+    """Upper bound on the bytes of a stage's messages at any time; ``passing`` micro-batches pass on the worker.
 
-    Not more than there are. In a stream in order, activations have been taken over when their gradients come back, and
-    stay in their buffer until the backward; gradients have been taken over when the first activations come that were
-    sent after their use, and leave their buffer at once. A few more are expected early, or go round a ring.
+    With a flush: the messages of all those micro-batches. In a stream in order, activations have arrived when their
+    gradients come back, and stay in their buffer until the backward; gradients have arrived when the first activations
+    come that were sent after the use of these gradients, and leave their buffer at once. `_EARLY` covers receives
+    posted early.
     """
     this, previous = timings[stage], timings[stage - 1]
     if header.asynchronous:
@@ -90,12 +95,12 @@ def _under_way(compiled: Compiled, header: Header, timings: Sequence[Timing], st
 
 
 def _kept(header: Header, timing: Timing, stage: int) -> int:
-    """What a stage keeps of a micro-batch at least, in its receive buffer or beside it."""
+    """The fewest bytes that a stage keeps of a micro-batch, in its receive buffer or beside it."""
     return min((timing.input if stage in pipe.recompute else timing.activations for pipe in header.pipes), default=0)
 
 
 def _beside(header: Header, timings: Sequence[Timing], stage: int) -> int:
-    """What a stage keeps of a micro-batch at most, beside its receive buffer."""
+    """The most bytes that a stage keeps of a micro-batch, beside its receive buffer."""
     again = all(stage in pipe.recompute for pipe in header.pipes)
     received = stage > 0 and all(pipe.workers[stage] != pipe.workers[stage - 1] for pipe in header.pipes)
     size = timings[stage].input if again else max(timings[stage].input, timings[stage].activations)

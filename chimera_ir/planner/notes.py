@@ -1,4 +1,4 @@
-"""What one should know before one trusts a ranking."""
+"""Notes below a ranking: how far it can be trusted."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,9 +9,9 @@ from chimera_ir.profile.warnings import WARNING, shown
 
 
 def notes(ranking: Ranking, error: float, warnings: Sequence[str]) -> tuple[str, ...]:
-    """How sure the first choice is, whether plain 1F1B would do, and whether all train alike; each a sentence.
+    """One sentence each: how far ahead the first choice is, how plain 1F1B compares, what differs in training.
 
-    ``warnings`` are those of the files that the plan is made of.
+    ``warnings`` are those of the profile and the cluster file.
     """
     return (
         *(f"{WARNING}{warning}" for warning in shown(warnings)),
@@ -43,7 +43,7 @@ def _close(ranking: Ranking, error: float) -> Iterator[str]:
 
 
 def _baseline(ranking: Ranking) -> Iterator[str]:
-    """How the baseline does beside the best of every other scheme."""
+    """The baseline against the best configuration of every other scheme."""
     reference = ranking.reference
     if reference is None:
         return
@@ -68,7 +68,7 @@ def _baseline(ranking: Ranking) -> Iterator[str]:
 
 
 def _asynchronous(ranking: Ranking) -> Iterator[str]:
-    """Asynchronous schemes train otherwise: a faster one need not learn sooner."""
+    """A warning if the first has no flush: it may need more updates than a slower one to learn as much."""
     first = next(iter(ranking.choices), None)
     if first is None or not first.asynchronous:
         return
@@ -80,7 +80,7 @@ def _asynchronous(ranking: Ranking) -> Iterator[str]:
 
 
 def _smaller(ranking: Ranking) -> Iterator[str]:
-    """A scheme that says itself how many micro-batches make an update may update more often than one asked for."""
+    """A remark if the first updates more often than asked, since its scheme fixes the micro-batches of an update."""
     first, asked = next(iter(ranking.choices), None), ranking.question.mini_batch
     if first is not None and first.choice.mini_batch < asked:
         yield f"the first updates the weights every {counted(first.choice.mini_batch, 'item')}, not every {asked:,}"

@@ -1,7 +1,7 @@
-"""All configurations in order: judged by equation 1 on all processors, the first ones replayed event by event.
+"""The ranking of all configurations: by equation 1 on all processors, then the best by a replay event by event.
 
-A replay costs far more than equation 1, so only the first by equation 1 are replayed, as many as fit into a number of
-operations. They come first, in the order of their replays, and the others follow in that of equation 1.
+A replay costs far more than equation 1, so only the best configurations by equation 1 are replayed, within a limit on
+their operations. The replayed ones come first, in the order of their replays; the others follow in that of equation 1.
 """
 
 import os
@@ -20,24 +20,25 @@ from chimera_ir.source import Source
 from chimera_ir.undisturbed import undisturbed
 
 REPLAYED = 20
-"""How many of the first are replayed, at most."""
+"""The most configurations that are replayed."""
 
 WEIGHED_OPERATIONS = 30_000
-"""How many compute operations those have together, at most, that are weighed to the byte though they fit anyway."""
+"""The most compute operations, in total, of configurations that are weighed to the byte only to be shown."""
 
 REPLAYED_OPERATIONS = 20_000
-"""How many compute operations the replayed ones have together, at most."""
+"""The most compute operations, in total, of the configurations that are replayed."""
 
 ASYNCHRONOUS_OPERATIONS = 4
-"""An operation of an asynchronous schedule counts so often: lowering one for a replay takes that much longer."""
+"""How often an operation of an asynchronous schedule counts: lowering it for a replay takes that much longer."""
 
 _ALONE = 20_000
-"""So many operations are worth a process: fewer are judged in this one, as starting another would take longer."""
+"""Operations that are worth another process: for fewer, starting one would take longer than the work."""
 
 _PARTS = 8
-"""Into how many parts a process's share of the work is cut, so that all end at about the same time."""
+"""Parts of the work for each process, so that all processes end at about the same time."""
 
 Progress = Callable[[str], None]
+"""Shows what is being done."""
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -45,9 +46,9 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The configurations that fit, best first, those that were left out, and the baseline if that was not asked for.
+    """The configurations that fit, best first, and those that were left out.
 
-    ``reference`` is the best configuration of the baseline scheme.
+    ``reference`` is the best configuration of the baseline scheme, whether or not that scheme was asked for.
     """
 
     question: Question
@@ -60,7 +61,10 @@ class Ranking:
 def rank(
     sources: Sequence[Source], question: Question, judge: Judge, greedy: bool, top: int, progress: Progress
 ) -> Ranking:
-    """Judges all configurations of the judge's schemes; those of ``sources`` are asked for, the first weighed."""
+    """Rank the configurations of ``sources``; the first ``top`` get their bytes.
+
+    The judge may have the baseline beside the schemes that are asked for.
+    """
     baseline, _ = library.baseline(1, 1)
     families: list[tuple[Choice, ...]] = []
     verdicts: list[Verdict] = []
@@ -84,7 +88,7 @@ def rank(
 
 
 def _order(judged: Judged) -> tuple[object, ...]:
-    """Those that were replayed, then the others: the two times of one configuration are not the same."""
+    """The sort key of the ranking: replayed configurations first, as the times of replay and equation 1 differ."""
     choice = judged.choice
     return (
         judged.replayed is None,
@@ -97,7 +101,7 @@ def _order(judged: Judged) -> tuple[object, ...]:
 
 
 def _known(left_out: LeftOut) -> tuple[object, ...]:
-    """By what is known of them, the smallest B of those that differ in B and N first."""
+    """The sort key of configurations that were left out: scheme and parameters other than N, then B."""
     return left_out.source.name, _without_n(left_out), left_out.micro_batch_size or 0, left_out.recompute
 
 
@@ -115,10 +119,10 @@ def _apart(candidates: Iterable[Choice | LeftOut]) -> tuple[list[Choice], list[L
 
 
 def _by_preference(choices: Iterable[Choice]) -> Iterator[tuple[Choice, ...]]:
-    """The configurations among which the greedy rule takes the first that fits: those that differ in B and N only.
+    """Families that differ in B and N only; the greedy rule takes the first of a family that fits.
 
-    The largest B comes first, as long as there are D micro-batches or more; of those that leave a pipeline less than
-    full the smallest B does.
+    Configurations with D micro-batches or more come first, the largest B first; then those that leave a pipeline partly
+    empty, the smallest B first.
     """
     families: dict[object, list[Choice]] = {}
     for choice in choices:
@@ -135,12 +139,12 @@ def _preference(choice: Choice) -> tuple[bool, int]:
 
 
 def _operations(family: Sequence[Choice]) -> int:
-    """About how much work a family is."""
+    """An estimate of the work that a family is, in compute operations."""
     return sum(2 * choice.stages * max(choice.micro_batches, choice.stages) for choice in family)
 
 
 class _Pool:
-    """Whoever judges: this process, or ``count`` that share the work and have been given the judge once."""
+    """A pool of ``count`` processes, each of which got the judge once; without an executor, this process alone."""
 
     def __init__(self, judge: Judge, count: int = 1, executor: Executor | None = None) -> None:
         self._judge = judge
@@ -148,21 +152,21 @@ class _Pool:
         self._executor = executor
 
     def parts(self, work: Sequence[_Task]) -> list[Sequence[_Task]]:
-        """Work, the longest first, in parts that take about as long as one another."""
+        """The work, sorted from long to short, in parts that take about equally long."""
         if self._executor is None:
             return [[task] for task in work]
         count = min(_PARTS * self._count, len(work))
         return [work[start::count] for start in range(count)]
 
     def do(self, work: Callable[[Judge, _Task], _Result], tasks: Iterable[_Task]) -> Iterator[_Result]:
-        """What the work gives for each task, in their order."""
+        """The result of each task, in the order of the tasks."""
         if self._executor is None:
             return (_undisturbed(work, self._judge, task) for task in tasks)
         return self._executor.map(partial(_with_kept_judge, work), tasks)
 
 
 _judges: list[Judge] = []
-"""In a process that was started to share the work: the judge."""
+"""The judge, in a process of the pool."""
 
 
 def _keep_judge(judge: Judge) -> None:
@@ -180,7 +184,7 @@ def _undisturbed(work: Callable[[Judge, _Task], _Result], judge: Judge, task: _T
 
 @contextmanager
 def _pool(judge: Judge, operations: int) -> Iterator[_Pool]:
-    """Processes to share the work with, if it is worth it."""
+    """A pool for so many operations; without further processes if they would not save time."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(count, operations // _ALONE + 1)
     if count < 2:
@@ -209,7 +213,7 @@ def _judge_part(
 
 
 def _replayed(candidates: Sequence[Judged], pool: _Pool, progress: Progress) -> Iterator[Judged]:
-    """The first ones, replayed."""
+    """The first candidates, as many as the limits allow, with their replays."""
     left, chosen = REPLAYED_OPERATIONS, list[Judged]()
     for judged in candidates:
         cost = judged.operations * (ASYNCHRONOUS_OPERATIONS if judged.asynchronous else 1)
@@ -221,7 +225,7 @@ def _replayed(candidates: Sequence[Judged], pool: _Pool, progress: Progress) -> 
 
 
 def _weighed(candidates: Iterable[Judged], pool: _Pool, progress: Progress) -> Iterator[Judged]:
-    """Those of which it is not yet known how many bytes they need, with their bytes."""
+    """The candidates whose bytes are not known yet, as many as the limit allows, with their bytes."""
     left, chosen = WEIGHED_OPERATIONS, list[Judged]()
     for judged in candidates:
         if not judged.memory and judged.operations <= left:
@@ -232,7 +236,7 @@ def _weighed(candidates: Iterable[Judged], pool: _Pool, progress: Progress) -> I
 
 
 def _families(candidates: Iterable[Judged]) -> list[list[Judged]]:
-    """Those together that share what is compiled, the longest first."""
+    """Candidates that share a compiled scheme, together; the family with most operations first."""
     families: dict[object, list[Judged]] = {}
     for judged in candidates:
         families.setdefault((judged.choice.source, judged.choice.settings), []).append(judged)

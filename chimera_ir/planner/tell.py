@@ -21,12 +21,12 @@ _COLUMNS = ("", "scheme", "W", "D", "B", "N", "more", "T", "T replayed", "items/
 
 
 def table(ranking: Ranking, notes: Sequence[str], top: int) -> RenderableType:
-    """The first choices, what to know of them, and what was left out, ready to be printed."""
+    """The first choices, the notes, and what was left out, ready to be printed."""
     return Group(_heading(ranking), _choices(ranking, top), *map(_note, notes), Text(), *_left_out(ranking))
 
 
 def lines(judged: Judged, ranking: Ranking, files: Files) -> str:
-    """How to compile and to start a choice."""
+    """The command lines that compile and start a choice."""
     started = torchrun_line(judged, ranking.judge.cluster, files)
     return f"{compile_line(judged.choice, files)}\n{started}\n"
 
@@ -62,7 +62,7 @@ def _row(place: int, judged: Judged) -> Iterator[str]:
 
 
 def _more(judged: Judged) -> str:
-    """What the columns do not say: further parameters, what is recomputed and when gradients are summed."""
+    """What the columns leave out: further parameters, recomputation, and the strategy for gradient sums."""
     letters, change = library.letters(), judged.choice.change
     named = (letters.stages, letters.micro_batches)
     words = [f"{name}={value}" for name, value in judged.choice.settings if name not in named]
@@ -108,7 +108,7 @@ def _known(left_out: LeftOut) -> Iterator[str]:
 def as_json(
     ranking: Ranking, notes: Sequence[str], warnings: Sequence[str], chosen: Judged | None, files: Files
 ) -> dict[str, object]:
-    """The whole ranking; ``commands`` are those of the chosen one."""
+    """The whole ranking; ``commands`` are those of the chosen configuration."""
     question, judge = ranking.question, ranking.judge
     reasons = Counter(left_out.reason.value for left_out in ranking.left_out)
     return {

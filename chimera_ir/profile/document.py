@@ -1,4 +1,4 @@
-"""A TOML file as tables that are read entry by entry; what is wrong is noted with its place, and told at the end."""
+"""A TOML file as tables that are read entry by entry; errors are collected with their places and raised at the end."""
 
 import re
 import tomllib
@@ -27,13 +27,13 @@ from chimera_ir.profile.quantity import POSITIVE, Dimension, split
 from chimera_ir.source import Source, Span
 
 MAX_TEXT = 4 * 2**20
-"""Characters of a file that is read."""
+"""The most characters of a file."""
 
 MAX_LINE = 10_000
-"""Characters of a line that is read: what parses names and numbers is slower than linear in their length."""
+"""The most characters of a line: parsing names and numbers takes more than linear time in their length."""
 
 MOST = 10**6
-"""Workers, stages, items: no integer of a file is larger."""
+"""The largest integer in a file: workers, stages, items."""
 
 _T = TypeVar("_T")
 
@@ -87,32 +87,32 @@ def _offset(source: Source, place: re.Match[str]) -> int:
 
 @dataclass
 class Document:
-    """A file on its way to a value, with what has been found wrong in it."""
+    """A file that is being read, with the errors so far."""
 
     source: Source
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
     @cached_property
     def places(self) -> Places:
-        """Where everything stands; looked for when something is wrong."""
+        """The places of all entries, computed only for errors."""
         return Places(self.source.text)
 
     def settle(self) -> None:
-        """Ends the reading.
+        """End the reading.
 
         Raises
         ------
         Rejected
-            With everything that is wrong, if anything is.
+            With all errors, if there are any.
         """
         if self.diagnostics:
             raise Rejected(self.diagnostics)
 
 
 class Table:
-    """A table; its entries are asked for one by one, and those that nobody asked for are wrong.
+    """A table of a file, whose entries are read one by one; `close` reports the entries that were never read.
 
-    A wrong or missing entry is noted, and a number that does no harm stands for it.
+    A wrong or missing entry is an error, and a harmless number stands for it.
     """
 
     def __init__(self, document: Document, path: Path, entries: Mapping[str, Any], where: str) -> None:
@@ -127,19 +127,19 @@ class Table:
         return name in self._entries
 
     def place(self, name: str) -> Span:
-        """Where its value stands."""
+        """The place of an entry's value."""
         return self.document.places.value((*self.path, name))
 
     def tell(self, diagnostic: Diagnostic) -> None:
-        """Notes that something is wrong."""
+        """Add an error."""
         self.document.diagnostics.append(diagnostic)
 
     def heading(self) -> Span:
-        """Where the table begins."""
+        """The place of the table's heading."""
         return self.document.places.key(self.path)
 
     def close(self) -> None:
-        """Notes the entries that nobody has asked for."""
+        """Add an error for each entry that was never read."""
         for name in self._entries:
             if name not in self._known:
                 guess = closest(name, self._known)
@@ -169,7 +169,7 @@ class Table:
         return value
 
     def flag(self, name: str, example: str) -> bool:
-        """Whether something is so; if the entry is left out, it is not."""
+        """A truth value; false if the entry is missing."""
         value = self._value(name, True, example)
         if value is None or isinstance(value, bool):
             return bool(value)
@@ -195,9 +195,9 @@ class Table:
         least: Fraction = POSITIVE,
         words: Mapping[str, Fraction] | None = None,
     ) -> tuple[Fraction, Dimension]:
-        """A number with a unit, in the base unit, and what it measures; at least ``least``.
+        """A number with a unit, converted to the base unit, and its dimension; it is at least ``least``.
 
-        ``words`` may stand for it.
+        ``words`` are texts that stand for a number.
         """
         first, *others = dimensions
         example = f'{name} = "{first.example}"'
@@ -225,7 +225,7 @@ class Table:
         return amount, dimension
 
     def table(self, name: str, example: str, where: str) -> "Table | None":
-        """A table within; None if there is none, which is noted if there is an example of what is missing."""
+        """A table within; None if there is none, which is an error if an example is given."""
         value = self._value(name, not example, example)
         if value is None:
             return None
@@ -234,7 +234,7 @@ class Table:
         return Table(self.document, (*self.path, name), value, where)
 
     def tables(self, name: str, example: str, where: str) -> "list[Table]":
-        """The tables of an array, of which there is at least one."""
+        """The tables of an array, at least one."""
         value = self._value(name, False, example)
         if value is None:
             return []

@@ -1,4 +1,4 @@
-"""Profiles and cluster files, from text."""
+"""The reader of profiles and cluster files: text to values, or all errors in it."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -32,7 +32,7 @@ from chimera_ir.source import Source
 _UP_TO = replace(SIZE, example="64 KiB")
 
 BACKWARD = 2
-"""How many forwards a backward takes where a profile does not say (section 3.4); one that recomputes, one more."""
+"""The time of a backward in forwards, if a profile lacks it (section 3.4); one more if the stage recomputes."""
 
 
 def read_profile(source: Source) -> ModelProfile | WorkProfile:
@@ -41,7 +41,7 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
     Raises
     ------
     Rejected
-        With everything that is wrong in the text.
+        With all errors in the text.
     """
     top = load(source)
     model = top.table("model", "[model]", "[model]")
@@ -73,7 +73,7 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
 
 
 class _Costs:
-    """Where the file gives a time, and where it counts work."""
+    """The places where a file gives a time, and where it counts work."""
 
     def __init__(self) -> None:
         self.times: list[tuple[Table, str]] = []
@@ -81,7 +81,7 @@ class _Costs:
         self.steps: list[Table] = []
 
     def read(self, table: Table, name: str, default: Fraction | None) -> Fraction:
-        """A cost, in seconds or in FLOP."""
+        """A cost in seconds or in FLOP, whose place is kept."""
         cost, dimension = table.quantity(name, (TIME, WORK), default)
         if table.has(name):
             (self.times if dimension is TIME else self.work).append((table, name))
@@ -95,7 +95,7 @@ class _Costs:
         return float(seconds)
 
     def settle(self, document: Document) -> None:
-        """Notes the work in a file that has times as well, and the steps in one that has none."""
+        """Add errors for work in a file that also has times, and for steps in a file that has only work."""
         for table, name in self.work if self.times else ():
             document.diagnostics.append(TimesAndWork(table.place(name), name, self.times[0][0].place(self.times[0][1])))
         for table in self.steps if self.work and not self.times else ():
@@ -158,7 +158,7 @@ def _timing(table: Table, stage: int, last: bool, received: int, costs: _Costs) 
 
 
 def _noise(table: Table, name: str) -> float | None:
-    """The spread of a measurement, None where there is none."""
+    """The spread of a measurement; None if the entry is missing."""
     noise, _ = table.quantity(name, (SHARE,), Fraction(0), Fraction(0))
     return float(noise) if table.has(name) else None
 
@@ -174,7 +174,7 @@ def read_cluster(source: Source) -> Cluster:
     Raises
     ------
     Rejected
-        With everything that is wrong in the text.
+        With all errors in the text.
     """
     top = load(source)
     name, workers, per_node, memory, reserved = "", 1, 1, 1, 0
@@ -205,7 +205,7 @@ def _memory(table: Table) -> int:
 
 
 def _link(table: Table, name: str, example: str, default: Link) -> Link:
-    """A link; only those of messages can be shared, or have short ones that cost something else."""
+    """A link; only links of messages can be shared, or have other costs for short messages."""
     where = f"[links.{name}]" if table.path else f"[{name}]"
     inner = table.table(name, example, where)
     if inner is None:

@@ -31,7 +31,7 @@ _Notes = Mapping[str, int]
 
 
 class _Line(NamedTuple):
-    """What the columns beside the scheme's hold for one figure."""
+    """The cells of one figure, without those of the scheme."""
 
     figure: str
     claim: str
@@ -71,7 +71,7 @@ def markdown(survey: Survey) -> str:
 
 
 def _marked(row: Surveyed, notes: _Notes) -> Iterator[tuple[str, ...]]:
-    """The cells of a row, formulas as code; the scheme stands in its first line."""
+    """The cells of a row line by line, formulas as code; only the first line has the scheme."""
     scheme = ", ".join(_heads(row))
     for line in _lines(row, notes):
         claim = f"`{line.claim}`" if line.claim else ""
@@ -130,7 +130,7 @@ def _heading(section: Section, size: Size) -> str:
 
 
 def _notes(section: Section) -> _Notes:
-    """What stands below a table, numbered from 1."""
+    """The notes below a table, numbered from 1."""
     texts = [note for row in section.rows for note in _notes_of(row)]
     return {note: number for number, note in enumerate(dict.fromkeys(texts), 1)}
 
