@@ -57,7 +57,7 @@ def profile() -> str:
 
 def measured(folder: Path) -> tuple[float, float]:
     """Seconds that passed, and seconds of all processors, of one call."""
-    planner = (sys.executable, "-c", "from chimera_ir.planner import main; main()")
+    planner = (sys.executable, "-c", "from chimera_ir.plan_command import main; main()")
     command = [*planner, "--profile", "gpt2.toml", "--cluster", "cluster.toml"]
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(

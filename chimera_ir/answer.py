@@ -1,4 +1,4 @@
-"""What a call of chimera-compile gives, wherever it then goes: produced from the levels, or read back from its text."""
+"""The answer to a call of chimera-compile: made from the levels, or read back from a kept text."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What goes into the output directory, by relative path, and whom it is for."""
+    """The files of the output directory by relative path, with the scheme and the number of workers."""
 
     scheme: str
     workers: int
@@ -23,7 +23,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What goes to standard output, and to the output directory unless one level was asked for.
+    """The text for standard output, and the output directory; None if a single level was asked for.
 
     ``warnings`` are those of the compilation, ready to be shown.
     """
@@ -40,10 +40,10 @@ class Answer:
 def read(text: str | bytes) -> Answer | None:
     """The answer that a text stands for; None for a text that `Answer.as_json` cannot have written."""
     try:
-        found = json.loads(text)
+        data = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    match found:
+    match data:
         case {"warnings": list(warnings), "printed": str(shown), "output": None} if _strings(warnings):
             return Answer(tuple(warnings), shown, None)
         case {
@@ -66,7 +66,7 @@ def _lies_below(name: str) -> bool:
 
 
 def produce(compilation: Compilation, wanted: Level | None) -> tuple[str, Output | None]:
-    """What is printed, and what is written, of one level or, for None, of the whole compilation.
+    """The printed text and the written files: of one level or, for None, of the whole compilation.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def produce(compilation: Compilation, wanted: Level | None) -> tuple[str, Output
 
 
 def _tables(compilation: Compilation) -> str:
-    """What a terminal shows of a compilation that is written."""
+    """The report, the prediction and the timeline of a whole compilation, for a terminal."""
     from chimera_ir.console import printed
     from chimera_ir.cost import table
     from chimera_ir.picture import terminal

@@ -1,10 +1,10 @@
 """Answers of earlier calls, kept as text files named after everything that determines them.
 
-What determines an answer is the question (the text and every option), what standard output looks like, and the
-compiler: the contents of all its files, the libraries that it uses, Python. So nothing is ever out of date; what nobody
-asks for any more is dropped once the directory holds more than `LIMIT`. A file is a line with the SHA-256 of what
-follows, then the answer. One that is damaged, no regular file, or cannot be read or written, is as good as none: a
-cache is never a reason to fail.
+An answer is determined by the question (the text and every option), the appearance of standard output, and the
+compiler: the contents of all its files, the libraries that it uses, Python. So no answer is ever out of date. The
+answers that were used least recently are dropped once the directory holds more than `LIMIT`. A file is a line with the
+SHA-256 of the rest, then the answer. A file that is damaged, not regular, or cannot be read or written counts as
+missing: the cache is never a reason to fail.
 """
 
 import hashlib
@@ -23,16 +23,16 @@ from chimera_ir.answer import Answer, read
 from chimera_ir.source import contents
 
 VARIABLE = "CHIMERA_CACHE"
-"""The environment variable that names another directory; set to nothing, nothing is kept."""
+"""The environment variable that names another directory; if it is empty, no answers are kept."""
 
 LIMIT = 256 * 2**20
-"""How many bytes are kept at most; the answers that were used least recently go first."""
+"""The most bytes that are kept; the answers that were used least recently are dropped first."""
 
 WORTHWHILE = 0.3
-"""Seconds of a processor: about what it takes to start the program. What is made faster is not kept."""
+"""Seconds of processor time, about as long as the start of the program; answers made in less are not kept."""
 
 SETTLED = 10.0
-"""Seconds: a compiler with a younger file than that may not be the one that was loaded when the program started."""
+"""Seconds: if a file of the compiler is younger, it may have changed after it was loaded."""
 
 LIBRARIES = ("click", "jinja2", "lark", "networkx", "rich")
 
@@ -40,9 +40,9 @@ _OURS = re.compile(r"[0-9a-f]{64}(\.json|\.\w+\.part)")
 
 
 def recall(question: Callable[[], str], make: Callable[[], Answer]) -> Answer:
-    """The answer to a question: kept from an earlier call, or made now, and kept if that took long.
+    """The answer to a question: kept from an earlier call, or made now and kept if that took long.
 
-    The question is asked twice, before and after: if it or the compiler changed in between, the answer is not kept.
+    The question is read before and after: if it or the compiler changed in between, the answer is not kept.
     """
     directory = _directory()
     key = None if directory is None else _key(question())
@@ -73,7 +73,7 @@ def _directory() -> Path | None:
 
 
 def _key(question: str) -> str | None:
-    """A digest of the question and of the compiler that is asked; None while somebody works on the compiler."""
+    """A digest of the question and the compiler; None if a file of the compiler has just changed."""
     now = time.time()
     try:
         libraries = [metadata.version(name) for name in LIBRARIES]
@@ -101,7 +101,7 @@ def _load(path: Path) -> Answer | None:
 
 
 def _store(directory: Path, key: str, answer: Answer) -> None:
-    """Writes an answer whole or not at all, whoever else writes the same one."""
+    """Write an answer whole or not at all, even if other processes write the same one."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     text = answer.as_json().encode()
     handle, part = tempfile.mkstemp(prefix=f"{key}.", suffix=".part", dir=directory)
@@ -119,10 +119,10 @@ def _digest(text: bytes) -> bytes:
 
 
 def _drop(directory: Path) -> None:
-    """Removes what was used least recently until the rest is within the limit; files of others stay."""
+    """Remove the answers that were used least recently until the rest is within the limit; other files stay."""
     ours = [(path.lstat(), path) for path in directory.iterdir() if _OURS.fullmatch(path.name)]
     kept = 0
-    for state, path in sorted(ours, key=lambda each: each[0].st_mtime, reverse=True):
+    for state, path in sorted(ours, key=lambda entry: entry[0].st_mtime, reverse=True):
         kept += state.st_size
         if kept > LIMIT:
             with suppress(OSError):

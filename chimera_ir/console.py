@@ -1,4 +1,4 @@
-"""Tables and pictures as standard output would show them."""
+"""Tables and pictures as text, as standard output would show them."""
 
 import io
 import sys
@@ -14,7 +14,7 @@ _WIDE = 160
 
 
 def printed(draw: Callable[[Console], None]) -> str:
-    """What a console as wide and as colourful as standard output would show."""
+    """The text that ``draw`` prints on a console with the width and the colours of standard output."""
     text = io.StringIO()
     console = _console(text)
     console.push_render_hook(_Visible())
@@ -23,7 +23,7 @@ def printed(draw: Callable[[Console], None]) -> str:
 
 
 def appearance() -> tuple[object, ...]:
-    """What `printed` makes of standard output: its width, and whether and how it shows colours."""
+    """The width and colours of standard output, on which the text from `printed` depends."""
     console = _console(io.StringIO())
     return console.width, console.is_terminal, console.color_system, console.no_color, console.legacy_windows
 
@@ -34,10 +34,10 @@ def _console(text: io.StringIO) -> Console:
 
 
 class _Visible(RenderHook):
-    """Sees to it that a terminal shows all that is printed, and acts upon nothing but our colours."""
+    """Makes control characters visible, so that a terminal obeys no codes but the colours of this program."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_Shown(each) for each in renderables]
+        return [_Shown(renderable) for renderable in renderables]
 
 
 @dataclass(frozen=True, slots=True)

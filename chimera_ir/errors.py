@@ -1,4 +1,4 @@
-"""Errors of a compilation: ``str()`` of each is the whole message, ready to be shown."""
+"""Errors of a compilation; ``str()`` of an error is the whole message, ready to be shown."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from chimera_ir.source import Source
 
 
 class CompileError(Exception):
-    """Something is wrong in a text, or in what was asked of it; every error of the Python interface is one."""
+    """An error in a text or in an option; the base class of all errors of the Python interface."""
 
 
 class TextError(CompileError):
@@ -17,33 +17,33 @@ class TextError(CompileError):
 
     Attributes
     ----------
-    found
-        Each text that has errors, with all of them.
+    texts
+        Each text that has errors, with its errors.
     """
 
-    def __init__(self, found: Iterable[tuple[Source, tuple[Diagnostic, ...]]]) -> None:
-        self.found = tuple(found)
-        super().__init__(self.found)
+    def __init__(self, texts: Iterable[tuple[Source, tuple[Diagnostic, ...]]]) -> None:
+        self.texts = tuple(texts)
+        super().__init__(self.texts)
 
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """The errors of all texts."""
-        return tuple(diagnostic for _, diagnostics in self.found for diagnostic in diagnostics)
+        return tuple(diagnostic for _, diagnostics in self.texts for diagnostic in diagnostics)
 
     def rendered(self, color: bool = False) -> str:
-        """The errors with their places and what helps, in colour for a terminal."""
-        return "\n\n".join(render_all(diagnostics, source, color) for source, diagnostics in self.found)
+        """The errors with their places and help, in colour for a terminal."""
+        return "\n\n".join(render_all(diagnostics, source, color) for source, diagnostics in self.texts)
 
     def __str__(self) -> str:
         return self.rendered()
 
 
 class ParameterError(CompileError):
-    """A parameter cannot be set as it was."""
+    """A parameter has a value that it cannot have."""
 
 
 class OptionError(CompileError):
-    """An option cannot be what it is, or not together with another one."""
+    """An option has a value that it cannot have, or conflicts with another option."""
 
 
 class UnreadableText(CompileError):
@@ -51,7 +51,7 @@ class UnreadableText(CompileError):
 
 
 class NoSuchLevel(CompileError):
-    """An IR text enters below the level that is asked for."""
+    """An IR text begins below the level that is asked for."""
 
     def __init__(self, text: str, level: str) -> None:
         self.text, self.level = text, level
@@ -66,7 +66,7 @@ class TooLarge(CompileError):
 
 
 class AboveMaxOperations(TooLarge):
-    """The limit is one that the user may raise."""
+    """A schedule has more operations than the limit, which the user may raise."""
 
     def __init__(self, what: str, operations: int, limit: int) -> None:
         self.what, self.operations, self.limit = what, operations, limit
@@ -74,7 +74,7 @@ class AboveMaxOperations(TooLarge):
 
     @property
     def excess(self) -> str:
-        """How many operations there are, and the limit."""
+        """The number of operations and the limit, as a sentence."""
         return f"{self.what} has {counted(self.operations, 'operation')}, and the limit is {self.limit:,}"
 
     def __str__(self) -> str:

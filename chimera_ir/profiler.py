@@ -1,4 +1,4 @@
-"""``chimera-profile``: what a model's stages and a cluster's links cost, measured or counted."""
+"""``chimera-profile``: the costs of a model's stages and a cluster's links, measured or counted."""
 
 import os
 import sys
@@ -24,13 +24,13 @@ MARK = "# Written by chimera-profile, which writes over it again; without this l
 LAUNCH = "torchrun --nproc-per-node=4 --no-python chimera-profile links --out cluster.toml"
 
 SIZES = tuple(4**power for power in range(3, 13))
-"""Bytes of messages and sums: 64 B to 16 MiB."""
+"""Sizes of the messages and sums that are measured: 64 B to 16 MiB."""
 
 KIB = 1024
 
 
 def _numbers(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[int, ...]:
-    """The values of an option that takes several numbers, each time it is given: ascending, each once."""
+    """The numbers of an option that takes several and may be repeated: ascending, each once."""
     words = [word for text in given for word in text.replace(",", " ").split()]
     wrong = [word for word in words if not (word.isascii() and word.isdecimal() and 0 < int(word) < 10**6)]
     if wrong:
@@ -112,11 +112,11 @@ def stages(
         refuse_file(out, MARK, force)
         request = Request(depths, sizes, rounds, seed)
         remarks: tuple[str, ...] = ()
-        with _bar() as told:
+        with _bar() as progress:
             if count:
-                text = write_profile(measure.counted(model, request, told))
+                text = write_profile(measure.counted(model, request, progress))
             else:
-                profile, remarks = measure.timed(model, request, device, threads, told)
+                profile, remarks = measure.timed(model, request, device, threads, progress)
                 text = write_profile(profile)
         _warn(remarks)
         write_file(out, text + _commented("", _warnings(remarks)), MARK, force)
@@ -170,10 +170,10 @@ def links(
     from chimera_ir.measure.network import described
     from chimera_ir.measure.ranks import run as run_rank
 
-    with _bar() if os.environ["RANK"] == "0" else _no_bar() as told:
+    with _bar() if os.environ["RANK"] == "0" else _no_bar() as progress:
         sizes = tuple(size for size in SIZES if size <= largest * KIB)
         request = Request(sizes, rounds, backend, timeout, sum_ranks)
-        measured = run_rank(request, lambda: refuse_file(out, MARK, force), told)
+        measured = run_rank(request, lambda: refuse_file(out, MARK, force), progress)
     if measured is None:
         return
     made = described(name or out.stem, measured)
@@ -184,12 +184,12 @@ def links(
 
 
 def _commented(before: str, lines: tuple[str, ...]) -> str:
-    """Lines as a file's comments: who uses the figures later should see how sure they are."""
+    """Lines as comments of a file, which tell later users how certain the figures are."""
     return before + "".join(f"# {line}\n" for line in lines) if lines else ""
 
 
 def _make_ready() -> None:
-    """Makes what measures importable: torch, and the runtime that is generated beside every train.py."""
+    """Check that torch is installed, and make the runtime of the generated scripts importable."""
     if find_spec("torch") is None:
         raise Misuse("measuring needs torch, which is not installed: pip install 'chimera_ir[train]'")
     sys.path.insert(0, str(templates()))
@@ -214,11 +214,11 @@ def _warnings(remarks: tuple[str, ...]) -> tuple[str, ...]:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on standard error; none where that is no terminal."""
+    """A progress bar on standard error; none if that is not a terminal."""
     console = Console(stderr=True)
     if not (sys.stderr.isatty() and console.is_interactive):
-        with _no_bar() as told:
-            yield told
+        with _no_bar() as ignored:
+            yield ignored
         return
     columns = (
         BarColumn(),

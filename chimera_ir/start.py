@@ -58,5 +58,5 @@ def trace() -> NoReturn:
 def plan() -> NoReturn:
     """chimera-plan."""
     with _importing():
-        from chimera_ir.planner import main
+        from chimera_ir.plan_command import main
     main()

@@ -39,16 +39,16 @@ def tables_command(settings: dict[str, int], scheme: str | None, form: str) -> N
     if scheme is not None and scheme not in known:
         raise Misuse(f"--scheme {scheme}: the tables speak of {', '.join(known)}")
     try:
-        found = survey(settings, known if scheme is None else (scheme,))
+        surveyed = survey(settings, known if scheme is None else (scheme,))
     except NoSuchSize as error:
         raise Misuse(f"--set: {error}") from error
     match form:
         case "json":
-            write(json.dumps(show.as_json(found), indent=2) + "\n")
+            write(json.dumps(show.as_json(surveyed), indent=2) + "\n")
         case "markdown":
-            write(show.markdown(found))
+            write(show.markdown(surveyed))
         case _:
-            write(printed(lambda console: console.print(show.text(found))))
+            write(printed(lambda console: console.print(show.text(surveyed))))
 
 
 def main() -> NoReturn:

@@ -25,7 +25,7 @@ from chimera_ir.source import Source
 
 HERE = Path(__file__).resolve().parent
 INPUTS = HERE.parent / "examples" / "paper"
-PLAN = (sys.executable, "-c", "from chimera_ir.planner import main; main()")
+PLAN = (sys.executable, "-c", "from chimera_ir.plan_command import main; main()")
 COMPILE = (sys.executable, "-c", "from chimera_ir.cli import main; main()")
 
 BASELINES = ("gpipe", "gems", "dapple", "pipedream_2bw", "pipedream")

@@ -16,7 +16,7 @@ from chimera_ir.cli import compile_command
 from chimera_ir.codegen.render import scripts
 from chimera_ir.compilation import Compilation
 from chimera_ir.diagnostics import catalogue
-from chimera_ir.planner import plan_command
+from chimera_ir.plan_command import plan_command
 from chimera_ir.profiler import profile_command
 from chimera_ir.request import Request
 from chimera_ir.tables import tables_command

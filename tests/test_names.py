@@ -15,21 +15,9 @@ VAGUE = {"alike", "each", "found", "its", "one", "own", "taken", "told"}
 """Names that say nothing about what a variable holds."""
 
 CEILINGS = {
-    "answer": 1,
-    "cache": 1,
-    "codegen": 33,
-    "console": 1,
     "diagnostics/catalogue": 32,
-    "errors": 2,
     "measure": 54,
-    "picture": 46,
-    "plan": 56,
-    "planner": 1,
     "predict": 58,
-    "profile": 23,
-    "profiler": 3,
-    "survey": 13,
-    "tables": 1,
     "trace": 37,
 }
 """Variables with a vague name, by part of the package; a part that is not listed has none."""
@@ -60,7 +48,6 @@ SHARED_CLASSES = {
     "Choice": 2,
     "Comparison": 3,
     "Compiled": 3,
-    "Drawing": 2,
     "Group": 2,
     "Link": 2,
     "Mark": 2,

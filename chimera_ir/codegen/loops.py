@@ -1,8 +1,8 @@
-"""Lanes as loops: what a lane does again and again is written once.
+"""Lanes as loops: repeated instructions are written once.
 
-The lane of an asynchronous program is a loop over its turns. Warm-up and drain are turns of which a part is left out:
-every statement is guarded by the update that it serves, which is there or not. Other lanes are what `rolling` makes of
-them: a prologue, a loop over the steady state, an epilogue, or several of those.
+The lane of an asynchronous program is a loop over its turns. Warm-up and drain are turns without some statements: every
+statement is guarded by a condition that the update it serves exists. Other lanes consist of the pieces that `rolling`
+finds: a prologue, a loop over the steady state, an epilogue, or several of those.
 """
 
 import re
@@ -20,18 +20,18 @@ from chimera_ir.ir.text.printer import line as instruction_line
 from chimera_ir.ir.turns import body, extent, initial, lowest, updates_a_turn
 
 _COLUMN = 74
-"""How long a statement may be to have its comment in line with the others."""
+"""The most characters of a statement whose comment is aligned with the others."""
 
 _SCREEN = 120
-"""How long a line may be."""
+"""The most characters of a line."""
 
 _NUMBERS = re.compile(r"\bm(?P<micro>[0-9]+)|\bv(?P<version>[0-9]+)|(?<=into )(?P<slot>[0-9]+)")
 
 
 def turn_loop(header: Header, worker: Worker, lane: Sequence[Instruction], rooms: Rooms, names: set[str]) -> list[str]:
-    """The lines of a lane that repeats: a loop over the updates k, or over the micro-batches m where they are the same.
+    """The lines of a lane that repeats: a loop over the updates k, or over m if every micro-batch is an update.
 
-    Values are entries of dictionaries, which are added to ``names``.
+    Values are entries of dictionaries, whose names are added to ``names``.
     """
     turn = body(header, lane)
     assert turn is not None, "a verified lane repeats"
@@ -40,9 +40,10 @@ def turn_loop(header: Header, worker: Worker, lane: Sequence[Instruction], rooms
         turn.turn * header.period, header.period, turn.rings, turn.turn * each_turn, initial=initial(header, turn)
     )
     notation = InTables(names, rounds, "m" if header.per_update == 1 else "k")
-    updates = [_update(header, rounds, each) for each in turn.instructions]
+    updates = [_update(header, rounds, instruction) for instruction in turn.instructions]
     ahead = max(
-        (u - lowest(rounds.initial, each) for u, each in zip(updates, turn.instructions, strict=True)), default=0
+        (u - lowest(rounds.initial, instruction) for u, instruction in zip(updates, turn.instructions, strict=True)),
+        default=0,
     )
     start, stop = -(ahead // each_turn) * each_turn, _plus("updates", -min(updates, default=0))
     by = f", {each_turn}" if each_turn > 1 else ""
@@ -55,7 +56,7 @@ def turn_loop(header: Header, worker: Worker, lane: Sequence[Instruction], rooms
 def _turn(
     scribe: Scribe, notation: InTables, rounds: Round, instructions: Sequence[Instruction], depth: int = 2
 ) -> Iterator[str]:
-    """The lines of a turn: what goes through the micro-batches of an update is a loop in it."""
+    """The lines of a turn, with inner loops over the micro-batches of an update."""
     for piece in roll(scribe.header, instructions):
         if isinstance(piece, Straight) or not _in_step(piece, rounds):
             yield from _guarded(scribe, notation, rounds, unrolled(piece), depth)
@@ -71,7 +72,7 @@ def _turn(
 
 
 def _in_step(loop: Loop, rounds: Round) -> bool:
-    """Whether the slots of a loop in a turn follow from its micro-batches, in whatever turn."""
+    """Whether the slots of an inner loop follow from its micro-batches, in every turn."""
     return all(
         ring.messages == loop.step and rounds.rings[key].messages == rounds.step for key, ring in loop.rings.items()
     )
@@ -80,46 +81,55 @@ def _in_step(loop: Loop, rounds: Round) -> bool:
 def _guarded(
     scribe: Scribe, notation: InTables, rounds: Round, instructions: Iterable[Instruction], depth: int
 ) -> Iterator[str]:
-    """Statements under the conditions that there are the updates that they serve."""
+    """Statements under the condition that the update that they serve exists."""
 
-    def served(each: Instruction) -> tuple[int, int]:
-        return _update(scribe.header, rounds, each), lowest(rounds.initial, each)
+    def served(instruction: Instruction) -> tuple[int, int]:
+        return _update(scribe.header, rounds, instruction), lowest(rounds.initial, instruction)
 
     for (update, least), group in groupby(instructions, key=served):
         number = _plus(notation.counter, update)
         there = f"{number} == {least} or 0 < {number} < updates" if least else f"0 <= {number} < updates"
         yield f"if {there}:"
-        written = [(scribe.statements(each), _comment(notation, each)) for each in group]
+        written = [(scribe.statements(instruction), _comment(notation, instruction)) for instruction in group]
         yield from (f"    {line}" for line in commented(written, indented=4 * depth + 4))
 
 
 def rolled(scribe: Scribe, pieces: Iterable[Piece], names: set[str]) -> Iterator[str]:
-    """The lines of a lane with loops, whose values are entries of dictionaries, which are added to ``names``."""
+    """The lines of a lane with loops. Values are entries of dictionaries, whose names are added to ``names``."""
     for number, piece in enumerate(pieces):
         yield from [""] if number else []
         if isinstance(piece, Straight):
-            each = replace(scribe, notation=InTables(names))
-            yield from commented([(each.statements(one), instruction_line(one)) for one in piece.instructions])
+            straight_scribe = replace(scribe, notation=InTables(names))
+            yield from commented(
+                [
+                    (straight_scribe.statements(instruction), instruction_line(instruction))
+                    for instruction in piece.instructions
+                ]
+            )
             continue
         first = _first_micro(piece)
         notation = InTables(names, Round(first, piece.step, piece.rings))
-        each = replace(scribe, notation=notation)
+        loop_scribe = replace(scribe, notation=notation)
         by = f", {piece.step}" if piece.step > 1 else ""
         yield f"for m in range({first}, {first + piece.rounds * piece.step}{by}):"
-        written = [(each.statements(one), _comment(notation, one)) for one in piece.instructions]
+        written = [
+            (loop_scribe.statements(instruction), _comment(notation, instruction)) for instruction in piece.instructions
+        ]
         yield from (f"    {line}" for line in commented(written, indented=8))
 
 
 def _first_micro(loop: Loop) -> int:
-    """The micro-batch that a loop counts by: that of its first forward, or whatever comes first."""
-    computes = [each for each in loop.instructions if isinstance(each, Compute) and each.kind.opens]
+    """The micro-batch from which a loop counts: that of its first forward, or of its first instruction."""
+    computes = [
+        instruction for instruction in loop.instructions if isinstance(instruction, Compute) and instruction.kind.opens
+    ]
     return extent(computes[0] if computes else loop.instructions[0]).first
 
 
 def commented(written: Iterable[tuple[Statements, str]], indented: int = 4) -> Iterator[str]:
-    """Statements with a comment beside the first of each instruction, or above it where it is long.
+    """Statements with a comment beside the first of each instruction, or above it if the line would be too long.
 
-    What is let go is between them.
+    ``del`` follows the last use of a name.
     """
     listed = list(written)
     width = max((len(code[0]) for (code, _), _ in listed if len(code[0]) <= _COLUMN), default=0)
@@ -135,7 +145,7 @@ def commented(written: Iterable[tuple[Statements, str]], indented: int = 4) -> I
 
 
 def _update(header: Header, rounds: Round, instruction: Instruction) -> int:
-    """The update that an instruction serves, from the turn's first."""
+    """The update that an instruction serves, relative to the first update of the turn."""
     first, _, of_updates = extent(instruction)
     return (first if of_updates else first // header.per_update) - rounds.update
 
@@ -147,11 +157,11 @@ def _plus(name: str, by: int) -> str:
 def _comment(notation: InTables, instruction: Instruction) -> str:
     """The line of the program, relative to the turn: ``B m-3 s0 v(m-6)``."""
 
-    def relative(found: re.Match[str]) -> str:
-        if found["micro"]:
-            return notation.micro(Micro(int(found["micro"]))).replace(" ", "")
-        if found["version"]:
-            return f"v({notation.version(Version(int(found['version'])))})".replace(" ", "")
+    def relative(number: re.Match[str]) -> str:
+        if number["micro"]:
+            return notation.micro(Micro(int(number["micro"]))).replace(" ", "")
+        if number["version"]:
+            return f"v({notation.version(Version(int(number['version'])))})".replace(" ", "")
         assert isinstance(instruction, Recv)
         return notation.slot(instruction.message, instruction.slot)
 

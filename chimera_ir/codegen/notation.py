@@ -1,8 +1,8 @@
-"""How scripts call what a lane speaks of: written out, by number; in a loop, relative to its rounds.
+"""The names and numbers in scripts: absolute where a lane is written out, relative to the round in a loop.
 
-A name tells what it holds: ``x_m0_s1`` is what stage 1 receives of micro-batch 0, ``y_m0_m1_s1`` what it hands on of
-micro-batches 0 and 1. Where there are loops that is ``x_s1[0]``, and ``y2_s1[0]`` in one of two micro-batches: an entry
-of a dictionary by the first of them, ``x_s1[m]`` in a loop over m.
+A name says what it holds: ``x_m0_s1`` is what stage 1 receives of micro-batch 0, ``y_m0_m1_s1`` is what it hands on of
+micro-batches 0 and 1. In a lane with loops these are entries of dictionaries by their first micro-batch: ``x_s1[0]``,
+and ``y2_s1[0]`` for two micro-batches at once; in a loop over m, ``x_s1[m]``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,45 +19,45 @@ class Notation(Protocol):
     """Python expressions for the parts of an instruction."""
 
     def name(self, prefix: str, micros: Sequence[int], stage: int) -> str:
-        """What holds a value of some micro-batches on a stage."""
+        """The variable or entry for a value of some micro-batches on a stage."""
 
     def sum(self, stage: Stage, version: Version | None) -> str:
-        """What holds a sum of gradients under way."""
+        """The variable or entry for a sum of gradients under way."""
 
     def last(self, name: str) -> str:
-        """The name, where it is used for the last time."""
+        """The expression for the last use of a name."""
 
     def gone(self, name: str) -> tuple[str, ...]:
-        """What must be let go of after the last use of a name that was used as it is."""
+        """The names to delete after the last use of a name, if that use was not `last`."""
 
     def micro(self, micro: Micro) -> str:
         """The number of a micro-batch."""
 
     def tag(self, header: Header, message: Message) -> str:
-        """A number that no other message has; runtime.py reads it backwards for its error messages."""
+        """A number that no other message has; runtime.py turns it back into the message for its errors."""
 
     def slot(self, message: Message, slot: Slot) -> str:
         """The number of a receive buffer."""
 
     def stage(self, stage: Stage, version: Version | None) -> str:
-        """A stage, with the version of its weights that is to be read."""
+        """A stage at the version of its weights that is read."""
 
     def version(self, version: Version) -> str:
         """A version of weights."""
 
     def kept(self, stage: Stage, version: Version) -> str:
-        """A version that is stashed or dropped."""
+        """The number of a version that is stashed or dropped."""
 
 
 class WrittenOut:
-    """The notation of a lane whose every instruction is a statement of its own."""
+    """The notation of a lane that is written out, without loops."""
 
     def name(self, prefix: str, micros: Sequence[int], stage: int) -> str:
         """A variable, as in ``f_m0_s1``."""
         return "_".join([prefix, *(f"m{micro}" for micro in micros), f"s{stage}"])
 
     def sum(self, stage: Stage, version: Version | None) -> str:
-        """A variable, as in ``sum_s1``; there is one for each stage."""
+        """A variable for each stage, as in ``sum_s1``."""
         return f"sum_s{stage}"
 
     def last(self, name: str) -> str:
@@ -65,7 +65,7 @@ class WrittenOut:
         return name
 
     def gone(self, name: str) -> tuple[str, ...]:
-        """Nothing: the variable ends with the function."""
+        """No names: variables end with the function."""
         return ()
 
     def micro(self, micro: Micro) -> str:
@@ -81,7 +81,7 @@ class WrittenOut:
         return str(slot)
 
     def stage(self, stage: Stage, version: Version | None) -> str:
-        """The stage; there is one version."""
+        """The stage; there is only one version."""
         return f"stage{stage}"
 
     def version(self, version: Version) -> str:
@@ -95,10 +95,10 @@ class WrittenOut:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A round of a loop, from which all others are told: ``variable`` is ``micro`` and the update ``update``.
+    """A round of a loop, to which all numbers are relative: there ``variable`` is ``micro``, and the update ``update``.
 
-    From round to round the variable grows by ``step``; ``rings`` tell the slots, ``initial`` when initial weights are
-    kept in place of other versions.
+    The variable grows by ``step`` from round to round. ``rings`` decide the slots; ``initial`` says where the initial
+    weights take the place of other versions.
     """
 
     micro: int
@@ -110,10 +110,10 @@ class Round:
 
 
 class InTables:
-    """The notation of a lane with loops: values are entries of dictionaries, ``f_s1[0]``, in ``names``.
+    """The notation of a lane with loops: values are entries of dictionaries as in ``f_s1[0]``.
 
-    Within a loop, which goes through ``rounds``, numbers are relative: ``f_s1[m - 3]``. There ``counter`` is what
-    counts updates: k, or m where it is the same.
+    The names of the dictionaries are added to ``names``. With ``rounds``, in a loop, numbers are relative as in
+    ``f_s1[m - 3]``, and ``counter`` is the variable that counts updates: k, or m if every micro-batch is an update.
     """
 
     def __init__(self, names: set[str], rounds: Round | None = None, counter: str = "k") -> None:
@@ -122,20 +122,20 @@ class InTables:
         self._round = rounds
 
     def name(self, prefix: str, micros: Sequence[int], stage: int) -> str:
-        """An entry of a dictionary, as in ``f_s1[m - 3]``; groups have dictionaries of their own."""
+        """An entry of a dictionary, as in ``f_s1[m - 3]``; groups of each size have another dictionary."""
         dictionary = f"{prefix}{len(micros) if len(micros) > 1 else ''}_s{stage}"
         self.names.add(dictionary)
         return f"{dictionary}[{self.micro(Micro(micros[0]))}]"
 
     def sum(self, stage: Stage, version: Version | None) -> str:
-        """An entry by its update, as in ``sum_s1[k]``; a variable where there is one for each stage."""
+        """An entry by its update, as in ``sum_s1[k]``; a variable in a program without versions."""
         if version is None:
             return f"sum_s{stage}"
         self.names.add(f"sum_s{stage}")
         return f"sum_s{stage}[{self.version(Version(version - 1))}]"
 
     def last(self, name: str) -> str:
-        """The entry, which leaves the dictionary."""
+        """The entry, taken out of its dictionary."""
         if "[" not in name:
             return name
         dictionary, _, key = name.removesuffix("]").partition("[")
@@ -146,19 +146,19 @@ class InTables:
         return (name,)
 
     def micro(self, micro: Micro) -> str:
-        """The number, in a loop from that of the round, as in ``m - 3``."""
+        """The number; in a loop relative to the round, as in ``m - 3``."""
         return str(micro) if self._round is None else _offset(self._round.variable, micro - self._round.micro)
 
     def tag(self, header: Header, message: Message) -> str:
-        """The number, in a loop from that of the round, as in ``8 * m + 3``."""
+        """The number; in a loop relative to the round, as in ``8 * m + 3``."""
         tag = _tag(header, message)
         if self._round is None:
             return str(tag)
-        each = 2 * header.stages
-        return _offset(f"{each} * {self._round.variable}", tag - each * self._round.micro)
+        tags = 2 * header.stages
+        return _offset(f"{tags} * {self._round.variable}", tag - tags * self._round.micro)
 
     def slot(self, message: Message, slot: Slot) -> str:
-        """The number, in a loop from that of the round, as in ``(m + 1) % 4``."""
+        """The number; in a loop relative to the round, as in ``(m + 1) % 4``."""
         if self._round is None:
             return str(slot)
         messages, slots = self._round.rings[shelf(message)]
@@ -173,7 +173,7 @@ class InTables:
         return f"{number} % {slots}" if start == 0 else f"({_offset(number, start)}) % {slots}"
 
     def stage(self, stage: Stage, version: Version | None) -> str:
-        """The stage, at a version of its weights: 0 as long as there were no updates."""
+        """The stage at a version of its weights, which is 0 before the first update."""
         if version is None:
             return f"stage{stage}"
         text = self.version(version)
@@ -185,7 +185,7 @@ class InTables:
         return str(version) if self._round is None else _offset(self.counter, version - self._round.update)
 
     def kept(self, stage: Stage, version: Version) -> str:
-        """The number as for `version`; at least 0 where the initial weights take the place of versions below it."""
+        """The number as in `version`, at least 0 where the initial weights take the place of negative versions."""
         replaced = self._round is not None and stage in self._round.initial
         return f"max(0, {self.version(version)})" if replaced else self.version(version)
 

@@ -1,4 +1,4 @@
-"""The files of an output directory, as text: templates filled with what `view` computed."""
+"""The files of an output directory as text: templates filled with the values from `view`."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -15,8 +15,8 @@ from chimera_ir.verify.verify import Verified
 def scripts(verified: Verified) -> dict[str, str]:
     """The Python files that run a verified program, by path relative to the output directory.
 
-    Each relies on those before it: the runtime comes first, ``train.py`` last. ``train.py`` and the ranks' scripts hold
-    one digest of everything that they and the runtime are made from, by which ranks know that they run one program.
+    Each file needs only files before it: the runtime comes first, ``train.py`` last. A digest of the whole program and
+    the runtime is in ``train.py`` and in every rank's script; by it ranks check that they all run the same program.
     """
     program: Program = verified.program
     environment = Environment(
@@ -26,7 +26,12 @@ def scripts(verified: Verified) -> dict[str, str]:
     script = environment.get_template("stream.py.j2" if program.header.asynchronous else "rank.py.j2")
     job, ranks = job_view(program), [rank_view(verified, Worker(worker)) for worker in range(program.header.workers)]
     runtime = _verbatim()
-    made_from = job, ranks, runtime, [Path(str(each.filename)).read_text(encoding="utf-8") for each in (train, script)]
+    made_from = (
+        job,
+        ranks,
+        runtime,
+        [Path(str(template.filename)).read_text(encoding="utf-8") for template in (train, script)],
+    )
     digest = sha256(repr(made_from).encode()).hexdigest()[:16]
     return {
         **runtime,
@@ -36,7 +41,7 @@ def scripts(verified: Verified) -> dict[str, str]:
 
 
 def _verbatim() -> dict[str, str]:
-    """The runtime and what surrounds it, which is the same for every program."""
+    """The runtime and its support files, which are the same for every program."""
     folder = templates()
-    found = [folder / "runtime.py", *sorted((folder / "support").glob("*.py"))]
-    return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in found}
+    paths = [folder / "runtime.py", *sorted((folder / "support").glob("*.py"))]
+    return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in paths}

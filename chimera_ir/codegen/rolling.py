@@ -1,8 +1,8 @@
-"""Lanes as loops: what repeats is written once.
+"""Search for the stretches of a lane that repeat, so that each can be a loop.
 
-A stretch of a lane repeats if every instruction in it is the one so many lines before, about micro-batches a fixed
-number later, received into the next slots of the same ring. Such stretches are looked for, whatever the scheme: the
-one that leaves the fewest lines first, and then in what is left on both sides of it.
+A stretch repeats if every instruction is the same as the one a fixed number of lines before, with micro-batches a fixed
+number later and the next slots of the same ring. The search knows nothing of schemes: it takes the stretch that saves
+most lines, then searches the rest of the lane on both sides.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,10 +26,10 @@ from chimera_ir.ir.ops import (
 from chimera_ir.ir.turns import Ring, Shelf, moved, shelf
 
 _ROUNDS, _SAVED = 4, 12
-"""How often something must repeat, and how many lines that must save, to be worth a loop."""
+"""The fewest rounds of a loop, and the fewest lines that it has to save."""
 
 _CANDIDATES = 24
-"""How many distances to the next instruction of the same kind are tried."""
+"""The most distances to a next instruction of the same kind that are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Straight:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Instructions ``rounds`` times: as they stand, then about micro-batches ``step`` later each time."""
+    """Instructions ``rounds`` times: as they are in the first round, each round about micro-batches ``step`` later."""
 
     instructions: tuple[Instruction, ...]
     rounds: int
@@ -53,7 +53,7 @@ Piece = Straight | Loop
 
 
 def roll(header: Header, lane: Sequence[Instruction]) -> tuple[Piece, ...]:
-    """A lane as stretches that repeat and stretches that do not; unrolled again it is the same lane.
+    """A lane as stretches that repeat and stretches that do not; unrolled, it is the same lane.
 
     A stretch stays within an update, and reads one version of the weights.
     """
@@ -66,8 +66,8 @@ def unrolled(piece: Piece) -> Iterator[Instruction]:
         yield from piece.instructions
         return
     for number in range(piece.rounds):
-        for each in piece.instructions:
-            later = moved(each, number * piece.step)
+        for instruction in piece.instructions:
+            later = moved(instruction, number * piece.step)
             if isinstance(later, Recv):
                 ring = piece.rings[shelf(later.message)]
                 later = replace(later, slot=Slot((later.slot + number * ring.messages) % ring.slots))
@@ -85,17 +85,17 @@ class _Stretch:
 
     @property
     def end(self) -> int:
-        """The place after its last line."""
+        """The place after the last line."""
         return self.start + self.length * self.rounds
 
     @property
     def saved(self) -> int:
-        """How many lines a loop needs less."""
+        """The lines that a loop saves."""
         return self.length * (self.rounds - 1)
 
 
 class _Lane:
-    """A lane as numbers: what kind of instruction stands at a place, its first micro-batch, and its slot."""
+    """A lane as numbers: the kind and the first micro-batch of the instruction at each place, and slots by shelf."""
 
     def __init__(self, lane: Sequence[Instruction], per_update: int) -> None:
         kinds: dict[object, int] = {}
@@ -103,16 +103,18 @@ class _Lane:
         self.kinds: list[int] = []
         self.micros: list[int] = []
         self.slots: dict[Shelf, int] = {}
-        for place, each in enumerate(lane):
-            kind, micro = _kind(each)
+        for place, instruction in enumerate(lane):
+            kind, micro = _kind(instruction)
             known = -1 - place if micro is None else kinds.setdefault((kind, micro // per_update), len(kinds))
             self.kinds.append(known)
             self.micros.append(micro or 0)
-            if isinstance(each, Recv):
-                self.slots[shelf(each.message)] = max(self.slots.get(shelf(each.message), 0), each.slot + 1)
+            if isinstance(instruction, Recv):
+                self.slots[shelf(instruction.message)] = max(
+                    self.slots.get(shelf(instruction.message), 0), instruction.slot + 1
+                )
 
     def stretch(self, anchor: int, length: int, low: int, high: int) -> _Stretch | None:
-        """The longest stretch through a place that repeats after so many lines, within limits."""
+        """The longest stretch through a place that repeats after ``length`` lines, between ``low`` and ``high``."""
         step = self.micros[anchor + length] - self.micros[anchor]
         if step <= 0:
             return None
@@ -124,33 +126,33 @@ class _Lane:
         while end + length < high and self._again(end, length, step, rings):
             end += 1
         rounds = (end + length - start) // length
-        found = _Stretch(start, length, rounds, step)
-        return found if rounds >= _ROUNDS and found.saved >= _SAVED else None
+        stretch = _Stretch(start, length, rounds, step)
+        return stretch if rounds >= _ROUNDS and stretch.saved >= _SAVED else None
 
     def rings(self, start: int, length: int) -> dict[Shelf, Ring]:
-        """How the shelves are used by so many lines."""
-        found: dict[Shelf, Ring] = {}
-        for each in self.instructions[start : start + length]:
-            if isinstance(each, Recv):
-                key = shelf(each.message)
-                count = found[key].messages if key in found else 0
-                found[key] = Ring(count + 1, self.slots[key])
-        return found
+        """The rings of the shelves that ``length`` lines receive into."""
+        rings: dict[Shelf, Ring] = {}
+        for instruction in self.instructions[start : start + length]:
+            if isinstance(instruction, Recv):
+                key = shelf(instruction.message)
+                count = rings[key].messages if key in rings else 0
+                rings[key] = Ring(count + 1, self.slots[key])
+        return rings
 
     def _again(self, place: int, length: int, step: int, rings: Mapping[Shelf, Ring]) -> bool:
-        """Whether the line so many lines after a place is that one again."""
+        """Whether the line ``length`` lines after a place repeats the line at that place."""
         later = place + length
         if self.kinds[place] != self.kinds[later] or self.micros[later] - self.micros[place] != step:
             return False
-        one, two = self.instructions[place], self.instructions[later]
-        if not (isinstance(one, Recv) and isinstance(two, Recv)):
+        first, second = self.instructions[place], self.instructions[later]
+        if not (isinstance(first, Recv) and isinstance(second, Recv)):
             return True
-        ring = rings.get(shelf(one.message))
-        return ring is not None and (one.slot + ring.messages) % ring.slots == two.slot
+        ring = rings.get(shelf(first.message))
+        return ring is not None and (first.slot + ring.messages) % ring.slots == second.slot
 
 
 def _kind(instruction: Instruction) -> tuple[object, int | None]:
-    """What must be equal in all rounds, and the first micro-batch; what is about none never repeats."""
+    """What must be equal in all rounds, and the first micro-batch; None for instructions that never repeat."""
     match instruction:
         case Compute(kind, micros, stage, version=version):
             return (kind, stage, _pattern(micros), version), micros[0]
@@ -182,14 +184,14 @@ def _pieces(lane: _Lane, low: int, high: int) -> Iterator[Piece]:
 
 
 def _best(lane: _Lane, low: int, high: int) -> _Stretch | None:
-    """The stretch that saves most lines, of those through a few places."""
+    """The stretch that saves most lines among those through a few places."""
     best: _Stretch | None = None
     for part in (2, 1, 3):
         anchor = low + (high - low) * part // 4
         for length in _lengths(lane, anchor, high):
-            found = lane.stretch(anchor, length, low, high)
-            if found is not None and (best is None or found.saved > best.saved):
-                best = found
+            stretch = lane.stretch(anchor, length, low, high)
+            if stretch is not None and (best is None or stretch.saved > best.saved):
+                best = stretch
         if best is not None and best.saved > (high - low) // 2:
             break
     return best
@@ -197,10 +199,10 @@ def _best(lane: _Lane, low: int, high: int) -> _Stretch | None:
 
 def _lengths(lane: _Lane, anchor: int, high: int) -> Iterator[int]:
     """The distances from a place to the next ones with the same kind of instruction."""
-    found = 0
+    count = 0
     for place in range(anchor + 1, high):
         if lane.kinds[place] == lane.kinds[anchor]:
             yield place - anchor
-            found += 1
-            if found == _CANDIDATES:
+            count += 1
+            if count == _CANDIDATES:
                 return

@@ -1,6 +1,6 @@
-"""Each instruction of a lane as Python statements, in whatever `notation`.
+"""Each instruction of a lane as Python statements, in a `notation`.
 
-What waits for a backward, ``f_m0_s1``, is always of a single micro-batch.
+The state that waits for a backward, as in ``f_m0_s1``, is always that of a single micro-batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,10 +27,10 @@ from chimera_ir.ir.ops import (
 )
 
 Rooms = Mapping[tuple[int, bool], tuple[int, ...]]
-"""By receiving stage, and whether of activations: for how many micro-batches each slot has room."""
+"""By receiving stage, and whether it receives activations: the micro-batches that each slot has room for."""
 
 Statements = tuple[tuple[str, ...], tuple[str, ...]]
-"""The statements of an instruction, and the names that nobody on the lane reads after them."""
+"""The statements of an instruction, and the names that no later instruction of the lane reads."""
 
 
 def _all(items: Sequence[str]) -> str:
@@ -51,7 +51,7 @@ class Scribe:
     notation: Notation
 
     def statements(self, instruction: Instruction) -> Statements:
-        """What the worker does for an instruction."""
+        """The statements for an instruction."""
         call = self.notation
         match instruction:
             case Compute(kind):
@@ -82,7 +82,7 @@ class Scribe:
         return 0 <= stage < self.header.stages and self.header.worker(micro, Stage(stage)) == self.worker
 
     def _hands_on_apart(self, micros: Sequence[Micro], stage: Stage) -> bool:
-        """Whether what a forward hands on has a name of its own, rather than being a part of what is kept."""
+        """Whether the outputs of a forward have a name of their own, and are not part of the state that is kept."""
         return len(micros) > 1 or self.header.recomputes(micros[0], stage)
 
     # ---- messages
@@ -116,7 +116,7 @@ class Scribe:
         return self._outputs(message.micros, message.source)
 
     def _outputs(self, micros: Sequence[Micro], stage: Stage) -> str:
-        """What a forward hands on."""
+        """The expression for the outputs of a forward."""
         if self._hands_on_apart(micros, stage):
             return self.notation.name("y", micros, stage)
         return f"{self.notation.name('f', micros, stage)}.take()"
@@ -132,8 +132,8 @@ class Scribe:
         if len(micros) == 1:
             inputs, spent = self._inputs(forward)
             return (self._plain(forward, micros[0], states[0], inputs),), spent
-        each, spent = self._inputs_apart(forward)
-        lines = [self._plain(forward, *one) for one in zip(micros, states, each, strict=True)]
+        parts, spent = self._inputs_apart(forward)
+        lines = [self._plain(forward, *arguments) for arguments in zip(micros, states, parts, strict=True)]
         if stage < self.header.stages - 1:
             outputs = self.notation.name("y", micros, stage)
             lines.append(f"{outputs} = join({_all([f'{state}.take()' for state in states])})")
@@ -149,7 +149,7 @@ class Scribe:
         return f"{state} = {self._stage(forward)}.forward({number}, {inputs})"
 
     def _keeping(self, forward: Compute, states: list[str], inputs: str) -> tuple[str, ...]:
-        """A forward that keeps nothing but its input, over one micro-batch or several at once."""
+        """A forward that keeps only its input, over one micro-batch or several at once."""
         stage, outputs = self._stage(forward), self.notation.name("y", forward.micros, forward.stage)
         numbers = [self.notation.micro(micro) for micro in forward.micros]
         targets = [f"lane.target({number})" for number in numbers]
@@ -168,7 +168,7 @@ class Scribe:
         )
 
     def _inputs(self, forward: Compute) -> tuple[str, tuple[str, ...]]:
-        """What a forward reads, of all its micro-batches, and what is spent by it."""
+        """The inputs of a forward over all its micro-batches, and the names that are not read again."""
         micros, stage = forward.micros, forward.stage
         if stage == 0:
             loaded = [f"lane.input({self.notation.micro(micro)})" for micro in micros]
@@ -180,7 +180,7 @@ class Scribe:
         return outputs, (outputs,) if self._hands_on_apart(micros, before) else ()
 
     def _inputs_apart(self, forward: Compute) -> tuple[list[str], tuple[str, ...]]:
-        """The same for each micro-batch."""
+        """The inputs of a forward for each micro-batch, and the names that are not read again."""
         micros, stage = forward.micros, forward.stage
         if stage == 0:
             return [f"lane.input({self.notation.micro(micro)})" for micro in micros], ()
@@ -208,7 +208,7 @@ class Scribe:
         return tuple(lines), spent
 
     def _gradients(self, backward: Compute) -> tuple[list[str], tuple[str, ...]]:
-        """What a backward reads of each micro-batch, nothing on the last stage; and what is spent by it."""
+        """The gradients that a backward reads for each micro-batch, none on the last stage; and names not read later."""
         micros, stage = backward.micros, backward.stage
         if stage == self.header.stages - 1:
             return [""] * len(micros), ()
@@ -225,4 +225,4 @@ _COMPUTED: dict[Kind, Callable[[Scribe, Compute], Statements]] = {
     FORWARD: Scribe._forward,
     BACKWARD: Scribe._backward,
 }
-"""How the operations of each kind are written."""
+"""The writer of the operations of each kind."""

@@ -1,4 +1,4 @@
-"""What the templates show, computed: every line of every rank's script."""
+"""The values of the templates: every line of every rank's script."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ class RankView:
 
     ``slots``, ``peers``, ``kept``, ``copies`` and ``sending`` are Python literals; see templates/support/job.py.
 
-    ``lines`` are indented as they stand; ``tables`` says whether values are entries of dictionaries, ``counting`` what
-    micro-batches are counted in.
+    ``lines`` have their indentation; ``tables`` says whether values are entries of dictionaries, ``counting`` is a
+    remark on how micro-batches are counted.
     """
 
     worker: int
@@ -52,7 +52,7 @@ class PipeView:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """The facts of the job: ``title`` is prose, all that is not a number is a Python literal.
+    """The facts of the job: ``title`` is prose; other texts are Python literals.
 
     ``reads`` says for each stage which version every micro-batch of a period reads; see templates/support/job.py.
     """
@@ -78,7 +78,7 @@ def title(header: Header) -> str:
 
 
 def job_view(program: Program) -> JobView:
-    """What train.py says of a program."""
+    """The values of train.py for a program."""
     header = program.header
     return JobView(
         title=title(header),
@@ -99,14 +99,17 @@ def job_view(program: Program) -> JobView:
 
 def _grouped(program: Program) -> tuple[int, ...]:
     """The stages that have an operation over several micro-batches."""
-    found = {
-        int(each.stage) for lane in program.lanes for each in lane if isinstance(each, Compute) and len(each.micros) > 1
+    stages = {
+        int(instruction.stage)
+        for lane in program.lanes
+        for instruction in lane
+        if isinstance(instruction, Compute) and len(instruction.micros) > 1
     }
-    return tuple(sorted(found))
+    return tuple(sorted(stages))
 
 
 def _links(program: Program) -> str:
-    """Who sends to whom, as a Python literal with a line for each sender."""
+    """The pairs of sender and receiver, as a Python literal with a line for each sender."""
     rows = []
     for worker, lane in enumerate(program.lanes):
         receivers = sorted({instruction.to for instruction in lane if isinstance(instruction, Send)})
@@ -122,9 +125,9 @@ def _rows(rows: list[str]) -> str:
 
 
 def _reads(program: Program) -> str:
-    """The versions that are read, as a Python literal with a line for each stage; nothing in a synchronous program.
+    """The versions that are read, as a Python literal with a line for each stage; empty in a synchronous program.
 
-    In the last whole period nothing is read any more that is as old as the beginning.
+    They are those of the last whole period, in which the warm-up no longer matters.
     """
     header = program.header
     if not header.asynchronous:
@@ -138,18 +141,18 @@ def _reads(program: Program) -> str:
 
 
 def _versions_read(program: Program) -> dict[tuple[int, int], int]:
-    """By stage and micro-batch, the version that its forward reads."""
+    """By stage and micro-batch, the version that the forward reads."""
     return {
-        (int(each.stage), int(micro)): int(each.version)
+        (int(instruction.stage), int(micro)): int(instruction.version)
         for lane in program.lanes
-        for each in lane
-        if isinstance(each, Compute) and each.kind.opens and each.version is not None
-        for micro in each.micros
+        for instruction in lane
+        if isinstance(instruction, Compute) and instruction.kind.opens and instruction.version is not None
+        for micro in instruction.micros
     }
 
 
 def rank_view(verified: Verified, worker: Worker) -> RankView:
-    """What a rank's script says: the worker's lane, one statement per instruction, or its turn as a loop."""
+    """The values of a rank's script: the worker's lane instruction by instruction, or its turn as a loop."""
     header, lane, held = verified.program.header, verified.program.lanes[worker], verified.held[worker]
     stages, peers, rooms = header.stages_of[worker], _peers(lane), _rooms(lane)
     tables: set[str] = set()
@@ -170,7 +173,7 @@ def rank_view(verified: Verified, worker: Worker) -> RankView:
         peers=repr(peers),
         kept=_moments(held.fullest),
         copies=repr(dict(held.copies)),
-        sending=repr({int(each.stage): (each.activations, each.gradients) for each in held.sending}),
+        sending=repr({int(sums.stage): (sums.activations, sums.gradients) for sums in held.sending}),
         bindings=(
             *_bindings("stage", stages),
             *_bindings("peer", peers),
@@ -182,32 +185,32 @@ def rank_view(verified: Verified, worker: Worker) -> RankView:
 
 
 def _moments(fullest: Iterable[Iterable[tuple[int, int, int]]]) -> str:
-    """What is kept at once, with a line for each moment."""
+    """The moments of the most memory as a Python literal, with a line for each."""
     rows = "".join(f"    {tuple(tuple(kept) for kept in moment)!r},\n" for moment in fullest)
     return f"(\n{rows})" if rows else "()"
 
 
 def _lines(scribe: Scribe, lane: tuple[Instruction, ...], tables: set[str]) -> Iterator[str]:
-    """The statements, the program's lines as comments beside the first of each, and what is let go between them.
+    """The statements, with the program's lines as comments and ``del`` after last uses.
 
-    What repeats is a loop; then values are in ``tables``, whose names are added to those.
+    Stretches that repeat are loops; then values are entries of dictionaries, whose names are added to ``tables``.
     """
     pieces = roll(scribe.header, lane)
     if any(isinstance(piece, Loop) for piece in pieces):
         yield from rolled(scribe, pieces, tables)
     else:
-        yield from commented([(scribe.statements(each), instruction_line(each)) for each in lane])
+        yield from commented([(scribe.statements(instruction), instruction_line(instruction)) for instruction in lane])
 
 
 def _listed(word: str, numbers: Iterable[int]) -> str:
-    found = [str(n) for n in numbers]
-    match found:
+    words = [str(n) for n in numbers]
+    match words:
         case []:
             return f"no {word}"
-        case [one]:
-            return f"{word} {one}"
+        case [number]:
+            return f"{word} {number}"
         case _:
-            return f"{word}s {', '.join(found[:-1])} and {found[-1]}"
+            return f"{word}s {', '.join(words[:-1])} and {words[-1]}"
 
 
 def _bindings(word: str, numbers: Iterable[int]) -> tuple[str, ...]:
@@ -215,20 +218,20 @@ def _bindings(word: str, numbers: Iterable[int]) -> tuple[str, ...]:
 
 
 def _peers(lane: tuple[Instruction, ...]) -> tuple[int, ...]:
-    found: set[int] = set()
+    peers: set[int] = set()
     for instruction in lane:
         match instruction:
             case Send(to=worker) | Recv(source=worker):
-                found.add(int(worker))
-    return tuple(sorted(found))
+                peers.add(int(worker))
+    return tuple(sorted(peers))
 
 
 def _rooms(lane: tuple[Instruction, ...]) -> Rooms:
-    """For each receiving stage and direction, for how many micro-batches each slot must have room."""
-    found: dict[tuple[int, bool], dict[int, int]] = {}
+    """By receiving stage and direction, the micro-batches that each slot must have room for."""
+    rooms_of: dict[tuple[int, bool], dict[int, int]] = {}
     for instruction in lane:
         match instruction:
             case Recv(message=Message(micros=micros, source=source, target=target), slot=slot):
-                rooms = found.setdefault((int(target), source < target), {})
+                rooms = rooms_of.setdefault((int(target), source < target), {})
                 rooms[slot] = max(rooms.get(slot, 1), len(micros))
-    return {key: tuple(rooms.get(slot, 1) for slot in range(max(rooms) + 1)) for key, rooms in found.items()}
+    return {key: tuple(rooms.get(slot, 1) for slot in range(max(rooms) + 1)) for key, rooms in rooms_of.items()}

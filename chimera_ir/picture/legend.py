@@ -1,4 +1,4 @@
-"""The legend of a picture: what its colours, letters and signs mean."""
+"""The legend of a picture: the meaning of its colours, letters and signs."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -8,14 +8,14 @@ from chimera_ir.picture.shapes import Entry, Swatch
 from chimera_ir.picture.words import plain, strands
 
 SWATCHES = 4
-"""How many chunks of a strand a legend shows at most: the first ones and the last one."""
+"""The most chunks of a strand that a legend shows: the first ones and the last one."""
 
 _PAIR, _SIGN, _GAP = 44, 48, 20
-"""Pixels: from a pair of swatches to the next, from another sign to its name, from a name to the next entry."""
+"""Pixels from a pair of swatches to the next pair, from a sign to its name, and from a name to the next entry."""
 
 
 class _Line(NamedTuple):
-    """What an entry says, and how many pixels come before it: room for a sign, or for the colours of chunks."""
+    """The words of an entry, and the pixels before them: room for a sign, or for the colours of chunks."""
 
     words: str
     indent: int
@@ -28,9 +28,9 @@ class _Line(NamedTuple):
 
 
 def legend(looks: Looks, names: Iterable[str], left: int, width: int, y: int) -> Iterator[Entry]:
-    """An entry for each strand in use, one for the letters if there are any, one for each name.
+    """Entries for each strand in use, for the letters of chunks if there are any, and for each name.
 
-    They take as many rows as the width asks for; before a name there is room for a sign.
+    The entries continue in a new row where the width is used up; a name has room for a sign before it.
     """
     x = left
     for line in [*_lines(looks), *(_Line(plain(name), _SIGN) for name in names)]:
@@ -41,7 +41,7 @@ def legend(looks: Looks, names: Iterable[str], left: int, width: int, y: int) ->
 
 
 def least(looks: Looks) -> int:
-    """The pixels that the widest entry about chunks takes; 0 where no worker has two stages of a pipe."""
+    """The width in pixels of the widest entry about chunks; 0 if no worker has two stages of a pipe."""
     return max((line.length for line in _lines(looks)), default=0) if looks.chunks > 1 else 0
 
 

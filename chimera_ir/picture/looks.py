@@ -1,4 +1,4 @@
-"""How the boxes of a picture differ: a hue for each strand, a shade and a letter for each of a worker's stages."""
+"""The looks of boxes in a picture: a hue for each strand, a shade and a letter for each of a worker's stages."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from chimera_ir.ir.ops import Compute
 from chimera_ir.picture.words import BLACK, PAPER, Hue, hue, label, strand_numbers, strands
 
 FARTHEST = Fraction(3, 5)
-"""How far the shades of a worker's last stage are on the way to white and black."""
+"""The share of white and black in the shades of a worker's last stage."""
 
 
 class Group(NamedTuple):
@@ -25,10 +25,11 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Looks:
-    """How the operations of a schedule are drawn.
+    """The colours and labels of the operations of a schedule.
 
-    A pipe with several stages on a worker has as many *chunks* there, by ascending stage. Then the shades of a hue tell
-    them apart, and a letter behind the micro-batches, which needs no colour. Elsewhere there are neither.
+    A pipe with several stages on a worker has as many *chunks* there, by ascending stage. Chunks differ in the shade of
+    their hue and, for pictures without colour, in a letter behind the micro-batches. A schedule without chunks has
+    neither shades nor letters.
     """
 
     header: Header
@@ -40,7 +41,7 @@ class Looks:
 
     @cached_property
     def hues(self) -> dict[tuple[int, int], Hue]:
-        """The colours of each strand, chunk by chunk."""
+        """The colours by strand and chunk."""
         numbers = range(len(strands(self.header)))
         return {(number, chunk): self._shade(number, chunk) for number in numbers for chunk in range(self.chunks)}
 
@@ -49,26 +50,26 @@ class Looks:
         return self._places[self.header.pipe_of[micro].name][stage] if self.chunks > 1 else 0
 
     def group(self, operation: Compute) -> Group:
-        """The operations that this one shares its colours with."""
+        """The group of operations with the same colours as this one."""
         micro = operation.micros[0]
         return Group(self._strands[micro], self.chunk(micro, operation.stage), not operation.kind.opens)
 
     def fill(self, group: Group) -> str:
-        """The ground on which the labels of a group stand."""
+        """The colour of the boxes of a group."""
         shade = self.hues[group.strand, group.chunk]
         return shade.dark if group.backward else shade.light
 
     def label(self, operation: Compute) -> str:
-        """What the box of an operation shows: its micro-batches and, where it has one, the letter of its chunk."""
+        """The text in the box of an operation: its micro-batches and the letter of its chunk, if it has one."""
         return label(operation) + self.letter(self.chunk(operation.micros[0], operation.stage))
 
     def letter(self, chunk: int) -> str:
-        """``a`` for a worker's first stage, then ``b``, .. ``z``, ``aa``; nothing where no worker has two of a pipe."""
+        """The letter of a chunk: ``a``, ``b``, .. ``z``, ``aa``; empty if no worker has two stages of a pipe."""
         return _letter(chunk) if self.chunks > 1 else ""
 
     @property
     def sign(self) -> str:
-        """What the letters mean, for a legend; nothing where there are none."""
+        """The meaning of the letters, for a legend; empty if there are none."""
         if self.chunks == 1:
             return ""
         joint = ", " if self.chunks == 2 else "-"
@@ -83,7 +84,7 @@ class Looks:
         return {pipe.name: _places(pipe) for pipe in self.header.pipes}
 
     def _shade(self, strand: int, chunk: int) -> Hue:
-        """Forwards get lighter from chunk to chunk, backwards darker: both stay legible and unlike one another."""
+        """The colours of a chunk: forwards lighter and backwards darker from chunk to chunk, always legible."""
         base, share = hue(strand), chunk * FARTHEST / max(self.chunks - 1, 1)
         return Hue(_mixed(base.light, PAPER, share), _mixed(base.dark, BLACK, share))
 

@@ -14,7 +14,7 @@ from chimera_ir.ir.ops import AllReduce, Compute, Send, Step
 from chimera_ir.picture.legend import least, legend
 from chimera_ir.picture.looks import Group, Looks
 from chimera_ir.picture.shapes import Box, Entry, Family, Label, Row, Tick
-from chimera_ir.picture.svg import FAIR, FONT, TOLD, WIDEST, WIDTH, pixels, room, written
+from chimera_ir.picture.svg import FAIR, FONT, MOST_BOXES, WIDEST, WIDTH, pixels, room, written
 from chimera_ir.picture.words import INK, PAPER, STEP, ink, label, named, plain, step
 from chimera_ir.plural import counted
 from chimera_ir.predict.events import Role
@@ -23,12 +23,12 @@ from chimera_ir.predict.replay import Event, Replay
 
 _LEFT, _TOP = 46, 62
 _MOST = 90
-"""The largest width of the shortest operation's box."""
+"""The largest width in pixels of the shortest operation's box."""
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Idle time of one cause, as one path, and its line in the legend; ``pattern`` is its ground in the template."""
+    """Idle time of one cause as one path, with its entry in the legend; ``pattern`` names its fill in the template."""
 
     pattern: str
     path: str
@@ -38,7 +38,7 @@ class Idle:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class ReplayPicture:
     """Everything that the template writes, in pixels."""
 
     width: int
@@ -93,7 +93,7 @@ def draw_replay(replay: Replay) -> str:
     return written("replay.svg.j2", drawing=drawing(replay))
 
 
-def drawing(replay: Replay) -> Drawing:
+def drawing(replay: Replay) -> ReplayPicture:
     """The places and sizes of everything in the drawing."""
     scale = _scale(replay)
     right, workers = scale.x(replay.span), len(replay.lanes)
@@ -101,13 +101,13 @@ def drawing(replay: Replay) -> Drawing:
     heading, summary = plain(_heading(replay)), plain(_summary(replay))
     looks = Looks(replay.header)
     width = int(max(float(right), _LEFT + max(10 * len(heading), 7 * len(summary), least(looks)))) + 60
-    names = [*(each.value for each in Cause), "sum under way", "message", "critical path"]
+    names = [*(cause.value for cause in Cause), "sum under way", "message", "critical path"]
     names += ["step"] * any(_steps(replay))
     entries = [*legend(looks, names, _LEFT, width, bottom + 44)]
-    told_strands, others = entries[: -len(names)], entries[-len(names) :]
+    strand_entries, others = entries[: -len(names)], entries[-len(names) :]
     causes, (sums, messages, critical, *stepped) = others[: len(Cause)], others[len(Cause) :]
-    told = sum(map(len, replay.lanes)) <= TOLD
-    return Drawing(
+    one_by_one = sum(map(len, replay.lanes)) <= MOST_BOXES
+    return ReplayPicture(
         width=width,
         height=entries[-1].y + 28,
         left=_LEFT,
@@ -125,13 +125,13 @@ def drawing(replay: Replay) -> Drawing:
         rows=tuple(Row(f"P{worker}", scale.y(worker), _baseline(worker, scale)) for worker in range(workers)),
         ticks=tuple(_ticks(replay, scale)),
         idle=tuple(_idle(replay, scale, causes)),
-        families=(*_families(replay, looks, scale, told), *_stepping(replay, scale, told)),
-        messages="".join(_arrow(each, scale) for each in replay.messages if each.end > each.start),
-        sums=tuple(_strip(each, worker, scale) for each, worker in _summing(replay)) if told else (),
-        sums_path="" if told else "".join(_rectangle(each, worker, scale) for each, worker in _summing(replay)),
-        critical="".join(_marked(each, scale) for each in replay.critical if each.role is not Role.NOTICE),
-        notices="".join(_arrow(each, scale) for each in replay.critical if each.role is Role.NOTICE),
-        legend=tuple(told_strands),
+        families=(*_families(replay, looks, scale, one_by_one), *_stepping(replay, scale, one_by_one)),
+        messages="".join(_arrow(message, scale) for message in replay.messages if message.end > message.start),
+        sums=tuple(_strip(event, worker, scale) for event, worker in _summing(replay)) if one_by_one else (),
+        sums_path="" if one_by_one else "".join(_rectangle(event, worker, scale) for event, worker in _summing(replay)),
+        critical="".join(_marked(event, scale) for event in replay.critical if event.role is not Role.NOTICE),
+        notices="".join(_arrow(event, scale) for event in replay.critical if event.role is Role.NOTICE),
+        legend=tuple(strand_entries),
         sum_entry=sums,
         message_entry=messages,
         critical_entry=critical,
@@ -140,28 +140,28 @@ def drawing(replay: Replay) -> Drawing:
 
 
 def _scale(replay: Replay) -> _Scale:
-    """As wide as a timeline is drawn, or wider if all labels then fit; fair to the shortest operation in any case."""
-    lengths = [Fraction(each.end) - Fraction(each.start) for each in _computes(replay)]
+    """The scale of a timeline, or a larger one if all labels then fit, within limits for the shortest operation."""
+    lengths = [Fraction(event.end) - Fraction(event.start) for event in _computes(replay)]
     shortest = min((length for length in lengths if length > 0), default=Fraction(1))
     span = Fraction(replay.span) or Fraction(1)
     row, strip, gap, font = (14, 4, 3, 10) if len(replay.lanes) > 16 else (26, 7, 5, FONT)
     looks = Looks(replay.header)
-    labelled = max((room(_label(each, looks), font) for each in _computes(replay)), default=Fraction(0)) / shortest
+    labelled = max((room(_label(event, looks), font) for event in _computes(replay)), default=Fraction(0)) / shortest
     least = labelled if labelled * span <= WIDEST else FAIR[0] / shortest
     return _Scale(min(max(WIDTH / span, least), _MOST / shortest, WIDEST / span), row, strip, gap, font)
 
 
-def _label(each: Event, looks: Looks) -> str:
-    assert isinstance(each.what, Compute)
-    return looks.label(each.what)
+def _label(event: Event, looks: Looks) -> str:
+    assert isinstance(event.what, Compute)
+    return looks.label(event.what)
 
 
 def _computes(replay: Replay) -> Iterator[Event]:
-    return (each for each in chain.from_iterable(replay.lanes) if each.role is Role.COMPUTE)
+    return (event for event in chain.from_iterable(replay.lanes) if event.role is Role.COMPUTE)
 
 
 def _steps(replay: Replay) -> Iterator[Event]:
-    return (each for each in chain.from_iterable(replay.lanes) if each.role is Role.STEP)
+    return (event for event in chain.from_iterable(replay.lanes) if event.role is Role.STEP)
 
 
 def _heading(replay: Replay) -> str:
@@ -170,16 +170,16 @@ def _heading(replay: Replay) -> str:
 
 
 def _summary(replay: Replay) -> str:
-    """How long an update takes, and what the workers' time goes into."""
-    found = shares(replay) if replay.span else dict.fromkeys(Cause, 0.0)
-    busy = 1 - sum(found.values())
-    stepping = sum(each.end - each.start for each in _steps(replay)) / (replay.span * len(replay.lanes) or 1.0)
+    """The time of an update, and the shares of computing and of each cause of idle time."""
+    idle_shares = shares(replay) if replay.span else dict.fromkeys(Cause, 0.0)
+    busy = 1 - sum(idle_shares.values())
+    stepping = sum(event.end - event.start for event in _steps(replay)) / (replay.span * len(replay.lanes) or 1.0)
     parts = [
         ("computing", busy - stepping),
         *([("stepping", stepping)] if stepping else []),
-        ("bubbles", found[Cause.BUBBLE]),
-        ("waiting for messages", found[Cause.MESSAGE]),
-        ("waiting for sums", found[Cause.SUM]),
+        ("bubbles", idle_shares[Cause.BUBBLE]),
+        ("waiting for messages", idle_shares[Cause.MESSAGE]),
+        ("waiting for sums", idle_shares[Cause.SUM]),
     ]
     said = ", ".join(f"{name} {percent(Fraction(share))}" for name, share in parts)
     if replay.header.asynchronous:
@@ -193,7 +193,7 @@ def _baseline(worker: int, scale: _Scale) -> str:
 
 
 def _ticks(replay: Replay, scale: _Scale) -> Iterator[Tick]:
-    """Marks at round times, in the unit that suits the whole."""
+    """Marks at round times, in a unit that suits the length of the replay."""
     factor, name = time_unit(replay.span)
     distance = step(80 * factor / scale.pixel)
     for number in range(int(Fraction(replay.span) * factor / distance) + 1):
@@ -212,7 +212,7 @@ def _idle(replay: Replay, scale: _Scale, entries: list[Entry]) -> Iterator[Idle]
 
 
 def _span(start: float, end: float, y: int, height: int, scale: _Scale) -> str:
-    """The rectangle of a time, as a part of a path."""
+    """The rectangle of a stretch of time, as a part of a path."""
     left, right = pixels(scale.x(start)), pixels(scale.x(end))
     return f"M{left} {y}H{right}v{height}H{left}z"
 
@@ -220,17 +220,17 @@ def _span(start: float, end: float, y: int, height: int, scale: _Scale) -> str:
 def _families(replay: Replay, looks: Looks, scale: _Scale, one_by_one: bool) -> Iterator[Family]:
     """The operations, group by group."""
     members: dict[Group, list[Event]] = {}
-    for each in _computes(replay):
-        assert isinstance(each.what, Compute)
-        members.setdefault(looks.group(each.what), []).append(each)
+    for event in _computes(replay):
+        assert isinstance(event.what, Compute)
+        members.setdefault(looks.group(event.what), []).append(event)
     for group, several in sorted(members.items(), key=lambda member: member[0]):
         sample = several[0].what
         assert isinstance(sample, Compute)
         yield Family(
             fill=looks.fill(group),
             ink=ink(sample),
-            boxes=tuple(_box(each, scale) for each in several) if one_by_one else (),
-            outline="" if one_by_one else "".join(_outline(each, scale) for each in several),
+            boxes=tuple(_box(event, scale) for event in several) if one_by_one else (),
+            outline="" if one_by_one else "".join(_outline(event, scale) for event in several),
             labels=tuple(_labels(several, looks, scale)),
         )
 
@@ -238,73 +238,73 @@ def _families(replay: Replay, looks: Looks, scale: _Scale, one_by_one: bool) -> 
 def _stepping(replay: Replay, scale: _Scale, one_by_one: bool) -> Iterator[Family]:
     """The steps of all stages, if they take time."""
     if several := [*_steps(replay)]:
-        boxes = tuple(_step(each, scale) for each in several) if one_by_one else ()
-        outline = "" if one_by_one else "".join(_outline(each, scale) for each in several)
+        boxes = tuple(_step(event, scale) for event in several) if one_by_one else ()
+        outline = "" if one_by_one else "".join(_outline(event, scale) for event in several)
         yield Family(STEP, PAPER, boxes, outline, ())
 
 
-def _step(each: Event, scale: _Scale) -> Box:
-    assert isinstance(each.what, Step)
-    title = f"step of stage {each.what.stage}, {seconds(each.start)} to {seconds(each.end)}"
-    return _placed(each, scale.y(each.workers[0]), title, scale)
+def _step(event: Event, scale: _Scale) -> Box:
+    assert isinstance(event.what, Step)
+    title = f"step of stage {event.what.stage}, {seconds(event.start)} to {seconds(event.end)}"
+    return _placed(event, scale.y(event.workers[0]), title, scale)
 
 
-def _box(each: Event, scale: _Scale) -> Box:
-    assert isinstance(each.what, Compute)
-    what, when = each.what, f"{seconds(each.start)} to {seconds(each.end)}"
+def _box(event: Event, scale: _Scale) -> Box:
+    assert isinstance(event.what, Compute)
+    what, when = event.what, f"{seconds(event.start)} to {seconds(event.end)}"
     title = f"{what.kind.noun} of {label(what)} on stage {what.stage}, {when}"
-    return _placed(each, scale.y(each.workers[0]), title, scale)
+    return _placed(event, scale.y(event.workers[0]), title, scale)
 
 
-def _placed(each: Event, y: int, title: str, scale: _Scale) -> Box:
-    left, right = scale.x(each.start), scale.x(each.end)
+def _placed(event: Event, y: int, title: str, scale: _Scale) -> Box:
+    left, right = scale.x(event.start), scale.x(event.end)
     return Box(pixels(left), y, pixels(right - left), title)
 
 
-def _outline(each: Event, scale: _Scale) -> str:
-    return _span(each.start, each.end, scale.y(each.workers[0]), scale.row, scale)
+def _outline(event: Event, scale: _Scale) -> str:
+    return _span(event.start, event.end, scale.y(event.workers[0]), scale.row, scale)
 
 
 def _labels(several: list[Event], looks: Looks, scale: _Scale) -> Iterator[Label]:
-    """The labels of operations, if all of them have room for theirs."""
-    if all(room(_label(each, looks), scale.font) <= scale.x(each.end) - scale.x(each.start) for each in several):
-        for each in several:
-            middle = (scale.x(each.start) + scale.x(each.end)) / 2
-            yield Label(pixels(middle), _baseline(each.workers[0], scale), _label(each, looks))
+    """The labels of operations, if every one has room for its label."""
+    if all(room(_label(event, looks), scale.font) <= scale.x(event.end) - scale.x(event.start) for event in several):
+        for event in several:
+            middle = (scale.x(event.start) + scale.x(event.end)) / 2
+            yield Label(pixels(middle), _baseline(event.workers[0], scale), _label(event, looks))
 
 
 def _summing(replay: Replay) -> Iterator[tuple[Event, Worker]]:
     """Every sum with each of its members."""
-    return ((each, worker) for each in replay.sums if each.end > each.start for worker in each.workers)
+    return ((event, worker) for event in replay.sums if event.end > event.start for worker in event.workers)
 
 
-def _strip(each: Event, worker: Worker, scale: _Scale) -> Box:
-    assert isinstance(each.what, AllReduce)
+def _strip(event: Event, worker: Worker, scale: _Scale) -> Box:
+    assert isinstance(event.what, AllReduce)
     title = (
-        f"sum of the gradients of stage {each.what.stage}, launched by all at {seconds(each.posted)}, "
-        f"{seconds(each.start)} to {seconds(each.end)}"
+        f"sum of the gradients of stage {event.what.stage}, launched by all at {seconds(event.posted)}, "
+        f"{seconds(event.start)} to {seconds(event.end)}"
     )
-    return _placed(each, scale.y(worker) + scale.row + 1, title, scale)
+    return _placed(event, scale.y(worker) + scale.row + 1, title, scale)
 
 
-def _rectangle(each: Event, worker: Worker, scale: _Scale) -> str:
-    return _span(each.start, each.end, scale.y(worker) + scale.row + 1, scale.strip - 1, scale)
+def _rectangle(event: Event, worker: Worker, scale: _Scale) -> str:
+    return _span(event.start, event.end, scale.y(worker) + scale.row + 1, scale.strip - 1, scale)
 
 
-def _arrow(each: Event, scale: _Scale) -> str:
-    """The way of a message, or of a notice, from the near edge of one lane to that of another."""
-    source, target = (scale.y(worker) for worker in each.workers[:2])
+def _arrow(event: Event, scale: _Scale) -> str:
+    """The line of a message or a notice, between the facing edges of two lanes."""
+    source, target = (scale.y(worker) for worker in event.workers[:2])
     down = target > source
     start, end = (source + scale.row, target) if down else (source, target + scale.row)
-    return f"M{pixels(scale.x(each.start))} {start}L{pixels(scale.x(each.end))} {end}"
+    return f"M{pixels(scale.x(event.start))} {start}L{pixels(scale.x(event.end))} {end}"
 
 
-def _marked(each: Event, scale: _Scale) -> str:
-    """What the critical path adds to an event: an outline, or a line along a message."""
-    match each.what:
-        case Send() if each.role is not Role.POST:
-            return _arrow(each, scale)
-        case AllReduce() if each.role is not Role.POST:
-            return "".join(_rectangle(each, worker, scale) for worker in each.workers)
+def _marked(event: Event, scale: _Scale) -> str:
+    """The mark of an event on the critical path: an outline, or a line along a message."""
+    match event.what:
+        case Send() if event.role is not Role.POST:
+            return _arrow(event, scale)
+        case AllReduce() if event.role is not Role.POST:
+            return "".join(_rectangle(event, worker, scale) for worker in event.workers)
         case _:
-            return _outline(each, scale)
+            return _outline(event, scale)

@@ -1,11 +1,11 @@
-"""What a drawing consists of: the values that ``templates/timeline.svg.j2`` writes down, in pixels."""
+"""The shapes of a drawing: the values that ``templates/timeline.svg.j2`` writes, in pixels."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """The rectangle of an operation, and a text for whoever points at it."""
+    """The rectangle of an operation, and the text that is shown when one points at it."""
 
     x: str
     y: int
@@ -24,7 +24,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The operations of a `looks.Group`, which share their colours: as boxes, or as a single outline."""
+    """The operations of a `looks.Group`, which have the same colours: as boxes, or as a single outline."""
 
     fill: str
     ink: str
@@ -35,7 +35,7 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A worker: its name, and the stripe of bubbles on which its boxes lie."""
+    """The row of a worker: its name, and the stripe of bubbles behind its boxes."""
 
     name: str
     y: int
@@ -62,7 +62,7 @@ class Swatch:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a strand's colours or another sign mean, in the legend: a name, which begins at ``text``."""
+    """An entry of the legend: the colours of a strand, or another sign, and its name, which begins at ``text``."""
 
     x: int
     y: int
@@ -73,7 +73,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A triangle on the upper edge of a lane: something happens between two operations."""
+    """A triangle on the upper edge of a lane: an event between two operations."""
 
     path: str
     title: str
@@ -81,9 +81,9 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
-    """A stretch of time, below the time axis and as two lines through the lanes, and what it is.
+    """A stretch of time, drawn below the time axis and as two lines through the lanes, with its name.
 
-    The text starts or ends at ``x``, as ``anchor`` says.
+    The text starts or ends at ``x``, depending on ``anchor``.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""Several timelines on one sheet, all on the same scale, so that lengths can be compared between them."""
+"""Several timelines on one sheet and on one scale, so that their lengths can be compared."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from chimera_ir.picture.shapes import Picture
 from chimera_ir.picture.words import INK, PAPER
 
 WIDTH = 1240
-"""The width in pixels that the charts of a row are drawn to, side by side."""
+"""The width in pixels of the charts of a row, side by side."""
 
 _GAP = 24
 _HEAD = 30
@@ -19,7 +19,7 @@ _HEAD = 30
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A timeline, and what it shows."""
+    """A timeline and its caption."""
 
     caption: str
     timeline: Timeline
@@ -27,7 +27,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """An SVG document within another one: the template writes it as it is."""
+    """An SVG document within another one, which the template writes without escapes."""
 
     document: str
 
@@ -64,7 +64,7 @@ def draw(title: str, rows: Sequence[Sequence[Panel]]) -> str:
     """The panels, row by row, as one self-contained SVG document; the panels of a column share their left edge."""
     unit = _common_unit(rows)
     numbers = count(1)
-    pictures = [[svg.picture(each.timeline, unit, f"bubble-{next(numbers)}") for each in row] for row in rows]
+    pictures = [[svg.picture(panel.timeline, unit, f"bubble-{next(numbers)}") for panel in row] for row in rows]
     lefts = _offsets(_columns(pictures))
     tops = _offsets(_HEAD + max(picture.height for picture in row) for row in pictures)
     placed = tuple(
@@ -78,20 +78,20 @@ def draw(title: str, rows: Sequence[Sequence[Panel]]) -> str:
 
 
 def _common_unit(rows: Sequence[Sequence[Panel]]) -> Fraction:
-    """Pixels for a unit of time: what the panel with the shortest operations finds fair, and no row too long."""
+    """Pixels for a unit of time: fair to the panel with the shortest operations, and limited by the longest row."""
     fair = max(svg.fair_unit(panel.timeline) for panel in chain.from_iterable(rows))
     longest = max(sum((panel.timeline.shown for panel in row), Fraction(0)) for row in rows)
     return min(fair, WIDTH / longest)
 
 
 def _columns(pictures: Sequence[Sequence[Picture]]) -> Iterator[int]:
-    """How wide each column is for the next one to clear it; the last in a row may be as wide as it likes."""
+    """The width of each column; the last picture of a row counts for none, as nothing follows it."""
     for column in range(max(map(len, pictures))):
         yield max((row[column].width for row in pictures if column + 1 < len(row)), default=0)
 
 
 def _offsets(lengths: Iterable[int]) -> list[int]:
-    """Where things of these lengths begin that follow each other with a gap; at last, where a further one would."""
+    """The starts of pictures of these lengths with gaps between them, and the start of a further one."""
     offsets = [0]
     for length in lengths:
         offsets.append(offsets[-1] + length + _GAP)

@@ -24,19 +24,19 @@ from chimera_ir.resources import templates
 from chimera_ir.visible import visible_lines
 
 WIDTH = 2000
-"""The width in pixels that a chart is drawn to, if its boxes then have a fair size."""
+"""The width in pixels of a chart, if its boxes then have a fair size."""
 
 FAIR = (5, 30)
-"""The smallest and the largest width of the shortest operation's box."""
+"""The smallest and the largest width in pixels of the shortest operation's box."""
 
 WIDEST = 6000
-"""The width in pixels that no chart exceeds."""
+"""The largest width in pixels of a chart."""
 
-TOLD = 4096
-"""Up to how many operations each box tells, when pointed at, what it is; more are drawn as one outline per family."""
+MOST_BOXES = 4096
+"""The most operations that are drawn as boxes with a text for each; more are drawn as one outline per family."""
 
 FONT = 13
-"""The size of the numbers in boxes, where they are high enough."""
+"""The font size of the numbers in boxes, if the rows are high enough."""
 
 _LEFT, _TOP = 46, 62
 _MARK = 5
@@ -70,7 +70,7 @@ def draw(timeline: Timeline) -> str:
 
 
 def written(template: str, **values: object) -> str:
-    """A template with the values in it, whatever they contain: texts are escaped, and what XML has no place for."""
+    """A template filled with values; texts are escaped, also the characters that XML does not allow."""
     environment = Environment(
         loader=FileSystemLoader(templates()),
         autoescape=True,
@@ -86,8 +86,9 @@ def written(template: str, **values: object) -> str:
 def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubble") -> Picture:
     """The places and sizes of everything in the drawing.
 
-    ``unit`` is the length in pixels of a unit of time; without it a fair one, for so much as is legible then. ``hatch``
-    names the pattern of bubbles, which is to be unique in a document.
+    ``unit`` is the length in pixels of a unit of time. Without it the unit is fair to the shortest operation, and the
+    picture ends with the steady state if labels have no room otherwise. ``hatch`` is the name of the pattern for
+    bubbles, unique in a document.
     """
     window = steady_window(timeline)
     if unit is None:
@@ -126,30 +127,30 @@ def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubb
         legend=tuple(entries),
         bubble=bubble,
         hatch=hatch,
-        marks=tuple(_mark(each, timeline, scale) for each in timeline.events),
+        marks=tuple(_mark(event, timeline, scale) for event in timeline.events),
         event=(marked,) if timeline.events else (),
         steady=steady,
     )
 
 
 def fair_unit(timeline: Timeline) -> Fraction:
-    """Pixels for a unit of time: as many as the width allows, within what is fair to the shortest operation.
+    """Pixels for a unit of time: as many as the width allows, within limits for the shortest operation.
 
-    Fair is what holds the widest label as well, so that an operation goes without one only for want of width.
+    The upper limit is large enough for the widest label, so that labels are left out only where the width is used up.
     """
-    timed = list(chain.from_iterable(timeline.lanes))
+    operations = list(chain.from_iterable(timeline.lanes))
     looks = Looks(timeline.header)
-    shortest = min((each.end - each.start for each in timed), default=1)
+    shortest = min((timed.end - timed.start for timed in operations), default=1)
     span = max(timeline.span, 1)
     least, most = FAIR
-    longest = _longest_labels(timed, looks).items()
+    longest = _longest_labels(operations, looks).items()
     labelled = max((room(text, FONT) / length for length, text in longest), default=Fraction(0)) * shortest
     box = Fraction(min(max(WIDTH * shortest // span, least), max(most, ceil(labelled))))
     return min(box / shortest, Fraction(WIDEST, span)) / timeline.tick
 
 
 def _scale(timeline: Timeline, unit: Fraction) -> _Scale:
-    """A scale of so many pixels for a unit of time, in letters that fit all boxes if there are any that do."""
+    """The scale for a unit of time in pixels, with the largest font whose labels fit all boxes, if there is one."""
     pixel = unit * timeline.tick
     many = len(timeline.lanes) > 16
     row, gap = (14, 2) if many else (26, 4)
@@ -160,7 +161,7 @@ def _scale(timeline: Timeline, unit: Fraction) -> _Scale:
 
 
 def _legible(timeline: Timeline, window: Window | None) -> Timeline:
-    """All of a timeline; or, if labels have no room then and there is a steady state, the beginning that shows it."""
+    """The timeline, cut after the steady state if there is one and if labels have no room otherwise."""
     scale, timed = _scale(timeline, fair_unit(timeline)), chain.from_iterable(timeline.lanes)
     longest = _longest_labels(timed, Looks(timeline.header))
     fits = all(room(text, scale.font) <= length * scale.pixel for length, text in longest.items())
@@ -168,7 +169,7 @@ def _legible(timeline: Timeline, window: Window | None) -> Timeline:
 
 
 def room(text: str, font: int) -> Fraction:
-    """The pixels that a label takes up in its box."""
+    """The width in pixels of a label in its box."""
     return len(text) * font * _GLYPH + 3
 
 
@@ -182,7 +183,7 @@ def _baseline(y: int, scale: _Scale) -> str:
 
 def _families(timeline: Timeline, looks: Looks, scale: _Scale) -> Iterator[Family]:
     """The operations, group by group, with the labels that fit all boxes of their size."""
-    told = sum(map(len, timeline.lanes)) <= TOLD
+    one_by_one = sum(map(len, timeline.lanes)) <= MOST_BOXES
     members: dict[Group, list[_Placed]] = {}
     for worker, lane in enumerate(timeline.lanes):
         for timed in lane:
@@ -193,22 +194,22 @@ def _families(timeline: Timeline, looks: Looks, scale: _Scale) -> Iterator[Famil
         length = timed.end - timed.start
         return room(longest[length], scale.font) <= length * scale.pixel
 
-    for group, placed in sorted(members.items(), key=lambda member: member[0]):
+    for group, operations in sorted(members.items(), key=lambda member: member[0]):
         yield Family(
             fill=looks.fill(group),
-            ink=ink(placed[0][1].operation),
-            boxes=tuple(_box(each, timeline, scale) for each in placed) if told else (),
-            outline="" if told else "".join(_outline(each, scale) for each in placed),
-            labels=tuple(_label(each, looks, scale) for each in placed if fits(each[1])),
+            ink=ink(operations[0][1].operation),
+            boxes=tuple(_box(placed, timeline, scale) for placed in operations) if one_by_one else (),
+            outline="" if one_by_one else "".join(_outline(placed, scale) for placed in operations),
+            labels=tuple(_label(placed, looks, scale) for placed in operations if fits(placed[1])),
         )
 
 
-def _longest_labels(timed: Iterable[Timed], looks: Looks) -> dict[int, str]:
-    """For each length of box, the longest label that one of them has."""
+def _longest_labels(operations: Iterable[Timed], looks: Looks) -> dict[int, str]:
+    """The longest label for each length of an operation."""
     longest: dict[int, str] = {}
-    for each in timed:
-        length = each.end - each.start
-        longest[length] = max(longest.get(length, ""), looks.label(each.operation), key=len)
+    for timed in operations:
+        length = timed.end - timed.start
+        longest[length] = max(longest.get(length, ""), looks.label(timed.operation), key=len)
     return longest
 
 
@@ -241,7 +242,7 @@ def _title(timed: Timed, timeline: Timeline) -> str:
 
 
 def _ticks(timeline: Timeline, scale: _Scale) -> Iterator[Tick]:
-    """Round times at a readable distance, and the end itself."""
+    """Marks at round times, far enough apart to be read, and at the end."""
     span, length = timeline.shown, max(len(mark(timeline, timeline.shown)) * 9, 28)
     if span == 0:
         return
@@ -277,7 +278,7 @@ def _told(event: Event, unit: Unit) -> str:
 
 
 def _brackets(window: Window | None, scale: _Scale, width: int, bottom: int) -> Iterator[Bracket]:
-    """The steady state, if there is one to be shown; what it is stands behind it, or before it if there is no room."""
+    """The bracket of the steady state, if there is one; its text is behind it, or before it if there is no room."""
     if window is None:
         return
     start, end, text = scale.x(window.start), scale.x(window.end), bracket(window)

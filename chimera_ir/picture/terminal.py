@@ -2,8 +2,8 @@
 
 The number of the micro-batch opens an operation, ``─`` continues a forward, ``═`` a backward, ``·`` is a bubble; so the
 picture can be read without colour. Where a pipe has several stages on a worker, a letter behind the number names the
-stage. With colour, each strand has its hue, and each of those stages a shade of it. ``▾`` closes an operation that an
-event comes after, unless the picture is drawn small.
+stage. With colour, each strand has a hue, and each of a worker's stages has a shade of it. ``▾`` closes an operation
+that is followed by an event, unless the picture is drawn small.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,23 +35,23 @@ from chimera_ir.picture.words import (
 from chimera_ir.plural import counted
 
 LINES = 60
-"""How many lines a picture may take before it is drawn small instead of being continued below."""
+"""The most lines of a picture that is continued below; a longer one is drawn small."""
 
 RUNS = 4
-"""How many runs of consecutive micro-batches the legend tells of a pipe."""
+"""The most runs of consecutive micro-batches that the legend shows for a pipe."""
 
 _ROOM = 2
-"""How many more columns than it needs the shortest operation may get."""
+"""The most columns of the shortest operation beyond those that it needs."""
 
 _GAP = "   "
-"""What separates the entries of the legend."""
+"""The separator of the entries of the legend."""
 
 _FORWARD, _BACKWARD, _BUBBLE, _EVENT = "─", "═", "·", "▾"
 
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Columns per tick, and how many columns a line of the picture may have."""
+    """Columns per tick, and the most columns of a line of the picture."""
 
     column: Fraction
     width: int
@@ -69,11 +69,11 @@ class _Shown(NamedTuple):
 
 
 def draw(timeline: Timeline, width: int) -> Text:
-    """The timeline, no wider than ``width`` columns where that is possible at all.
+    """The timeline, no wider than ``width`` columns if that is possible.
 
-    A timeline too long for one line is continued below, like a score. Of one that would take too many lines only the
-    beginning is drawn, as far as the steady state; and if there is none, all of it is drawn small, and a note says what
-    is missing. Style sits in the `Text`: printed without colour, nothing is lost.
+    A timeline that is too long for a line is continued below, like a score. If it would take too many lines, it ends
+    with the steady state; without a steady state it is drawn small, with a note on what is missing. Colours are styles
+    of the `Text`; nothing is lost without them.
     """
     names = [f"P{worker}".ljust(len(f"P{len(timeline.lanes) - 1}")) + " " for worker in range(len(timeline.lanes))]
     window, room = steady_window(timeline), max(width - len(names[0]), 10)
@@ -99,7 +99,7 @@ def _lanes(timeline: Timeline) -> list[list[_Shown]]:
 
 
 def _layout(timeline: Timeline, width: int) -> tuple[_Scale, list[tuple[int, int]]]:
-    """The scale, and from which column to which each part of the picture goes."""
+    """The scale, and the first and last column of each part of the picture."""
     scale, span = _legible(timeline, width), max(timeline.span, 1)
     if _lines(timeline, scale) <= LINES:
         return scale, _panels(chain(*_lanes(timeline)), scale, scale.at(span))
@@ -107,27 +107,27 @@ def _layout(timeline: Timeline, width: int) -> tuple[_Scale, list[tuple[int, int
 
 
 def _legible(timeline: Timeline, width: int) -> _Scale:
-    """The scale at which every operation shows all that it has to say, and little more."""
-    shown, span = list(chain(*_lanes(timeline))), max(timeline.span, 1)
-    shortest = min((each.timed.end - each.timed.start for each in shown), default=span)
-    needed = max((_needed(each, shortest) for each in shown), default=1)
+    """The smallest scale at which every operation shows its label and sign, or a slightly larger one."""
+    operations, span = list(chain(*_lanes(timeline))), max(timeline.span, 1)
+    shortest = min((shown.timed.end - shown.timed.start for shown in operations), default=span)
+    needed = max((_needed(shown, shortest) for shown in operations), default=1)
     wide = min(max(width * shortest // span, needed), needed + _ROOM)
     return _Scale(Fraction(wide, shortest), width)
 
 
 def _lines(timeline: Timeline, scale: _Scale) -> int:
-    """How many lines a timeline takes at a scale."""
+    """The lines that a timeline takes at a scale."""
     return -(-scale.at(timeline.span) // scale.width) * (len(timeline.lanes) + 1)
 
 
 def _needed(shown: _Shown, shortest: int) -> int:
-    """How many columns the shortest operation must have so that this one has room for its label, a stroke, its sign."""
+    """The columns of the shortest operation at which this one has room for its label, a stroke and its sign."""
     return -(-(len(shown.name) + 1 + shown.sign) * shortest // (shown.timed.end - shown.timed.start))
 
 
-def _panels(shown: Iterable[_Shown], scale: _Scale, columns: int) -> list[tuple[int, int]]:
-    """Parts of at most the width, none of which ends within a label."""
-    within = {scale.at(each.timed.start) + offset for each in shown for offset in range(1, len(each.name) + 1)}
+def _panels(operations: Iterable[_Shown], scale: _Scale, columns: int) -> list[tuple[int, int]]:
+    """Parts of the picture, at most as wide as a line, that end outside of labels."""
+    within = {scale.at(shown.timed.start) + offset for shown in operations for offset in range(1, len(shown.name) + 1)}
     panels = []
     start = 0
     while columns - start > scale.width:
@@ -160,7 +160,7 @@ def _strokes(shown: _Shown, length: int) -> str:
 
 
 def _bracket(window: Window | None, scale: _Scale, start: int, end: int) -> Iterator[str]:
-    """The line below a part of the picture that shows where the steady state is, if it shows it."""
+    """The line below a part of the picture that marks the steady state, if the part shows it."""
     if window is None:
         return
     first, last = scale.at(window.start), scale.at(window.end) - 1
@@ -171,7 +171,7 @@ def _bracket(window: Window | None, scale: _Scale, start: int, end: int) -> Iter
 
 
 def _axis(timeline: Timeline, scale: _Scale, start: int, end: int) -> str:
-    """Round times above the columns at which they fall."""
+    """The line of round times above their columns."""
     per_unit = scale.column / timeline.tick
     apart = distance(timeline, (len(mark(timeline, timeline.shown)) + 3) / per_unit)
     line = ""
@@ -186,7 +186,7 @@ def _axis(timeline: Timeline, scale: _Scale, start: int, end: int) -> str:
 
 
 def _legend(timeline: Timeline, window: Window | None, width: int) -> Iterator[Text]:
-    """The strands with their colours and micro-batches, then the signs, in as many lines as the width asks for."""
+    """The lines of the legend: the strands with their colours and micro-batches, then the signs."""
     line, looks = Text(), Looks(timeline.header)
     entries = [_entry(looks, number, strand) for number, strand in enumerate(strands(timeline.header))]
     for entry in [*entries, *([Text(looks.sign)] if looks.sign else []), *_signs(timeline, window)]:
@@ -207,7 +207,7 @@ def _entry(looks: Looks, number: int, strand: Strand) -> Text:
 
 
 def _signs(timeline: Timeline, window: Window | None) -> Iterator[Text]:
-    """Those that the picture uses besides operations."""
+    """The signs that the picture uses besides operations."""
     yield Text.assemble((_BUBBLE * 3, "dim"), " bubble")
     if timeline.events:
         yield Text(f"{_EVENT} {happening(timeline)}")
@@ -219,17 +219,21 @@ def _ranges(micros: Sequence[Micro]) -> str:
     """The first few runs of consecutive micro-batches."""
     ends = [at for at in range(1, len(micros)) if micros[at] != micros[at - 1] + 1]
     runs = [micros[start:end] for start, end in pairwise([0, *ends, len(micros)])] if micros else []
-    told = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:RUNS]]
-    return ", ".join(told + ([".."] if len(runs) > RUNS else [])) or "none"
+    words = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:RUNS]]
+    return ", ".join(words + ([".."] if len(runs) > RUNS else [])) or "none"
 
 
 def _notes(timeline: Timeline, scale: _Scale) -> Iterator[Text]:
-    """What the scale left out."""
-    timed = list(chain.from_iterable(timeline.lanes))
-    lengths = [scale.at(each.end) - scale.at(each.start) for each in timed]
+    """Notes on what the picture leaves out because of its scale."""
+    operations = list(chain.from_iterable(timeline.lanes))
+    lengths = [scale.at(timed.end) - scale.at(timed.start) for timed in operations]
     looks = Looks(timeline.header)
-    unnumbered = sum(length <= len(looks.label(each.operation)) for length, each in zip(lengths, timed, strict=True))
+    unnumbered = sum(
+        length <= len(looks.label(timed.operation)) for length, timed in zip(lengths, operations, strict=True)
+    )
     if unnumbered:
         per_column = timeline.costs.unit.show(timeline.tick / scale.column)
-        yield Text(f"drawn small, {per_column} of time to a column: {unnumbered} of {counted(len(timed), 'operation')}")
+        yield Text(
+            f"drawn small, {per_column} of time to a column: {unnumbered} of {counted(len(operations), 'operation')}"
+        )
         yield Text(f"have no room for their number, and {lengths.count(0)} of them are not seen at all")

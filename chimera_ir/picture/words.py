@@ -1,4 +1,4 @@
-"""What every picture of a timeline says in words, numbers and colours."""
+"""Words, numbers and colours that all pictures of a timeline have in common."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -31,30 +31,30 @@ HUES = (
     Hue("#dcf08f", "#64801a"),
     Hue("#94dcd4", "#0e7a89"),
 )
-"""Distinct in lightness or hue under each of the three kinds of colour blindness; more strands go round again."""
+"""Hues that differ under each of the three kinds of colour blindness; further strands take them from the start."""
 
 INK = "#1a1a1a"
 PAPER = "#ffffff"
 BLACK = "#000000"
 STEP = "#4d4d4d"
-"""The optimizer's steps."""
+"""The colour of the optimizer's steps."""
 
 
 def hue(strand: int) -> Hue:
-    """The colours of a strand, by its place."""
+    """The colours of the strand with this number."""
     return HUES[strand % len(HUES)]
 
 
 @dataclass(frozen=True, slots=True)
 class Strand:
-    """Micro-batches that share their colours: a pipe's, in an asynchronous schedule those of every other update."""
+    """Micro-batches with the same colours: those of a pipe; in an asynchronous schedule, of every other update."""
 
     name: str
     micros: tuple[Micro, ...]
 
 
 def strands(header: Header) -> tuple[Strand, ...]:
-    """What pictures tell apart by colour; the place of a strand is the number of its hue."""
+    """The strands of a schedule; the index of a strand is its number, which decides its hue."""
     if not header.asynchronous:
         return tuple(Strand(pipe.name, pipe.micros) for pipe in header.pipes)
     return tuple(
@@ -65,7 +65,7 @@ def strands(header: Header) -> tuple[Strand, ...]:
 
 
 def strand_numbers(header: Header) -> dict[Micro, int]:
-    """For each micro-batch, the place of its strand."""
+    """The number of the strand of each micro-batch."""
     return {micro: number for number, strand in enumerate(strands(header)) for micro in strand.micros}
 
 
@@ -80,7 +80,7 @@ def label(operation: Compute) -> str:
 
 
 def ink(operation: Compute) -> str:
-    """The colour of an operation's label, legible on its ground."""
+    """The colour of an operation's label, legible in its box."""
     return INK if operation.kind.opens else PAPER
 
 
@@ -90,12 +90,12 @@ def heading(timeline: Timeline) -> str:
 
 
 def named(header: Header) -> str:
-    """The scheme and its parameters, of any level."""
+    """The scheme and its parameters, from the header of any level."""
     return "  ".join([header.scheme, *(f"{name}={value}" for name, value in header.parameters)])
 
 
 def summary(timeline: Timeline) -> str:
-    """The costs and what they lead to."""
+    """The costs, the makespan and the bubble ratio."""
     header = timeline.header
     figures = f"makespan {timeline.costs.unit.show(timeline.makespan)}, bubble ratio {percent(timeline.bubble_ratio)}"
     if header.asynchronous:
@@ -105,39 +105,39 @@ def summary(timeline: Timeline) -> str:
 
 
 def _shown(timeline: Timeline) -> str:
-    """How much of an asynchronous schedule a timeline shows."""
+    """The part of an asynchronous schedule that a timeline shows."""
     last = timeline.header.micro_batches - 1
-    whole = any(last in each.operation.micros for each in chain(*timeline.lanes))
+    whole = any(last in timed.operation.micros for timed in chain(*timeline.lanes))
     if whole:
         return f"the first {counted(timeline.header.updates, 'update')}"
     return f"the first {timeline.costs.unit.show(timeline.shown)} of time"
 
 
 def bracket(window: Window) -> str:
-    """What a stretch of the steady state is called."""
+    """The name of a stretch of the steady state."""
     updates = "one update" if window.updates == 1 else counted(window.updates, "update")
     return f"{updates} in the steady state"
 
 
 def happening(timeline: Timeline) -> str:
-    """What the marks of a timeline mean."""
+    """The meaning of the marks of a timeline."""
     return "new weights" if timeline.header.asynchronous else "gradient sum launched"
 
 
 def mark(timeline: Timeline, time: Fraction) -> str:
-    """The label of a time along a picture: a number, and at 0 the unit as well, if it has a name."""
+    """The label of a time on the axis: a number, and at 0 also the unit, if it has a name."""
     number, unit = timeline.costs.unit.axis(timeline.shown)
     return decimal(time * number) if time or not unit else f"0 {unit}"
 
 
 def distance(timeline: Timeline, least: Fraction) -> Fraction:
-    """The time between two labels along a picture: round, and at least so much."""
+    """The round time between two labels on the axis, at least ``least``."""
     number, _ = timeline.costs.unit.axis(timeline.shown)
     return step(least * number) / number
 
 
 def step(least: Fraction) -> Fraction:
-    """The smallest of 1, 2 and 5 times a power of ten that is at least as large as a positive number."""
+    """The smallest of 1, 2 and 5 times a power of ten that is at least ``least``, a positive number."""
     power = Fraction(1)
     while power > least:
         power /= 10
@@ -147,5 +147,7 @@ def step(least: Fraction) -> Fraction:
 
 
 def plain(words: str) -> str:
-    """Words without the characters that XML has no way to write."""
-    return "".join(each if each >= " " and not "\ud800" <= each <= "\udfff" else "\ufffd" for each in words)
+    """Words without the characters that XML cannot represent."""
+    return "".join(
+        character if character >= " " and not "\ud800" <= character <= "\udfff" else "\ufffd" for character in words
+    )

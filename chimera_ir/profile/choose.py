@@ -1,4 +1,4 @@
-"""What a schedule takes from a profile and a cluster, and what they lack for it."""
+"""Selection of the costs that a schedule needs from a profile and a cluster, with errors for what they lack."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from chimera_ir.source import Source, Span
 
 
 class Unfit(TextError):
-    """Files that cannot be used, or not together."""
+    """Errors in a profile or a cluster, or in the combination of both."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a schedule needs: costs of so many stages at a micro-batch size, on so many workers, so many times."""
+    """What a schedule needs: the costs of its stages at a micro-batch size, and workers for each of its copies."""
 
     stages: int
     workers: int
@@ -32,7 +32,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """A profile and a cluster with the texts that they were read from."""
+    """A profile and a cluster, with the texts that they were read from."""
 
     profile_source: Source
     cluster_source: Source
@@ -40,7 +40,7 @@ class Inputs:
     cluster: Cluster
 
     def choose(self, wanted: Wanted) -> tuple[StageCosts, ...]:
-        """The costs of the stages that are wanted, in seconds.
+        """The costs of the stages, in seconds.
 
         Raises
         ------
@@ -51,12 +51,12 @@ class Inputs:
         return self._chosen(timed or self.counts, wanted, () if timed else (self._no_device(),))
 
     def choose_sizes(self, wanted: Wanted) -> tuple[StageCosts, ...]:
-        """The same where nobody asks for seconds: of a profile that counts work, the times are FLOP.
+        """The costs of the stages as the profile has them: in seconds or, if it counts work, in FLOP.
 
         Raises
         ------
         Unfit
-            As `choose`, but for the device, which nothing is asked of.
+            As `choose`, except that the cluster needs no device.
         """
         return self._chosen(self.counts, wanted, ())
 
@@ -75,12 +75,12 @@ class Inputs:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the files warn of: measured figures that are too uncertain."""
+        """The warnings in the files: measured figures that are too uncertain."""
         return (*warnings(self.profile_source), *warnings(self.cluster_source))
 
     @property
     def counts(self) -> ModelProfile:
-        """The profile as it is written: in seconds, or in FLOP."""
+        """The profile as it is written: in seconds or in FLOP."""
         return self.profile.counts if isinstance(self.profile, WorkProfile) else self.profile
 
     def _chosen(self, model: ModelProfile, wanted: Wanted, unknown: tuple[Diagnostic, ...]) -> tuple[StageCosts, ...]:
@@ -100,31 +100,31 @@ class Inputs:
 
 
 def read_both(profile_source: Source, cluster_source: Source) -> Inputs:
-    """A profile and a cluster, from their texts.
+    """Read a profile and a cluster from their texts.
 
     Raises
     ------
     Unfit
-        With everything that is wrong in either.
+        With all errors of both.
     """
-    found: list[tuple[Source, tuple[Diagnostic, ...]]] = []
+    errors: list[tuple[Source, tuple[Diagnostic, ...]]] = []
     profile: ModelProfile | WorkProfile | None = None
     cluster: Cluster | None = None
     try:
         profile = read_profile(profile_source)
     except Rejected as rejected:
-        found.append((profile_source, rejected.diagnostics))
+        errors.append((profile_source, rejected.diagnostics))
     try:
         cluster = read_cluster(cluster_source)
     except Rejected as rejected:
-        found.append((cluster_source, rejected.diagnostics))
+        errors.append((cluster_source, rejected.diagnostics))
     if profile is None or cluster is None:
-        raise Unfit(tuple(found))
+        raise Unfit(tuple(errors))
     return Inputs(profile_source, cluster_source, profile, cluster)
 
 
-def _those(*found: tuple[Source, tuple[Diagnostic, ...]]) -> tuple[tuple[Source, tuple[Diagnostic, ...]], ...]:
-    return tuple((source, diagnostics) for source, diagnostics in found if diagnostics)
+def _those(*errors: tuple[Source, tuple[Diagnostic, ...]]) -> tuple[tuple[Source, tuple[Diagnostic, ...]], ...]:
+    return tuple((source, diagnostics) for source, diagnostics in errors if diagnostics)
 
 
 def _lacks(depths: Mapping[int, tuple[StageCosts, ...]], wanted: Wanted, source: Source) -> Iterator[Diagnostic]:

@@ -1,4 +1,4 @@
-"""A cluster: its workers, their memory, and what it costs to talk."""
+"""A cluster: its workers, their memory, and the costs of messages and all-reduces."""
 
 from dataclasses import dataclass
 from math import log2
@@ -11,10 +11,10 @@ from chimera_ir.visible import as_argument, command_line
 class Link:
     """A message of L bytes takes alpha + beta L: ``alpha`` in seconds, ``beta`` in seconds per byte (section 3.4).
 
-    ``overhead`` is for how many seconds posting keeps a processor from computing, o of the LogP model (Culler and
-    others 1993). Messages over ``shared`` links that leave a worker at the same time share its bandwidth, and so do
-    those that arrive. An ``eager`` message leaves whether or not its receipt is posted, and its send is over at once.
-    Where ``short`` ones cost something else, that is for them, but for ``shared``, which is of all messages together.
+    ``overhead`` is the time in seconds for which posting a message keeps a processor from computing, o of the LogP
+    model (Culler and others 1993). Messages over ``shared`` links that leave a worker at the same time share its
+    bandwidth, and so do messages that arrive. An ``eager`` message leaves whether or not its receive is posted, and its
+    send is over at once. ``short`` has the costs of short messages, where they differ; ``shared`` is of all messages.
     """
 
     alpha: float
@@ -25,29 +25,29 @@ class Link:
     short: "Short | None" = None
 
     def of(self, size: float) -> "Link":
-        """What a message of so many bytes costs."""
+        """The link with the costs of messages of ``size`` bytes."""
         return self if self.short is None or size > self.short.up_to else self.short.link
 
     def message(self, size: float) -> float:
-        """Comm_p2p of so many bytes, in seconds, from when its sender begins to post it."""
+        """Comm_p2p: seconds of a message of ``size`` bytes, from when its sender begins to post it."""
         link = self.of(size)
         return link.overhead + link.alpha + link.beta * size
 
     def all_reduce(self, size: float, ranks: int) -> float:
-        """Comm_allreduce of so many bytes over r ranks by Rabenseifner's algorithm, in seconds (section 3.4)."""
+        """Comm_allreduce: seconds of an all-reduce of ``size`` bytes by Rabenseifner's algorithm (section 3.4)."""
         return 2 * log2(ranks) * self.alpha + 2 * (ranks - 1) * self.beta * size / ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """What messages of at most ``up_to`` bytes cost: an eager link, which says nothing of ports."""
+    """The costs of messages of at most ``up_to`` bytes: an eager link, whose ``shared`` has no meaning."""
 
     up_to: int
     link: Link
 
 
 def torchrun(ranks: int, per_node: int, script: str, micro_batch_size: int, replica_layout: bool) -> str:
-    """The line that starts so many ranks, on every node if they take several, where HOST stands for the first."""
+    """The command line that starts the ranks, on every node if there are several; HOST stands for the first node."""
     nodes = -(-ranks // per_node)
     words = ["torchrun"]
     if nodes > 1:
@@ -64,10 +64,10 @@ FREE = Link(0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """So many workers, ``per_node`` to a node, each with ``memory`` bytes of which ``reserved`` are not the model's.
+    """A cluster of ``workers``, ``per_node`` to a node, each with ``memory`` bytes, ``reserved`` not for the model.
 
-    Messages travel over ``between`` from node to node and over ``within`` inside one; all-reduces over ``sums``.
-    ``device`` is what turns work into time, where the cluster is known by it.
+    Messages travel over ``between`` from node to node and over ``within`` inside a node; all-reduces over ``sums``.
+    ``device`` turns work into time, for profiles that count work.
     """
 
     name: str

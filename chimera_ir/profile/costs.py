@@ -1,4 +1,4 @@
-"""A model's profile: what each of its stages costs at each micro-batch size."""
+"""A model's profile: the costs of each of its stages at each micro-batch size."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What one micro-batch of one size costs on one stage.
+    """The costs of a micro-batch on a stage, at one micro-batch size.
 
     ``forward``, ``backward`` and ``recomputing`` (a backward that runs the forward again) are F_t and B_t of section
     3.4, in seconds. ``activations`` is M_a, ``input`` what is kept instead where the stage recomputes, ``output`` the
@@ -24,16 +24,16 @@ class Timing:
     noise: float | None = None
 
     def seconds(self, kind: str, *, recomputing: bool) -> float:
-        """How long an operation takes, by the letter of its kind; ``recomputing`` is of its stage."""
+        """The time of an operation by the letter of its kind; ``recomputing`` says whether its stage recomputes."""
         times = {"F": self.forward, "B": self.recomputing if recomputing else self.backward}
         return times[kind]
 
 
 @dataclass(frozen=True, slots=True)
 class StageCosts:
-    """One stage: bytes of its parameters (M_theta), of the gradients that are summed, of the optimizer's state.
+    """The costs of a stage: bytes of parameters (M_theta), of the gradients that are summed, of optimizer state.
 
-    ``at[b]`` is what a micro-batch of b items costs. ``step`` is how long the optimizer's step takes, in seconds; 0
+    ``at[b]`` has the costs of a micro-batch of b items. ``step`` is how long the optimizer's step takes, in seconds; 0
     where a profile does not say. ``step_noise`` is the spread of its measured times as a share of the median.
     """
 
@@ -47,7 +47,7 @@ class StageCosts:
     def slept(self, size: int, forward: float, backward: float) -> "StageCosts":
         """The stage in a rehearsal: it sleeps F and B seconds, recomputing or not, without noise, and makes no steps.
 
-        Over k micro-batches of so many items it sleeps k times as long, whatever the profile has for those.
+        An operation over k micro-batches sleeps k times as long, whatever the profile has for that size.
         """
         timing = replace(self.at[size], forward=forward, backward=backward, recomputing=backward, noise=None)
         return replace(self, at={size: timing}, step=0.0, step_noise=None)
@@ -55,7 +55,7 @@ class StageCosts:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """A model; ``depths[D]`` are its D stages, in order; ``length`` the positions (words, pixels) of an item."""
+    """A model: ``depths[D]`` are its D stages, in order, and ``length`` the positions (words, pixels) of an item."""
 
     name: str
     depths: Mapping[int, tuple[StageCosts, ...]]

@@ -1,4 +1,4 @@
-"""A TOML file as tables that are read entry by entry; what is wrong is noted with its place, and told at the end."""
+"""A TOML file as tables that are read entry by entry; errors are collected with their places and raised at the end."""
 
 import re
 import tomllib
@@ -27,13 +27,13 @@ from chimera_ir.profile.quantity import POSITIVE, Dimension, split
 from chimera_ir.source import Source, Span
 
 MAX_TEXT = 4 * 2**20
-"""Characters of a file that is read."""
+"""The most characters of a file."""
 
 MAX_LINE = 10_000
-"""Characters of a line that is read: what parses names and numbers is slower than linear in their length."""
+"""The most characters of a line: parsing names and numbers takes more than linear time in their length."""
 
 MOST = 10**6
-"""Workers, stages, items: no integer of a file is larger."""
+"""The largest integer in a file: workers, stages, items."""
 
 _T = TypeVar("_T")
 
@@ -70,47 +70,49 @@ def load(source: Source) -> "Table":
 
 def _syntax(source: Source, message: str) -> Iterator[Diagnostic]:
     unquoted = [
-        QuotesForgotten(Span(*found.span(2)), found[1], found[2].strip()) for found in _UNQUOTED.finditer(source.text)
+        QuotesForgotten(Span(*entry.span(2)), entry[1], entry[2].strip()) for entry in _UNQUOTED.finditer(source.text)
     ]
     if unquoted:
         yield from unquoted
         return
-    found = _PLACE.search(message)
-    what = (message[: found.start()] if found else message.partition(":")[0]).rstrip(".")
-    at = (
-        source.offset(int(found[1]), int(found[2])) if found and found[1] else len(source.text.rstrip()) if found else 0
-    )
+    place = _PLACE.search(message)
+    what = (message[: place.start()] if place else message.partition(":")[0]).rstrip(".")
+    at = _offset(source, place) if place else 0
     yield NotToml(Span(at, at + 1), what[:1].lower() + what[1:])
+
+
+def _offset(source: Source, place: re.Match[str]) -> int:
+    return source.offset(int(place[1]), int(place[2])) if place[1] else len(source.text.rstrip())
 
 
 @dataclass
 class Document:
-    """A file on its way to a value, with what has been found wrong in it."""
+    """A file that is being read, with the errors so far."""
 
     source: Source
-    found: list[Diagnostic] = field(default_factory=list)
+    diagnostics: list[Diagnostic] = field(default_factory=list)
 
     @cached_property
     def places(self) -> Places:
-        """Where everything stands; looked for when something is wrong."""
+        """The places of all entries, computed only for errors."""
         return Places(self.source.text)
 
     def settle(self) -> None:
-        """Ends the reading.
+        """End the reading.
 
         Raises
         ------
         Rejected
-            With everything that is wrong, if anything is.
+            With all errors, if there are any.
         """
-        if self.found:
-            raise Rejected(self.found)
+        if self.diagnostics:
+            raise Rejected(self.diagnostics)
 
 
 class Table:
-    """A table; its entries are asked for one by one, and those that nobody asked for are wrong.
+    """A table of a file, whose entries are read one by one; `close` reports the entries that were never read.
 
-    A wrong or missing entry is noted, and a number that does no harm stands for it.
+    A wrong or missing entry is an error, and a harmless number stands for it.
     """
 
     def __init__(self, document: Document, path: Path, entries: Mapping[str, Any], where: str) -> None:
@@ -125,23 +127,23 @@ class Table:
         return name in self._entries
 
     def place(self, name: str) -> Span:
-        """Where its value stands."""
+        """The place of an entry's value."""
         return self.document.places.value((*self.path, name))
 
     def tell(self, diagnostic: Diagnostic) -> None:
-        """Notes that something is wrong."""
-        self.document.found.append(diagnostic)
+        """Add an error."""
+        self.document.diagnostics.append(diagnostic)
 
     def heading(self) -> Span:
-        """Where the table begins."""
+        """The place of the table's heading."""
         return self.document.places.key(self.path)
 
     def close(self) -> None:
-        """Notes the entries that nobody has asked for."""
+        """Add an error for each entry that was never read."""
         for name in self._entries:
             if name not in self._known:
                 guess = closest(name, self._known)
-                known = ", ".join(f"`{each}`" for each in self._known)
+                known = ", ".join(f"`{entry}`" for entry in self._known)
                 span = self.document.places.key((*self.path, name))
                 self.tell(
                     UnknownEntry(span, self.where, name, f"did you mean `{guess}`?" if guess else "unknown", known)
@@ -167,7 +169,7 @@ class Table:
         return value
 
     def flag(self, name: str, example: str) -> bool:
-        """Whether something is so; if the entry is left out, it is not."""
+        """A truth value; false if the entry is missing."""
         value = self._value(name, True, example)
         if value is None or isinstance(value, bool):
             return bool(value)
@@ -193,9 +195,9 @@ class Table:
         least: Fraction = POSITIVE,
         words: Mapping[str, Fraction] | None = None,
     ) -> tuple[Fraction, Dimension]:
-        """A number with a unit, in the base unit, and what it measures; at least ``least``.
+        """A number with a unit, converted to the base unit, and its dimension; it is at least ``least``.
 
-        ``words`` may stand for it.
+        ``words`` are texts that stand for a number.
         """
         first, *others = dimensions
         example = f'{name} = "{first.example}"'
@@ -212,18 +214,18 @@ class Table:
             self.tell(NotAQuantity(self.place(name), name, example))
             return stand_in
         number, unit = parts
-        dimension = next((each for each in (first, *others) if unit in each.units), None)
+        dimension = next((candidate for candidate in (first, *others) if unit in candidate.units), None)
         if dimension is None:
             self._unit(name, unit, str(value), (first, *others))
             return stand_in
-        found = number * dimension.units[unit]
-        if not least <= found <= dimension.most:
+        amount = number * dimension.units[unit]
+        if not least <= amount <= dimension.most:
             self.tell(OutOfRange(self.place(name), name, dimension.limits(least), example))
             return stand_in[0], dimension
-        return found, dimension
+        return amount, dimension
 
     def table(self, name: str, example: str, where: str) -> "Table | None":
-        """A table within; None if there is none, which is noted if there is an example of what is missing."""
+        """A table within; None if there is none, which is an error if an example is given."""
         value = self._value(name, not example, example)
         if value is None:
             return None
@@ -232,15 +234,15 @@ class Table:
         return Table(self.document, (*self.path, name), value, where)
 
     def tables(self, name: str, example: str, where: str) -> "list[Table]":
-        """The tables of an array, of which there is at least one."""
+        """The tables of an array, at least one."""
         value = self._value(name, False, example)
         if value is None:
             return []
-        if not (isinstance(value, list) and value and all(isinstance(each, dict) for each in value)):
+        if not (isinstance(value, list) and value and all(isinstance(element, dict) for element in value)):
             return self._wrong(name, value, "a list of tables", example, [])
         return [
-            Table(self.document, (*self.path, name, number), each, where.format(number))
-            for number, each in enumerate(value)
+            Table(self.document, (*self.path, name, number), element, where.format(number))
+            for number, element in enumerate(value)
         ]
 
     def _value(self, name: str, optional: bool, example: str) -> Any:
@@ -255,8 +257,8 @@ class Table:
         return stand_in
 
     def _unit(self, name: str, unit: str, value: str, dimensions: tuple[Dimension, ...]) -> None:
-        noun = " or ".join(each.noun for each in dimensions)
-        known = [unit for each in dimensions for unit in each.units]
+        noun = " or ".join(dimension.noun for dimension in dimensions)
+        known = [unit for dimension in dimensions for unit in dimension.units]
         units, example = ", ".join(known), dimensions[0].example
         span = self.place(name)
         if not unit:

@@ -1,4 +1,4 @@
-"""Where everything stands in a TOML text that has been read: `tomllib` gives the values and no places."""
+"""The places of keys and values in a valid TOML text; `tomllib` gives only the values."""
 
 import re
 import tomllib
@@ -7,7 +7,7 @@ from contextlib import suppress
 from chimera_ir.source import Span
 
 Path = tuple[str | int, ...]
-"""How one gets to a value from the top: names of tables and numbers of their elements."""
+"""The way to a value from the top: names of tables and entries, and numbers of elements."""
 
 _SPACE = re.compile(r"(?:[\s,]|#[^\n]*)*")
 _NAME = re.compile(r"""[ \t]*("(?:\\.|[^"\\\n])*"|'[^'\n]*'|[A-Za-z0-9_-]+)[ \t]*""")
@@ -17,7 +17,7 @@ _SCALAR = re.compile(
 
 
 class Places:
-    """The places of a valid text: of every entry its key, or the heading of its table, and its value."""
+    """The places of a valid text: the key, or the heading of the table, and the value of every entry."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -28,13 +28,13 @@ class Places:
             self._document()
 
     def key(self, path: Path) -> Span:
-        """Where an entry is named; where what it belongs to is named, if it has no name itself."""
+        """The place of an entry's key; of its table's key or heading, if it has none itself."""
         while path and path not in self._keys:
             path = path[:-1]
         return self._keys.get(path, Span(0, 0))
 
     def value(self, path: Path) -> Span:
-        """Where its value is written; where it is named, for a table with a heading."""
+        """The place of an entry's value; of its heading, for a table with a heading."""
         return self._values.get(path) or self.key(path)
 
     def _document(self) -> None:
@@ -63,7 +63,7 @@ class Places:
         return path, end
 
     def _newest(self, path: Path) -> Path:
-        """The element that a heading speaks of, if the path is that of an array of tables."""
+        """The path of the newest element, if the path is that of an array of tables."""
         return (*path, self._elements[path]) if path in self._elements else path
 
     def _entry(self, start: int, table: Path) -> int:
@@ -74,9 +74,9 @@ class Places:
 
     def _names(self, at: int) -> tuple[list[str], int]:
         names = []
-        while found := _NAME.match(self._text, at):
-            names.append(_unquoted(found[1]))
-            at = found.end()
+        while token := _NAME.match(self._text, at):
+            names.append(_unquoted(token[1]))
+            at = token.end()
             if not self._text.startswith(".", at):
                 break
             at += 1
@@ -86,8 +86,8 @@ class Places:
         if self._text[start] in "[{":
             end = self._members(start, path)
         else:
-            found = _SCALAR.match(self._text, start)
-            end = found.end() if found else start + 1
+            token = _SCALAR.match(self._text, start)
+            end = token.end() if token else start + 1
         self._values[path] = Span(start, end)
         return end
 
@@ -104,8 +104,8 @@ class Places:
         return at + 1
 
     def _skip(self, at: int) -> int:
-        found = _SPACE.match(self._text, at)
-        return found.end() if found else at
+        space = _SPACE.match(self._text, at)
+        return space.end() if space else at
 
 
 def _unquoted(name: str) -> str:

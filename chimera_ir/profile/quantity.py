@@ -1,6 +1,6 @@
-"""Quantities with units, as a person writes them: ``"31.2 ms"``, ``"4 MiB"``, ``"9.7 GB/s"``.
+"""Quantities with units, as people write them: ``"31.2 ms"``, ``"4 MiB"``, ``"9.7 GB/s"``.
 
-Read exactly and rounded once, at the end; written so that reading gives the same number again.
+A quantity is read exactly and rounded once, at the end; it is written so that reading gives the same number again.
 """
 
 import re
@@ -15,7 +15,7 @@ _LONGEST = 64
 _DIGITS = 40
 
 _EXTREME = 400
-"""A power of ten that nothing reaches."""
+"""A power of ten that no quantity reaches."""
 
 _SI = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -23,7 +23,7 @@ _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """What is measured: its units, each in the base unit; the largest value that is believed; how it may look."""
+    """What a quantity measures: its units, each in the base unit; the largest value that is accepted; an example."""
 
     noun: str
     units: Mapping[str, Fraction]
@@ -31,7 +31,7 @@ class Dimension:
     example: str
 
     def limits(self, least: Fraction) -> str:
-        """What it may be, in words, if it is at least so much."""
+        """The smallest and the largest value, in words."""
         unit, size = next(iter(self.units.items()))
         return f"a {self.noun} is {_brief(least / size)} to {_brief(self.most / size)} {unit} here"
 
@@ -41,7 +41,7 @@ def _brief(value: Fraction) -> str:
 
 
 POSITIVE = Fraction(1, 10**12)
-"""The least that is more than nothing, in the base unit of whatever is measured."""
+"""The smallest positive value, in the base unit of any dimension."""
 
 
 def _units(base: str, prefixes: Mapping[str, int], over: int = 1) -> dict[str, Fraction]:
@@ -70,25 +70,25 @@ SHARE = Dimension("share", {"%": Fraction(1, 100)}, Fraction(1), "2 %")
 def split(text: str) -> tuple[Fraction, str] | None:
     """The number that a text begins with, exactly, and the unit behind it; None if there is no number.
 
-    One that is beyond all measure, large or small, comes back as another such number.
+    A number that is too large or too small for any quantity comes back as another such number.
 
     Examples
     --------
     >>> split("31.2 ms"), split("8"), split("nan s")
     ((Fraction(156, 5), 'ms'), (Fraction(8, 1), ''), None)
     """
-    found = _NUMBER.fullmatch(text) if len(text) <= _LONGEST else None
-    if not found:
+    match = _NUMBER.fullmatch(text) if len(text) <= _LONGEST else None
+    if not match:
         return None
-    number = Decimal(found[1])
+    number = Decimal(match[1])
     if abs(number.adjusted()) > _EXTREME:
         sign, digits, _ = number.as_tuple()
         number = Decimal((sign, digits, _EXTREME if number.adjusted() > 0 else -_EXTREME))
-    return Fraction(number), found[2]
+    return Fraction(number), match[2]
 
 
 def show_time(seconds: float) -> str:
-    """Seconds, in the largest unit of which it is at least one.
+    """A time in seconds, in the largest unit in which it is at least 1.
 
     Examples
     --------
@@ -99,7 +99,7 @@ def show_time(seconds: float) -> str:
 
 
 def show_size(count: int) -> str:
-    """Bytes: in a binary unit if that gives an integer, else in a decimal one.
+    """A number of bytes, in a binary unit if that gives an integer, else in a decimal one.
 
     Examples
     --------
@@ -113,7 +113,7 @@ def show_size(count: int) -> str:
 
 
 def show_work(flop: float) -> str:
-    """Floating-point operations.
+    """A number of floating-point operations.
 
     Examples
     --------
@@ -129,7 +129,7 @@ def show_rate(flop_per_second: float) -> str:
 
 
 def show_share(share: float) -> str:
-    """A share of one.
+    """A share, in per cent.
 
     Examples
     --------
@@ -158,16 +158,16 @@ def show_bandwidth(beta: float) -> str:
 
 
 UNLIMITED = "unlimited"
-"""A bandwidth of which a message takes its latency only."""
+"""The bandwidth of a link over which a message takes its latency only."""
 
 
 def inverse(bandwidth: Fraction) -> float:
-    """beta: seconds per byte at so many bytes per second."""
+    """beta, in seconds per byte, of a bandwidth in bytes per second."""
     return float(1 / bandwidth)
 
 
 def _rounded(value: Fraction, digits: int) -> Decimal:
-    """A positive number with so many significant digits."""
+    """A positive number rounded to ``digits`` significant digits."""
     power = digits - ceil(log10(value.numerator) - log10(value.denominator))
     return Decimal(round(value * Fraction(10) ** power)).scaleb(-power)
 
@@ -177,15 +177,15 @@ def _powers(unit: str) -> tuple[tuple[int, str], ...]:
 
 
 def _shown(value: Decimal, units: tuple[tuple[int, str], ...]) -> str:
-    """In the first unit of which it is at least one; in the last if there is none, and 0 in the base unit."""
+    """A value in the first unit in which it is at least 1, else in the last one; 0 in the base unit."""
     if value == 0:
         return f"0 {next(unit for power, unit in units if power == 0)}"
-    power, unit = next((each for each in units if value.adjusted() >= each[0]), units[-1])
+    power, unit = next((pair for pair in units if value.adjusted() >= pair[0]), units[-1])
     return f"{_plain(value.scaleb(-power))} {unit}"
 
 
 def _plain(value: Decimal) -> str:
-    """Without a needless zero; with an exponent only where there would be very many."""
+    """A number without needless zeros, with an exponent only if it would have very many digits."""
     if not -_LONGEST // 4 < value.adjusted() < _LONGEST // 4:
         return str(value).replace("E+", "e").replace("E", "e")
     text = f"{value:f}"

@@ -1,4 +1,4 @@
-"""Profiles and cluster files, from text."""
+"""The reader of profiles and cluster files: text to values, or all errors in it."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -32,7 +32,7 @@ from chimera_ir.source import Source
 _UP_TO = replace(SIZE, example="64 KiB")
 
 BACKWARD = 2
-"""How many forwards a backward takes where a profile does not say (section 3.4); one that recomputes, one more."""
+"""The time of a backward in forwards, if a profile lacks it (section 3.4); one more if the stage recomputes."""
 
 
 def read_profile(source: Source) -> ModelProfile | WorkProfile:
@@ -41,7 +41,7 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
     Raises
     ------
     Rejected
-        With everything that is wrong in the text.
+        With all errors in the text.
     """
     top = load(source)
     model = top.table("model", "[model]", "[model]")
@@ -55,9 +55,9 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
     depths: dict[int, tuple[StageCosts, ...]] = {}
     first: dict[int, Table] = {}
     for table in top.tables("depth", "[[depth]]", "[[depth]]"):
-        told = len(top.document.found)
+        errors = len(top.document.diagnostics)
         depth = table.integer("stages", None, "stages = 4")
-        known = told == len(top.document.found)
+        known = errors == len(top.document.diagnostics)
         depths[depth] = _stages(table, depth, costs)
         if known:
             _once(table, "stages", depth, first)
@@ -73,7 +73,7 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
 
 
 class _Costs:
-    """Where the file gives a time, and where it counts work."""
+    """The places where a file gives a time, and where it counts work."""
 
     def __init__(self) -> None:
         self.times: list[tuple[Table, str]] = []
@@ -81,7 +81,7 @@ class _Costs:
         self.steps: list[Table] = []
 
     def read(self, table: Table, name: str, default: Fraction | None) -> Fraction:
-        """A cost, in seconds or in FLOP."""
+        """A cost in seconds or in FLOP, whose place is kept."""
         cost, dimension = table.quantity(name, (TIME, WORK), default)
         if table.has(name):
             (self.times if dimension is TIME else self.work).append((table, name))
@@ -95,11 +95,11 @@ class _Costs:
         return float(seconds)
 
     def settle(self, document: Document) -> None:
-        """Notes the work in a file that has times as well, and the steps in one that has none."""
+        """Add errors for work in a file that also has times, and for steps in a file that has only work."""
         for table, name in self.work if self.times else ():
-            document.found.append(TimesAndWork(table.place(name), name, self.times[0][0].place(self.times[0][1])))
+            document.diagnostics.append(TimesAndWork(table.place(name), name, self.times[0][0].place(self.times[0][1])))
         for table in self.steps if self.work and not self.times else ():
-            document.found.append(StepOfWork(table.place("step")))
+            document.diagnostics.append(StepOfWork(table.place("step")))
 
 
 def _once(table: Table, name: str, value: int, first: dict[int, Table]) -> None:
@@ -111,9 +111,9 @@ def _once(table: Table, name: str, value: int, first: dict[int, Table]) -> None:
 def _stages(table: Table, depth: int, costs: _Costs) -> tuple[StageCosts, ...]:
     tables = table.tables("stage", "[[depth.stage]]", "stage {} of " + f"{depth}")
     stages: list[StageCosts] = []
-    for number, each in enumerate(tables):
+    for number, entry in enumerate(tables):
         sent = {size: timing.output for size, timing in stages[-1].at.items()} if stages else {}
-        stages.append(_stage(each, number, number == len(tables) - 1, sent, costs))
+        stages.append(_stage(entry, number, number == len(tables) - 1, sent, costs))
     return tuple(stages)
 
 
@@ -124,12 +124,12 @@ def _stage(table: Table, number: int, last: bool, received: dict[int, int], cost
     step, noise = costs.step(table), _noise(table, "step_noise")
     at: dict[int, Timing] = {}
     first: dict[int, Table] = {}
-    for each in table.tables("at", "[[depth.stage.at]]", f"[[depth.stage.at]] of stage {number}"):
-        size = each.integer("micro_batch_size", None, "micro_batch_size = 8")
-        if each.has("micro_batch_size"):
-            _once(each, "micro_batch_size", size, first)
-        at[size] = _timing(each, number, last, received.get(size, 0), costs)
-        each.close()
+    for entry in table.tables("at", "[[depth.stage.at]]", f"[[depth.stage.at]] of stage {number}"):
+        size = entry.integer("micro_batch_size", None, "micro_batch_size = 8")
+        if entry.has("micro_batch_size"):
+            _once(entry, "micro_batch_size", size, first)
+        at[size] = _timing(entry, number, last, received.get(size, 0), costs)
+        entry.close()
     table.close()
     return StageCosts(weights, gradients, optimizer, at, step, noise)
 
@@ -158,7 +158,7 @@ def _timing(table: Table, stage: int, last: bool, received: int, costs: _Costs) 
 
 
 def _noise(table: Table, name: str) -> float | None:
-    """The spread of a measurement, None where there is none."""
+    """The spread of a measurement; None if the entry is missing."""
     noise, _ = table.quantity(name, (SHARE,), Fraction(0), Fraction(0))
     return float(noise) if table.has(name) else None
 
@@ -174,7 +174,7 @@ def read_cluster(source: Source) -> Cluster:
     Raises
     ------
     Rejected
-        With everything that is wrong in the text.
+        With all errors in the text.
     """
     top = load(source)
     name, workers, per_node, memory, reserved = "", 1, 1, 1, 0
@@ -205,16 +205,16 @@ def _memory(table: Table) -> int:
 
 
 def _link(table: Table, name: str, example: str, default: Link) -> Link:
-    """A link; only those of messages can be shared, or have short ones that cost something else."""
+    """A link; only links of messages can be shared, or have other costs for short messages."""
     where = f"[links.{name}]" if table.path else f"[{name}]"
-    link = table.table(name, example, where)
-    if link is None:
+    inner = table.table(name, example, where)
+    if inner is None:
         return default
-    found = _costs(link)
+    link = _costs(inner)
     if table.path:
-        found = replace(found, shared=link.flag("shared", "shared = true"), short=_short(link, f"[links.{name}.short]"))
-    link.close()
-    return found
+        link = replace(link, shared=inner.flag("shared", "shared = true"), short=_short(inner, f"[links.{name}.short]"))
+    inner.close()
+    return link
 
 
 def _costs(link: Table) -> Link:
@@ -229,9 +229,9 @@ def _short(link: Table, where: str) -> Short | None:
     if table is None:
         return None
     up_to, _ = table.quantity("up_to", (_UP_TO,), least=Fraction(1))
-    found = Short(int(up_to), replace(_costs(table), eager=True))
+    short = Short(int(up_to), replace(_costs(table), eager=True))
     table.close()
-    return found
+    return short
 
 
 def _device(top: Table) -> Device | None:

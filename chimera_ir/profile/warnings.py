@@ -1,8 +1,8 @@
-"""What a measured file warns of, in lines of comment: chimera-profile writes them where a figure is not good enough.
+"""Warnings in the comments of a measured file: chimera-profile writes them for figures that are too uncertain.
 
     # warning: stage 0 of 2: too noisy to use: after 30 rounds the median may be off by more than 5 %: step 7.6 %
 
-Whoever corrects the figure by hand takes the line away.
+People who correct the figure by hand remove the line.
 """
 
 import re
@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from chimera_ir.source import Source
 
 WARNING = "warning: "
-"""How such a line begins, after the sign of a comment."""
+"""The beginning of a warning, after the sign of a comment."""
 
 SHOWN = 3
-"""How many are shown to people; files and JSON have all."""
+"""The most warnings that are shown to people; files and JSON have all."""
 
 _LINE = re.compile(rf"^# {WARNING}(.+?)\r?$", re.M)
 

@@ -1,4 +1,4 @@
-"""A profile that counts work instead of time, and the device that tells how long the work takes."""
+"""A profile that counts work instead of time, and the device that turns work into time."""
 
 from dataclasses import dataclass, replace
 
@@ -7,10 +7,10 @@ from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a worker computes with: ``peak`` in FLOP/s, of which large micro-batches reach the share ``efficiency``.
+    """The processor of a worker: ``peak`` in FLOP/s, of which large micro-batches reach the share ``efficiency``.
 
-    A micro-batch of ``half_at`` positions reaches half of that (Hockney's half-performance length); a profile says how
-    many an item has, one if it does not.
+    A micro-batch of ``half_at`` positions reaches half of that (Hockney's half-performance length). The length in a
+    profile is the number of positions of an item, 1 by default.
     """
 
     peak: float
@@ -18,18 +18,18 @@ class Device:
     half_at: float
 
     def rate(self, positions: int) -> float:
-        """FLOP/s that a micro-batch of so many positions reaches: peak * efficiency * n / (n + half_at)."""
+        """FLOP/s for a micro-batch of n positions: peak * efficiency * n / (n + half_at)."""
         return self.peak * self.efficiency * positions / (positions + self.half_at)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkProfile:
-    """A model whose forwards and backwards are counted: in ``counts``, what a profile has in seconds is in FLOP."""
+    """A profile that counts work: the times in ``counts`` are in FLOP instead of seconds."""
 
     counts: ModelProfile
 
     def on(self, device: Device) -> ModelProfile:
-        """The profile in seconds, as the device would take them."""
+        """The profile in seconds, on a device."""
         length = self.counts.length
         depths = {
             depth: tuple(_on(device, stage, length) for stage in stages) for depth, stages in self.counts.depths.items()

@@ -1,4 +1,4 @@
-"""Profiles and cluster files, as text that reads back as the same."""
+"""The writer of profiles and cluster files: text that reads back as the same value."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -107,5 +107,5 @@ def _costs(link: Link) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    """A basic string of TOML; JSON's escapes are TOML's, but for one character. What is no text is a question mark."""
+    """A basic string of TOML: JSON's escapes, and one more; a character that UTF-8 cannot encode is a question mark."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f").encode(errors="replace").decode()

@@ -1,1 +1,1 @@
-"""The paper's tables: what is claimed of each scheme, beside what it compiles to."""
+"""The paper's tables: the claims about each scheme beside the compiled figures."""

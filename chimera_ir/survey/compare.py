@@ -1,4 +1,4 @@
-"""Each row of the paper's tables, compiled at a size: what is claimed beside what comes out, and why they differ."""
+"""Each row of the paper's tables, compiled at a size: claimed and compiled figures, and why they differ."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ class Equal:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """The compiled figure is another one: that of ``instead``, whose reason says why."""
+    """The compiled figure differs from the claim: it is that of ``instead``, whose reason says why."""
 
     instead: Instead
 
 
 @dataclass(frozen=True, slots=True)
 class Differs:
-    """The compiled figure is another one, and nobody knows why."""
+    """The compiled figure differs from the claim, without a known reason."""
 
 
 Verdict = Equal | Explained | Differs
@@ -37,7 +37,7 @@ Verdict = Equal | Explained | Differs
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One figure of one scheme: the claim, its amount at the size, the compiled amount, and what to make of them."""
+    """One figure of one scheme: the claim, its amount at the size, the compiled amount, and the verdict."""
 
     figure: Figure
     claim: Claim
@@ -48,21 +48,21 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """The report of a row's scheme, figure by figure beside the claims."""
+    """The figures of a row's scheme, compared with the claims."""
 
     comparisons: tuple[Comparison, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """There is nothing to compare: the library lacks the scheme, or the scheme takes no such size."""
+    """A row without comparisons: the library lacks the scheme, or the scheme refuses the size."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """A row of a table: the scheme with its parameters and costs, and what was found."""
+    """A row of a table: the scheme with its parameters and costs, and the outcome of the comparison."""
 
     name: str
     scheme: str
@@ -88,14 +88,14 @@ class Survey:
 
 
 def schemes() -> tuple[str, ...]:
-    """The schemes that the paper's tables speak of, by their names in the library, whether it has them or not."""
+    """The names of the schemes in the paper's tables, whether or not the library has them."""
     return tuple(dict.fromkeys(row.scheme for table in paper().tables for row in table.rows))
 
 
 def survey(settings: Size, about: Collection[str]) -> Survey:
-    """What the paper's tables say of some schemes, compiled at the size that the settings give.
+    """The rows of the paper's tables for some schemes, compiled at the size that the settings give.
 
-    A row stands once for each value of a parameter that it leaves open. Tables without rows are left out.
+    A row with an open parameter appears once for each of its values. Tables without rows are left out.
 
     Raises
     ------
@@ -106,7 +106,7 @@ def survey(settings: Size, about: Collection[str]) -> Survey:
     at = size(claims.size, settings)
     chosen = ((table.title, [row for row in table.rows if row.scheme in about]) for table in claims.tables)
     sections = (
-        Section(title, tuple(_surveyed(row, one) for row in rows for one in _sizes(row, at, settings)))
+        Section(title, tuple(_surveyed(row, row_size) for row in rows for row_size in _sizes(row, at, settings)))
         for title, rows in chosen
         if rows
     )
@@ -142,9 +142,9 @@ def _comparisons(row: Row, at: Size, report: Report) -> Iterator[Comparison]:
 
 
 def _why(figure: Figure, known: Sequence[Instead], at: Size, report: Report) -> Explained | Differs:
-    """The first reason that speaks of this figure and size, and gets the compiled figure right."""
-    told = {Figure.BUBBLE_RATIO: report.figures.makespan}
-    compiled = told[figure] if figure in told else _amount(figure, report)
+    """The first reason for this figure and size whose formula gives the compiled figure."""
+    substitutes = {Figure.BUBBLE_RATIO: report.figures.makespan}
+    compiled = substitutes[figure] if figure in substitutes else _amount(figure, report)
     for instead in known:
         if instead.figure is figure and value(instead.when, at) and instead.claim.at(at) == compiled:
             return Explained(instead)
@@ -152,19 +152,19 @@ def _why(figure: Figure, known: Sequence[Instead], at: Size, report: Report) -> 
 
 
 def _amount(figure: Figure, report: Report) -> Amount:
-    """A figure as the compiler reports it; a report that does not speak of asynchrony is of a synchronous scheme."""
-    own = report.figures
+    """A figure from the report; a report without the entry ``asynchronous`` is that of a synchronous scheme."""
+    figures = report.figures
     match figure:
         case Figure.PIPELINES:
-            return Fraction(len(own.header.pipes))
+            return Fraction(len(figures.header.pipes))
         case Figure.BUBBLE_RATIO:
-            return own.bubble_ratio
+            return figures.bubble_ratio
         case Figure.WEIGHTS:
-            return _interval(own.weights)
+            return _interval(figures.weights)
         case Figure.ACTIVATIONS:
-            return _interval(own.activations)
+            return _interval(figures.activations)
         case Figure.STASHED_INPUTS:
-            return _interval(own.stashed_inputs)
+            return _interval(figures.stashed_inputs)
         case Figure.SYNCHRONOUS:
             return not report.as_json().get("asynchronous", False)
         case _:

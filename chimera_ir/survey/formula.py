@@ -1,4 +1,4 @@
-"""Formulas of the scheme language outside of a scheme: the size of a table, and values claimed at that size."""
+"""Formulas of the scheme language outside of schemes: the size of a table, and values claimed at that size."""
 
 from collections.abc import Iterable, Mapping
 
@@ -16,7 +16,7 @@ class NoSuchSize(Exception):
 
 
 def size(text: str, settings: Size) -> Size:
-    """The parameters of a header with these settings; every ``require`` in the text holds.
+    """The parameters of a header with the given settings; every ``require`` in the text holds.
 
     Raises
     ------
@@ -39,7 +39,7 @@ def size(text: str, settings: Size) -> Size:
 
 
 def value(formula: str, at: Size) -> int:
-    """The value of a formula at a size, or the truth of a condition. The formula uses only the names of the size.
+    """The value of a formula at a size, or the truth of a condition; it uses only the names of the size.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What the paper says of each scheme, as ``schemes/paper.toml`` has it."""
+"""The paper's claims about each scheme, read from ``schemes/paper.toml``."""
 
 import tomllib
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from chimera_ir.survey.formula import Size, value
 
 
 class Figure(Enum):
-    """What a scheme is judged by, in the order of the tables; the values are the names in ``report.json``."""
+    """The figures of a scheme, in the order of the tables; the values are the names in ``report.json``."""
 
     PIPELINES = "pipelines"
     BUBBLE_RATIO = "bubble_ratio"
@@ -36,7 +36,7 @@ Amount = Fraction | Interval | bool
 
 @dataclass(frozen=True, slots=True)
 class RatioClaim:
-    """A share of the time; ``about`` where the paper has a sign for approximately."""
+    """A share of the time; ``about`` if the paper gives it as an approximation."""
 
     of: str
     over: str
@@ -61,7 +61,7 @@ class IntervalClaim:
 
 @dataclass(frozen=True, slots=True)
 class CountClaim:
-    """A number of things in the whole scheme."""
+    """A count over the whole scheme."""
 
     count: str
 
@@ -72,12 +72,12 @@ class CountClaim:
 
 @dataclass(frozen=True, slots=True)
 class FactClaim:
-    """Whether the figure's name is true of the scheme, whatever the size."""
+    """Whether the figure's name is true of the scheme, at every size."""
 
     holds: bool
 
     def at(self, _: Size) -> bool:
-        """What is claimed."""
+        """The claim, at any size."""
         return self.holds
 
 
@@ -86,9 +86,9 @@ Claim = RatioClaim | IntervalClaim | CountClaim | FactClaim
 
 @dataclass(frozen=True, slots=True)
 class Instead:
-    """A compiled figure that is not the one claimed: its own formula, under a condition, and the reason.
+    """A compiled figure that differs from the claim: its own formula, under a condition, and the reason.
 
-    A bubble ratio follows from the makespan, as the work is given, so that is what its formula is of.
+    For a bubble ratio the formula gives the makespan, from which the ratio follows.
     """
 
     figure: Figure
@@ -106,14 +106,14 @@ class Every:
     when: str
 
     def sizes(self, size: Size) -> tuple[Size, ...]:
-        """The sizes that the rows are for."""
+        """The sizes of the rows."""
         candidates = ({**size, self.parameter: number} for number in range(1, value(self.most, size) + 1))
-        return tuple(each for each in candidates if value(self.when, each))
+        return tuple(candidate for candidate in candidates if value(self.when, candidate))
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A scheme of the library with the parameters and costs that a claim is for, and what is claimed."""
+    """A scheme with the parameters and costs that the claims are for, and the claims."""
 
     name: str
     scheme: str
@@ -144,7 +144,7 @@ _Data = Mapping[str, str]
 
 
 def paper() -> Paper:
-    """The paper, as far as it is about what schemes cost."""
+    """The paper's tables of what schemes cost."""
     data = tomllib.loads((schemes() / "paper.toml").read_text(encoding="utf-8"))
     reasons = _strings(data["reasons"])
     tables = (Table(table["title"], tuple(_row(row, reasons) for row in table["row"])) for table in data["table"])
@@ -161,7 +161,7 @@ def _row(data: Mapping[str, object], reasons: _Data) -> Row:
         parameters=_strings(data["set"]),
         costs=_costs(_strings(data["cost"])),
         claims=claims,
-        instead=tuple(_instead(_strings(each), reasons) for each in _list(data.get("because", []))),
+        instead=tuple(_instead(_strings(entry), reasons) for entry in _list(data.get("because", []))),
     )
 
 

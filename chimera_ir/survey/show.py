@@ -31,7 +31,7 @@ _Notes = Mapping[str, int]
 
 
 class _Line(NamedTuple):
-    """What the columns beside the scheme's hold for one figure."""
+    """The cells of one figure, without those of the scheme."""
 
     figure: str
     claim: str
@@ -53,8 +53,8 @@ def text(survey: Survey) -> RenderableType:
             if table.rows:
                 table.add_row()
             table.add_row("\n".join(_heads(row)), *("\n".join(cells) for cells in columns))
-        told = [Text(f"[{number}] {note}") for note, number in notes.items()]
-        parts += [Text(_heading(section, survey.size), "bold"), table, *told, *([Text("")] if told else [])]
+        footnotes = [Text(f"[{number}] {note}") for note, number in notes.items()]
+        parts += [Text(_heading(section, survey.size), "bold"), table, *footnotes, *([Text("")] if footnotes else [])]
     return Group(*parts)
 
 
@@ -65,13 +65,13 @@ def markdown(survey: Survey) -> str:
         notes = _notes(section)
         rows = [_HEAD, ("---",) * len(_HEAD), *(cells for row in section.rows for cells in _marked(row, notes))]
         table = "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
-        told = "".join(f"\n\\[{number}\\] {note}\n" for note, number in notes.items())
-        parts.append(f"**{_heading(section, survey.size)}**\n\n{table}\n{told}")
+        footnotes = "".join(f"\n\\[{number}\\] {note}\n" for note, number in notes.items())
+        parts.append(f"**{_heading(section, survey.size)}**\n\n{table}\n{footnotes}")
     return "\n".join(parts)
 
 
 def _marked(row: Surveyed, notes: _Notes) -> Iterator[tuple[str, ...]]:
-    """The cells of a row, formulas as code; the scheme stands in its first line."""
+    """The cells of a row line by line, formulas as code; only the first line has the scheme."""
     scheme = ", ".join(_heads(row))
     for line in _lines(row, notes):
         claim = f"`{line.claim}`" if line.claim else ""
@@ -89,7 +89,7 @@ def as_json(survey: Survey) -> dict[str, object]:
 
 def _row_as_json(row: Surveyed) -> dict[str, object]:
     costs = {kind: _plain(cost) for kind, cost in row.costs.items() if kind in "FB"}
-    told: dict[str, object] = {
+    data: dict[str, object] = {
         "name": row.name,
         "scheme": row.scheme,
         "parameters": dict(row.parameters),
@@ -97,26 +97,29 @@ def _row_as_json(row: Surveyed) -> dict[str, object]:
     }
     match row.outcome:
         case Absent(why):
-            return {**told, "absent": why}
+            return {**data, "absent": why}
         case Compiled(comparisons):
-            return {**told, "figures": {each.figure.value: _comparison_as_json(each) for each in comparisons}}
+            return {
+                **data,
+                "figures": {comparison.figure.value: _comparison_as_json(comparison) for comparison in comparisons},
+            }
         case _:
             assert_never(row.outcome)
 
 
 def _comparison_as_json(comparison: Comparison) -> dict[str, object]:
-    told: dict[str, object] = {
+    data: dict[str, object] = {
         "formula": _formula(comparison.claim),
         "paper": _plain(comparison.claimed),
         "compiled": _plain(comparison.compiled),
     }
     match comparison.verdict:
         case Equal():
-            return {**told, "verdict": "equal"}
+            return {**data, "verdict": "equal"}
         case Explained(instead):
-            return {**told, "verdict": "explained", "instead": _formula(instead.claim), "reason": instead.reason}
+            return {**data, "verdict": "explained", "instead": _formula(instead.claim), "reason": instead.reason}
         case Differs():
-            return {**told, "verdict": "differs"}
+            return {**data, "verdict": "differs"}
         case _:
             assert_never(comparison.verdict)
 
@@ -127,9 +130,9 @@ def _heading(section: Section, size: Size) -> str:
 
 
 def _notes(section: Section) -> _Notes:
-    """What stands below a table, numbered from 1."""
-    found = [note for row in section.rows for note in _notes_of(row)]
-    return {note: number for number, note in enumerate(dict.fromkeys(found), 1)}
+    """The notes below a table, numbered from 1."""
+    texts = [note for row in section.rows for note in _notes_of(row)]
+    return {note: number for number, note in enumerate(dict.fromkeys(texts), 1)}
 
 
 def _notes_of(row: Surveyed) -> Iterator[str]:
@@ -137,7 +140,7 @@ def _notes_of(row: Surveyed) -> Iterator[str]:
         case Absent(why):
             yield why
         case Compiled(comparisons):
-            verdicts = (each.verdict for each in comparisons)
+            verdicts = (comparison.verdict for comparison in comparisons)
             yield from (_reason(verdict) for verdict in verdicts if isinstance(verdict, Explained))
         case _:
             assert_never(row.outcome)
@@ -159,7 +162,7 @@ def _lines(row: Surveyed, notes: _Notes) -> Sequence[_Line]:
         case Absent(why):
             return [_Line("", "", "", "", f"[{notes[why]}]")]
         case Compiled(comparisons):
-            return [_line(each, notes) for each in comparisons]
+            return [_line(comparison, notes) for comparison in comparisons]
         case _:
             assert_never(row.outcome)
 

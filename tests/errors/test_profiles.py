@@ -58,7 +58,7 @@ def diagnostics(source: Source) -> tuple[Diagnostic, ...]:
     except Rejected as rejected:
         return rejected.diagnostics
     except Unfit as unfit:
-        ((found, told),) = unfit.found
+        ((found, told),) = unfit.texts
         assert found is source
         return told
     return ()
@@ -105,7 +105,7 @@ def test_a_text_that_is_too_large_is_rejected(text: str, words: str) -> None:
 def test_errors_of_both_files_are_told_together() -> None:
     with pytest.raises(Unfit) as unfit:
         read_both(Source("a", PROFILE.replace('"1 ms"', "1", 1)), Source("b", CLUSTER.replace("64", "-64")))
-    assert [(source.name, [each.code for each in found]) for source, found in unfit.value.found] == [
+    assert [(source.name, [each.code for each in found]) for source, found in unfit.value.texts] == [
         ("a", ["CH707"]),
         ("b", ["CH710"]),
     ]

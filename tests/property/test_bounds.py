@@ -4,7 +4,7 @@ from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.plan.compiled import Compiled
+from chimera_ir.planner.compiled import Compiled
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.source import Source
 from chimera_ir.syntax.change import Change

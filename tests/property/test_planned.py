@@ -16,7 +16,7 @@ from chimera_ir.cli import compile_command
 from chimera_ir.compilation import Compilation
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.elaborate import outline, parameter_names
-from chimera_ir.planner import plan_command
+from chimera_ir.plan_command import plan_command
 from chimera_ir.request import Request
 from chimera_ir.syntax.parser import parse
 from tests.unit.test_plan import cluster, profile

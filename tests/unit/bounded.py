@@ -1,7 +1,7 @@
 """What the planner knows of a configuration's memory, against the program that is compiled in the end."""
 
-from chimera_ir.plan.bounds import least, most, standing
-from chimera_ir.plan.compiled import Compiled
+from chimera_ir.planner.bounds import least, most, standing
+from chimera_ir.planner.compiled import Compiled
 from chimera_ir.predict.memory import memory
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir import cli, planner, tracer
+from chimera_ir import cli, plan_command, tracer
 from tests.unit.command import Ended, Run
 
 
@@ -34,7 +34,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 @pytest.fixture(name="planner")
 def _planner(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Calls `chimera-plan`."""
-    return _calling(planner.main, "chimera-plan", capsys, monkeypatch)
+    return _calling(plan_command.main, "chimera-plan", capsys, monkeypatch)
 
 
 @pytest.fixture(name="tracer")

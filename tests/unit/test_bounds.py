@@ -6,7 +6,7 @@ import pytest
 
 from chimera_ir import library
 from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.plan.compiled import Compiled
+from chimera_ir.planner.compiled import Compiled
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.source import Source
 from chimera_ir.syntax.change import Change

@@ -268,7 +268,7 @@ def test_training_needs_a_device_for_a_profile_that_counts_work() -> None:
     _, program = compiled("dapple", D=2, N=2)
     with pytest.raises(Unfit) as unfit:
         foretold(Trace(about(rehearse=None), program, ()), inputs(COUNTED))
-    assert [(source.name, [each.code for each in found]) for source, found in unfit.value.found] == [
+    assert [(source.name, [each.code for each in found]) for source, found in unfit.value.texts] == [
         ("c.cluster.toml", ["CH716"])
     ]
 

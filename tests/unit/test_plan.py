@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from chimera_ir import cli, library, planner
+from chimera_ir import cli, library, plan_command
 from chimera_ir.command import WRONG_COMMAND, WRONG_TEXT
-from chimera_ir.plan import rank
+from chimera_ir.planner import rank
 from tests.unit.command import Ended
 
 Plan = Callable[..., Ended]
@@ -58,7 +58,9 @@ def plan(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     """Calls the entry point in an empty directory, with a profile and a cluster."""
     monkeypatch.chdir(tmp_path)
 
-    def call(model: str, on: str, *arguments: object, command: Any = planner.main, name: str = "chimera-plan") -> Ended:
+    def call(
+        model: str, on: str, *arguments: object, command: Any = plan_command.main, name: str = "chimera-plan"
+    ) -> Ended:
         Path("m.toml").write_text(model, encoding="utf-8")
         Path("c.toml").write_text(on, encoding="utf-8")
         files = ("--profile", "m.toml", "--cluster", "c.toml") if name == "chimera-plan" else ()

@@ -9,9 +9,9 @@ import pytest
 
 from chimera_ir import cli, library
 from chimera_ir.elaborate.elaborate import Outline
-from chimera_ir.plan import space
-from chimera_ir.plan.lines import Files, compile_line, scheme_argument
-from chimera_ir.plan.space import MAX_OPERATIONS, Choice
+from chimera_ir.planner import space
+from chimera_ir.planner.lines import Files, compile_line, scheme_argument
+from chimera_ir.planner.space import MAX_OPERATIONS, Choice
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.change import Change

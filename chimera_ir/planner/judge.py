@@ -1,16 +1,16 @@
-"""What a configuration is predicted to take: compiled as far as time and memory need it, then equation 1.
+"""The predicted time and memory of a configuration: compiled as far as both need it, then equation 1.
 
-What cannot fit is found early: by what stands on a worker before anything runs, then by the activations on top of that.
-What fits with as many messages on their way as there can be is not weighed to the byte, unless someone wants to know.
+Configurations that cannot fit are left out early: first by the bytes that a worker keeps all the time, then by the
+lower bound on the whole. A configuration that fits by the upper bound is weighed to the byte only when it is shown.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.plan.bounds import least, most, standing
-from chimera_ir.plan.compiled import Compiled
-from chimera_ir.plan.space import Choice, LeftOut, Reason, Recomputation, refusal
+from chimera_ir.planner.bounds import least, most, standing
+from chimera_ir.planner.compiled import Compiled
+from chimera_ir.planner.space import Choice, LeftOut, Reason, Recomputation, refusal
 from chimera_ir.plural import counted
 from chimera_ir.predict.equation import equation_of
 from chimera_ir.predict.memory import memory
@@ -27,15 +27,16 @@ MODES = {
     Recomputation.ALWAYS: (True,),
     Recomputation.NEVER: (False,),
 }
-"""What is tried until something fits: no more recomputation than the scheme says, or all."""
+"""Whether every stage recomputes, in the order in which this is tried until the configuration fits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A configuration that fits: T of equation 1 in seconds, of an update; bytes by worker; its compute operations.
+    """A configuration that fits, with its predictions.
 
-    ``recomputes`` says whether any stage does; ``replayed`` is the time of the replay, where there was one; ``memory``
-    is empty where it was enough to know that there is room.
+    ``equation`` is T of equation 1 in seconds per update, ``memory`` the bytes of each worker (empty where the bounds
+    showed that it fits), ``operations`` the number of compute operations. ``recomputes`` says whether any stage
+    recomputes; ``replayed`` is the time of the replay in seconds per update, if there was one.
     """
 
     choice: Choice
@@ -49,19 +50,19 @@ class Judged:
 
     @property
     def seconds(self) -> float:
-        """The best that is known of the time of an update: that of the replay, else that of equation 1."""
+        """The best prediction of the time of an update: by the replay, else by equation 1."""
         return self.equation if self.replayed is None else self.replayed
 
     @property
     def throughput(self) -> float:
-        """Items per second, without the last digits: what differs there only is equally fast."""
+        """Items per second, rounded to nine digits: configurations that differ in later digits are equally fast."""
         return _rounded(self.choice.mini_batch / self.seconds)
 
     def over(self, other: "Judged") -> float:
-        """How many times as many items per second as another: by the replays if both were, else by equation 1."""
+        """The ratio of this throughput to another one: by the replays if both have one, else by equation 1."""
         replays = self.replayed is not None and other.replayed is not None
-        mine, its = (self.seconds, other.seconds) if replays else (self.equation, other.equation)
-        return _rounded(self.choice.mini_batch / mine / (other.choice.mini_batch / its))
+        seconds, other_seconds = (self.seconds, other.seconds) if replays else (self.equation, other.equation)
+        return _rounded(self.choice.mini_batch / seconds / (other.choice.mini_batch / other_seconds))
 
 
 def _rounded(number: float) -> float:
@@ -73,7 +74,7 @@ Verdict = Judged | LeftOut
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Judges configurations of these schemes on a cluster; texts that are ``trusted`` are not verified again."""
+    """Predicts time and memory of configurations on a cluster; ``trusted`` texts are not verified again."""
 
     schemes: Mapping[Source, Scheme]
     profile: ModelProfile
@@ -85,44 +86,44 @@ class Judge:
 
     @property
     def available(self) -> int:
-        """Bytes that a worker has for the model."""
+        """The bytes that a worker has for the model."""
         return self.cluster.memory - self.cluster.reserved
 
     def setting(self, choice: Choice) -> Setting:
-        """What a configuration runs on."""
+        """The stages, the cluster and the layout that a configuration runs on."""
         stages = self.profile.depths[choice.stages]
         return Setting(stages, self.cluster, choice.copies, choice.micro_batch_size, self.replica_layout)
 
     def all_of(self, choices: Sequence[Choice]) -> tuple[Verdict, ...]:
-        """Every configuration; where it does not fit without recomputation and that is allowed, with it."""
+        """The verdict on each configuration; with recomputation where that is allowed and needed to fit."""
         bench = _Bench(self)
         return tuple(self._with_least(bench, choice) for choice in choices)
 
     def first_of(self, choices: Sequence[Choice]) -> tuple[Verdict, ...]:
-        """Configurations in the order given until one fits: first all without recomputation, then all with it."""
-        bench, found = _Bench(self), list[Verdict]()
+        """Verdicts in the order given until a configuration fits: first all without recomputation, then all with it."""
+        bench, verdicts = _Bench(self), list[Verdict]()
         for again in MODES[self.recomputation]:
             for choice in choices:
-                found.append(bench.verdict(_recomputing(choice, again)))
-                if isinstance(found[-1], Judged):
-                    return tuple(found)
-        return tuple(found)
+                verdicts.append(bench.verdict(_recomputing(choice, again)))
+                if isinstance(verdicts[-1], Judged):
+                    return tuple(verdicts)
+        return tuple(verdicts)
 
     def _with_least(self, bench: "_Bench", choice: Choice) -> Verdict:
-        found: Verdict | None = None
+        verdict: Verdict | None = None
         for again in MODES[self.recomputation]:
-            if found is None or (isinstance(found, LeftOut) and found.reason is Reason.MEMORY):
-                found = bench.verdict(_recomputing(choice, again))
-        assert found is not None
-        return found
+            if verdict is None or (isinstance(verdict, LeftOut) and verdict.reason is Reason.MEMORY):
+                verdict = bench.verdict(_recomputing(choice, again))
+        assert verdict is not None
+        return verdict
 
     def weighed(self, judged: Iterable[Judged]) -> tuple[Judged, ...]:
-        """The same with their bytes."""
+        """The configurations with their bytes by worker."""
         bench = _Bench(self)
         return tuple(map(bench.weighed, judged))
 
     def replayed(self, judged: Iterable[Judged]) -> tuple[Judged, ...]:
-        """The same, with the times of their replays."""
+        """The configurations with the times of their replays."""
         bench = _Bench(self)
         return tuple(map(bench.replayed, judged))
 
@@ -132,14 +133,14 @@ def _recomputing(choice: Choice, again: bool) -> Choice:
 
 
 class _Bench:
-    """Compiles one configuration after another, and keeps what the next may have in common with the last."""
+    """Compiles configurations one after the other, and reuses the compiled scheme while scheme and parameters stay."""
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
         self._last: tuple[object, Compiled] | None = None
 
     def verdict(self, choice: Choice) -> Verdict:
-        """The prediction, or why there is none."""
+        """The prediction, or why the configuration is left out."""
         try:
             return self._verdict(choice)
         except Rejected as rejected:
@@ -178,11 +179,11 @@ class _Bench:
         )
 
     def weighed(self, judged: Judged) -> Judged:
-        """The same with its bytes."""
+        """The configuration with its bytes by worker."""
         return replace(judged, memory=tuple(self._needed(judged.choice)))
 
     def replayed(self, judged: Judged) -> Judged:
-        """The same, with the time of its replay."""
+        """The configuration with the time of its replay."""
         choice, setting = judged.choice, self._judge.setting(judged.choice)
         program = self._compiled(choice).lowered(choice.change, setting)
         return replace(judged, replayed=replay(program, setting).seconds)
@@ -190,7 +191,7 @@ class _Bench:
     def _needed(self, choice: Choice) -> list[int]:
         setting = self._judge.setting(choice)
         program, held = self._compiled(choice).sketch(choice.change, setting)
-        return [each.total for each in memory(program, setting, held)]
+        return [worker.total for worker in memory(program, setting, held)]
 
     def _compiled(self, choice: Choice) -> Compiled:
         """The scheme of a configuration with its parameters."""
@@ -201,7 +202,7 @@ class _Bench:
         return self._last[1]
 
     def _over(self, choice: Choice, needed: Sequence[int], prefix: str) -> LeftOut | None:
-        """Why it does not fit, if it does not: the worker that needs most."""
+        """The refusal of a configuration that does not fit, by the worker that needs most; None if it fits."""
         if not needed:
             return None
         worker, available = max(range(len(needed)), key=needed.__getitem__), self._judge.available
@@ -213,8 +214,8 @@ class _Bench:
 
 
 def distinct(choices: Iterable[Choice]) -> Iterator[tuple[Choice, ...]]:
-    """Those together that are the same but for B."""
-    alike: dict[object, list[Choice]] = {}
-    for each in choices:
-        alike.setdefault((each.source, each.settings, each.change), []).append(each)
-    yield from map(tuple, alike.values())
+    """Families of configurations that differ only in B."""
+    families: dict[object, list[Choice]] = {}
+    for choice in choices:
+        families.setdefault((choice.source, choice.settings, choice.change), []).append(choice)
+    yield from map(tuple, families.values())

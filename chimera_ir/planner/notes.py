@@ -1,17 +1,17 @@
-"""What one should know before one trusts a ranking."""
+"""Notes below a ranking: how far it can be trusted."""
 
 from collections.abc import Iterator, Sequence
 
-from chimera_ir.plan.judge import Judged
-from chimera_ir.plan.rank import Ranking
+from chimera_ir.planner.judge import Judged
+from chimera_ir.planner.rank import Ranking
 from chimera_ir.plural import counted
 from chimera_ir.profile.warnings import WARNING, shown
 
 
 def notes(ranking: Ranking, error: float, warnings: Sequence[str]) -> tuple[str, ...]:
-    """How sure the first choice is, whether plain 1F1B would do, and whether all train alike; each a sentence.
+    """One sentence each: how far ahead the first choice is, how plain 1F1B compares, what differs in training.
 
-    ``warnings`` are those of the files that the plan is made of.
+    ``warnings`` are those of the profile and the cluster file.
     """
     return (
         *(f"{WARNING}{warning}" for warning in shown(warnings)),
@@ -27,7 +27,7 @@ def _close(ranking: Ranking, error: float) -> Iterator[str]:
     choices = ranking.choices
     if not choices:
         return
-    shares = [each.over(choices[0]) for each in choices]
+    shares = [judged.over(choices[0]) for judged in choices]
     close = [share for share in shares if share >= 1 - error]
     if len(choices) == 1:
         yield "it is the only one that fits"
@@ -43,49 +43,51 @@ def _close(ranking: Ranking, error: float) -> Iterator[str]:
 
 
 def _baseline(ranking: Ranking) -> Iterator[str]:
-    """How the baseline does beside the best of every other scheme."""
+    """The baseline against the best configuration of every other scheme."""
     reference = ranking.reference
     if reference is None:
         return
     best: dict[str, Judged] = {}
-    for each in ranking.choices:
-        if each.scheme != reference.scheme:
-            best.setdefault(each.scheme, each)
+    for judged in ranking.choices:
+        if judged.scheme != reference.scheme:
+            best.setdefault(judged.scheme, judged)
     slower = [
-        f"{_percent(reference.over(each) - 1)} faster than {name}"
-        for name, each in best.items()
-        if reference.over(each) > 1
+        f"{_percent(reference.over(judged) - 1)} faster than {name}"
+        for name, judged in best.items()
+        if reference.over(judged) > 1
     ]
     if slower:
         yield f"plain 1F1B with a flush ({reference.scheme}) is {_listed(slower)} here"
     faster = [
-        f"{name} by {_percent(each.over(reference) - 1)}" for name, each in best.items() if each.over(reference) > 1
+        f"{name} by {_percent(judged.over(reference) - 1)}"
+        for name, judged in best.items()
+        if judged.over(reference) > 1
     ]
     if faster:
         yield f"plain 1F1B with a flush ({reference.scheme}) is beaten by {_listed(faster)}"
 
 
 def _asynchronous(ranking: Ranking) -> Iterator[str]:
-    """Asynchronous schemes train otherwise: a faster one need not learn sooner."""
+    """A warning if the first has no flush: it may need more updates than a slower one to learn as much."""
     first = next(iter(ranking.choices), None)
     if first is None or not first.asynchronous:
         return
     place, other = next(
-        ((place, each) for place, each in enumerate(ranking.choices, 1) if not each.asynchronous), (0, None)
+        ((place, judged) for place, judged in enumerate(ranking.choices, 1) if not judged.asynchronous), (0, None)
     )
     said = f"{first.scheme} has no flush: its gradients are of older weights, so that it may need more updates"
     yield f"{said}; the first with a flush is number {place}, {other.scheme}" if other else said
 
 
 def _smaller(ranking: Ranking) -> Iterator[str]:
-    """A scheme that says itself how many micro-batches make an update may update more often than one asked for."""
+    """A remark if the first updates more often than asked, since its scheme fixes the micro-batches of an update."""
     first, asked = next(iter(ranking.choices), None), ranking.question.mini_batch
     if first is not None and first.choice.mini_batch < asked:
         yield f"the first updates the weights every {counted(first.choice.mini_batch, 'item')}, not every {asked:,}"
 
 
 def _replays(ranking: Ranking) -> Iterator[str]:
-    replayed = sum(each.replayed is not None for each in ranking.choices)
+    replayed = sum(judged.replayed is not None for judged in ranking.choices)
     if replayed < len(ranking.choices):
         yield f"{replayed} of {len(ranking.choices)} were replayed event by event; the others go by equation 1"
 

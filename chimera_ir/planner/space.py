@@ -1,8 +1,8 @@
-"""Which configurations there are: schemes, their parameters, and how the mini-batch is split (section 2, Table 1).
+"""All configurations: schemes, their parameters, and the ways to split the mini-batch (section 2, Table 1).
 
-With W copies of a pipeline of so many workers W * workers = P, and with N micro-batches of B items in each of them
-B N W is the mini-batch. A scheme that says itself how many micro-batches make an update takes the part of the
-mini-batch that this gives.
+W copies of a pipeline take all P workers. With N micro-batches of B items in each copy, the mini-batch is B N W items.
+A scheme that fixes how many micro-batches make an update has that N, and its updates may be smaller than the
+mini-batch.
 """
 
 import math
@@ -25,23 +25,22 @@ from chimera_ir.syntax.ast import Scheme, SyncMode
 from chimera_ir.syntax.change import Change
 
 _CHANGED = {None: None, SyncMode.LAZY: SyncMode.LAZY, SyncMode.EAGER: SyncMode.EAGER, SyncMode.EAGER_OPT: None}
-"""The strategies that a text is changed to; eager_opt is what it has."""
+"""The strategy that a text is changed to; none for eager_opt, which every text has."""
 
 MAX_OPERATIONS = 100_000
-"""How many compute operations a schedule may have that is looked at, unless the user says otherwise."""
-
+"""The most compute operations of a schedule that is considered, unless the user sets another limit."""
 
 MOST = 10_000
-"""How many values all parameters of a scheme may have together, but for the number of micro-batches."""
+"""The most combinations of the parameters of a scheme, without the number of micro-batches."""
 
 _STALE = "its gradients are of older weights; --asynchronous considers it"
 
 _Setting = tuple[tuple[str, int], ...]
-"""The value of a parameter, or nothing."""
+"""A parameter with its value; empty for a parameter that the scheme lacks."""
 
 
 class Recomputation(Enum):
-    """Who computes forwards again, beside the stages that their scheme says: whoever would not fit without, or all."""
+    """When every stage recomputes, not only those of the scheme: if it would not fit otherwise, always, or never."""
 
     WHERE_NEEDED = "where needed"
     ALWAYS = "always"
@@ -50,9 +49,10 @@ class Recomputation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a plan is wanted for; ``settings`` are fixed parameters, ``syncs`` the strategies to consider.
+    """The workers and the items of an update to find configurations for, and which to consider.
 
-    ``asynchronous`` says whether schemes without a flush are wanted as well.
+    ``settings`` are fixed parameters, ``syncs`` the strategies for gradient sums; ``asynchronous`` says whether schemes
+    without a flush are considered as well.
     """
 
     workers: int
@@ -66,7 +66,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A configuration: a scheme and its parameters; D stages on so many workers, in W copies; N micro-batches of B.
+    """A configuration: a scheme with its parameters, D, the workers of a copy, W copies, N micro-batches of B items.
 
     ``change`` is what is asked of the scheme beyond its text.
     """
@@ -100,7 +100,7 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A configuration that was left out, as far as it was known, and why."""
+    """A configuration that was left out, with what was known of it by then, and why."""
 
     source: Source
     settings: tuple[tuple[str, int], ...]
@@ -111,13 +111,13 @@ class LeftOut:
 
     @staticmethod
     def of(choice: Choice, reason: Reason, detail: str) -> "LeftOut":
-        """A whole configuration."""
+        """The refusal of a complete configuration."""
         size, recompute = choice.micro_batch_size, choice.change.recompute
         return LeftOut(choice.source, choice.settings, size, reason, detail, recompute)
 
 
 def refusal(rejected: Rejected, source: Source, settings: Iterable[tuple[str, int]], size: int | None) -> LeftOut:
-    """What a scheme says against its parameters; the first error tells."""
+    """The refusal of parameters by their scheme, from the first error."""
     first = rejected.diagnostics[0]
     reason = Reason.REFUSED
     if isinstance(first, TooMany | TooManyOperations | TooManyInTurns | RepeatsTooLate):
@@ -130,8 +130,8 @@ def refusal(rejected: Rejected, source: Source, settings: Iterable[tuple[str, in
 def configurations(
     source: Source, scheme: Scheme, profile: ModelProfile, question: Question
 ) -> Iterator[Choice | LeftOut]:
-    """Every configuration of a scheme, each once; where it is left out before a look at its operations, why."""
-    return _Search(source, scheme, profile, question).found()
+    """Every configuration of a scheme once, or why it is left out before its operations are looked at."""
+    return _Search(source, scheme, profile, question).configurations()
 
 
 class _Search:
@@ -144,7 +144,7 @@ class _Search:
         self._letters = library.letters()
         self._fixed = {name: value for name, value in question.settings.items() if name in self._names}
 
-    def found(self) -> Iterator[Choice | LeftOut]:
+    def configurations(self) -> Iterator[Choice | LeftOut]:
         count = sum(math.prod(map(len, others)) for _, others in self._columns())
         if count > MOST:
             text = f"its parameters have {count:,} values together, and the limit is {MOST:,}; fix some with --set"
@@ -165,13 +165,13 @@ class _Search:
                 yield self._out(settings, None, Reason.PROFILE, f"depth {outlined.stages}; the profile has {depths}")
 
     def _settings(self) -> Iterator[dict[str, int]]:
-        """The values of all parameters but the micro-batches."""
+        """Every combination of values of the parameters, without the number of micro-batches."""
         for stages, others in self._columns():
             for rest in product(*others):
                 yield dict(pair for pairs in (stages, *rest) for pair in pairs)
 
     def _columns(self) -> Iterator[tuple[_Setting, list[list[_Setting]]]]:
-        """For each number of stages, the values that each of the further parameters may have: its divisors."""
+        """For each number of stages, the values of each further parameter: the divisors of that number."""
         depths = {part for depth in self._profile.depths for part in _divisors(depth)}
         others = [name for name in self._names if name not in (self._letters.stages, self._letters.micro_batches)]
         for stages in self._values(self._letters.stages, sorted(depths)):
@@ -179,22 +179,22 @@ class _Search:
             yield stages, [self._values(name, divisors) for name in others]
 
     def _values(self, name: str, values: Iterable[int]) -> list[_Setting]:
-        """What a parameter may be, as settings; none, if the scheme has no such parameter."""
+        """The values of a parameter as settings; a single empty one if the scheme lacks the parameter."""
         if name not in self._names:
             return [()]
         return [((name, value),) for value in ([self._fixed[name]] if name in self._fixed else values)]
 
     def _outlined(self, settings: dict[str, int]) -> Header | LeftOut:
-        """The scheme for as many micro-batches as it has by default; or as stages, if that is not possible."""
+        """The scheme's header at its default number of micro-batches; if that is refused, at N = D."""
         name, stages = self._letters.micro_batches, settings.get(self._letters.stages)
         count = self._fixed.get(name, stages)
         tries = [settings, *([{**settings, name: count}] if name in self._names and count else [])]
         if name in self._fixed:
             tries = tries[1:]
         failed: Rejected | None = None
-        for each in tries:
+        for attempt in tries:
             try:
-                return outline(self._scheme, each, self._question.max_operations).header
+                return outline(self._scheme, attempt, self._question.max_operations).header
             except Rejected as rejected:
                 failed = failed or rejected
         assert failed
@@ -218,7 +218,7 @@ class _Search:
                 yield from self._choices(settings, outlined, copies, counted, size)
 
     def _micro_batches(self, outlined: Header, together: int) -> int | str:
-        """N, if so many items make one micro-batch of all copies; or why there is none."""
+        """N, where ``together`` items are one micro-batch of all copies; or why there is no such N."""
         name, mini_batch = self._letters.micro_batches, self._question.mini_batch
         if name not in self._names:
             count = outlined.whole_micro_batches
@@ -237,7 +237,7 @@ class _Search:
     ) -> Iterator[Choice]:
         name = self._letters.micro_batches
         whole = {**settings, **({name: count} if name in self._names else {})}
-        given = tuple((each, whole[each]) for each in self._names if each in whole)
+        given = tuple((parameter, whole[parameter]) for parameter in self._names if parameter in whole)
         syncs = (None,) if outlined.asynchronous else self._question.syncs
         for sync in syncs:
             change = Change(self._question.recomputation is Recomputation.ALWAYS, _CHANGED[sync])
@@ -248,5 +248,5 @@ class _Search:
 
 
 def _divisors(number: int) -> list[int]:
-    """The divisors of a number of stages, up to the most stages that a profile may have."""
-    return [each for each in range(1, min(number, document.MOST) + 1) if number % each == 0]
+    """The divisors of a number of stages, no larger than a profile's largest depth may be."""
+    return [divisor for divisor in range(1, min(number, document.MOST) + 1) if number % divisor == 0]

@@ -1,11 +1,11 @@
-"""The lines that compile and start a configuration."""
+"""The command lines that compile and start a configuration."""
 
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from chimera_ir import library
-from chimera_ir.plan.judge import Judged
-from chimera_ir.plan.space import MAX_OPERATIONS, Choice
+from chimera_ir.planner.judge import Judged
+from chimera_ir.planner.space import MAX_OPERATIONS, Choice
 from chimera_ir.profile.cluster import Cluster, torchrun
 from chimera_ir.source import Source
 from chimera_ir.visible import as_argument, command_line
@@ -13,7 +13,7 @@ from chimera_ir.visible import as_argument, command_line
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """What a plan was made from, as the user named it, and the limit on the size of its schedules."""
+    """The files and options of a call of the planner, as the user named them."""
 
     profile: str
     cluster: str
@@ -22,7 +22,7 @@ class Files:
 
 
 def scheme_argument(source: Source) -> str:
-    """What names a scheme on a command line: a library scheme's name, another's file, never taken for an option."""
+    """The name of a library scheme, or the file of another one, written so that no command line reads an option."""
     stem = PurePath(source.name).stem
     if stem in library.names() and library.source(stem) == source:
         return stem
@@ -30,9 +30,9 @@ def scheme_argument(source: Source) -> str:
 
 
 def compile_line(choice: Choice, files: Files) -> str:
-    """``chimera-compile`` with everything that makes it compile, and predict, this configuration.
+    """The ``chimera-compile`` line that compiles this configuration and predicts its time.
 
-    Its report compares with the baseline, which may have more operations than the schedule.
+    The report compares with the baseline, which may have more operations than the schedule, so the limit may be raised.
     """
     words = ["chimera-compile", as_argument(scheme_argument(choice.source))]
     words += [word for name, value in choice.settings for word in ("--set", f"{name}={value}")]
@@ -47,7 +47,7 @@ def compile_line(choice: Choice, files: Files) -> str:
 
 
 def torchrun_line(judged: Judged, cluster: Cluster, files: Files) -> str:
-    """``torchrun`` with what starts it."""
+    """The ``torchrun`` line that starts a configuration."""
     choice = judged.choice
     ranks, script = choice.workers * choice.copies, f"{judged.scheme}.out/train.py"
     return torchrun(ranks, cluster.per_node, script, choice.micro_batch_size, files.replica_layout)

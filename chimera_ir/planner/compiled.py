@@ -1,4 +1,4 @@
-"""A scheme compiled as far as a plan needs it: what time and memory follow from, made once for every B."""
+"""A scheme compiled as far as the planner needs it for time and memory; the same for every micro-batch size B."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -26,23 +26,23 @@ from chimera_ir.verify.holdings import Holdings, holdings
 if TYPE_CHECKING:
     from chimera_ir.verify.verify import Checked
 
-_Alike = tuple[Kind, int, Stage, bool]
-"""What operations that take equally long have in common: kind, number of micro-batches, stage, and recomputation."""
+_Signature = tuple[Kind, int, Stage, bool]
+"""What decides how long an operation takes: kind, number of micro-batches, stage, and whether it is recomputed."""
 
 _Pattern = tuple[int, ...]
-"""How long the operations of each such kind take, in proportion: launches depend on nothing else."""
+"""Relative durations, one for each `_Signature`; launches of gradient sums depend on nothing else."""
 
 
 class Compiled:
-    """A scheme with its parameters at every level that was asked for, by what is asked of it beyond its text.
+    """A scheme with its parameters, at each level on demand and for any change that is asked beyond its text.
 
-    ``change`` is one such change; the lanes are the same with every other. A ``trusted`` text is not verified again;
-    any other is to pass `check` before its lanes are used.
+    ``change`` is one of those changes; all have the same lanes. A ``trusted`` text is not verified again; any other has
+    to pass `check` before its lanes are used.
 
     Raises
     ------
     Rejected
-        From whatever needs it: if the scheme says nothing that can be run.
+        By any method or property, if the scheme has errors.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Compiled:
         self._scheme, self._settings, self._change = scheme, dict(settings), change
         self._max_operations, self._trusted = max_operations, trusted
         self._outlines: dict[Change, Outline] = {}
-        self._samples: dict[Change, dict[_Alike, Compute]] = {}
+        self._samples: dict[Change, dict[_Signature, Compute]] = {}
         self._checked: dict[Change, Checked] = {}
         self._proven: set[tuple[Change, _Pattern]] = set()
         self._lowered: dict[tuple[Change, _Pattern], Program] = {}
@@ -59,7 +59,7 @@ class Compiled:
         self._launched: dict[tuple[Change, _Pattern], tuple[tuple[tuple[int, Stage], ...], ...]] = {}
 
     def header(self, change: Change) -> Header:
-        """What stands above the lanes."""
+        """The header of the plan, the schedule and the program."""
         return self._outline(change).header
 
     def _outline(self, change: Change) -> Outline:
@@ -77,7 +77,13 @@ class Compiled:
         return order(self._plan).lanes
 
     def check(self, change: Change) -> None:
-        """Raises what a compilation finds wrong in the schedule, if the text is not trusted."""
+        """Verify the schedule, unless the text is trusted.
+
+        Raises
+        ------
+        Rejected
+            With the errors that a compilation finds in the schedule.
+        """
         if self._trusted or change in self._checked:
             return
         from chimera_ir.verify.verify import verify_schedule  # with networkx, which takes a while
@@ -87,10 +93,15 @@ class Compiled:
         self._checked[change] = checked
 
     def prove(self, change: Change, setting: Setting) -> None:
-        """Raises what a compilation finds wrong in the program, if the text is not trusted.
+        """Verify the program of a scheme without a flush, unless the text is trusted.
 
-        Without a flush: versions, and sums that some workers have no part in, show there alone. Of a schedule with one
-        that passes `check` the program has nothing wrong, whatever the scheme (tests/property/test_random_schemes.py).
+        Errors in versions, and gradient sums that some workers have no part in, show only in the program. With a flush,
+        the program of a schedule that passes `check` has no errors (tests/property/test_random_schemes.py).
+
+        Raises
+        ------
+        Rejected
+            With the errors that a compilation finds in the program.
         """
         key = change, self._pattern(change, setting)
         if self._trusted or not self.header(change).asynchronous or key in self._proven:
@@ -108,7 +119,7 @@ class Compiled:
 
     @cached_property
     def copies(self) -> tuple[dict[Stage, int], ...]:
-        """For each worker, how many copies of the weights of its stages it keeps at most."""
+        """For each worker and each of its stages, the most copies of the weights that it keeps at once."""
         schedule = self.schedule(self._change)
         if not schedule.header.asynchronous:
             return tuple(dict.fromkeys(stages, 1) for stages in schedule.header.stages_of)
@@ -116,29 +127,33 @@ class Compiled:
 
     @cached_property
     def growth(self) -> tuple[tuple[list[Stage], list[int]], ...]:
-        """For each worker the stages of its operations, and how many micro-batches more each leaves there."""
+        """For each worker the stages of its operations, and the change in waiting micro-batches by each operation."""
         return tuple(
             (
-                [each.stage for each in lane],
-                [each.kind.growth * len(each.micros) for each in lane],
+                [operation.stage for operation in lane],
+                [operation.kind.growth * len(operation.micros) for operation in lane],
             )
             for lane in self.lanes
         )
 
     @cached_property
     def streams_in_order(self) -> bool:
-        """Whether one pipe runs on workers of its own, and each takes one micro-batch after the other."""
+        """Whether there is one pipe, with one stage per worker, and each worker takes single micro-batches in order."""
         workers = [pipe.workers for pipe in self.header(self._change).pipes]
-        micros = ([each.micros for each in lane if each.kind is kind] for lane in self.lanes for kind in KINDS.values())
+        micros = (
+            [operation.micros for operation in lane if operation.kind is kind]
+            for lane in self.lanes
+            for kind in KINDS.values()
+        )
         return (
             len(workers) == 1
             and len({*workers[0]}) == len(workers[0])
-            and all(own == sorted(own) and all(len(each) == 1 for each in own) for own in micros)
+            and all(groups == sorted(groups) and all(len(group) == 1 for group in groups) for groups in micros)
         )
 
     @cached_property
     def begun(self) -> list[int]:
-        """By stage, of how many micro-batches a worker has run the forward and not the backward at most."""
+        """By stage, the most micro-batches that have run their forward on a worker and not yet their backward."""
         most = [0] * self.header(self._change).stages
         for stages, counts in self.growth:
             alive: dict[Stage, int] = defaultdict(int)
@@ -148,31 +163,32 @@ class Compiled:
         return most
 
     def schedule(self, change: Change) -> Schedule:
-        """The schedule."""
+        """The schedule with what a change asks for."""
         return Schedule(self.header(change), self.lanes)
 
     def lowered(self, change: Change, setting: Setting) -> Program:
-        """The program that a compilation gives."""
+        """The program, as a compilation gives it."""
         key = change, self._pattern(change, setting)
         if key not in self._lowered:
             self._lowered[key] = lower(self.schedule(change), duration=self._duration(*key))
         return self._lowered[key]
 
     def sketch(self, change: Change, setting: Setting) -> tuple[Program, tuple[Holdings, ...]]:
-        """The program, as far as memory needs it, and what it holds."""
+        """The part of the program that memory depends on, and what each worker holds."""
         if change not in self._sketches:
             program = self._streaming(change) if self.header(change).asynchronous else self.lowered(change, setting)
             held = zip(holdings(program), self.copies, strict=True)
-            self._sketches[change] = program, tuple(replace(each, copies=tuple(own.items())) for each, own in held)
+            counted = tuple(replace(holding, copies=tuple(counts.items())) for holding, counts in held)
+            self._sketches[change] = program, counted
         return self._sketches[change]
 
     def _streaming(self, change: Change) -> Program:
-        """The sketch of a schedule without a flush: the same lanes whatever is recomputed."""
+        """The sketch of a schedule without a flush; its lanes are the same for every change."""
         known = next((program.lanes for program, _ in self._sketches.values()), None)
         return Program(self.header(change), known) if known else sketch(self.schedule(change))
 
     def launched(self, change: Change, setting: Setting) -> tuple[tuple[tuple[int, Stage], ...], ...]:
-        """For each worker the stages of the sums that it launches, each after how many of its operations."""
+        """For each worker the gradient sums that it launches: after how many of its operations, and of which stage."""
         if self.header(change).asynchronous:
             return ((),) * len(self.lanes)
         key = change, self._pattern(change, setting)
@@ -180,31 +196,31 @@ class Compiled:
             net = self.skeleton.net
             durations = list(map(self._duration(*key), net.operations))
             ends = net.ends(durations)
-            found = launches(
+            launched = launches(
                 self.schedule(change),
                 [durations[lane.start : lane.stop] for lane in net.lanes],
                 [ends[lane.start : lane.stop] for lane in net.lanes],
             )
-            self._launched[key] = tuple(tuple((after + 1, stage) for after, stage in lane) for lane in found)
+            self._launched[key] = tuple(tuple((after + 1, stage) for after, stage in lane) for lane in launched)
         return self._launched[key]
 
-    def _representatives(self, change: Change) -> dict[_Alike, Compute]:
-        """An operation of each kind that takes equally long."""
+    def _representatives(self, change: Change) -> dict[_Signature, Compute]:
+        """One operation for each signature."""
         if change not in self._samples:
             header = self.header(change)
             operations = (operation for lane in self.lanes for operation in lane)
-            self._samples[change] = {_alike(operation, header): operation for operation in operations}
+            self._samples[change] = {_signature(operation, header): operation for operation in operations}
         return self._samples[change]
 
     def _duration(self, change: Change, pattern: _Pattern) -> Duration:
-        """How long each operation takes by a pattern."""
+        """The duration of an operation, as a function, by a pattern."""
         if not pattern:
             return lambda _: 1
         header, durations = self.header(change), dict(zip(self._representatives(change), pattern, strict=True))
-        return lambda operation: durations[_alike(operation, header)]
+        return lambda operation: durations[_signature(operation, header)]
 
     def _pattern(self, change: Change, setting: Setting) -> _Pattern:
-        """How long operations take in a setting; nothing where no worker has sums of several stages to launch."""
+        """The relative durations in a setting; empty where no worker has gradient sums of several stages to launch."""
         header = self.header(change)
         if all(len(stages) < 2 for stages in header.stages_of):
             return ()
@@ -216,6 +232,6 @@ class Compiled:
         return tuple(ticks // common for ticks in whole)
 
 
-def _alike(operation: Compute, header: Header) -> _Alike:
+def _signature(operation: Compute, header: Header) -> _Signature:
     micros, stage = operation.micros, operation.stage
     return operation.kind, len(micros), stage, header.recomputes(micros[0], stage)

@@ -1,4 +1,4 @@
-"""``chimera-plan``: which scheme, how many copies, stages and micro-batches, by what they are predicted to take."""
+"""``chimera-plan``: a ranking of schemes, copies, stages and micro-batches by their predicted time."""
 
 import json
 import sys
@@ -14,31 +14,31 @@ from chimera_ir.compilation import Compilation
 from chimera_ir.console import printed
 from chimera_ir.elaborate.elaborate import parameter_names
 from chimera_ir.options import read_inputs
-from chimera_ir.plan import tell
-from chimera_ir.plan.judge import Judge
-from chimera_ir.plan.lines import Files
-from chimera_ir.plan.notes import notes
-from chimera_ir.plan.rank import Ranking, rank
-from chimera_ir.plan.space import MAX_OPERATIONS, Question, Recomputation
+from chimera_ir.planner import tell
+from chimera_ir.planner.judge import Judge
+from chimera_ir.planner.lines import Files
+from chimera_ir.planner.notes import notes
+from chimera_ir.planner.rank import Ranking, rank
+from chimera_ir.planner.space import MAX_OPERATIONS, Question, Recomputation
 from chimera_ir.profile.choose import Inputs
 from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme, SyncMode
 
 ERROR = 0.1
-"""How far equation 1 is off, unless the user knows better: within 10 % of what was measured (section 4.2.2)."""
+"""The default error of equation 1: within 10 % of the measured time (section 4.2.2)."""
 
 MOST = 10**6
-"""Workers, and items of a mini-batch."""
+"""The most workers, and the most items of a mini-batch."""
 
 _FILE = click.Path(path_type=Path)
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What is shown: so many choices, the lines of the one of that number, given the model's error, or all as JSON.
+    """What is shown: the first ``top`` choices and the command lines of choice number ``choose``, or all as JSON.
 
-    ``warnings`` are those of the files.
+    ``error`` is the share by which the model may be off; ``warnings`` are those of the files.
     """
 
     top: int
@@ -137,7 +137,7 @@ def plan_command(
 
 
 def _deliver(ranking: Ranking, wanted: _Wanted) -> None:
-    """Shows the ranking, and the commands of the choice that is wanted."""
+    """Show the ranking, and the commands of the chosen configuration."""
     choices = ranking.choices
     if choices and wanted.choose > len(choices):
         raise Misuse(f"--choose {wanted.choose}: there are {len(choices)} choices")
@@ -161,18 +161,18 @@ def _scheme(name: str) -> Source:
 
 
 def _parsed(sources: tuple[Source, ...], settings: dict[str, int]) -> dict[Source, Scheme]:
-    """The schemes, and the library's baseline beside them; every setting is of a parameter that one of them has."""
-    found = {source: Compilation(Request(source)).scheme for source in sources}
-    known = dict.fromkeys(name for scheme in found.values() for name in parameter_names(scheme))
+    """The schemes and the library's baseline, parsed; every setting names a parameter of one of the schemes."""
+    parsed = {source: Compilation(Request(source)).scheme for source in sources}
+    known = dict.fromkeys(name for scheme in parsed.values() for name in parameter_names(scheme))
     for name in settings:
         if name not in known:
             raise Misuse(f"--set {name}: no scheme has such a parameter; there are {', '.join(known)}")
     baseline, _ = library.baseline(1, 1)
-    return found if baseline in found else {**found, baseline: Compilation(Request(baseline)).scheme}
+    return parsed if baseline in parsed else {**parsed, baseline: Compilation(Request(baseline)).scheme}
 
 
 def _workers(inputs: Inputs, asked: int | None) -> int:
-    """P: all of the cluster, or as many as are asked for and fill whole nodes."""
+    """P: all workers of the cluster, or as many as are asked for if they fill whole nodes."""
     cluster = inputs.cluster
     number = cluster.workers if asked is None else asked
     if number > cluster.workers:

@@ -10,10 +10,10 @@ from rich.text import Text
 
 from chimera_ir import library
 from chimera_ir.cost.numbers import seconds
-from chimera_ir.plan.judge import Judged
-from chimera_ir.plan.lines import Files, compile_line, scheme_argument, torchrun_line
-from chimera_ir.plan.rank import Ranking
-from chimera_ir.plan.space import LeftOut
+from chimera_ir.planner.judge import Judged
+from chimera_ir.planner.lines import Files, compile_line, scheme_argument, torchrun_line
+from chimera_ir.planner.rank import Ranking
+from chimera_ir.planner.space import LeftOut
 from chimera_ir.plural import counted
 from chimera_ir.predict.show import size
 
@@ -21,12 +21,12 @@ _COLUMNS = ("", "scheme", "W", "D", "B", "N", "more", "T", "T replayed", "items/
 
 
 def table(ranking: Ranking, notes: Sequence[str], top: int) -> RenderableType:
-    """The first choices, what to know of them, and what was left out, ready to be printed."""
+    """The first choices, the notes, and what was left out, ready to be printed."""
     return Group(_heading(ranking), _choices(ranking, top), *map(_note, notes), Text(), *_left_out(ranking))
 
 
 def lines(judged: Judged, ranking: Ranking, files: Files) -> str:
-    """How to compile and to start a choice."""
+    """The command lines that compile and start a choice."""
     started = torchrun_line(judged, ranking.judge.cluster, files)
     return f"{compile_line(judged.choice, files)}\n{started}\n"
 
@@ -45,8 +45,8 @@ def _choices(ranking: Ranking, top: int) -> RenderableType:
     shown = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in _COLUMNS:
         shown.add_column(column, justify="left" if column in ("scheme", "more") else "right")
-    for place, each in enumerate(ranking.choices[:top], 1):
-        shown.add_row(*_row(place, each))
+    for place, judged in enumerate(ranking.choices[:top], 1):
+        shown.add_row(*_row(place, judged))
     rest = len(ranking.choices) - top
     return Group(shown, Text(f"and {rest} more that fit\n")) if rest > 0 else shown
 
@@ -62,7 +62,7 @@ def _row(place: int, judged: Judged) -> Iterator[str]:
 
 
 def _more(judged: Judged) -> str:
-    """What the columns do not say: further parameters, what is recomputed and when gradients are summed."""
+    """What the columns leave out: further parameters, recomputation, and the strategy for gradient sums."""
     letters, change = library.letters(), judged.choice.change
     named = (letters.stages, letters.micro_batches)
     words = [f"{name}={value}" for name, value in judged.choice.settings if name not in named]
@@ -78,15 +78,15 @@ def _note(said: str) -> Text:
 
 def _left_out(ranking: Ranking) -> Iterator[RenderableType]:
     groups: dict[tuple[str, str], list[LeftOut]] = {}
-    for each in ranking.left_out:
-        groups.setdefault((scheme_argument(each.source), each.reason.value), []).append(each)
+    for left_out in ranking.left_out:
+        groups.setdefault((scheme_argument(left_out.source), left_out.reason.value), []).append(left_out)
     if not groups:
         return
     shown = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in ("left out", "why", "how many", "for example"):
         shown.add_column(column, justify="right" if column == "how many" else "left", overflow="fold")
-    for (scheme, reason), found in sorted(groups.items()):
-        shown.add_row(scheme, reason, str(len(found)), _example(found[0]))
+    for (scheme, reason), members in sorted(groups.items()):
+        shown.add_row(scheme, reason, str(len(members)), _example(members[0]))
     yield shown
 
 
@@ -108,21 +108,21 @@ def _known(left_out: LeftOut) -> Iterator[str]:
 def as_json(
     ranking: Ranking, notes: Sequence[str], warnings: Sequence[str], chosen: Judged | None, files: Files
 ) -> dict[str, object]:
-    """The whole ranking; ``commands`` are those of the chosen one."""
+    """The whole ranking; ``commands`` are those of the chosen configuration."""
     question, judge = ranking.question, ranking.judge
-    reasons = Counter(each.reason.value for each in ranking.left_out)
+    reasons = Counter(left_out.reason.value for left_out in ranking.left_out)
     return {
         "model": judge.profile.name,
         "cluster": judge.cluster.name,
         "workers": question.workers,
         "mini_batch": question.mini_batch,
         "memory_available": judge.available,
-        "choices": [_choice(each) for each in ranking.choices],
+        "choices": [_choice(judged) for judged in ranking.choices],
         "baseline": _choice(ranking.reference) if ranking.reference else None,
         "notes": list(notes),
         "warnings": list(warnings),
         "left_out_by_reason": dict(sorted(reasons.items())),
-        "left_out": [_reason(each) for each in ranking.left_out],
+        "left_out": [_reason(left_out) for left_out in ranking.left_out],
         "commands": lines(chosen, ranking, files).splitlines() if chosen else [],
     }
 

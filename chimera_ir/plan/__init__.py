@@ -1,1 +1,0 @@
-"""Which configuration to run: all that there are, what each is predicted to take, and which are the best."""

@@ -1,0 +1,107 @@
+"""Bounds on the bytes that each worker needs, from its compute operations alone.
+
+They decide for most configurations whether they fit, without messages and buffers. Both bounds count what a worker
+keeps all the time, the versions of its weights, and what waits for a backward; they differ in the messages under way:
+`least` counts none, `most` as many as there can be.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+
+from chimera_ir.ir.levels import Header
+from chimera_ir.planner.compiled import Compiled
+from chimera_ir.predict.setting import Setting
+from chimera_ir.profile.costs import Timing
+from chimera_ir.syntax.change import Change
+
+_EARLY = 4
+"""Safety margin of the upper bound, in messages per stage: receives that `lower` posts before they are needed.
+
+One or two are posted in this way, beside the messages that `_under_way` counts.
+"""
+
+
+def standing(header: Header, setting: Setting) -> list[int]:
+    """Bytes that each worker keeps all the time: a copy of the weights, gradients and optimizer state of its stages."""
+    sizes = [costs.weights + costs.gradients + costs.optimizer for costs in setting.stages]
+    return [sum(sizes[stage] for stage in stages) for stages in header.stages_of]
+
+
+def least(compiled: Compiled, change: Change, setting: Setting) -> list[int]:
+    """Lower bound on the bytes that each worker needs: messages count only while they wait for a backward."""
+    header = compiled.header(change)
+    kept = [_kept(header, setting.timing(stage), stage) for stage in range(header.stages)]
+    return _peaks(compiled, header, setting, kept)
+
+
+def _peaks(compiled: Compiled, header: Header, setting: Setting, kept: Sequence[int]) -> list[int]:
+    """Bytes that each worker needs for weights and for ``kept[s]`` bytes of every micro-batch that waits on stage s."""
+    weights = [costs.weights for costs in setting.stages]
+    workers = zip(standing(header, setting), compiled.copies, compiled.growth, strict=True)
+    return [
+        always
+        + sum(weights[stage] * (count - 1) for stage, count in copies.items())
+        + -(-max(accumulate(map(mul, counts, map(kept.__getitem__, stages)), initial=0)) // header.parts)
+        for always, copies, (stages, counts) in workers
+    ]
+
+
+def most(compiled: Compiled, change: Change, setting: Setting) -> list[int] | None:
+    """Upper bound on the bytes that each worker needs: as many messages are under way as there can be.
+
+    A stage that recomputes holds the activations of one more micro-batch during a backward, one stage at a time. None
+    for an asynchronous schedule whose streams are not in order: there a receive may be posted any time before its use.
+    """
+    header = compiled.header(change)
+    if header.asynchronous and not compiled.streams_in_order:
+        return None
+    timings = [setting.timing(stage) for stage in range(header.stages)]
+    kept = [_beside(header, timings, stage) for stage in range(header.stages)]
+    return [
+        peak
+        + max(timings[stage].activations * header.recomputing for stage in passing)
+        + sum(_under_way(compiled, header, timings, stage, count) for stage, count in passing.items())
+        for peak, passing in zip(_peaks(compiled, header, setting, kept), _passing(header), strict=True)
+    ]
+
+
+def _passing(header: Header) -> list[Counter[int]]:
+    """By worker and stage, how many micro-batches pass."""
+    counts: list[Counter[int]] = [Counter() for _ in range(header.workers)]
+    for pipe in header.pipes:
+        for stage, worker in enumerate(pipe.workers):
+            counts[worker][stage] += len(pipe.micros)
+    return counts
+
+
+def _under_way(compiled: Compiled, header: Header, timings: Sequence[Timing], stage: int, passing: int) -> int:
+    """Upper bound on the bytes of a stage's messages at any time; ``passing`` micro-batches pass on the worker.
+
+    With a flush: the messages of all those micro-batches. In a stream in order, activations have arrived when their
+    gradients come back, and stay in their buffer until the backward; gradients have arrived when the first activations
+    come that were sent after the use of these gradients, and leave their buffer at once. `_EARLY` covers receives
+    posted early.
+    """
+    this, previous = timings[stage], timings[stage - 1]
+    if header.asynchronous:
+        begun = compiled.begun
+        to_next = begun[stage] * this.output + _EARLY * this.gradient
+        to_previous = (begun[stage] + _EARLY) * previous.output + (begun[stage - 1] + _EARLY) * previous.gradient
+    else:
+        to_next, to_previous = (passing * (timing.output + timing.gradient) for timing in (this, previous))
+    return (to_next if stage < header.stages - 1 else 0) + (to_previous if stage > 0 else 0)
+
+
+def _kept(header: Header, timing: Timing, stage: int) -> int:
+    """The fewest bytes that a stage keeps of a micro-batch, in its receive buffer or beside it."""
+    return min((timing.input if stage in pipe.recompute else timing.activations for pipe in header.pipes), default=0)
+
+
+def _beside(header: Header, timings: Sequence[Timing], stage: int) -> int:
+    """The most bytes that a stage keeps of a micro-batch, beside its receive buffer."""
+    again = all(stage in pipe.recompute for pipe in header.pipes)
+    received = stage > 0 and all(pipe.workers[stage] != pipe.workers[stage - 1] for pipe in header.pipes)
+    size = timings[stage].input if again else max(timings[stage].input, timings[stage].activations)
+    return max(0, size - timings[stage - 1].output * received)

@@ -1,0 +1,243 @@
+"""The ranking of all configurations: by equation 1 on all processors, then the best by a replay event by event.
+
+A replay costs far more than equation 1, so only the best configurations by equation 1 are replayed, within a limit on
+their operations. The replayed ones come first, in the order of their replays; the others follow in that of equation 1.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import TypeVar
+
+from chimera_ir import library
+from chimera_ir.planner.judge import Judge, Judged, Verdict, distinct
+from chimera_ir.planner.space import Choice, LeftOut, Question, configurations
+from chimera_ir.source import Source
+from chimera_ir.undisturbed import undisturbed
+
+REPLAYED = 20
+"""The most configurations that are replayed."""
+
+WEIGHED_OPERATIONS = 30_000
+"""The most compute operations, in total, of configurations that are weighed to the byte only to be shown."""
+
+REPLAYED_OPERATIONS = 20_000
+"""The most compute operations, in total, of the configurations that are replayed."""
+
+ASYNCHRONOUS_OPERATIONS = 4
+"""How often an operation of an asynchronous schedule counts: lowering it for a replay takes that much longer."""
+
+_ALONE = 20_000
+"""Operations that are worth another process: for fewer, starting one would take longer than the work."""
+
+_PARTS = 8
+"""Parts of the work for each process, so that all processes end at about the same time."""
+
+Progress = Callable[[str], None]
+"""Shows what is being done."""
+
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The configurations that fit, best first, and those that were left out.
+
+    ``reference`` is the best configuration of the baseline scheme, whether or not that scheme was asked for.
+    """
+
+    question: Question
+    judge: Judge
+    choices: tuple[Judged, ...]
+    left_out: tuple[LeftOut, ...]
+    reference: Judged | None
+
+
+def rank(
+    sources: Sequence[Source], question: Question, judge: Judge, greedy: bool, top: int, progress: Progress
+) -> Ranking:
+    """Rank the configurations of ``sources``; the first ``top`` get their bytes.
+
+    The judge may have the baseline beside the schemes that are asked for.
+    """
+    baseline, _ = library.baseline(1, 1)
+    families: list[tuple[Choice, ...]] = []
+    verdicts: list[Verdict] = []
+    for source, scheme in judge.schemes.items():
+        choices, left_out = _apart(configurations(source, scheme, judge.profile, question))
+        families += _by_preference(choices) if greedy else distinct(choices)
+        verdicts += left_out
+    with _pool(judge, sum(map(_operations, families))) as pool:
+        verdicts += _judged(families, greedy, pool, progress)
+        ranked = sorted((verdict for verdict in verdicts if isinstance(verdict, Judged)), key=_order)
+        asked = [judged for judged in ranked if judged.choice.source in sources]
+        beside = [judged for judged in ranked if judged.choice.source == baseline and baseline not in sources]
+        replayed = {judged.choice: judged for judged in _replayed([*beside[:1], *asked], pool, progress)}
+        ranked = sorted((replayed.get(judged.choice, judged) for judged in ranked), key=_order)
+        weighed = {judged.choice: judged for judged in _weighed(ranked[:top], pool, progress)}
+        ranked = [weighed.get(judged.choice, judged) for judged in ranked]
+    asked = [judged for judged in ranked if judged.choice.source in sources]
+    discarded = (verdict for verdict in verdicts if isinstance(verdict, LeftOut) and verdict.source in sources)
+    reference = next((judged for judged in ranked if judged.choice.source == baseline), None)
+    return Ranking(question, judge, tuple(asked), tuple(sorted(discarded, key=_known)), reference)
+
+
+def _order(judged: Judged) -> tuple[object, ...]:
+    """The sort key of the ranking: replayed configurations first, as the times of replay and equation 1 differ."""
+    choice = judged.choice
+    return (
+        judged.replayed is None,
+        -judged.throughput,
+        choice.source.name,
+        choice.settings,
+        choice.micro_batch_size,
+        repr(choice.change),
+    )
+
+
+def _known(left_out: LeftOut) -> tuple[object, ...]:
+    """The sort key of configurations that were left out: scheme and parameters other than N, then B."""
+    return left_out.source.name, _without_n(left_out), left_out.micro_batch_size or 0, left_out.recompute
+
+
+def _without_n(known: Choice | LeftOut) -> tuple[tuple[str, int], ...]:
+    letter = library.letters().micro_batches
+    return tuple(setting for setting in known.settings if setting[0] != letter)
+
+
+def _apart(candidates: Iterable[Choice | LeftOut]) -> tuple[list[Choice], list[LeftOut]]:
+    choices: list[Choice] = []
+    left_out: list[LeftOut] = []
+    for candidate in candidates:
+        choices.append(candidate) if isinstance(candidate, Choice) else left_out.append(candidate)
+    return choices, left_out
+
+
+def _by_preference(choices: Iterable[Choice]) -> Iterator[tuple[Choice, ...]]:
+    """Families that differ in B and N only; the greedy rule takes the first of a family that fits.
+
+    Configurations with D micro-batches or more come first, the largest B first; then those that leave a pipeline partly
+    empty, the smallest B first.
+    """
+    families: dict[object, list[Choice]] = {}
+    for choice in choices:
+        families.setdefault((choice.source, _without_n(choice), choice.change), []).append(choice)
+    for family in families.values():
+        yield tuple(sorted(family, key=_preference))
+
+
+def _preference(choice: Choice) -> tuple[bool, int]:
+    full = choice.micro_batches >= choice.stages or not any(
+        name == library.letters().micro_batches for name, _ in choice.settings
+    )
+    return not full, -choice.micro_batch_size if full else choice.micro_batch_size
+
+
+def _operations(family: Sequence[Choice]) -> int:
+    """An estimate of the work that a family is, in compute operations."""
+    return sum(2 * choice.stages * max(choice.micro_batches, choice.stages) for choice in family)
+
+
+class _Pool:
+    """A pool of ``count`` processes, each of which got the judge once; without an executor, this process alone."""
+
+    def __init__(self, judge: Judge, count: int = 1, executor: Executor | None = None) -> None:
+        self._judge = judge
+        self._count = count
+        self._executor = executor
+
+    def parts(self, work: Sequence[_Task]) -> list[Sequence[_Task]]:
+        """The work, sorted from long to short, in parts that take about equally long."""
+        if self._executor is None:
+            return [[task] for task in work]
+        count = min(_PARTS * self._count, len(work))
+        return [work[start::count] for start in range(count)]
+
+    def do(self, work: Callable[[Judge, _Task], _Result], tasks: Iterable[_Task]) -> Iterator[_Result]:
+        """The result of each task, in the order of the tasks."""
+        if self._executor is None:
+            return (_undisturbed(work, self._judge, task) for task in tasks)
+        return self._executor.map(partial(_with_kept_judge, work), tasks)
+
+
+_judges: list[Judge] = []
+"""The judge, in a process of the pool."""
+
+
+def _keep_judge(judge: Judge) -> None:
+    _judges[:] = [judge]
+
+
+def _with_kept_judge(work: Callable[[Judge, _Task], _Result], task: _Task) -> _Result:
+    return _undisturbed(work, _judges[0], task)
+
+
+def _undisturbed(work: Callable[[Judge, _Task], _Result], judge: Judge, task: _Task) -> _Result:
+    with undisturbed():
+        return work(judge, task)
+
+
+@contextmanager
+def _pool(judge: Judge, operations: int) -> Iterator[_Pool]:
+    """A pool for so many operations; without further processes if they would not save time."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = min(count, operations // _ALONE + 1)
+    if count < 2:
+        yield _Pool(judge)
+        return
+    with ProcessPoolExecutor(count, initializer=_keep_judge, initargs=(judge,)) as executor:
+        try:
+            yield _Pool(judge, count, executor)
+        except BaseException:
+            executor.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _judged(families: Sequence[tuple[Choice, ...]], greedy: bool, pool: _Pool, progress: Progress) -> Iterator[Verdict]:
+    parts = pool.parts(sorted(families, key=_operations, reverse=True))
+    work = Judge.first_of if greedy else Judge.all_of
+    for done, verdicts in enumerate(pool.do(partial(_judge_part, work), parts), 1):
+        progress(f"judging configurations: {done} of {len(parts)} parts")
+        yield from verdicts
+
+
+def _judge_part(
+    work: Callable[[Judge, Sequence[Choice]], tuple[Verdict, ...]], judge: Judge, families: Iterable[Sequence[Choice]]
+) -> list[Verdict]:
+    return [verdict for family in families for verdict in work(judge, family)]
+
+
+def _replayed(candidates: Sequence[Judged], pool: _Pool, progress: Progress) -> Iterator[Judged]:
+    """The first candidates, as many as the limits allow, with their replays."""
+    left, chosen = REPLAYED_OPERATIONS, list[Judged]()
+    for judged in candidates:
+        cost = judged.operations * (ASYNCHRONOUS_OPERATIONS if judged.asynchronous else 1)
+        if len(chosen) < REPLAYED and cost <= left:
+            chosen.append(judged)
+            left -= cost
+    progress("replaying the first choices")
+    return chain.from_iterable(pool.do(Judge.replayed, _families(chosen)))
+
+
+def _weighed(candidates: Iterable[Judged], pool: _Pool, progress: Progress) -> Iterator[Judged]:
+    """The candidates whose bytes are not known yet, as many as the limit allows, with their bytes."""
+    left, chosen = WEIGHED_OPERATIONS, list[Judged]()
+    for judged in candidates:
+        if not judged.memory and judged.operations <= left:
+            chosen.append(judged)
+            left -= judged.operations
+    progress("weighing the first choices")
+    return chain.from_iterable(pool.do(Judge.weighed, _families(chosen)))
+
+
+def _families(candidates: Iterable[Judged]) -> list[list[Judged]]:
+    """Candidates that share a compiled scheme, together; the family with most operations first."""
+    families: dict[object, list[Judged]] = {}
+    for judged in candidates:
+        families.setdefault((judged.choice.source, judged.choice.settings), []).append(judged)
+    return sorted(families.values(), key=lambda family: -family[0].operations)
