@@ -208,7 +208,7 @@ class Scribe:
         return tuple(lines), spent
 
     def _gradients(self, backward: Compute) -> tuple[list[str], tuple[str, ...]]:
-        """The gradients that a backward reads for each micro-batch, none on the last stage; and names not read later."""
+        """The gradients that a backward reads of each micro-batch, none on the last stage; and names not read later."""
         micros, stage = backward.micros, backward.stage
         if stage == self.header.stages - 1:
             return [""] * len(micros), ()

@@ -1,4 +1,4 @@
-"""What the instructions of a program cost in a setting, in seconds."""
+"""Costs of a program's instructions in a setting, in seconds."""
 
 from dataclasses import dataclass, field
 
@@ -11,23 +11,23 @@ from chimera_ir.profile.cluster import Link
 
 @dataclass(frozen=True, slots=True)
 class Charges:
-    """The costs of a program's instructions."""
+    """Costs of a program's instructions on the stages and links of a setting."""
 
     header: Header
     setting: Setting
     _links: dict[tuple[Worker, Worker], Link] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def compute(self, operation: Compute) -> float:
-        """F_t or B_t of the operation's stage, for all of its micro-batches."""
+        """F_t or B_t of the operation's stage, for all micro-batches of the operation."""
         seconds, times = self.setting.compute(operation.stage, operation, self.header)
         return seconds * times.numerator / times.denominator
 
     def step(self, stage: Stage) -> float:
-        """The time of the optimizer's step of a stage."""
+        """Seconds of a stage's optimizer step."""
         return self.setting.stages[stage].step
 
     def noise(self, instruction: Instruction) -> float:
-        """The spread of an operation's times, or of a step's, as a share of their median; 0 where none is known."""
+        """Spread of the times of an operation or a step, as a share of their median; 0 where none is known."""
         match instruction:
             case Compute(_, micros, stage):
                 return self.setting.over(stage, len(micros), self.header.parts)[0].noise or 0.0
@@ -37,20 +37,20 @@ class Charges:
                 return 0.0
 
     def size(self, message: Message) -> float:
-        """Bytes of a message: a stage's output on its way on, or the gradient with respect to it on its way back."""
+        """Bytes of a message: a stage's output to the next stage, or the gradient of that output back."""
         forwards = message.source < message.target
         timing = self.setting.timing(message.source if forwards else message.target)
-        one = timing.output if forwards else timing.gradient
-        return one * len(message.micros) / self.header.parts
+        micro_batch = timing.output if forwards else timing.gradient
+        return micro_batch * len(message.micros) / self.header.parts
 
     def link(self, source: Worker, target: Worker) -> Link:
-        """What a message from one worker to another travels over."""
+        """The link that a message from one worker to another takes."""
         if (source, target) not in self._links:
             self._links[source, target] = self.setting.link(self.header.workers, source, target)
         return self._links[source, target]
 
     def overhead(self, worker: Worker, instruction: Instruction) -> float:
-        """For how long an instruction keeps its lane by posting."""
+        """Seconds for which posting an instruction occupies its lane."""
         match instruction:
             case Send(message, to=other) | Recv(message, source=other):
                 link = self.link(worker, other)
@@ -61,7 +61,7 @@ class Charges:
                 return 0.0
 
     def ranks(self, stage: Stage) -> int:
-        """r: how many ranks sum the gradients of a stage, those of all copies."""
+        """r: the number of ranks, of all copies, that sum the gradients of a stage."""
         return self.setting.copies * len(self.header.holders[stage])
 
     def all_reduce(self, stage: Stage) -> float:

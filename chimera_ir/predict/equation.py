@@ -2,9 +2,9 @@
 
 T = (F_t + Comm_p2p) C_f + (B_t + Comm_p2p) C_b + max over workers i of Comm_unoverlapped(i)
 
-What the paper leaves open is decided here: stages of unequal cost count as the slowest does, messages as the one that
-takes longest; the free regions are those of the timeline in which every forward takes F_t + Comm_p2p and every backward
-B_t + Comm_p2p; and any number of stages per worker share them in the manner of `_overlap`.
+What the paper leaves open is decided here. Every stage counts as the slowest stage, every message as the message that
+takes longest. The free regions are those of the timeline in which every forward takes F_t + Comm_p2p and every backward
+B_t + Comm_p2p. Any number of stages per worker share them; `_overlap` says how.
 """
 
 from bisect import bisect_left, bisect_right
@@ -25,10 +25,10 @@ from chimera_ir.profile.costs import Timing
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
-    """How long a worker idles, in seconds, from when the sum of a stage's gradients can begin to the iteration's end.
+class FreeRegion:
+    """Seconds that a worker idles between the earliest start of the sum of a stage's gradients and the iteration's end.
 
-    Without a flush, in an update of the steady state.
+    Without a flush: the seconds that it idles in an update of the steady state.
     """
 
     stage: Stage
@@ -37,12 +37,12 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Equation:
-    """The terms of equation 1, in seconds; of an asynchronous schedule, for one update of the steady state.
+    """Terms of equation 1 in seconds; those of an asynchronous schedule are for one update of the steady state.
 
     Attributes
     ----------
     forward, backward
-        F_t and B_t of the slowest stage; ``backward`` of stages that recompute if all do.
+        F_t and B_t of the slowest stage; where all stages recompute, ``backward`` includes the recomputation.
     recomputing
         B_t of the stages that recompute where only some do, else None.
     forwards, backwards
@@ -54,7 +54,7 @@ class Equation:
     all_reduce
         Comm_allreduce of each stage.
     regions
-        For each worker, in the order in which the sums can begin, the time that is free for them.
+        For each worker, the time that is free for its sums, in the order in which the sums can begin.
     unoverlapped
         Comm_unoverlapped of each worker.
     """
@@ -67,7 +67,7 @@ class Equation:
     p2p: float
     compute: float
     all_reduce: tuple[float, ...]
-    regions: tuple[tuple[Region, ...], ...]
+    regions: tuple[tuple[FreeRegion, ...], ...]
     unoverlapped: tuple[float, ...]
 
     @property
@@ -88,8 +88,11 @@ def equation_of(
 ) -> Equation:
     """Equation 1 for a verified schedule with its skeleton.
 
-    ``launched`` has for each worker the stages of the sums that it launches, each after how many of its operations;
-    without a flush it is of no account.
+    Parameters
+    ----------
+    launched
+        For each worker, the sums that it launches: after how many of its operations, and of which stage. Ignored
+        without a flush.
     """
     header = schedule.header
     costs, p2p = _costs(schedule, setting), _p2p(header, setting)
@@ -100,25 +103,25 @@ def equation_of(
         setting.cluster.sums.all_reduce(costs_of.gradients, setting.copies * len(holders))
         for costs_of, holders in zip(setting.stages, header.holders, strict=True)
     )
-    found = _streams(schedule, bones, run, sums) if header.asynchronous else _flushed(bones, run, launched, sums)
-    every = all(len(pipe.recompute) == header.stages for pipe in header.pipes)
-    some = any(pipe.recompute for pipe in header.pipes) and not every
+    overlaps = _streams(schedule, bones, run, sums) if header.asynchronous else _flushed(bones, run, launched, sums)
+    all_recompute = all(len(pipe.recompute) == header.stages for pipe in header.pipes)
+    some_recompute = any(pipe.recompute for pipe in header.pipes) and not all_recompute
     return Equation(
         forward=float(costs.F),
-        backward=float(costs.recomputing if every else costs.B),
-        recomputing=float(costs.recomputing) if some else None,
+        backward=float(costs.recomputing if all_recompute else costs.B),
+        recomputing=float(costs.recomputing) if some_recompute else None,
         forwards=run.critical_path.counts["F"],
         backwards=run.critical_path.counts["B"],
         p2p=p2p,
         compute=float(compute),
         all_reduce=sums,
-        regions=tuple(regions for regions, _ in found),
-        unoverlapped=tuple(rest for _, rest in found),
+        regions=tuple(regions for regions, _ in overlaps),
+        unoverlapped=tuple(unoverlapped for _, unoverlapped in overlaps),
     )
 
 
 def _costs(schedule: Schedule, setting: Setting) -> Costs:
-    """F_t and B_t of the slowest stage, exactly, per micro-batch of the usual operation."""
+    """Exact F_t and B_t of the slowest stage, per micro-batch of an operation of the usual size."""
     header = schedule.header
     forwards = _timings(schedule, setting, opening=True)
     backwards = _timings(schedule, setting, opening=False)
@@ -134,22 +137,22 @@ def _costs(schedule: Schedule, setting: Setting) -> Costs:
 
 
 def _timings(schedule: Schedule, setting: Setting, *, opening: bool) -> list[tuple[Timing, float]]:
-    """By stage, what forwards, or else backwards, cost per micro-batch: a timing, and how much of it.
+    """Cost per micro-batch of each stage's forwards (``opening``) or else backwards: a timing, and a factor on it.
 
-    They are of the size that most of them have on the first worker: all workers run the same pipelines.
+    Operations count with the most frequent size on the first worker: all workers run the same pipelines.
     """
     header = schedule.header
     lane = next((lane for lane in schedule.lanes if lane), ())
-    sizes = Counter(len(each.micros) for each in lane if each.kind.opens is opening)
+    sizes = Counter(len(operation.micros) for operation in lane if operation.kind.opens is opening)
     usual = max(sizes, key=lambda size: (sizes[size], size), default=header.parts)
-    found = (setting.over(stage, usual, header.parts) for stage in range(header.stages))
-    return [(timing, float(times * header.parts / usual)) for timing, times in found]
+    timings = (setting.over(stage, usual, header.parts) for stage in range(header.stages))
+    return [(timing, float(times * header.parts / usual)) for timing, times in timings]
 
 
 def _p2p(header: Header, setting: Setting) -> float:
-    """Comm_p2p: alpha + beta L, of a micro-batch's activations or gradients over any link that they take.
+    """Comm_p2p: the largest alpha + beta L of a micro-batch's activations or gradients over the links that they take.
 
-    Where short messages have an alpha and a beta of their own, each of both by its size.
+    Where short messages have their own alpha and beta, the size of a message decides which count.
     """
     return max(
         (
@@ -165,21 +168,21 @@ def _p2p(header: Header, setting: Setting) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """A sum of gradients on a worker: from when it can run, and for how long it does, in ticks."""
+    """A sum of gradients on a worker: its earliest start and its length, in ticks."""
 
     stage: Stage
     begin: int
     length: Fraction
 
 
-_Found = tuple[tuple[Region, ...], float]
-"""The regions of a worker, and its Comm_unoverlapped."""
+_Overlap = tuple[tuple[FreeRegion, ...], float]
+"""Free regions of a worker, and its Comm_unoverlapped."""
 
 
 def _flushed(
     bones: Skeleton, run: Run, launched: Sequence[Sequence[tuple[int, Stage]]], sums: Sequence[float]
-) -> list[_Found]:
-    """The workers of a schedule with a flush. A sum can begin once all workers that hold the stage have launched it."""
+) -> list[_Overlap]:
+    """Overlap with a flush: a sum can begin once all workers that hold its stage have launched it."""
     begin: dict[Stage, int] = defaultdict(int)
     for lane, places in zip(bones.net.lanes, launched, strict=True):
         for done, stage in places:
@@ -192,9 +195,9 @@ def _flushed(
 
 
 class _Idle:
-    """The gaps of a lane up to the end of the iteration: its idle time counts up in them, and stands still between.
+    """Gaps of a lane until the end of the iteration.
 
-    They are in ticks; who asks counts time in ``parts`` of a tick.
+    The gaps are kept in ticks; arguments and results of the methods are in parts of a tick, ``parts`` to the tick.
     """
 
     def __init__(self, lane: range, run: Run, parts: int) -> None:
@@ -208,52 +211,54 @@ class _Idle:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Idle time of the whole iteration."""
         return self._through[-1] * self._parts if self._through else 0
 
     def before(self, time: int) -> int:
-        """How much there has been at a time."""
+        """Idle time before a moment."""
         gap = bisect_right(self._starts, time // self._parts) - 1
         return self._through[gap] * self._parts - max(0, self._ends[gap] * self._parts - time) if gap >= 0 else 0
 
     def end(self, begin: int, length: int) -> int:
-        """When so much has been found from a time on; behind the span all time is free."""
-        found = self.before(begin) + length
+        """End of a sum of this length that begins at a time and runs in gaps only; after the span all time is free."""
+        target = self.before(begin) + length
         if not length:
             return begin
-        if found > self.total:
-            return max(begin, self._span) + found - self.total
-        gap = bisect_left(self._through, -(-found // self._parts))
-        return self._ends[gap] * self._parts - (self._through[gap] * self._parts - found)
+        if target > self.total:
+            return max(begin, self._span) + target - self.total
+        gap = bisect_left(self._through, -(-target // self._parts))
+        return self._ends[gap] * self._parts - (self._through[gap] * self._parts - target)
 
 
-def _overlap(sums: Iterable[_Sum], lane: range, run: Run) -> _Found:
-    """The sums of a worker one after another, in the order in which they can begin, while it does not compute.
+def _overlap(sums: Iterable[_Sum], lane: range, run: Run) -> _Overlap:
+    """A worker's sums one after another in its gaps, in the order in which they can begin.
 
-    With two stages on each worker these are the regions of Figure 6. What is left when the last operation of the
-    iteration ends is not overlapped.
+    With two stages on each worker the free regions are those of Figure 6. Whatever part of the sums remains when the
+    last operation of the iteration ends is not overlapped.
     """
-    ordered = sorted(sums, key=lambda each: each.begin)
-    parts = lcm(*(each.length.denominator for each in ordered))
+    ordered = sorted(sums, key=lambda gradient_sum: gradient_sum.begin)
+    parts = lcm(*(gradient_sum.length.denominator for gradient_sum in ordered))
     idle, done, regions = _Idle(lane, run, parts), 0, []
     numerator, denominator = (run.tick / parts).as_integer_ratio()
-    for each in ordered:
-        begin = each.begin * parts
-        regions.append(Region(each.stage, (idle.total - idle.before(begin)) * numerator / denominator))
-        length = each.length.numerator * (parts // each.length.denominator)
+    for gradient_sum in ordered:
+        begin = gradient_sum.begin * parts
+        regions.append(FreeRegion(gradient_sum.stage, (idle.total - idle.before(begin)) * numerator / denominator))
+        length = gradient_sum.length.numerator * (parts // gradient_sum.length.denominator)
         done = idle.end(max(begin, done), length)
     return tuple(regions), max(0, done - parts * run.span) * numerator / denominator
 
 
-def _streams(schedule: Schedule, bones: Skeleton, run: Run, sums: Sequence[float]) -> list[_Found]:
-    """The workers of a schedule without a flush: an update's sums take what a worker idles in an update, then more."""
+def _streams(schedule: Schedule, bones: Skeleton, run: Run, sums: Sequence[float]) -> list[_Overlap]:
+    """Overlap without a flush: an update's sums fill the idle time of an update; the rest is not overlapped."""
     header = schedule.header
     counted = header.micro_batches - header.micro_batches % header.period
-    found = []
+    overlaps = []
     for stages, lane, numbers in zip(header.stages_of, schedule.lanes, bones.net.lanes, strict=True):
         durations = run.durations[numbers.start : numbers.stop]
-        busy = sum(taken for operation, taken in zip(lane, durations, strict=True) if operation.micros[0] < counted)
+        busy = sum(
+            duration for operation, duration in zip(lane, durations, strict=True) if operation.micros[0] < counted
+        )
         idle = float((run.critical_path.length - Fraction(busy * header.per_update, counted)) * run.tick)
-        regions = tuple(Region(stage, idle) for stage in stages)
-        found.append((regions, max(0.0, sum(sums[stage] for stage in stages) - idle)))
-    return found
+        regions = tuple(FreeRegion(stage, idle) for stage in stages)
+        overlaps.append((regions, max(0.0, sum(sums[stage] for stage in stages) - idle)))
+    return overlaps

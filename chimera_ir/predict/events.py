@@ -1,23 +1,26 @@
-"""The events of a program, and what each waits for: all that a replay knows about how programs run.
+"""Events of a program, and the waits between them: all that a replay knows about how programs run.
 
-A lane runs its instructions one after another. `send`, `recv` and `all_reduce` only post.
+A lane runs its instructions one after another. `send`, `recv` and `all_reduce` only post. The roles of events:
 
-    begin       of a lane: nothing; an update that follows another begins once the lane has ended that
-    compute     once the lane is there; takes its stage's time
-    step        once the lane is there; takes the time of its stage's optimizer, and is no event where that is 0
-    post        keeps the lane for the link's overhead, before anything that it posts begins
-    notice      a posted receive tells the sender, which takes the link's latency; gloo sends no payload before that
-    wire        a message leaves once it is sent, its notice is there, and what was sent before it on the same link
-                (from one worker to one other) has left; takes bytes times beta
-    flight      until it has arrived: the link's latency
-    eager       messages have no notice: one leaves once it is sent, and what was sent eagerly before it has left;
-                a wait of its send waits for nothing
-    sum         an all-reduce runs once its last member has launched it, and what each of them launched before is over
-    wait        of a send until the message has left, of a receive until it has arrived, of a sum until that is over
+    begin       start of a lane; waits for nothing, or for the end of the lane in the update before
+    compute     waits for its lane; takes its stage's time
+    step        waits for its lane; takes the time of its stage's optimizer; no event where that time is 0
+    post        occupies its lane for the link's overhead, before anything that it posts begins
+    notice      tells the sender that a receive is posted; takes the link's latency; gloo sends no payload before it
+    wire        sends a message; waits for the send, the notice, and the message before it on the same link (from one
+                worker to one other); takes bytes times beta
+    flight      follows the wire until the message has arrived; takes the link's latency
+    sum         runs an all-reduce; waits until its last member has launched it, and until the sum that each member
+                launched before it is over
+    wait        of a send: until the message has left; of a receive: until the message has arrived; of a sum: until the
+                sum is over
+
+An eager message has no notice: its wire waits for the send and for the eager message before it on the same link. The
+wait of an eager send waits for its lane alone.
 
 Every event waits for a fixed set of others and begins when the last of them is over. So an event that takes longer
-never makes another one earlier, unless wires share a port (`shares`), where one of them that comes later lets others go
-first.
+never makes another event earlier, except where wires share a port (`shares`): a wire that begins later leaves more of
+the port to the others.
 """
 
 from collections.abc import Sequence
@@ -45,7 +48,7 @@ from chimera_ir.profile.cluster import Link
 
 
 class Role(Enum):
-    """What an event is; the head of this file says how each behaves."""
+    """What an event is; the docstring of this module says how each behaves."""
 
     BEGIN = auto()
     COMPUTE = auto()
@@ -59,9 +62,10 @@ class Role(Enum):
 
 
 class Node(NamedTuple):
-    """An event: the instruction that asks for it (a lane's first for its begin), the workers that take part, how long.
+    """An event: its role, the instruction that causes it, the workers that take part, its length in seconds.
 
-    Of a wire and of a flight the workers are the sender and the receiver, of a notice the receiver and the sender.
+    The begin of a lane has the lane's first instruction. The workers of a wire and of a flight are the sender and the
+    receiver, those of a notice the receiver and the sender.
     """
 
     role: Role
@@ -71,7 +75,7 @@ class Node(NamedTuple):
 
 
 class Port(NamedTuple):
-    """Where messages over a link leave a worker, or arrive."""
+    """One direction of a link at a worker: where messages leave (``leaving``), or where they arrive."""
 
     worker: Worker
     leaving: bool
@@ -79,15 +83,22 @@ class Port(NamedTuple):
 
 
 class Events(NamedTuple):
-    """All events by number: event n waits for those in ``before[n]``.
+    """All events of a program, by number.
 
-    ``lanes[w]`` are in order: the begin of worker w, if it has anything to do, then its computes, its waits, and
-    what posting and stepping take where they take something.
-
-    ``posted[n]`` are the events after which a wire or a sum was posted: by both ends, an eager one by its sender alone,
-    a sum by every member.
-    ``ports[n]`` are those that a wire shares with others, where its link is shared; its seconds are those that it would
-    take alone.
+    Attributes
+    ----------
+    nodes
+        The events.
+    before
+        For each event, the events that it waits for.
+    posted
+        For each wire and each sum, the events after which it was posted: one at each end of a message, one at the
+        sender of an eager message, one at every member of a sum.
+    lanes
+        For each worker, its events in order: its begin, if it has any instruction, then computes and waits, and
+        the posts and steps that take time.
+    ports
+        For each wire on a shared link, its two ports. The seconds of such a wire are those that it would take alone.
     """
 
     nodes: Sequence[Node]
@@ -97,15 +108,15 @@ class Events(NamedTuple):
     ports: dict[int, tuple[Port, Port]]
 
     def after(self) -> list[list[int]]:
-        """Those that wait for each event."""
-        found: list[list[int]] = [[] for _ in self.nodes]
+        """For each event, the events that wait for it."""
+        after: list[list[int]] = [[] for _ in self.nodes]
         for number, before in enumerate(self.before):
             for other in before:
-                found[other].append(number)
-        return found
+                after[other].append(number)
+        return after
 
 
-def events(program: Program, charges: Charges) -> Events:
+def events_of(program: Program, charges: Charges) -> Events:
     """The events of a verified program, in time linear in its instructions."""
     gathered = _Gathered(charges)
     for number, lane in enumerate(program.lanes):
@@ -128,18 +139,20 @@ class _Gathered:
         self._sums: dict[tuple[int, int | None], int] = {}
 
     def lane(self, worker: Worker, instructions: Sequence[Instruction]) -> None:
-        """Adds what a worker does; what it waits for may be added only later."""
-        own = [self._add(Role.BEGIN, each, (worker,), 0.0, []) for each in instructions[:1]]
+        """Adds the events of a worker; events of other workers that they wait for may be added later."""
+        lane = [self._add(Role.BEGIN, instruction, (worker,), 0.0, []) for instruction in instructions[:1]]
         on_link: dict[tuple[Worker, bool], list[int]] = {}
         last_sum: list[int] = []
-        for each in instructions:
-            own += self._overhead(worker, each, own[-1:])
-            now = own[-1:]
-            match each:
+        for instruction in instructions:
+            lane += self._overhead(worker, instruction, lane[-1:])
+            now = lane[-1:]
+            match instruction:
                 case Compute():
-                    own.append(self._add(Role.COMPUTE, each, (worker,), self._charges.compute(each), now))
+                    lane.append(
+                        self._add(Role.COMPUTE, instruction, (worker,), self._charges.compute(instruction), now)
+                    )
                 case Send(message, to):
-                    wire = self._wire(each, worker, to)
+                    wire = self._wire(instruction, worker, to)
                     queue = to, wire in self._eager
                     self._post(wire, now, on_link.get(queue, []))
                     on_link[queue] = [wire]
@@ -147,31 +160,31 @@ class _Gathered:
                     wire = self._wire(Send(message, worker), source, worker)
                     if wire not in self._eager:
                         alpha = self.nodes[wire + 1].seconds
-                        notice = self._add(Role.NOTICE, each, (worker, source), alpha, now)
+                        notice = self._add(Role.NOTICE, instruction, (worker, source), alpha, now)
                         self.before[wire].append(notice)
                         self.posted[wire] += now
                 case WaitSend(message):
                     wire = self._wires[message]
                     awaited = [] if wire in self._eager else [wire]
-                    own.append(self._add(Role.WAIT, each, (worker,), 0.0, now + awaited))
+                    lane.append(self._add(Role.WAIT, instruction, (worker,), 0.0, now + awaited))
                 case WaitRecv(message):
-                    own.append(self._add(Role.WAIT, each, (worker,), 0.0, [*now, self._wires[message] + 1]))
+                    lane.append(self._add(Role.WAIT, instruction, (worker,), 0.0, [*now, self._wires[message] + 1]))
                 case AllReduce(stage):
                     if self._charges.ranks(stage) > 1:
-                        total = self._sum(each)
+                        total = self._sum(instruction)
                         self._post(total, now, last_sum)
                         last_sum = [total]
                 case WaitAllReduce(stage, version=version):
                     awaited = [self._sums[stage, version]] if self._charges.ranks(stage) > 1 else []
-                    own.append(self._add(Role.WAIT, each, (worker,), 0.0, now + awaited))
+                    lane.append(self._add(Role.WAIT, instruction, (worker,), 0.0, now + awaited))
                 case Step(stage):
                     if seconds := self._charges.step(stage):
-                        own.append(self._add(Role.STEP, each, (worker,), seconds, now))
+                        lane.append(self._add(Role.STEP, instruction, (worker,), seconds, now))
                 case Stash() | Drop():
                     pass
                 case _:
-                    assert_never(each)
-        self.lanes.append(own)
+                    assert_never(instruction)
+        self.lanes.append(lane)
 
     def _overhead(self, worker: Worker, what: Instruction, now: list[int]) -> list[int]:
         seconds = self._charges.overhead(worker, what)
@@ -189,7 +202,7 @@ class _Gathered:
         self.posted[event] += now
 
     def _wire(self, send: Send, source: Worker, target: Worker) -> int:
-        """The wire of a message, which its flight follows by number; whichever end comes first adds both."""
+        """The wire of a message; its flight has the next number. The first call for a message adds both."""
         message = send.message
         if message not in self._wires:
             whole, size, ends = self._charges.link(source, target), self._charges.size(message), (source, target)

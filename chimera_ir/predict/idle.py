@@ -13,8 +13,9 @@ from chimera_ir.predict.replay import Event, Replay
 class Cause(Enum):
     """What an idle worker waits for.
 
-    ``BUBBLE``: that others come so far as to post their end of a message or a sum, or to end. ``MESSAGE``: that one
-    arrives which both ends have posted. ``SUM``: that one is over which all members have launched.
+    ``BUBBLE``: other workers have not yet posted their end of a message, not yet launched a sum, or not yet finished.
+    ``MESSAGE``: both ends have posted the message, and it is on its way. ``SUM``: all members have launched the sum,
+    and it is running.
     """
 
     BUBBLE = "bubble"
@@ -23,7 +24,7 @@ class Cause(Enum):
 
 
 class Stretch(NamedTuple):
-    """Idle time of a worker, in seconds from the start."""
+    """A stretch of idle time of a worker, in seconds from the start."""
 
     cause: Cause
     start: float
@@ -31,22 +32,24 @@ class Stretch(NamedTuple):
 
 
 def idle(replay: Replay) -> tuple[tuple[Stretch, ...], ...]:
-    """For each worker its idle time in order: what lies between its operations, and after them until all is over."""
-    sent = {each.what.message: each.posted for each in replay.messages if isinstance(each.what, Send)}
+    """Idle time of each worker in order: between its operations, and from the last of them to the end of the replay."""
+    sent = {event.what.message: event.posted for event in replay.messages if isinstance(event.what, Send)}
     launched = {
-        (each.what.stage, each.what.version): each.posted for each in replay.sums if isinstance(each.what, AllReduce)
+        (event.what.stage, event.what.version): event.posted
+        for event in replay.sums
+        if isinstance(event.what, AllReduce)
     }
     return tuple(tuple(_idle(lane, sent, launched, replay.span)) for lane in replay.lanes)
 
 
 def shares(replay: Replay) -> dict[Cause, float]:
-    """Each cause's share of all workers' time."""
+    """Share of each cause in the time of all workers."""
     total = replay.span * len(replay.lanes)
-    found = dict.fromkeys(Cause, 0.0)
+    share_of = dict.fromkeys(Cause, 0.0)
     for lane in idle(replay):
         for cause, start, end in lane:
-            found[cause] += (end - start) / total
-    return found
+            share_of[cause] += (end - start) / total
+    return share_of
 
 
 _Sent = Mapping[Message, float]
@@ -54,16 +57,16 @@ _Launched = Mapping[tuple[Stage, Version | None], float]
 
 
 def _idle(lane: tuple[Event, ...], sent: _Sent, launched: _Launched, span: float) -> Iterator[Stretch]:
-    for each in lane:
-        if each.role is Role.WAIT and each.end > each.start:
-            cause, since = _awaited(each, sent, launched)
-            turn = min(max(since, each.start), each.end)
-            yield from _stretches((Cause.BUBBLE, each.start, turn), (cause, turn, each.end))
+    for event in lane:
+        if event.role is Role.WAIT and event.end > event.start:
+            cause, since = _awaited(event, sent, launched)
+            under_way = min(max(since, event.start), event.end)
+            yield from _stretches((Cause.BUBBLE, event.start, under_way), (cause, under_way, event.end))
     yield from _stretches((Cause.BUBBLE, lane[-1].end if lane else 0.0, span))
 
 
 def _awaited(wait: Event, sent: _Sent, launched: _Launched) -> tuple[Cause, float]:
-    """What a wait is for, and since when that was under way."""
+    """Cause of a wait, and the time since when its message or sum has been under way."""
     match wait.what:
         case WaitRecv(message) | WaitSend(message):
             return Cause.MESSAGE, sent[message]

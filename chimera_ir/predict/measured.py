@@ -1,6 +1,6 @@
-"""The times of a profile as durations: each operation takes what its stage takes.
+"""Times of a profile as durations of operations.
 
-Messages take no time, as in every timeline (section 2); the replay has them.
+Messages take no time, as in every timeline (section 2); only the replay counts them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,23 +18,23 @@ from chimera_ir.ir.ops import Compute
 from chimera_ir.predict.setting import Setting
 
 _Part = tuple[Stage, Fraction]
-"""A stage of a profile, and how much of it."""
+"""A stage of a profile, and a share of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The durations of operations in a setting; ``cut`` has the parts of the profile's stages that make each stage."""
+    """Durations of operations in a setting; ``cut`` has for each stage the parts of the profile's stages in it."""
 
     setting: Setting
     cut: tuple[tuple[_Part, ...], ...]
 
     @staticmethod
     def of(setting: Setting) -> "Measured":
-        """The durations where the schedule has the stages of the profile."""
+        """Durations for a schedule that has the stages of the profile."""
         return Measured(setting, _cut(len(setting.stages), len(setting.stages)))
 
     def duration(self, operation: Compute, header: Header) -> Fraction:
-        """What the profile says of the operation's stage, for all of its micro-batches."""
+        """Seconds of an operation on its stage, for all micro-batches of the operation."""
         return sum((share * self._whole(stage, operation, header) for stage, share in self.cut[operation.stage]), _ZERO)
 
     def _whole(self, stage: Stage, operation: Compute, header: Header) -> Fraction:
@@ -42,7 +42,7 @@ class Measured:
         return _exact(seconds) * times
 
     def tick(self, header: Header) -> Fraction:
-        """A time of which those of all micro-batch sizes, and of parts of a micro-batch, are multiples."""
+        """A unit of time: the durations of operations of every size are multiples of it."""
         timings = chain.from_iterable(stage.at.values() for stage in self.setting.stages)
         times = (_exact(time) for timing in timings for time in (timing.forward, timing.backward, timing.recomputing))
         shares = (share for parts in self.cut for _, share in parts)
@@ -50,11 +50,11 @@ class Measured:
         return Fraction(1, sizes[0] * sizes[1] * header.parts)
 
     def recut(self, stages: int, into: int) -> "Measured":
-        """The same model, where a stage is several of the profile's, or a part of one."""
+        """Durations of the same model where a stage is several stages of the profile, or a part of one."""
         return Measured(self.setting, _cut(stages, into))
 
     def told(self, header: Header, path: Sequence[Compute]) -> tuple[tuple[str, Fraction], ...]:
-        """The mean cost of each kind over the path: stages differ, and the means give the length of the path."""
+        """Mean cost of each kind over a path; with these costs, the counts of the path give its length."""
         return tuple(self._means(header, path))
 
     def _means(self, header: Header, path: Sequence[Compute]) -> Iterator[tuple[str, Fraction]]:
@@ -65,7 +65,7 @@ class Measured:
                 yield letter, sum((self.duration(operation, header) for operation in operations), _ZERO) / micro_batches
 
     def summary(self, header: Header) -> str:
-        """What a forward and a backward over a micro-batch take: the least and the most of all stages."""
+        """Seconds of each kind of operation over a micro-batch: the least and the most of all stages."""
         micros = {
             (stage, stage in pipe.recompute): pipe.micros[: header.parts]
             for pipe in header.pipes
@@ -79,7 +79,7 @@ class Measured:
         return ", ".join(f"{letter} = {_range(times(kind))}" for letter, kind in KINDS.items())
 
     def remarks(self, _: Schedule) -> tuple[str, ...]:
-        """Nothing."""
+        """No remarks: the times are those of the profile."""
         return ()
 
     @property
@@ -93,12 +93,12 @@ _ZERO = Fraction(0)
 
 @lru_cache(maxsize=2**14)
 def _exact(seconds: float) -> Fraction:
-    """A time as it is written: ``0.1`` is one tenth."""
+    """The exact value of a time as it is written: ``0.1`` is one tenth."""
     return Fraction(repr(seconds))
 
 
 def _cut(stages: int, into: int) -> tuple[tuple[_Part, ...], ...]:
-    """For each stage of a new cut, into stages of equal size, the old stages that are in it, and the share of each."""
+    """For each of ``into`` new stages of equal size: the old stages in it, and the share of each."""
     size = Fraction(stages, into)
     return tuple(
         tuple(

@@ -1,4 +1,4 @@
-"""What each worker needs, in bytes, where every stage has its own sizes."""
+"""Memory of each worker in bytes, where every stage has its own sizes."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -13,11 +13,17 @@ from chimera_ir.verify.holdings import Holdings, Moment, holdings
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a worker needs at most, in bytes, by what it is for; each part at its own maximum.
+    """Memory that a worker needs at most, in bytes, by purpose; each part at its own maximum.
 
-    ``weights`` are all copies, versions included; ``messages`` the receive buffers and what is on its way to others;
-    ``activations`` what waits for a backward, inputs of stages that recompute included. An input that was received lies
-    in its receive buffer, and counts there.
+    Attributes
+    ----------
+    weights
+        All copies of its stages' weights, one for each version.
+    messages
+        Receive buffers, and messages on their way to other workers.
+    activations
+        Activations that wait for a backward, and the inputs of stages that recompute. A received input lies in its
+        receive buffer and counts as a message.
     """
 
     weights: int
@@ -28,12 +34,12 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Bytes of all parts together."""
         return sum(astuple(self))
 
 
 def memory(program: Program, setting: Setting, known: Iterable[Holdings] | None = None) -> tuple[Memory, ...]:
-    """What each worker of a verified program needs; what it holds may be known from another setting."""
+    """Memory that each worker of a verified program needs; ``known`` holdings of the program are not computed again."""
     return tuple(
         _Worker(program, setting, worker).need(held, program.parts[worker])
         for worker, held in enumerate(holdings(program) if known is None else known)
@@ -41,7 +47,7 @@ def memory(program: Program, setting: Setting, known: Iterable[Holdings] | None 
 
 
 class _Worker:
-    """Adds up what one worker needs; sizes are those of whole micro-batches, of which the program may count halves."""
+    """Adds up the memory of one worker; sizes are those of whole micro-batches, while the program may count halves."""
 
     def __init__(self, program: Program, setting: Setting, worker: int) -> None:
         self._header = program.header
@@ -50,12 +56,12 @@ class _Worker:
         self._sizes: dict[Stage, tuple[int, int]] = {}
 
     def need(self, held: Holdings, parts: Parts) -> Memory:
-        """The need, by what it is for."""
+        """The worker's memory, by purpose."""
         stages = self._setting.stages
         sending = sum(
-            self._bytes(each.activations, self._message(each.stage, each.stage + 1))
-            + self._bytes(each.gradients, self._message(each.stage, each.stage - 1))
-            for each in held.sending
+            self._bytes(sent.activations, self._message(sent.stage, sent.stage + 1))
+            + self._bytes(sent.gradients, self._message(sent.stage, sent.stage - 1))
+            for sent in held.sending
         )
         return Memory(
             weights=sum(copies * stages[stage].weights for stage, copies in held.copies),
@@ -67,9 +73,9 @@ class _Worker:
 
     def _receive_buffers(self, receives: Iterable[Recv]) -> int:
         room: dict[tuple[Stage, Stage, Slot], int] = defaultdict(int)
-        for each in receives:
-            key = each.message.source, each.message.target, each.slot
-            room[key] = max(room[key], self._received(each.message))
+        for receive in receives:
+            key = receive.message.source, receive.message.target, receive.slot
+            room[key] = max(room[key], self._received(receive.message))
         return sum(room.values())
 
     def _received(self, message: Message) -> int:
@@ -83,23 +89,23 @@ class _Worker:
         return total
 
     def _kept(self, stage: Stage) -> tuple[int, int]:
-        """What of a micro-batch is kept beside the receive buffers: all activations, or the input alone."""
+        """Bytes of a micro-batch kept outside receive buffers: of all activations, and of the input alone."""
         if stage not in self._sizes:
             timing, there = self._setting.timing(stage), self._there(stage)
             self._sizes[stage] = max(0, timing.activations - there), max(0, timing.input - there)
         return self._sizes[stage]
 
     def _there(self, stage: Stage) -> int:
-        """What of a micro-batch lies in a receive buffer: the input of a stage that only other workers feed."""
+        """Bytes of a micro-batch in a receive buffer: the input of a stage that only other workers feed."""
         fed_here = any(pipe.workers[stage] == pipe.workers[stage - 1] == self._worker for pipe in self._header.pipes)
         return self._message(stage - 1, stage) if stage > 0 and not fed_here else 0
 
     def _message(self, source: int, target: int) -> int:
-        """The activations that a stage hands on of one micro-batch, or the gradients that it hands back."""
+        """Bytes of one micro-batch's message between two stages: activations forward, gradients back."""
         if target < 0 or target >= self._header.stages or source < 0:
             return 0
         return self._setting.timing(source).output if source < target else self._setting.timing(target).gradient
 
     def _bytes(self, count: int, size: int) -> int:
-        """So many of what the program counts as micro-batches."""
+        """Bytes of ``count`` of what the program counts as micro-batches, each whole micro-batch of this size."""
         return -(-count * size // self._header.parts)

@@ -1,4 +1,4 @@
-"""What is predicted of a program on a cluster: its time and its memory."""
+"""Prediction of a program's time and memory on a cluster."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,10 +15,18 @@ from chimera_ir.profile.cluster import torchrun
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """An iteration, or an update of the steady state, in seconds and bytes; ``items`` is how many it trains on.
+    """Time and memory of an iteration, or of an update of the steady state, in seconds and bytes.
 
-    The time is given twice: by equation 1, and by a replay of the program. Where the profile has noise, ``expected`` is
-    the mean of many updates that follow one another. ``warnings`` are those of the files that it is made of.
+    The time is given twice: by equation 1, and by a replay of the program.
+
+    Attributes
+    ----------
+    expected
+        Mean time of many updates that follow one another, where the profile has noise.
+    items
+        Number of items that the iteration or update trains on.
+    warnings
+        Warnings about the profile and the cluster file.
     """
 
     setting: Setting
@@ -58,7 +66,7 @@ class Prediction:
             "Comm_p2p": terms.p2p,
             "Comm_allreduce": list(terms.all_reduce),
             "free_regions": [
-                [{"stage": each.stage, "region": each.seconds} for each in regions] for regions in terms.regions
+                [{"stage": region.stage, "region": region.seconds} for region in regions] for regions in terms.regions
             ],
             "Comm_unoverlapped": list(terms.unoverlapped),
             "T": terms.seconds,
@@ -66,7 +74,7 @@ class Prediction:
             **noisy,
             "throughput": self.throughput,
             "throughput_replay": self.replayed_throughput,
-            "memory": [each.total for each in self.memory],
+            "memory": [need.total for need in self.memory],
             "memory_available": self.available,
             "copies": self.setting.copies,
             "micro_batch_size": self.setting.micro_batch_size,
@@ -80,7 +88,7 @@ def _number(value: Fraction) -> int | float:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The question: a program on these inputs, in so many copies, with micro-batches of that size."""
+    """Setting of a prediction before the program is known: inputs, copies, micro-batch size and layout."""
 
     inputs: Inputs
     copies: int
@@ -88,12 +96,12 @@ class Forecast:
     replica_layout: bool
 
     def torchrun(self, workers: int, script: str) -> str:
-        """The line that starts what is predicted."""
+        """The command line that starts the predicted run."""
         per_node = self.inputs.cluster.per_node
         return torchrun(self.copies * workers, per_node, script, self.micro_batch_size, self.replica_layout)
 
     def durations(self, header: Header) -> Measured:
-        """How long the operations below a header take.
+        """Durations of the operations of a program or schedule with this header.
 
         Raises
         ------
@@ -108,7 +116,7 @@ class Forecast:
         return Setting(stages, self.inputs.cluster, self.copies, self.micro_batch_size, self.replica_layout)
 
     def of(self, program: Program) -> Prediction:
-        """What is predicted of a verified program; raises what `durations` raises."""
+        """The prediction for a verified program; raises the errors of `durations`."""
         header, setting = program.header, self._setting(program.header)
         items = header.whole_micro_batches * self.micro_batch_size * self.copies
         return Prediction(

@@ -1,6 +1,7 @@
-"""A program, replayed event by event: when everything happens in one copy of the workers, on links that cost something.
+"""Replay of a program event by event: all times of one copy of the workers, on links that take time.
 
-`events` says what waits for what. Copies are all alike, so one is replayed: the others only make sums larger.
+The module `events` says what waits for what. All copies run alike, so only one is replayed; the others make its sums
+take longer.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import Instruction
 from chimera_ir.plural import counted
 from chimera_ir.predict.charges import Charges
-from chimera_ir.predict.events import Events, Role, events
+from chimera_ir.predict.events import Events, Role, events_of
 from chimera_ir.predict.setting import Setting
 from chimera_ir.predict.shares import contended
 from chimera_ir.predict.spread import longer_by
@@ -22,9 +23,9 @@ from chimera_ir.undisturbed import undisturbed
 
 
 class Event(NamedTuple):
-    """What takes time, in seconds: an operation, a step or a wait, a message (named by its send), a sum, a notice.
+    """An event with its times in seconds: an operation, step, post, wait, message (named by its send), sum or notice.
 
-    ``posted`` is when both ends had posted a message, or all members a sum; of anything else it is the start.
+    ``posted`` is when both ends had posted a message, or all members a sum; for any other event it is the start.
     """
 
     role: Role
@@ -37,15 +38,24 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """When everything happened, in seconds from the start.
+    """All events of a program with their times, in seconds from the start.
 
-    ``seconds`` is the time of an update: of a synchronous program the time until everything is over, of an asynchronous
-    one that of its steady state. ``lanes[w]`` are the computes, steps, posts and waits of worker w, without a gap
-    until the last of them.
-    ``messages`` last from the first byte sent to the last received; ``sums`` are those of more than one rank; both are
-    in the order of their starts.
-    ``critical`` are events that follow one another without a gap from 0 to the end, each one needing the one before; of
-    a message or a notice the part that the next one waits for.
+    Attributes
+    ----------
+    seconds
+        Time of an update. For a synchronous program it is the span, for an asynchronous program the time of an update
+        in the steady state.
+    span
+        End of the last event.
+    lanes
+        For each worker its computes, steps, posts and waits, without a gap up to the last of them.
+    messages
+        Messages in the order of their starts, each from the first byte sent to the last byte received.
+    sums
+        Sums over more than one rank, in the order of their starts.
+    critical
+        Events without a gap from 0 to the end, each of which waits for the event before it. Of a message or a notice
+        it has the part that the next event waits for.
     """
 
     header: Header
@@ -59,40 +69,40 @@ class Replay:
 
 
 def replay(program: Program, setting: Setting) -> Replay:
-    """Replays one copy of a verified program, in time linear in its instructions.
+    """Replay of one copy of a verified program, in time linear in its instructions.
 
     Raises
     ------
     ValueError
-        If the setting has other stages than the program, or the program does not finish: it was not verified.
+        If the setting has more or fewer stages than the program, or the program does not finish: it was not verified.
     """
     with undisturbed():
         return _replay(program, setting)
 
 
 def pace(program: Program, setting: Setting) -> float:
-    """Seconds from an update to the next, in the long run, where updates follow one another without a barrier.
+    """Seconds from an update to the next in the long run, where updates follow one another without a barrier.
 
-    A worker goes on as soon as it is through, and so hides a part of what others still do. Never more than the seconds
-    of a replay, and as much where one lane begins first and ends last; arguments and errors as in `replay`.
+    A worker begins its next update while other workers still finish theirs. So the result is never more than the
+    seconds of a replay; it equals them where one lane begins first and ends last. Arguments and errors as in `replay`.
     """
     with undisturbed():
-        found = _events(program, setting)
-        return period(turn_of(program.header, found, _times(found).order))
+        events = _events(program, setting)
+        return period(turn_of(program.header, events, _times(events).order))
 
 
 def expected(program: Program, setting: Setting) -> float:
     """Mean seconds of an update in the long run, where operations and steps scatter as they did in the profile.
 
-    `pace`, and what is lost because whoever waits for several waits for the slowest of them (`spread`). Exactly `pace`
-    where the profile has no noise. Messages and sums take what they take in a replay. Arguments and errors as there.
+    The result is `pace` and the seconds that the noise adds (`spread`); without noise it is exactly `pace`. Messages
+    and sums take the same time as in a replay. Arguments and errors as in `replay`.
     """
     with undisturbed():
-        found, charges = _events(program, setting), Charges(program.header, setting)
-        turn = turn_of(program.header, found, _times(found).order)
-        nodes = [found.nodes[number] for number in turn.events]
-        noise = [charges.noise(each.what) if each.seconds else 0.0 for each in nodes]
-        joint = [each.role is Role.SUM for each in nodes]
+        events, charges = _events(program, setting), Charges(program.header, setting)
+        turn = turn_of(program.header, events, _times(events).order)
+        nodes = [events.nodes[number] for number in turn.events]
+        noise = [charges.noise(node.what) if node.seconds else 0.0 for node in nodes]
+        joint = [node.role is Role.SUM for node in nodes]
         return period(turn) + (longer_by(turn, noise, joint, setting.copies) if any(noise) else 0.0)
 
 
@@ -100,30 +110,35 @@ def _events(program: Program, setting: Setting) -> Events:
     if len(setting.stages) != program.header.stages:
         given = f"costs are given of {counted(len(setting.stages), 'stage')}"
         raise ValueError(f"{given}, and the program has {program.header.stages}")
-    return contended(events(program, Charges(program.header, setting)))
+    return contended(events_of(program, Charges(program.header, setting)))
 
 
 def _replay(program: Program, setting: Setting) -> Replay:
-    found = _events(program, setting)
-    times = _times(found)
+    events = _events(program, setting)
+    times = _times(events)
     span = max(times.ends, default=0.0)
-    told = {number: _event(found, times, number) for number in range(len(found.nodes))}
+    event_of = {number: _event(events, times, number) for number in range(len(events.nodes))}
     return Replay(
         header=program.header,
         setting=setting,
-        seconds=period(turn_of(program.header, found, times.order)) if program.header.asynchronous else span,
+        seconds=period(turn_of(program.header, events, times.order)) if program.header.asynchronous else span,
         span=span,
-        lanes=tuple(tuple(told[number] for number in lane[1:]) for lane in found.lanes),
-        messages=_by_start(_whole(told[n], told[n + 1]) for n in told if found.nodes[n].role is Role.WIRE),
-        sums=_by_start(told[n] for n in told if found.nodes[n].role is Role.SUM),
-        critical=tuple(_critical(told, times)),
+        lanes=tuple(tuple(event_of[number] for number in lane[1:]) for lane in events.lanes),
+        messages=_by_start(
+            _whole(event_of[number], event_of[number + 1])
+            for number in event_of
+            if events.nodes[number].role is Role.WIRE
+        ),
+        sums=_by_start(event_of[number] for number in event_of if events.nodes[number].role is Role.SUM),
+        critical=tuple(_critical(event_of, times)),
     )
 
 
 class _Times(NamedTuple):
-    """When the events begin and end; ``decided[n]`` is the one that event n began right after, itself if it is none.
+    """Starts and ends of all events.
 
-    ``order`` has every event after all that it waits for.
+    Event n begins when event ``decided[n]`` ends; ``decided[n]`` is n itself if event n waits for nothing. ``order``
+    has every event after all events that it waits for.
     """
 
     starts: Sequence[float]
@@ -132,59 +147,59 @@ class _Times(NamedTuple):
     order: Sequence[int]
 
 
-def _times(found: Events) -> _Times:
-    before, order = found.before, ordered(found.before)
+def _times(events: Events) -> _Times:
+    before, order = events.before, ordered(events.before)
     if len(order) < len(before):
         raise ValueError("the program does not finish; only a verified one can be replayed")
-    ended = ends(order, before, [node.seconds for node in found.nodes])
+    ended = ends(order, before, [node.seconds for node in events.nodes])
     decided = [max(needs, key=ended.__getitem__) if needs else number for number, needs in enumerate(before)]
     starts = [ended[last] if needs else 0.0 for last, needs in zip(decided, before, strict=True)]
     return _Times(starts, ended, decided, order)
 
 
-def _event(found: Events, times: _Times, number: int) -> Event:
-    """An event with its times; a wait lasts from when its lane is there, which it waits for first."""
-    role, what, workers, _ = found.nodes[number]
+def _event(events: Events, times: _Times, number: int) -> Event:
+    """An event with its times; a wait begins when the event before it on its lane ends."""
+    role, what, workers, _ = events.nodes[number]
     start, end = times.starts[number], times.ends[number]
-    posted = max((times.ends[other] for other in found.posted.get(number, ())), default=0.0)
+    posted = max((times.ends[other] for other in events.posted.get(number, ())), default=0.0)
     if role is Role.WAIT:
-        start = times.ends[found.before[number][0]]
+        start = times.ends[events.before[number][0]]
     return Event(role, what, workers, posted if role in _POSTED else start, start, end)
 
 
 _POSTED = (Role.WIRE, Role.SUM)
 
 
-def _by_start(several: Iterable[Event]) -> tuple[Event, ...]:
-    return tuple(sorted(several, key=lambda each: (each.start, each.workers)))
+def _by_start(events: Iterable[Event]) -> tuple[Event, ...]:
+    return tuple(sorted(events, key=lambda event: (event.start, event.workers)))
 
 
 def _whole(wire: Event, flight: Event) -> Event:
     return wire._replace(end=flight.end)
 
 
-def _critical(told: dict[int, Event], times: _Times) -> Iterator[Event]:
-    """From the start to the event that ends last; waits take part by what they wait for."""
-    if not told:
+def _critical(event_of: dict[int, Event], times: _Times) -> Iterator[Event]:
+    """Critical events, from 0 to the event that ends last; waits take no time of their own and are left out."""
+    if not event_of:
         return
-    number = max(told, key=lambda each: times.ends[each])
+    number = max(event_of, key=times.ends.__getitem__)
     path = [number]
     while times.decided[number] != number:
         number = times.decided[number]
         path.append(number)
-    timed = (told[each]._replace(start=times.starts[each]) for each in reversed(path))
-    yield from _joined(each for each in timed if each.end > each.start)
+    timed = (event_of[number]._replace(start=times.starts[number]) for number in reversed(path))
+    yield from _joined(event for event in timed if event.end > event.start)
 
 
 def _joined(path: Iterable[Event]) -> Iterator[Event]:
-    """A message's flight together with its wire, where a path has both."""
+    """The path with a message's wire and flight as one event, where both follow one another on it."""
     last: Event | None = None
-    for each in path:
-        if last and last.role is Role.WIRE and each.role is Role.FLIGHT and last.what == each.what:
-            last = _whole(last, each)
+    for event in path:
+        if last and last.role is Role.WIRE and event.role is Role.FLIGHT and last.what == event.what:
+            last = _whole(last, event)
             continue
         if last:
             yield last
-        last = each
+        last = event
     if last:
         yield last

@@ -1,4 +1,4 @@
-"""What a program runs on: its stages' costs, its links, and how often it is replicated."""
+"""Setting of a program: its stages' costs, its links, and the number of its copies."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,18 +24,18 @@ class Setting:
 
     @property
     def noisy(self) -> bool:
-        """Whether any of the times is known to scatter."""
-        return any(one.step_noise or any(each.noise for each in one.at.values()) for one in self.stages)
+        """Whether the profile has noise for any of the times."""
+        return any(stage.step_noise or any(timing.noise for timing in stage.at.values()) for stage in self.stages)
 
     def timing(self, stage: int) -> Timing:
-        """What a micro-batch costs on a stage."""
+        """Costs of a micro-batch on a stage."""
         return self.stages[stage].at[self.micro_batch_size]
 
     def over(self, stage: int, micros: int, parts: int) -> tuple[Timing, Fraction]:
-        """What an operation over so many parts of a micro-batch costs on a stage: a timing, taken so many times.
+        """Cost of an operation over ``micros`` parts of a micro-batch on a stage: a timing, and the factor on it.
 
-        That of micro-batches of as many items as it has, where the profile has them: a large operation uses a device
-        better than two small ones. Else that of a micro-batch, in proportion.
+        Where the profile has micro-batches of as many items as the operation, the timing is theirs: a large operation
+        uses a device better than two small ones. Otherwise it is that of a micro-batch, with a factor in proportion.
         """
         share = Fraction(micros, parts)
         items = self.micro_batch_size * share
@@ -43,13 +43,13 @@ class Setting:
         return (self.timing(stage), share) if known is None else (known, Fraction(1))
 
     def compute(self, stage: int, operation: Compute, header: Header) -> tuple[float, Fraction]:
-        """How long an operation takes on a stage: F_t or B_t in seconds, and the factor by which its size differs."""
+        """Time of an operation on a stage: F_t or B_t in seconds, and the factor on it."""
         timing, times = self.over(stage, len(operation.micros), header.parts)
         again = header.recomputes(operation.micros[0], operation.stage)
         return timing.seconds(operation.kind.letter, recomputing=again), times
 
     def link(self, workers: int, source: int, target: int) -> Link:
-        """What a message between two of so many workers of a copy travels over; the slowest of all copies."""
+        """The link between two of a copy's ``workers`` workers: the slowest such link of all copies."""
         if source == target:
             return FREE
         nodes = ((self._node(workers, w, source), self._node(workers, w, target)) for w in range(self.copies))

@@ -1,8 +1,8 @@
-"""How long messages take that share a worker's port.
+"""Times of messages that share a worker's port.
 
-A port is one direction of what joins a worker to the network. Messages in it at the same time share its bandwidth, as
-streams of TCP do: each gets as much as any other, unless the port at its other end allows less (max-min fairness,
-Bertsekas and Gallager, Data Networks, section 6.5.2).
+A port is one direction of a worker's link to the network. Messages in a port at the same time share its bandwidth, as
+streams of TCP do: all get equal shares, except for a message to which the port at its other end allows less (max-min
+fairness, Bertsekas and Gallager, Data Networks, section 6.5.2).
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,27 +12,28 @@ from math import inf
 from chimera_ir.predict.events import Events, Port
 
 
-def contended(found: Events) -> Events:
-    """The events, with wires that last as long as they do where ports are shared.
+def contended(events: Events) -> Events:
+    """The same events, where wires that share ports take longer.
 
-    Simulated as a fluid: between two happenings every message under way has a constant share of its ports.
+    The wires are simulated as a fluid: from one begin or end of an event to the next, every message under way has a
+    constant share of its ports.
     """
-    if not found.ports:
-        return found
-    taken = _taken(found)
-    nodes = [node._replace(seconds=taken.get(number, node.seconds)) for number, node in enumerate(found.nodes)]
-    return found._replace(nodes=nodes)
+    if not events.ports:
+        return events
+    seconds_of = _wire_seconds(events)
+    nodes = [node._replace(seconds=seconds_of.get(number, node.seconds)) for number, node in enumerate(events.nodes)]
+    return events._replace(nodes=nodes)
 
 
-def _taken(found: Events) -> dict[int, float]:
-    """Seconds from the start to the end of every wire that has a port."""
-    flows = _Flows(found.ports)
-    after, missing = found.after(), [len(before) for before in found.before]
+def _wire_seconds(events: Events) -> dict[int, float]:
+    """Seconds from the start to the end of each wire that has ports."""
+    flows = _Flows(events.ports)
+    after, missing = events.after(), [len(before) for before in events.before]
     agenda: list[tuple[float, int]] = []
 
     def begin(number: int, now: float) -> None:
-        seconds = found.nodes[number].seconds
-        if seconds and number in found.ports:
+        seconds = events.nodes[number].seconds
+        if seconds and number in events.ports:
             flows.begin(number, now, seconds)
         else:
             heappush(agenda, (now + seconds, number))
@@ -48,14 +49,18 @@ def _taken(found: Events) -> dict[int, float]:
             missing[other] -= 1
             if not missing[other]:
                 begin(other, now)
-    return flows.taken
+    return flows.seconds_of
 
 
 class _Flows:
-    """The wires under way: what is left of each, in seconds if it were alone, and what share of its ports it has."""
+    """Wires under way.
+
+    Each has a rest, in seconds that it would take alone, and a share of its ports. ``seconds_of`` has the seconds that
+    each finished wire took.
+    """
 
     def __init__(self, ports: Mapping[int, tuple[Port, Port]]) -> None:
-        self.taken: dict[int, float] = {}
+        self.seconds_of: dict[int, float] = {}
         self.under_way: dict[int, float] = {}
         self._ports = ports
         self._shares: dict[int, float] = {}
@@ -64,21 +69,21 @@ class _Flows:
         self._next: tuple[float, int] = (inf, -1)
 
     def begin(self, number: int, now: float, seconds: float) -> None:
-        """A wire begins, which alone would last so many seconds."""
+        """Begins a wire that would take ``seconds`` alone."""
         self._flow_until(now)
         self.under_way[number], self._began[number] = seconds, now
         self._share()
 
     def next_end(self) -> float:
-        """When the next wire ends, if none begins before."""
+        """Time at which the next wire ends, if no other wire begins before it."""
         return self._next[0]
 
     def end(self) -> tuple[float, int]:
-        """Goes on to the end of the next wire: when that is, and which."""
+        """Moves on to the end of the next wire; returns the time and the wire."""
         now, number = self._next
         self._flow_until(now)
         del self.under_way[number]
-        self.taken[number] = now - self._began[number]
+        self.seconds_of[number] = now - self._began[number]
         self._share()
         return now, number
 

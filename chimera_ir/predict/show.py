@@ -1,4 +1,4 @@
-"""A prediction as a terminal table: equation 1 term by term, the replay, the memory of the fullest worker."""
+"""A prediction as a table for a terminal: the terms of equation 1, the replay, the memory of the fullest worker."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -14,7 +14,7 @@ from chimera_ir.predict.prediction import Prediction
 from chimera_ir.profile.warnings import WARNING, shown
 
 IN_FULL = 16
-"""Up to how many workers or stages are listed one by one; of more, the least and the most are told."""
+"""The most workers or stages that are listed one by one; of more, only the least and the largest value are shown."""
 
 _SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 
@@ -40,7 +40,7 @@ def size(value: float) -> str:
     """
     if not value:
         return "0"
-    factor, unit = next((each for each in _SIZES if value >= each[0]), _SIZES[-1])
+    factor, unit = next(((factor, unit) for factor, unit in _SIZES if value >= factor), _SIZES[-1])
     return f"{value / factor:.4g} {unit}"
 
 
@@ -58,21 +58,21 @@ def _rows(prediction: Prediction) -> Iterator[tuple[str, str]]:
     yield "Comm_p2p", seconds(terms.p2p)
     yield "C_f, C_b", f"{decimal(terms.forwards)}, {decimal(terms.backwards)}"
     yield "critical path", seconds(terms.compute)
-    yield "Comm_allreduce, by stage", _each(terms.all_reduce)
+    yield "Comm_allreduce, by stage", _listed(terms.all_reduce)
     yield "free regions, by worker", _regions(prediction)
-    yield "Comm_unoverlapped, by worker", _each(terms.unoverlapped)
+    yield "Comm_unoverlapped, by worker", _listed(terms.unoverlapped)
     yield "T", f"{seconds(terms.seconds)}, {prediction.throughput:.4g} items/s"
     replayed = f"{seconds(prediction.replay.seconds)}, {prediction.replayed_throughput:.4g} items/s"
     yield "T by replay of the program", replayed
     if prediction.expected is not None:
-        often = prediction.items / prediction.expected
-        yield "T with the profile's noise", f"{seconds(prediction.expected)}, {often:.4g} items/s"
-    fullest = max(prediction.memory, key=lambda each: each.total)
+        throughput = prediction.items / prediction.expected
+        yield "T with the profile's noise", f"{seconds(prediction.expected)}, {throughput:.4g} items/s"
+    fullest = max(prediction.memory, key=lambda memory: memory.total)
     yield "memory, fullest worker", f"{size(fullest.total)} of {size(prediction.available)}"
     yield from ((f"  {name}", size(count)) for name, count in asdict(fullest).items() if count)
 
 
-def _each(values: tuple[float, ...]) -> str:
+def _listed(values: tuple[float, ...]) -> str:
     if len(set(values)) == 1:
         return f"{seconds(values[0])} each" if len(values) > 1 else seconds(values[0])
     if len(values) <= IN_FULL:
@@ -81,24 +81,24 @@ def _each(values: tuple[float, ...]) -> str:
 
 
 def _joined(value: float) -> str:
-    """Without a blank, where several stand in a line."""
+    """Seconds without a blank, for lines with several values."""
     return seconds(value).replace(" ", "")
 
 
 def _regions(prediction: Prediction) -> str:
-    found = prediction.equation.regions
-    if len(found) > IN_FULL:
-        times = [each.seconds for regions in found for each in regions]
+    workers = prediction.equation.regions
+    if len(workers) > IN_FULL:
+        times = [region.seconds for regions in workers for region in regions]
         return f"{seconds(min(times, default=0.0))} to {seconds(max(times, default=0.0))}"
-    told = (" ".join(f"s{each.stage}:{_joined(each.seconds)}" for each in regions) for regions in found)
-    return "; ".join(told)
+    return "; ".join(
+        " ".join(f"s{region.stage}:{_joined(region.seconds)}" for region in regions) for regions in workers
+    )
 
 
 def _verdict(prediction: Prediction) -> Text:
-    over = [worker for worker, each in enumerate(prediction.memory) if each.total > prediction.available]
+    over = [memory.total for memory in prediction.memory if memory.total > prediction.available]
     if not over:
         return Text("fits the memory of the cluster's workers")
-    needed = max(each.total for each in prediction.memory)
     need = f"{counted(len(over), 'worker')} {'needs' if len(over) == 1 else 'need'}"
-    said = f"does not fit: {need} up to {size(needed)}, and there are {size(prediction.available)}"
+    said = f"does not fit: {need} up to {size(max(over))}, and there are {size(prediction.available)}"
     return Text(said, "bold red")

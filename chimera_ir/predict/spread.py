@@ -1,10 +1,10 @@
-"""What is lost because nothing takes equally long each time: turns are played one after another, with drawn times.
+"""Time that an update loses because operations scatter: turns are played one after another, with random times.
 
-Whoever waits for several waits for the slowest of them. So the mean of an update is longer than an update in which
-everything takes its mean, most of all where workers run in step and none has slack. No formula gives it for a graph of
-waits; a long enough play with times drawn anew does.
+An event that waits for several others waits for the slowest of them. So the mean time of an update is longer than the
+time of an update in which every operation takes its mean, most of all where all workers run in step and none has slack.
+No formula gives the difference for a graph of waits; playing many turns with random times does.
 
-A time is drawn as if its logarithm were normal: never negative, with a longer tail above than below, as measured times
+A random time has a normal logarithm: it is never negative, and has a longer tail above than below, as measured times
 have. Its median is the profile's, and the distance between its quartiles is the noise, as a share of the median.
 """
 
@@ -15,19 +15,19 @@ from random import Random
 from statistics import NormalDist
 
 from chimera_ir.flow.cycles import Waits
-from chimera_ir.predict.steady import Turn
+from chimera_ir.predict.steady import TimedTurn
 
 MOST = 300_000
-"""So many events are played at most, but for FEWEST turns of one copy."""
+"""The most events that are played, except that FEWEST turns of one copy are always played."""
 
 FEWEST = 8
-"""So many turns are played at least; the first quarter of them does not count."""
+"""The fewest turns that are played; the first quarter of them does not count."""
 
 _SEED = 0
 _QUARTILE = NormalDist().inv_cdf(0.75)
 
 _Row = Sequence[Sequence[float]]
-"""When each node of a turn ended, in every copy."""
+"""Ends of the nodes of a turn, in every copy."""
 
 
 def sigma(noise: float) -> float:
@@ -43,31 +43,31 @@ def sigma(noise: float) -> float:
     return asinh(noise / 2) / _QUARTILE
 
 
-def longer_by(turn: Turn, noise: Sequence[float], joint: Sequence[bool], copies: int) -> float:
-    """By how many seconds the mean of an update is longer than an update without noise, in the long run.
+def longer_by(turn: TimedTurn, noise: Sequence[float], joint: Sequence[bool], copies: int) -> float:
+    """Seconds that noise adds to the mean of an update, in the long run.
 
     Parameters
     ----------
     noise
-        Of each node of the turn, the spread of its times; 0 where they are always the same.
+        For each node of the turn, the spread of its times; 0 where they are always the same.
     joint
-        Whether a node is one for all copies, and waits for what it waits for in all of them: a sum.
+        For each node, whether it is one for all copies, and waits in all of them, as a sum does.
     copies
-        How often the program is replicated; of many copies of a large program only some are played.
+        Number of copies of the program; of many copies of a large program only some are played.
 
-    The same turns are played with and without noise, so what the start does to both is not in the difference.
+    The same turns are played with and without noise, so that the effect of the start cancels out.
     """
     played, nodes = _Played(turn, joint), len(turn.seconds)
     copies = max(1, min(copies, MOST // max(1, FEWEST * nodes)))
     turns = max(FEWEST, MOST // max(1, nodes * copies))
-    drawn = played.mean([sigma(each) for each in noise], copies, turns)
+    drawn = played.mean([sigma(share) for share in noise], copies, turns)
     return (drawn - played.mean([0.0] * nodes, 1, turns)) / turn.updates
 
 
 class _Played:
-    """A turn, ready to be played: ``order`` has every node after those of the same turn that it waits for."""
+    """A turn, ready to be played; ``_order`` has every node after the nodes of the same turn that it waits for."""
 
-    def __init__(self, turn: Turn, joint: Sequence[bool]) -> None:
+    def __init__(self, turn: TimedTurn, joint: Sequence[bool]) -> None:
         self._seconds = turn.seconds
         self._joint = joint
         self._waits = _forward(turn.waits)
@@ -75,7 +75,7 @@ class _Played:
         self._longest = max((ago for waits in self._waits for _, ago in waits), default=0)
 
     def mean(self, sigmas: Sequence[float], copies: int, turns: int) -> float:
-        """Seconds from the end of a turn to that of the next."""
+        """Mean seconds from the end of a turn to the end of the next turn."""
         random = Random(_SEED)
         rows: list[_Row] = [[[0.0] * copies] * len(sigmas)] * self._longest
         ends = []
@@ -87,26 +87,26 @@ class _Played:
         return (ends[-1] - ends[first]) / (turns - 1 - first)
 
     def _row(self, rows: Sequence[_Row], sigmas: Sequence[float], copies: int, random: Random) -> _Row:
-        """A turn after others, of which the last comes first."""
+        """Ends of one more turn; ``rows`` are those of the turns before, the last of them first."""
         now: list[Sequence[float]] = [()] * len(sigmas)
         past, nothing = [now, *rows], [0.0] * copies
         for node in self._order:
-            waited = [past[ago][before] for before, ago in self._waits[node]]
-            begin = [*map(max, *waited)] if len(waited) > 1 else waited[0] if waited else nothing
+            ends = [past[ago][before] for before, ago in self._waits[node]]
+            starts = [*map(max, *ends)] if len(ends) > 1 else ends[0] if ends else nothing
             seconds, deviation = self._seconds[node], sigmas[node]
             if self._joint[node]:
-                begin = [max(begin)] * copies
+                starts = [max(starts)] * copies
             if not seconds:
-                now[node] = begin
+                now[node] = starts
             elif deviation:
-                now[node] = [each + seconds * exp(random.gauss(0.0, deviation)) for each in begin]
+                now[node] = [start + seconds * exp(random.gauss(0.0, deviation)) for start in starts]
             else:
-                now[node] = [each + seconds for each in begin]
+                now[node] = [start + seconds for start in starts]
         return now
 
 
 def _forward(waits: Waits) -> Waits:
-    """The same waits, none of them for a turn that is still to come: nodes are counted to a later turn where they are.
+    """The same waits, none of them for a later turn: a node that waits for a later turn moves to that turn.
 
     Raises
     ------
@@ -115,21 +115,22 @@ def _forward(waits: Waits) -> Waits:
     """
     later = [0] * len(waits)
     for _ in range(len(waits) + 1):
-        before_that = later[:]
-        for node, several in enumerate(waits):
-            later[node] = max([later[before] - ago for before, ago in several] + [later[node]])
-        if later == before_that:
+        previous = later[:]
+        for node, node_waits in enumerate(waits):
+            later[node] = max([later[before] - ago for before, ago in node_waits] + [later[node]])
+        if later == previous:
             break
     else:
         raise ValueError("an operation waits for itself; only a verified program has a steady state")
     return [
-        [(before, ago + later[node] - later[before]) for before, ago in several] for node, several in enumerate(waits)
+        [(before, ago + later[node] - later[before]) for before, ago in node_waits]
+        for node, node_waits in enumerate(waits)
     ]
 
 
 def _ordered(waits: Waits) -> list[int]:
-    """Nodes after those of the same turn that they wait for."""
-    now = {node: [before for before, ago in several if not ago] for node, several in enumerate(waits)}
+    """All nodes, each after the nodes of the same turn that it waits for."""
+    now = {node: [before for before, ago in node_waits if not ago] for node, node_waits in enumerate(waits)}
     try:
         return [*TopologicalSorter(now).static_order()]
     except CycleError:

@@ -1,7 +1,7 @@
-"""How long an update takes where one follows the other: the critical cycle of a program's events.
+"""Time of an update in the long run, where updates follow one another: the critical cycle of a program's events.
 
-Events of one turn are those of any other, moved in time, and what waits for what is the same in every turn. The largest
-ratio of seconds to turns of all cycles of waits is found exactly, without waiting for the start to fade.
+Every turn has the same events, moved in time, and the same waits between them. Of all cycles of waits the largest ratio
+of seconds to turns is found exactly; no long replay is needed.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,10 @@ from chimera_ir.ir.turns import updates_a_turn
 from chimera_ir.predict.events import Events, Node, Role
 
 
-class Turn(NamedTuple):
-    """The events that come again and again: node n is event ``events[n]`` of its turn and takes ``seconds[n]``.
+class TimedTurn(NamedTuple):
+    """One turn of the events that repeat, with their times: node n is event ``events[n]`` and takes ``seconds[n]``.
 
-    ``waits`` are those of `cost.cycles`; where a turn overlaps with others, some are for a turn that begins later. A
-    turn makes so many ``updates``.
+    ``waits`` are as in `flow.cycles`; where turns overlap, some are for a later turn. A turn makes ``updates`` updates.
     """
 
     events: Sequence[int]
@@ -31,59 +30,59 @@ class Turn(NamedTuple):
     updates: int
 
 
-def turn_of(header: Header, found: Events, order: Sequence[int]) -> Turn:
-    """What a program repeats where its updates follow one another without a barrier.
+def turn_of(header: Header, events: Events, order: Sequence[int]) -> TimedTurn:
+    """The turn that a program repeats where its updates follow one another without a barrier.
 
     Parameters
     ----------
     order
-        The numbers of the events, each after all that it waits for.
+        Numbers of the events, each after all events that it waits for.
     """
-    return _folded(header, found, order) if header.asynchronous else _whole(found, order)
+    return _folded(header, events, order) if header.asynchronous else _whole(events, order)
 
 
-def _folded(header: Header, found: Events, order: Sequence[int]) -> Turn:
-    """Of a program that shows turns of a stream.
+def _folded(header: Header, events: Events, order: Sequence[int]) -> TimedTurn:
+    """The turn of an asynchronous program, folded from the turns that the program shows.
 
-    Where messages share ports they may take longer in one turn than in another; those in the middle stand for all.
+    Messages that share ports may take longer in one turn than in another; the turn in the middle stands for all.
     """
 
     def place(number: int) -> tuple[tuple[object, ...], int] | None:
-        node = found.nodes[number]
+        node = events.nodes[number]
         if node.role is Role.BEGIN:
             return None
         return _reduced(header, node)
 
-    turn = folded(order, found.before, place)
-    seconds = [found.nodes[events[len(events) // 2]].seconds for events in turn.events]
-    return Turn(turn.numbers, turn.waits, seconds, updates_a_turn(header))
+    turn = folded(order, events.before, place)
+    seconds = [events.nodes[numbers[len(numbers) // 2]].seconds for numbers in turn.events]
+    return TimedTurn(turn.numbers, turn.waits, seconds, updates_a_turn(header))
 
 
-def _whole(found: Events, order: Sequence[int]) -> Turn:
-    """Of a synchronous program, whose update is a turn: each lane begins once it has ended the one before.
+def _whole(events: Events, order: Sequence[int]) -> TimedTurn:
+    """The turn of a synchronous program: an update, in which each lane begins once it has ended the update before.
 
-    Whatever else could wait for the update before is over by then: a lane ends after all its messages and sums. An
-    eager message may still be under way, but not when the next update's first one is sent over its link: the stages
-    below have their backwards after it, and their next forwards after the sums of these.
+    No other event waits for the update before: a lane ends after all its messages and sums. Only an eager message may
+    still be under way when its lane ends. It has left before the next update sends an eager message over the same link:
+    the stages below run their backwards after it, and their next forwards after the sums of these backwards.
     """
-    last = {lane[0]: lane[-1] for lane in found.lanes if lane}
+    last = {lane[0]: lane[-1] for lane in events.lanes if lane}
     node = {number: place for place, number in enumerate(order)}
     waits = [
-        ((node[last[number]], 1),) if number in last else tuple((node[other], 0) for other in found.before[number])
+        ((node[last[number]], 1),) if number in last else tuple((node[other], 0) for other in events.before[number])
         for number in order
     ]
-    return Turn(order, waits, [found.nodes[number].seconds for number in order], 1)
+    return TimedTurn(order, waits, [events.nodes[number].seconds for number in order], 1)
 
 
-def period(turn: Turn) -> float:
-    """Seconds per update in the long run, on the critical cycle, in whole numbers of a unit that rounds no float.
+def period(turn: TimedTurn) -> float:
+    """Seconds per update in the long run: the ratio of the critical cycle, found exactly from the floats.
 
     Raises
     ------
     ValueError
-        If nothing in the program comes again: it was not verified.
+        If nothing in the program repeats: it was not verified.
     """
-    exact = [each.as_integer_ratio() for each in turn.seconds]
+    exact = [seconds.as_integer_ratio() for seconds in turn.seconds]
     unit = lcm(*(denominator for _, denominator in exact))
     cycle = critical(turn.waits, [numerator * (unit // denominator) for numerator, denominator in exact]).cycle
     if cycle == NO_CYCLE and any(turn.seconds):
@@ -92,7 +91,7 @@ def period(turn: Turn) -> float:
 
 
 def _reduced(header: Header, node: Node) -> tuple[tuple[object, ...], int]:
-    """What an event is within its turn, and the turn."""
+    """Key of an event within its turn, and the number of the turn."""
     match node.what:
         case Compute(kind, micros, stage):
             return _of_micros(header, node, kind, micros, stage)
