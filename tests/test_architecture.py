@@ -131,47 +131,6 @@ def test_every_import_goes_down() -> None:
     assert wrong == []
 
 
-def enums() -> set[str]:
-    """The enumerations of the compiler, by name."""
-    return {
-        node.name
-        for path in python(PACKAGE)
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.ClassDef) and any(ast.unparse(base) in ("Enum", "enum.Enum") for base in node.bases)
-    }
-
-
-def test_a_new_member_of_an_enumeration_is_not_silently_taken_for_another() -> None:
-    """An ``else`` behind a test for one member takes all others for the same; `match` with `assert_never` does not."""
-    known = enums()
-    assert {"Quantity", "Strategy", "Severity"} <= known
-    wrong = [
-        f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node.test)}"
-        for path in python(PACKAGE)
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.IfExp) or (isinstance(node, ast.If) and node.orelse)
-        for side in ast.walk(node.test)
-        if isinstance(side, ast.Attribute) and ast.unparse(side.value).split(".")[-1] in known
-    ]
-    assert wrong == []
-
-
-ROWS = {"FORWARD", "BACKWARD"}
-"""The names of the rows in the table of kinds."""
-
-
-def test_only_the_templates_of_scripts_ask_for_a_single_kind_of_operation() -> None:
-    """Everything else asks what a kind reads, makes, frees and sums; so a new row needs no change elsewhere."""
-    users = {
-        path.relative_to(PACKAGE).as_posix()
-        for path in python(PACKAGE)
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.ImportFrom) and node.module == "chimera_ir.ir.kinds"
-        if ROWS & {alias.name for alias in node.names}
-    }
-    assert users == {"codegen/statements.py"}
-
-
 def test_the_table_of_imports_knows_every_part_and_has_no_cycle() -> None:
     parts = {part(path) for path in python(PACKAGE)}
     assert parts == IMPORTS.keys()

@@ -7,6 +7,7 @@ most lines, then searches the rest of the lane on both sides.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import assert_never
 
 from chimera_ir.ir.ids import Slot
 from chimera_ir.ir.levels import Header
@@ -165,6 +166,8 @@ def _kind(instruction: Instruction) -> tuple[object, int | None]:
             return key, message.micros[0]
         case AllReduce() | WaitAllReduce() | Step() | Stash() | Drop():
             return None, None
+        case _:
+            assert_never(instruction)
 
 
 def _pattern(micros: tuple[int, ...]) -> tuple[int, ...]:

@@ -223,6 +223,8 @@ def _peers(lane: tuple[Instruction, ...]) -> tuple[int, ...]:
         match instruction:
             case Send(to=worker) | Recv(source=worker):
                 peers.add(int(worker))
+            case _:
+                pass
     return tuple(sorted(peers))
 
 
@@ -234,4 +236,6 @@ def _rooms(lane: tuple[Instruction, ...]) -> Rooms:
             case Recv(message=Message(micros=micros, source=source, target=target), slot=slot):
                 rooms = rooms_of.setdefault((int(target), source < target), {})
                 rooms[slot] = max(rooms.get(slot, 1), len(micros))
+            case _:
+                pass
     return {key: tuple(rooms.get(slot, 1) for slot in range(max(rooms) + 1)) for key, rooms in rooms_of.items()}

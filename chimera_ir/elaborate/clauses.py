@@ -110,4 +110,4 @@ def _unsupported_clause(clause: ast.Clause) -> Iterator[Diagnostic]:
             feature = "a count of halves where micro-batches go on for ever"
             yield say.NotSupported(span, feature, "count whole micro-batches")
         case _:
-            return
+            pass

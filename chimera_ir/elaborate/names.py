@@ -296,7 +296,8 @@ class _Checker:
 
     def _name(self, text: str, span: Span, scope: _Scope, defining: ast.Word | None) -> Type | None:
         self._used.add(text)
-        match scope.get(text):
+        entry = scope.get(text)
+        match entry:
             case _Value(type=known_type):
                 return known_type
             case _Function() as function:
@@ -305,6 +306,8 @@ class _Checker:
                 self.mistakes.append(say.FunctionAsValue(span, text, BUILTINS[text].signature))
             case None:
                 self._unknown(text, span, scope, defining)
+            case _:
+                assert_never(entry)
         return None
 
     def _unknown(self, text: str, span: Span, scope: _Scope, defining: ast.Word | None) -> None:
@@ -343,7 +346,8 @@ class _Checker:
         name, count = node.function.text, len(node.arguments)
         self._used.add(name)
         self._operands(node.arguments, Type.INTEGER, f"`{name}(..)`", scope, defining)
-        match scope.get(name):
+        entry = scope.get(name)
+        match entry:
             case _Value():
                 self.mistakes.append(say.NotAFunction(node.function.span, name))
                 return None
@@ -358,6 +362,8 @@ class _Checker:
             case None:
                 self._unknown(name, node.function.span, scope, defining)
                 return None
+            case _:
+                assert_never(entry)
 
     def _builtin(self, node: ast.Call, builtin: Builtin, count: int) -> None:
         if count < builtin.least or (builtin.most is not None and count > builtin.most):

@@ -175,8 +175,10 @@ def lowest(known: Mapping[Stage, Initial], instruction: Instruction) -> int:
             return known[stage].stash if stage in known else 0
         case Drop(stage):
             return known[stage].drop if stage in known else 0
-        case _:
+        case Compute() | Send() | Recv() | WaitSend() | WaitRecv() | AllReduce() | WaitAllReduce() | Step():
             return 0
+        case _:
+            assert_never(instruction)
 
 
 def _turns(header: Header, lane: Body, updates: int, known: Mapping[Stage, Initial]) -> range:

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
+from typing import assert_never
 
 from chimera_ir.cost.numbers import percent, seconds, time_unit
 from chimera_ir.ir.ids import Worker
-from chimera_ir.ir.ops import AllReduce, Compute, Send, Step
+from chimera_ir.ir.ops import AllReduce, Compute, Drop, Recv, Send, Stash, Step, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.picture.legend import least, legend
 from chimera_ir.picture.looks import Group, Looks
 from chimera_ir.picture.shapes import Box, Entry, Family, Label, Row, Tick
@@ -306,5 +307,9 @@ def _marked(event: Event, scale: _Scale) -> str:
             return _arrow(event, scale)
         case AllReduce() if event.role is not Role.POST:
             return "".join(_rectangle(event, worker, scale) for worker in event.workers)
-        case _:
+        case Compute() | Send() | Recv() | WaitSend() | WaitRecv() | AllReduce() | WaitAllReduce() | Step():
             return _outline(event, scale)
+        case Stash() | Drop():
+            raise ValueError("keeping and dropping weights takes no time: they are no events")
+        case _:
+            assert_never(event.what)

@@ -1,10 +1,24 @@
 """Costs of a program's instructions in a setting, in seconds."""
 
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from chimera_ir.ir.ids import Stage, Worker
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import AllReduce, Compute, Instruction, Message, Recv, Send, Step
+from chimera_ir.ir.ops import (
+    AllReduce,
+    Compute,
+    Drop,
+    Instruction,
+    Message,
+    Recv,
+    Send,
+    Stash,
+    Step,
+    WaitAllReduce,
+    WaitRecv,
+    WaitSend,
+)
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import Link
 
@@ -33,8 +47,10 @@ class Charges:
                 return self.setting.over(stage, len(micros), self.header.parts)[0].noise or 0.0
             case Step(stage):
                 return self.setting.stages[stage].step_noise or 0.0
-            case _:
+            case Send() | Recv() | WaitSend() | WaitRecv() | AllReduce() | WaitAllReduce() | Stash() | Drop():
                 return 0.0
+            case _:
+                assert_never(instruction)
 
     def size(self, message: Message) -> float:
         """Bytes of a message: a stage's output to the next stage, or the gradient of that output back."""
@@ -55,10 +71,12 @@ class Charges:
             case Send(message, to=other) | Recv(message, source=other):
                 link = self.link(worker, other)
                 return link.overhead if link.short is None else link.of(self.size(message)).overhead
-            case AllReduce(stage) if self.ranks(stage) > 1:
-                return self.setting.cluster.sums.overhead
-            case _:
+            case AllReduce(stage):
+                return self.setting.cluster.sums.overhead if self.ranks(stage) > 1 else 0.0
+            case Compute() | WaitSend() | WaitRecv() | WaitAllReduce() | Step() | Stash() | Drop():
                 return 0.0
+            case _:
+                assert_never(instruction)
 
     def ranks(self, stage: Stage) -> int:
         """r: the number of ranks, of all copies, that sum the gradients of a stage."""

@@ -6,6 +6,7 @@ Spans do not count when two trees are compared.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import assert_never
 
 from chimera_ir.source import Span
 
@@ -348,6 +349,8 @@ def operands(expression: Expression) -> tuple[Expression, ...]:
             return expression.operands
         case Choice():
             return (expression.condition, expression.then, expression.otherwise)
+        case _:
+            assert_never(expression)
 
 
 def walk(expression: Expression) -> Iterator[Expression]:

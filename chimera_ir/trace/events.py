@@ -71,6 +71,8 @@ def _recorded(trace: Trace, comparison: Comparison) -> Iterator[Event]:
                     yield _sum("b", rank.rank, span.update, stage, span.start)
                 case WaitAllReduce(stage=stage):
                     yield _sum("e", rank.rank, span.update, stage, span.end)
+                case _:
+                    pass
 
 
 def _sum(phase: str, rank: int, update: int, stage: int, time: int) -> Event:

@@ -100,8 +100,10 @@ def cause(header: Header, operation: Instruction | Load) -> str:
             return f"sends to worker {_worker(header, message.micros[0], message.target)}"
         case WaitAllReduce(stage=stage):
             return f"the sum of stage {stage}"
-        case _:
+        case Compute() | Send() | Recv() | AllReduce() | Step() | Stash() | Drop() | Load():
             return ""
+        case _:
+            assert_never(operation)
 
 
 def shown_micro(header: Header, micro: int) -> Micro:

@@ -7,7 +7,7 @@ What this rule establishes lane by lane lets the rule "channels" replay the lane
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from chimera_ir.diagnostics.catalogue.program import (
     MisplacedLine,
@@ -62,6 +62,8 @@ class MessagePlaces:
                 return self.posted
             case WaitRecv():
                 return self.arrived
+            case _:
+                assert_never(instruction)
 
 
 def places(program: Program, cells: Flow) -> MessagePlaces:
