@@ -56,7 +56,7 @@ class Timeline:
 
     @property
     def makespan(self) -> Fraction:
-        """How long one update takes, in the unit of the costs; in an asynchronous schedule in the steady state."""
+        """The time of one update, in the unit of the costs; of an asynchronous schedule in its steady state."""
         return self.critical_path.length * self.tick
 
 
