@@ -1,4 +1,4 @@
-"""When each worker launches its sums of gradients and steps, and the free time for the sums (sections 3.2 and 3.4)."""
+"""The launches of gradient sums and the steps of each worker, and the free time for the sums (sections 3.2, 3.4)."""
 
 from bisect import bisect_left
 from collections.abc import Iterator

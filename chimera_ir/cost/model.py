@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18}|/[0-9]{1,18})?|\.[0-9]{1,18}", 
 
 
 class Durations(Protocol):
-    """How long operations take, for every level that needs durations, and how a report shows it."""
+    """The durations of operations, for every level that needs them, and their words in a report."""
 
     def duration(self, operation: Compute, header: Header) -> Fraction:
         """The duration of an operation."""
@@ -53,7 +53,7 @@ class CostModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """How long an operation over one micro-batch takes, by kind, in a unit of the user's choice.
+    """The duration of an operation over one micro-batch, by kind, in a unit of the user's choice.
 
     ``F`` is a forward, ``B`` a full backward, ``I`` and ``W`` are its halves: input gradient and weight gradient. The
     defaults are the paper's: a backward is twice the work of a forward (section 2), and three times where it runs the

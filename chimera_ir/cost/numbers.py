@@ -1,11 +1,11 @@
-"""Exact numbers, and times, written for people."""
+"""Exact numbers and times as text for people."""
 
 from enum import Enum
 from fractions import Fraction
 from typing import assert_never
 
 _TIMES = ((1, "s"), (1000, "ms"), (1_000_000, "us"))
-"""How many of a unit there are in a second, the largest unit first."""
+"""The number of each unit in a second, the largest unit first."""
 
 
 def decimal(value: Fraction) -> str:
@@ -20,7 +20,7 @@ def decimal(value: Fraction) -> str:
 
 
 def exact(value: Fraction) -> str:
-    """A number as its user would write it: a decimal where it has one of six digits, else a fraction.
+    """A number as a user would write it: a decimal if six digits are exact, else a fraction.
 
     Examples
     --------
@@ -43,18 +43,18 @@ def seconds(value: float) -> str:
 
 
 def time_unit(value: float) -> tuple[int, str]:
-    """The largest unit of which a time of so many seconds has at least one, after how many of it are in a second."""
+    """The number in a second, and the name, of the largest unit of which a time in seconds has at least one."""
     return next((unit for unit in _TIMES if value * unit[0] >= 1), _TIMES[-1])
 
 
 class Unit(Enum):
-    """What times are counted in: the unit of the costs, which is the user's choice, or seconds."""
+    """The unit of times: the unit of the costs, which is the user's choice, or seconds."""
 
     COST = None
     SECOND = "s"
 
     def show(self, time: Fraction) -> str:
-        """A time for people."""
+        """A time in this unit as text."""
         match self:
             case Unit.COST:
                 return decimal(time)
@@ -64,7 +64,7 @@ class Unit(Enum):
                 assert_never(self)
 
     def axis(self, span: Fraction) -> tuple[int, str]:
-        """What numbers along a picture of so much time count: how many of it make one of this unit, and its name."""
+        """The axis of a picture of a time span: the number of axis units in one of this unit, and the unit's name."""
         match self:
             case Unit.COST:
                 return 1, ""

@@ -1,4 +1,4 @@
-"""The report: what a schedule costs, beside the baseline of the same size, and what a user should know about that."""
+"""The report: the figures of a schedule beside those of the baseline of the same size, with remarks for the user."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ _Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one schedule costs in one iteration, or in one update of the steady state, communication free.
+    """The costs of a schedule in one iteration, or in one update of the steady state, communication free.
 
-    ``path`` is the critical path, ``counts`` has C_f and C_b by the letters of the kinds; ``clock_span`` is the
-    makespan with every operation 1; the rest is per worker, the most it has at any time: weight copies in M_theta,
-    activations and inputs kept for recomputation in M_a.
+    ``path`` is the critical path, and ``counts`` has C_f and C_b by the letters of the kinds. ``clock_span`` is the
+    makespan if every operation takes 1. The last three are peaks per worker: copies of weights in M_theta, activations
+    and inputs kept for recomputation in M_a.
     """
 
     header: Header
@@ -39,10 +39,9 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A schedule's figures and the baseline's, in the same units, its launches, the proven rules, and remarks.
+    """The figures of a schedule and of its baseline in the same units, with launches, proven rules and remarks.
 
-    ``stale`` tells, for each stage of an asynchronous schedule, how many updates too old the weights are that it
-    reads.
+    ``stale`` has, for each stage of an asynchronous schedule, how many updates old the weights are that it reads.
     """
 
     figures: Figures
@@ -54,12 +53,12 @@ class Report:
 
     @property
     def makespan(self) -> Fraction:
-        """How long one update takes, in the unit of the costs."""
+        """The time of one update, in the unit of the costs."""
         return self.figures.makespan
 
     @property
     def bubble_ratio(self) -> Fraction:
-        """The share of all workers' time, within a makespan, in which they do nothing."""
+        """The share of the makespan, over all workers, in which they idle."""
         return self.figures.bubble_ratio
 
     def as_json(self) -> _Json:
@@ -103,12 +102,12 @@ def report(
     verified: tuple[str, ...] = (),
     timeline: Timeline | None = None,
 ) -> Report:
-    """What a verified schedule costs, beside a baseline with a flush on the same workers with the same micro-batches.
+    """The report on a verified schedule, beside a baseline with a flush for the same workers and micro-batches.
 
-    ``weights`` are the copies that each worker of the schedule keeps. The baseline cuts the model into as many stages
-    as it has; where the schedule has more, the baseline's are larger by that factor, and so are their durations,
-    weights and activations. ``verified`` names the rules that were proven, in the order in which they are told;
-    ``timeline`` is that of the schedule with these costs, where it is known already.
+    ``weights`` are the copies that each worker of the schedule keeps. Where the schedule has more stages than the
+    baseline, the baseline's stages are larger by that factor, and so are their durations, weights and activations.
+    ``verified`` names the proven rules in the order of the report. ``timeline`` is the timeline of the schedule with
+    these costs, where it is known already.
     """
     timeline = timeline or simulate(schedule, costs)
     figures = _figures(schedule, timeline, weights, Fraction(1))
@@ -123,7 +122,7 @@ def report(
 
 
 def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], size: Fraction) -> Figures:
-    """The figures of a schedule whose stages are ``size`` times as large as those that units speak of."""
+    """The figures of a schedule whose stages are ``size`` times as large as the stages that M_a and M_theta count."""
     return Figures(
         header=schedule.header,
         costs=timeline.costs,
@@ -139,7 +138,7 @@ def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], siz
 
 
 def _remarks(figures: Figures, base: Figures, schedule: Schedule) -> tuple[str, ...]:
-    """What a user would want to be told before paying for the schedule."""
+    """Remarks that a user needs before paying for the schedule."""
     remarks = []
     name, show = base.header.scheme, figures.costs.unit.show
     if figures.makespan > base.makespan:

@@ -1,4 +1,4 @@
-"""The earliest timeline: every operation starts as soon as its data are there and its worker is free.
+"""The earliest timeline: every operation starts as soon as its data have arrived and its worker is free.
 
 Communication is free here, as in the paper's analysis (section 2). Time is counted in whole ticks, the largest unit in
 which every duration is an integer, so that the result is exact and the arithmetic fast.
@@ -31,12 +31,12 @@ class Timed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """When every operation runs: ``lanes[w]`` in the order of worker w; and what happens in between, if that is known.
+    """The start and end of every operation, ``lanes[w]`` in the order of worker w, and the events if they are known.
 
-    ``tick`` is the length of a tick in the unit of the costs; ``span`` the time shown, in ticks: an iteration, or of an
-    asynchronous schedule as many updates as it shows, or their beginning. ``clock_span`` is the length of an update if
-    every operation took 1; ``bubble_ratio`` the share of all workers' time, within a makespan, in which they do
-    nothing.
+    ``tick`` is the length of a tick in the unit of the costs. ``span`` is the time shown, in ticks: an iteration, or
+    the updates that an asynchronous schedule shows, or the beginning of these. ``clock_span`` is the length of an
+    update if every operation takes 1. ``bubble_ratio`` is the share of the makespan, over all workers, in which they
+    idle.
     """
 
     header: Header
@@ -56,15 +56,15 @@ class Timeline:
 
     @property
     def makespan(self) -> Fraction:
-        """How long one update takes, in the unit of the costs; in an asynchronous schedule in the steady state."""
+        """The time of one update, in the unit of the costs; of an asynchronous schedule in its steady state."""
         return self.critical_path.length * self.tick
 
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """What of a timeline follows from the schedule alone, whatever the costs and whoever recomputes.
+    """The part of a timeline that depends on neither costs nor recomputation.
 
-    ``turn`` is that of an asynchronous schedule.
+    ``turn`` is the folded turn of an asynchronous schedule.
     """
 
     net: Net
@@ -73,9 +73,9 @@ class Skeleton:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """When the operations of a schedule run, by their numbers in its skeleton: all times in ticks.
+    """The durations and ends of a schedule's operations, by their numbers in its skeleton, all times in ticks.
 
-    ``span`` is the end of the last one.
+    ``span`` is the end of the last operation.
     """
 
     tick: Fraction
@@ -86,7 +86,7 @@ class Run:
 
 
 def skeleton(schedule: Schedule, net: Net | None = None) -> Skeleton:
-    """The skeleton of a verified schedule, whose net may be known; a schedule that runs at several costs has one.
+    """The skeleton of a verified schedule, which is the same for all costs; ``net`` is given if it is known.
 
     Raises
     ------
@@ -102,7 +102,7 @@ def skeleton(schedule: Schedule, net: Net | None = None) -> Skeleton:
 def earliest(header: Header, bones: Skeleton, costs: Durations) -> Run:
     """The earliest run, in time linear in the number of operations.
 
-    Of several critical paths it holds one with the largest number of backward passes (CONTRACT: C_b).
+    Of several critical paths it has one with the largest number of backward passes (C_b).
     """
     tick, duration = ticks(header, costs)
     durations = [duration(operation) for operation in bones.net.operations]
@@ -111,7 +111,7 @@ def earliest(header: Header, bones: Skeleton, costs: Durations) -> Run:
 
 
 def simulate(schedule: Schedule, costs: Durations, net: Net | None = None) -> Timeline:
-    """The timeline of the earliest run of a verified schedule, whose net may be known."""
+    """The timeline of the earliest run of a verified schedule; ``net`` is given if it is known."""
     header, bones = schedule.header, skeleton(schedule, net)
     operations = bones.net.operations
     run = earliest(header, bones, costs)
@@ -134,14 +134,14 @@ def simulate(schedule: Schedule, costs: Durations, net: Net | None = None) -> Ti
 
 
 def _busy(header: Header, timed: Iterable[Timed]) -> Fraction:
-    """How long a worker works on average for an update; of an asynchronous schedule, whole turns are counted."""
+    """The average time per update in which a worker works; of an asynchronous schedule only whole turns count."""
     counted = header.micro_batches - header.micro_batches % (header.period or 1)
     busy = sum(end - start for operation, start, end in timed if operation.micros[0] < counted)
     return Fraction(busy * header.per_update, counted * header.workers)
 
 
 def ticks(header: Header, costs: Durations) -> tuple[Fraction, Callable[[Compute], int]]:
-    """A length of time of which every duration is a multiple, and the durations as such."""
+    """A length of time of which every duration is a multiple, and the durations as multiples of it."""
     tick, recomputing = costs.tick(header), header.recomputing
     known: dict[tuple[Kind, int, Stage, bool], int] = {}
 

@@ -1,4 +1,4 @@
-"""How old the weights are that an asynchronous schedule computes gradients on."""
+"""The age of the weights on which an asynchronous schedule computes gradients."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,9 +7,9 @@ from chimera_ir.plural import counted
 
 
 def staleness(schedule: Schedule) -> tuple[int, ...]:
-    """Per stage, how many steps at most come between the weights that a micro-batch reads and those it updates.
+    """Per stage, the most steps between the weights that a micro-batch reads and the weights that it updates.
 
-    Update k turns version k into version k+1; without a flush, its micro-batches have read an older one.
+    Update k turns version k into version k+1; without a flush, its micro-batches may have read an older version.
     """
     oldest = [0] * schedule.header.stages
     for lane in schedule.lanes:
@@ -21,7 +21,7 @@ def staleness(schedule: Schedule) -> tuple[int, ...]:
 
 
 def warning(stale: Sequence[int]) -> Iterator[str]:
-    """What a user must know of it, if there is anything."""
+    """A warning for the user, if any stage reads old weights."""
     most, least = max(stale), min(stale)
     if most > 0:
         old = f"{counted(most, 'update')} old"

@@ -14,11 +14,11 @@ from chimera_ir.cost.report import Figures, Report
 from chimera_ir.plural import counted
 
 IN_FULL = 16
-"""Up to how many workers a quantity is listed worker by worker; for more, it is told in runs."""
+"""The most workers for which a quantity is listed worker by worker; for more workers it is listed in runs."""
 
 
 def show(report: Report) -> RenderableType:
-    """The report, ready to be printed on a console of any width; colour adds nothing that the words do not say."""
+    """The report for a console of any width; colours add no information to the words."""
     head = _heading(report), _table(report), _verdict(report)
     return Group(*head, *_remarks(report), *_launches(report), _proof(report))
 
@@ -44,7 +44,7 @@ def _heading(report: Report) -> Text:
 
 
 def _differences(report: Report) -> Iterator[str]:
-    """How the baseline differs from the schedule: in its end, its stages, its costs."""
+    """The differences of the baseline from the schedule: its flush, its stages, its costs."""
     header, base = report.figures.header, report.baseline.header
     if header.asynchronous:
         yield "with its flush"
@@ -94,7 +94,7 @@ def _verdict(report: Report) -> Text:
 
 
 def _launches(report: Report) -> list[Text]:
-    """Where the sums of the gradients overlap compute: one line per launch with a bubble after it."""
+    """The launches of gradient sums that a bubble follows, one line for each."""
     early = [launched for launched in report.launches if launched.free]
     rest = len(report.launches) - len(early)
     steady, unit = report.figures.header.asynchronous, report.figures.costs.unit
@@ -128,7 +128,7 @@ def _proof(report: Report) -> Text:
 
 
 def per_worker(values: Sequence[Fraction]) -> str:
-    """A quantity of each worker, from P0 on; for many workers in runs of equal or evenly rising and falling values.
+    """A quantity of each worker, from P0 on; for many workers in runs of values with a constant step.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Where a timeline of an asynchronous schedule shows its steady state: a stretch that repeats right after itself."""
+"""The steady state in the timeline of an asynchronous schedule: a stretch that repeats right after itself."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,11 @@ from chimera_ir.ir.ops import Instruction
 from chimera_ir.ir.turns import later, updates_a_turn
 
 MOST = 6
-"""After how many turns at most the timeline is seen to repeat."""
+"""The largest number of turns that a repeating stretch may have."""
 
 
 class Window(NamedTuple):
-    """From when to when, in ticks, the timeline runs so many updates of the steady state."""
+    """A stretch of the steady state, from ``start`` to ``end`` in ticks, and the number of its updates."""
 
     start: int
     end: int
@@ -24,10 +24,10 @@ class Window(NamedTuple):
 
 
 def steady_window(timeline: Timeline) -> Window | None:
-    """The first stretch of the fewest turns that comes again; none if the timeline is too short for it, or has a flush.
+    """The first stretch of the fewest turns that repeats; None if the timeline is too short for it, or has a flush.
 
-    It starts with a turn's first forward. All operations that start in it, as many as so many turns have, start again
-    as many turns and makespans later.
+    The stretch starts with the first forward of a turn. It has as many operations as its turns have, and each of them
+    starts again exactly one length of the stretch later.
     """
     header = timeline.header
     if not header.asynchronous:
@@ -48,7 +48,7 @@ def steady_window(timeline: Timeline) -> Window | None:
 
 
 def beginning(timeline: Timeline, window: Window) -> Timeline:
-    """The timeline until a window of it ends; what goes on beyond is cut there."""
+    """The timeline until the end of a window, where later parts of operations are cut off."""
     return replace(
         timeline,
         span=window.end,
@@ -63,7 +63,7 @@ def beginning(timeline: Timeline, window: Window) -> Timeline:
 
 
 def _openings(timed: Sequence[Timed], header: Header) -> list[int]:
-    """When the turns' first micro-batches enter the first stage."""
+    """The times at which the first micro-batch of each turn enters the first stage."""
     return [
         start
         for operation, start, _ in timed

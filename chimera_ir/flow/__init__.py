@@ -1,1 +1,1 @@
-"""What follows from the table of kinds: who waits for whom, what crosses a link, how much is kept, what comes again."""
+"""All that follows from the table of kinds: waits, messages, lifetimes, the engine, and the steady state."""

@@ -30,7 +30,7 @@ from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute
 
 _SEARCH = 2_000_000
-"""How many edges the search for a shortest cycle may look at."""
+"""The number of edges after which the search for a shortest cycle stops."""
 
 
 class Edge(Enum):

@@ -1,4 +1,4 @@
-"""Where messages are sent, received and waited for.
+"""Messages between workers: where they are sent, received and waited for.
 
     worker 0:                    worker 0:
       F m0 s0                      F m0 s0

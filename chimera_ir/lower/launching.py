@@ -1,4 +1,4 @@
-"""When the last worker launches each sum of an asynchronous schedule, in the earliest run.
+"""The last launch of each sum of an asynchronous schedule, in the earliest run.
 
 An operation starts as soon as its worker is free, its data are there, and the sums that it needs are over. It needs the
 sum that makes the version it reads. If it adds to gradients, it also needs the sum of the update before its own, which

@@ -1,4 +1,4 @@
-"""Where the gradients of a stage are summed over the workers that hold it.
+"""The sums of each stage's gradients over the workers that hold the stage, and the steps.
 
     worker 0:                    worker 0:
       F m0 s0                      F m0 s0

@@ -109,7 +109,7 @@ def copies(schedule: Schedule) -> Iterator[dict[Stage, int]]:
 
 
 def _stashed(update: _Update) -> list[tuple[int, int]]:
-    """When an update adds and removes a stashed version: before place p counts as 2p, after it as 2p+1."""
+    """The times at which an update adds and removes a stashed version: 2p is before place p, 2p+1 after it."""
     return [(2 * update.step, 1), (2 * update.last + 1, -1)] if update.last >= update.step else []
 
 

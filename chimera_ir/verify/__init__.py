@@ -1,1 +1,1 @@
-"""What must hold of every compiled program, one file per rule."""
+"""The rules that must hold for every compiled program, one file per rule."""

@@ -15,16 +15,16 @@ from chimera_ir.ir.text.printer import line
 
 
 def acyclic(schedule: Schedule, plan: Plan | None, reads: Reads) -> Iterator[Diagnostic]:
-    """A cycle, if there is one, with the clocks of its operations where a plan tells them.
+    """A shortest known cycle, if there is one, with the clocks of its operations if there is a plan.
 
     Parameters
     ----------
     schedule
         Complete and placed.
     plan
-        Where the schedule comes from, if it comes from clocks.
+        The plan that the schedule comes from, if it comes from clocks.
     reads
-        What its operations read.
+        The reads of its operations.
     """
     dag = build(schedule, reads)
     nodes = dag.cycle()
@@ -33,7 +33,7 @@ def acyclic(schedule: Schedule, plan: Plan | None, reads: Reads) -> Iterator[Dia
 
 
 class _Story:
-    """Tells a cycle: operations of one lane that only follow each other are left out between the first and the last."""
+    """Describes a cycle, without operations that only follow each other on a worker: of these, the first and last."""
 
     def __init__(self, dag: Dag, nodes: tuple[int, ...], header: Header, plan: Plan | None) -> None:
         self._dag = dag
@@ -50,9 +50,9 @@ class _Story:
         )
 
     def diagnostic(self) -> Diagnostic:
-        """The diagnostic; it stands at an operation whose clock is too low, else at one that its lane runs too late.
+        """The diagnostic at an operation whose clock is too low, else at one that its lane runs too late.
 
-        Where no lane takes part it stands at one that reads a version which its own gradients make.
+        If the cycle follows no lane, it is at an operation that reads a version which its own gradients make.
         """
         edges = list(pairwise((*self._nodes, self._nodes[0])))
         lanes = [(before, after) for before, after in edges if self._follows(before, after)]
@@ -99,13 +99,13 @@ class _Story:
         return f"{reason}, but the clock falls" if self._falls(before, after) else reason
 
     def _reads(self, before: int, after: int) -> bool:
-        """Whether an operation reads weights that the gradients of another go into."""
+        """Whether an operation reads weights that the gradients of an earlier operation change."""
         earlier, later = self._dag.operations[before], self._dag.operations[after]
         synchronised = self._dag.kind(before, after) is Edge.SYNC
         return synchronised and (later.version or 0) > earlier.micros[0] // self._header.per_update
 
     def _follows(self, before: int, after: int) -> bool:
-        """Whether nothing but the order on their worker puts one operation before another."""
+        """Whether only the order on their worker puts one operation before another."""
         return self._dag.kind(before, after) is Edge.LANE
 
     def _falls(self, before: int, after: int) -> bool:

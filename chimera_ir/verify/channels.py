@@ -1,7 +1,7 @@
 """Rule "channels": the program, waits and collectives included, finishes on both transports.
 
-The proof is a global order in which no wait blocks; the counter-example a shortest circle of workers that wait for each
-other.
+The proof is a global order in which no wait blocks. The counter-example is a shortest circle of workers that wait for
+each other.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ from chimera_ir.verify.words import content, summed
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A global order in which the program finishes on a transport, as runs of instructions of one worker."""
+    """A global order in which the program finishes on a transport, as runs of instructions of one worker each."""
 
     transport: Transport
     played: Played
@@ -34,7 +34,7 @@ class Certificate:
 
 
 def channels(program: Program) -> tuple[Certificate, ...] | tuple[Diagnostic, ...]:
-    """A certificate for each transport, or what is wrong.
+    """A certificate for each transport, or the errors.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def channels(program: Program) -> tuple[Certificate, ...] | tuple[Diagnostic, ..
 
 
 def _disorder(program: Program) -> Iterator[Diagnostic]:
-    """For every directed pair of workers the first receive that would be matched with the send of another message."""
+    """For every directed pair of workers, the first receive that would match the send of a different message."""
     sends: dict[tuple[int, int], list[Send]] = {}
     recvs: dict[tuple[int, int], list[Recv]] = {}
     for worker, parts in enumerate(program.parts):
@@ -79,7 +79,7 @@ def _deadlock(program: Program, transports: list[Transport], result: Played) -> 
 
 
 def _wanted(program: Program, worker: Worker, place: int, result: Played) -> list[tuple[Worker, Instruction]]:
-    """What a blocked lane waits for: who would have to do what."""
+    """The instructions that a blocked lane waits for, each with its worker."""
     header = program.header
     match program.lanes[worker][place]:
         case WaitRecv(message):
@@ -134,7 +134,7 @@ def _meaning(program: Program, wait: Instruction) -> str:
 
 
 def _shortest_circle(waits: dict[Worker, list[Worker]]) -> list[Worker]:
-    """A shortest circle in a graph in which every node has a successor; of several one with the lowest worker first."""
+    """A shortest circle in a graph whose nodes all have successors; the lowest start decides between equal ones."""
     best: list[Worker] = []
     for start in sorted(_knotted(waits)):
         circle = _circle_through(start, waits, len(best) or len(waits) + 1)
@@ -145,7 +145,7 @@ def _shortest_circle(waits: dict[Worker, list[Worker]]) -> list[Worker]:
 
 
 def _knotted(waits: dict[Worker, list[Worker]]) -> set[Worker]:
-    """The nodes without those that nothing waits for, again and again: circles, and what lies between them."""
+    """The nodes in circles and between circles: nodes that nothing waits for are removed until none is left."""
     count = dict.fromkeys(waits, 0)
     for peers in waits.values():
         for peer in peers:
@@ -163,7 +163,7 @@ def _knotted(waits: dict[Worker, list[Worker]]) -> set[Worker]:
 
 
 def _circle_through(start: Worker, waits: dict[Worker, list[Worker]], shorter_than: int) -> list[Worker]:
-    """A shortest circle from a node to itself, empty if there is none that is short enough."""
+    """A shortest circle from a node to itself; empty if none is short enough."""
     paths = deque([[start]])
     seen = {start}
     while paths:

@@ -1,5 +1,8 @@
-"""Rule "clocks": along every data dependency the clock increases. If so, it proves that no data are waited for in a
-circle; if not, the DAG has to be asked, so this rule only warns. What waits for updates is asked of the DAG alone."""
+"""Rule "clocks": along every data dependency the clock increases.
+
+If it does, no operations wait for each other's data in a circle. If it does not, the DAG decides, so this rule only
+warns. Waits for updates are checked on the DAG alone.
+"""
 
 from collections.abc import Iterator
 
@@ -14,7 +17,7 @@ from chimera_ir.source import Span
 def clocks(plan: Plan) -> Iterator[Diagnostic]:
     """Warnings: for every pair of lines the first dependency along which the clock does not increase, and their number.
 
-    An operation that is missing makes no warning.
+    A missing operation gives no warning.
     """
     operations = plan.operations
     made = flow(plan.header, (planned.operation for planned in operations))

@@ -1,7 +1,7 @@
 """Rule "complete": each micro-batch meets each stage as the table of kinds says, exactly once.
 
-It is opened by one operation, a forward; and whatever is kept there, one operation frees: of what the forward keeps
-that is the backward.
+One operation, a forward, opens the stage for the micro-batch. One operation frees each value that is kept there; the
+values that the forward keeps are freed by the backward.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,17 +17,17 @@ from chimera_ir.ir.text.printer import line
 from chimera_ir.source import Span
 
 _LISTED = 1_000_000
-"""How many missing operations are looked for before the rest is only counted."""
+"""The most missing operations that are counted for a pipe and part."""
 
 _Part = Value | None
-"""What operations do alike on a stage: free one of its values or, for None, open it."""
+"""The part of an operation on a stage: it frees a value or, for None, opens the stage."""
 
 _Seen = dict[_Part, list[tuple[Worker, Compute] | None]]
-"""The operation with each part, and its worker, of each micro-batch on each stage, at ``micro * stages + stage``."""
+"""By part, the worker and the operation of each micro-batch on each stage, at ``micro * stages + stage``."""
 
 
 def complete(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
-    """What is missing, once per pipe and part, and what is there twice, once per pair of lines.
+    """Missing operations, once per pipe and part, and duplicates, once per pair of lines.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def complete(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> It
 
 
 def _duplicates(header: Header, operations: Iterable[tuple[Worker, Compute]], seen: _Seen) -> Iterator[Diagnostic]:
-    """Fills ``seen``."""
+    """The duplicates; fills ``seen``."""
     stages = header.stages
     twice: dict[tuple[Span, Span], list[Duplicate]] = {}
     for placed in operations:
@@ -88,7 +88,7 @@ def _missing(header: Header, seen: _Seen) -> Iterator[Diagnostic]:
 
 
 def _absent(header: Header, pipe: Pipe, seen: _Seen, part: _Part) -> Iterator[tuple[Micro, Stage]]:
-    """Where a pipe lacks an operation."""
+    """The micro-batches and stages where a pipe lacks an operation."""
     column = seen[part]
     for micro in pipe.micros:
         for number in range(header.stages):
@@ -98,7 +98,7 @@ def _absent(header: Header, pipe: Pipe, seen: _Seen, part: _Part) -> Iterator[tu
 
 
 def _wanted(header: Header, seen: _Seen, part: _Part, micro: Micro, stage: Stage) -> bool:
-    """Whether a micro-batch needs an operation with a part on a stage: each is opened, and what is kept is freed."""
+    """Whether a micro-batch needs an operation with a part on a stage: to open the stage, or to free a kept value."""
     if part is None:
         return True
     kinds = [operation.kind for operation in _there(header, seen, micro, stage)]
@@ -113,5 +113,5 @@ def _there(header: Header, seen: _Seen, micro: Micro, stage: Stage) -> list[Comp
 
 
 def _usual(part: _Part) -> Kind:
-    """The kind that comes to mind first for a part: the first row of the table with it."""
+    """The usual kind of operation with a part: the first such row of the table."""
     return next(kind for kind in KINDS.values() if kind.frees is part)

@@ -10,7 +10,7 @@ from chimera_ir.source import Span
 
 
 def conflict_free(plan: Plan) -> Iterator[Diagnostic]:
-    """The conflicts: for every pair of lines the first, and their number."""
+    """The first conflict of every pair of lines, and their number."""
     first: dict[tuple[int, int], Planned] = {}
     conflicts: dict[tuple[Span, Span], list[tuple[Planned, Planned]]] = {}
     for planned in plan.operations:

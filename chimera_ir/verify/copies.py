@@ -1,7 +1,7 @@
-"""How many copies of its weights a lane keeps, and how many it needs: a part of the rules "versions" and "memory".
+"""The copies of weights that a lane keeps and needs: a part of the rules "versions" and "memory".
 
-The newest version of a stage is one copy, every stashed one another, from its `stash` to its `drop`. What is needed
-follows from the readers alone: behind a step the version that it made, and those older ones that are still read.
+The newest version of a stage is a copy, and so is every stashed version from its `stash` to its `drop`. The copies that
+a lane needs follow from the readers alone: after a step, the version that it made and the older versions still read.
 """
 
 from bisect import bisect_left
@@ -22,7 +22,7 @@ Lane = tuple[Instruction, ...]
 
 @dataclass(frozen=True, slots=True)
 class CopyPeak:
-    """The most copies of a stage that a lane keeps, where it comes to them, and the stashed ones among them."""
+    """The most copies of a stage that a lane keeps, the place where it first does, and the stashed ones among them."""
 
     copies: int
     place: int
@@ -33,7 +33,7 @@ _ONE = CopyPeak(1, 0, ())
 
 
 def copies(program: Program) -> tuple[int, ...]:
-    """Per worker the weights that it keeps at most, in M_theta: the peaks of the stages it holds, added up."""
+    """Per worker the most weights that it keeps, in M_theta: the sum of the peaks of its stages."""
     if not program.header.asynchronous:
         return tuple(map(len, program.header.stages_of))
     return tuple(
@@ -43,7 +43,7 @@ def copies(program: Program) -> tuple[int, ...]:
 
 
 def kept(parts: Parts) -> dict[Stage, CopyPeak]:
-    """The peak of every stage that is ever stashed in a lane."""
+    """The peak of every stage that has a stash in a lane."""
     stashed: dict[Stage, dict[Version, None]] = {}
     peaks: dict[Stage, CopyPeak] = {}
     for place, instruction in parts.updates:
@@ -58,7 +58,7 @@ def kept(parts: Parts) -> dict[Stage, CopyPeak]:
 
 
 def needed(parts: Parts) -> dict[Stage, int]:
-    """The copies that the readers of every stage need: the most behind any of its steps."""
+    """The copies that the readers of every stage need: the most after any of its steps."""
     last = last_reads(parts)
     steps: dict[Stage, list[tuple[int, Version]]] = {}
     for place, instruction in parts.updates:
@@ -71,9 +71,9 @@ def needed(parts: Parts) -> dict[Stage, int]:
 
 
 def _most(steps: list[tuple[int, Version]], last: dict[Version, int]) -> int:
-    """How many versions that steps have superseded are still read behind one of them at most.
+    """The most superseded versions that are still read after any step.
 
-    Each is, from the step that supersedes it to the one before its last reader.
+    A version counts from the step that supersedes it to the last step before its last reader.
     """
     changes = [0] * (len(steps) + 1)
     for number, (_, version) in enumerate(steps):
@@ -97,8 +97,8 @@ def surplus(program: Program) -> Iterator[Diagnostic]:
     Parameters
     ----------
     program
-        Without errors by the rule "versions", its updates enough to show the steady state: the first and the last keep
-        versions that only more updates would read.
+        Without errors by the rule "versions", with enough updates to show the steady state: the first and the last
+        updates keep versions that only further updates would read.
     """
     for worker, (lane, parts) in enumerate(zip(program.lanes, program.parts, strict=True)):
         enough = needed(parts)
@@ -112,7 +112,7 @@ def surplus(program: Program) -> Iterator[Diagnostic]:
 
 
 def _advice(lane: Lane, last: Mapping[tuple[Stage, Version], int], stage: Stage, peak: CopyPeak) -> str:
-    """What brings a peak down that is too high: of its versions one was kept in vain, or too long, or too early."""
+    """The change that lowers a peak: one of its versions was kept in vain, for too long, or from too early on."""
     for version in peak.stashed:
         stash, drop, end = Stash(stage, version), line(Drop(stage, version)), last.get((stage, version), -1)
         step = _step_behind(lane, lane.index(stash), stage)

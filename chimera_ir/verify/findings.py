@@ -1,4 +1,4 @@
-"""What rules say, and which of them were asked: what was proven is derived from it."""
+"""The diagnostics of rules and the set of applied rules, from which follows what is proven."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from chimera_ir.diagnostics.catalogue.program import MoreErrors, MoreWarnings
 from chimera_ir.diagnostics.model import Diagnostic, Severity
 
 _MOST = 20
-"""How many errors of one rule are reported one by one."""
+"""The most errors of a rule that are reported one by one."""
 
 
 class Rule(Enum):
@@ -27,16 +27,16 @@ class Rule(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The rules that were applied, each to all that it is about, and the diagnostics of these and of other checks.
+    """The rules that were applied in full, and the diagnostics of these rules and of other checks.
 
-    Without errors, these rules hold.
+    The rules hold if no diagnostic is an error.
     """
 
     rules: frozenset[Rule] = frozenset()
     diagnostics: tuple[Diagnostic, ...] = ()
 
     def __add__(self, other: "Findings") -> "Findings":
-        """Both."""
+        """The rules and diagnostics of both."""
         return Findings(self.rules | other.rules, self.diagnostics + other.diagnostics)
 
     @property
@@ -46,12 +46,12 @@ class Findings:
 
 
 def apply(rule: Rule, *parts: Iterable[Diagnostic]) -> Findings:
-    """A rule, applied in full; each of its parts is asked if those before it find nothing."""
+    """The findings of a rule that is applied in full; a part is checked only if the parts before it find nothing."""
     return Findings(frozenset({rule}), check(rule.value, *parts).diagnostics)
 
 
 def check(rule: str, *parts: Iterable[Diagnostic]) -> Findings:
-    """A part of a rule, which leaves it open whether the rule holds; its own parts as in `apply`."""
+    """The findings of a part of a rule, which do not say that the rule holds; ``parts`` are as in `apply`."""
     listed = next((diagnostics for diagnostics in map(tuple, parts) if diagnostics), ())
     rest = listed[_MOST:]
     if not rest:

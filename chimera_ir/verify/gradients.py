@@ -1,8 +1,9 @@
-"""Rule "gradients": each stage's replicas are summed over exactly the workers that hold it, once per update, after the
-last backward that contributes and before the step; and all workers launch their sums in orders that agree.
+"""Rule "gradients": each stage's gradients are summed over exactly the workers that hold it, once per update.
 
-An asynchronous program has many updates. On every worker they follow one another: the gradients of the next one add up
-where those of this one are until its step has used them, and its sum uses that memory even where a worker adds nothing.
+The sum comes after the last backward that contributes and before the step, and all workers launch their sums in orders
+that agree. An asynchronous program has many updates, which follow one another on every worker: the gradients of the
+next update add up in the memory of the current update, so they must wait for its step. A sum uses this memory even if
+its worker adds nothing to it.
 """
 
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ def gradients(program: Program) -> Iterator[Diagnostic]:
 
 
 def not_held(header: Header, worker: Worker, instruction: Instruction, stage: Stage) -> Diagnostic | None:
-    """What to say of a line about a stage that its worker does not hold."""
+    """The diagnostic of a line about a stage that its worker does not hold, or None."""
     if 0 <= stage < header.stages and worker in header.holders[stage]:
         return None
     holders = workers(header.holders[stage]) if 0 <= stage < header.stages else "no worker"
@@ -53,7 +54,7 @@ def not_held(header: Header, worker: Worker, instruction: Instruction, stage: St
 
 
 class _Lane:
-    """Where a worker synchronises what, by stage and update."""
+    """The places of a worker's synchronisation, by stage and update."""
 
     def __init__(self, program: Program, worker: Worker) -> None:
         self._header = program.header
@@ -64,7 +65,7 @@ class _Lane:
         self._backwards: dict[tuple[Stage, int], tuple[int, int]] = {}
 
     def mistakes(self) -> Iterator[Diagnostic]:
-        """All that can be told from one lane."""
+        """All mistakes that show in the lane alone."""
         for place, operation in self._parts.computes:
             if operation.kind.sums:
                 update = operation.stage, operation.micros[0] // self._header.per_update
@@ -79,7 +80,7 @@ class _Lane:
                 yield from self._misplaced(stage, number)
 
     def _line(self, place: int, instruction: Synchronisation) -> Iterator[Diagnostic]:
-        """Takes note of a line, unless it makes no sense, or does what another one does."""
+        """Records the place of a line, or reports a line that makes no sense or repeats another."""
         stray = not_held(self._header, self._worker, instruction, instruction.stage) or self._no_update(instruction)
         if stray is not None:
             yield stray
@@ -99,7 +100,7 @@ class _Lane:
         return NoSuchUpdate(instruction.origin, self._worker, line(instruction), reason) if reason else None
 
     def _places(self, stage: Stage, update: int) -> list[int | None]:
-        """The places of an update's launch, wait and step."""
+        """The places of the launch, the wait and the step of an update."""
         return [self._lines.get((kind, stage, update)) for kind in _KINDS]
 
     def _missing(self, stage: Stage, update: int) -> Iterator[Diagnostic]:
@@ -119,9 +120,9 @@ class _Lane:
                 yield MissingLine(origin, self._worker, line(kind(stage, version=version)), reason, spot)
 
     def _misplaced(self, stage: Stage, update: int) -> Iterator[Diagnostic]:
-        """Those out of order of the last backward, launch, wait, step, and the next update's backwards, launch, step.
+        """The pairs out of order of an update's last backward, launch, wait and step, and the next update's lines.
 
-        The next launch follows this step where backwards stand between them; only without any is it looked at itself.
+        The next launch comes after this step if backwards come between them, so it is checked only if there are none.
         """
         launch, wait, step = self._places(stage, update)
         next_launch, _, next_step = self._places(stage, update + 1)
@@ -142,7 +143,7 @@ class _Lane:
 
 
 def _orders(program: Program) -> Iterator[Diagnostic]:
-    """The shortest-known circle of "launches a before b" over all workers, if there is one."""
+    """A circle of "launches a before b" over all workers, if there is one."""
     names: dict[int, str] = {}
     after: dict[int, dict[int, tuple[Worker, Span]]] = {}
     for number, parts in enumerate(program.parts):
@@ -161,7 +162,7 @@ def _orders(program: Program) -> Iterator[Diagnostic]:
 
 
 def _circle(after: dict[int, dict[int, tuple[Worker, Span]]]) -> list[int]:
-    """Sums each of which is launched before the next, and the last before the first; empty if there are none."""
+    """Sums that are each launched before the next, and the last before the first; empty if there is no circle."""
     finished: set[int] = set()
     for root in after:
         path: dict[int, None] = {}

@@ -1,7 +1,7 @@
 """Rule "groups", a part of "complete": the stages of a pipe take its micro-batches in the same groups.
 
-An operation over several micro-batches hands all of them on at once; so the next stage's operation is over the same.
-Forwards and backwards may be grouped differently. The gradients of a backward all count for one update.
+An operation over several micro-batches hands all of them on at once, so the next stage's operation is over the same
+micro-batches. Forwards and backwards may be grouped differently. All gradients of a backward count for one update.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,8 +18,8 @@ from chimera_ir.source import Span
 
 
 def groups(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
-    """Operations over micro-batches of several pipes, backwards of several updates, and operations over others than
-    the stage before; each pair of lines once.
+    """Operations that mix pipes, backwards that mix updates, and operations over other micro-batches than those they
+    read from; each pair of lines once.
 
     Parameters
     ----------

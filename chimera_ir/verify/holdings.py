@@ -1,7 +1,7 @@
-"""What a worker holds, stage by stage, for whoever knows how many bytes each of these has.
+"""The holdings of a worker, stage by stage, from which a profile can compute bytes.
 
-The rule "memory" adds up over stages, in M_a and M_theta: enough where stages are equal. Where they are not, it depends
-on which stages' activations are alive at the same time.
+The rule "memory" adds up over stages, in M_a and M_theta, which is enough if all stages are equal. If they are not, the
+memory depends on which stages' activations are alive at the same time.
 """
 
 from collections import Counter
@@ -18,9 +18,10 @@ from chimera_ir.verify.copies import kept
 
 
 class Kept(NamedTuple):
-    """How many forwards of a stage wait for their backward: with all their activations, and with their input alone.
+    """The forwards of a stage that wait for their backward: with all activations, and with their input alone.
 
-    Counted as the header counts micro-batches, halves being halves. A backward that runs the forward again has both.
+    The counts are in the header's micro-batches, where a half counts as one. A backward that runs the forward again
+    counts in both.
     """
 
     stage: Stage
@@ -29,14 +30,14 @@ class Kept(NamedTuple):
 
 
 Moment = tuple[Kept, ...]
-"""What is alive at once: an entry for each stage that a worker holds, ascending."""
+"""The activations alive at once: an entry for each stage that a worker holds, ascending."""
 
 _Counts = tuple[int, ...]
-"""The numbers of a moment: the activations of all its stages, then their inputs."""
+"""The numbers of a moment: the activations of all stages, then the inputs of all stages."""
 
 
 class Sending(NamedTuple):
-    """How many micro-batches' activations and gradients of a stage are on their way to others at most."""
+    """The most micro-batches of a stage whose activations, or whose gradients, are on their way to other workers."""
 
     stage: Stage
     activations: int
@@ -45,7 +46,7 @@ class Sending(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What a worker holds.
+    """The holdings of a worker.
 
     Attributes
     ----------
@@ -54,7 +55,7 @@ class Holdings:
     copies
         For each stage the copies of its weights, the newest included.
     sending
-        For each stage what is on its way at most.
+        For each stage the most that is on its way at once.
     """
 
     fullest: tuple[Moment, ...]
@@ -63,7 +64,7 @@ class Holdings:
 
 
 def holdings(program: Program) -> Iterator[Holdings]:
-    """What each worker of a program without errors holds."""
+    """The holdings of each worker of a program without errors."""
     for stages, parts in zip(program.header.stages_of, program.parts, strict=True):
         peaks = kept(parts)
         yield Holdings(
@@ -74,7 +75,7 @@ def holdings(program: Program) -> Iterator[Holdings]:
 
 
 def _moments(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -> Iterator[_Counts]:
-    """What is alive whenever it is about to become less, and during every backward that runs a forward again; once."""
+    """The moments before something is freed, and during every backward that runs its forward again, each once."""
     activations, inputs = dict.fromkeys(stages, 0), dict.fromkeys(stages, 0)
     seen: set[tuple[int | Stage | None, ...]] = set()
     grown = False
@@ -97,7 +98,7 @@ def _moments(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -
 
 
 def _fullest(stages: Sequence[Stage], moments: Iterable[_Counts]) -> tuple[Moment, ...]:
-    """The moments that no other exceeds, each once, in the order of their numbers."""
+    """The moments that no other moment exceeds in every number, each once, in the order of their numbers."""
     front: list[_Counts] = []
     for moment in moments:
         if any(_covers(other, moment) for other in front):

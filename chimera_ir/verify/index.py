@@ -1,4 +1,4 @@
-"""Where everything stands in the lanes of a program: its flow, and numbers for messages and sums."""
+"""The index of a program: its flow by places in the lanes, and numbers for messages and sums."""
 
 from collections.abc import Iterable
 from itertools import chain
@@ -12,7 +12,7 @@ Synchronisation = AllReduce | WaitAllReduce | Step
 
 
 def cells(program: Program) -> Flow:
-    """The makers and takers of a complete and placed program: the places in their lanes."""
+    """The flow of a complete and placed program, with places in lanes as numbers."""
     return Flow(program.header, chain.from_iterable(parts.computes for parts in program.parts))
 
 
@@ -25,7 +25,7 @@ def key(header: Header, message: Message) -> int:
 
 
 def keys(header: Header, lines: Iterable[Talk]) -> list[int]:
-    """The `key` of each line's message."""
+    """The `key` of the message of each line."""
     stages = header.stages
     numbers = []
     for instruction in lines:
@@ -45,10 +45,10 @@ def sum_key(header: Header, instruction: Synchronisation) -> int:
 
 
 def sender(header: Header, message: Message) -> Worker:
-    """Where a message comes from."""
+    """The worker that sends a message."""
     return header.worker(message.micros[0], message.source)
 
 
 def receiver(header: Header, message: Message) -> Worker:
-    """Where a message goes."""
+    """The worker that receives a message."""
     return header.worker(message.micros[0], message.target)

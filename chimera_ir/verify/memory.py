@@ -1,8 +1,8 @@
-"""Rule "memory": what a worker holds at most, against the bounds that the scheme declares.
+"""Rule "memory": no worker exceeds the bounds that the scheme declares.
 
-In the paper's units (section 3.3): M_a, the activations of one micro-batch on one stage, alive from its forward to its
-backward; M_theta, the weights of one stage, once per stage held, however many pipes share them, and once more for every
-version of them that is kept beside the newest.
+The units are the paper's (section 3.3). M_a is the activations of one micro-batch on one stage, alive from its forward
+to its backward. M_theta is the weights of one stage; a worker has them once per stage it holds, however many pipes
+share them, and once more for every older version that it keeps.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from chimera_ir.verify.copies import copies
 def memory(schedule: Schedule) -> Iterator[Diagnostic]:
     """The declared bounds that do not hold, each at the worker that exceeds it most.
 
-    How many versions an asynchronous schedule keeps shows in its program alone: `memory_of_versions`.
+    Only the program shows how many versions an asynchronous schedule keeps: `memory_of_versions`.
     """
     held = tuple(len(stages) for stages in schedule.header.stages_of)
     for bound in schedule.header.bounds:
@@ -36,7 +36,7 @@ def memory(schedule: Schedule) -> Iterator[Diagnostic]:
 
 
 def memory_of_versions(program: Program) -> Iterator[Diagnostic]:
-    """The declared bound on weights that an asynchronous program does not hold."""
+    """The declared bound on weights if an asynchronous program exceeds it."""
     for bound in program.header.bounds:
         match bound.quantity:
             case Quantity.ACTIVATIONS:

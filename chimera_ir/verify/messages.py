@@ -1,7 +1,7 @@
-"""Rule "messages": every hand-over between workers is sent after its producer and received before its consumer, once
-each, and both ends wait for it.
+"""Rule "messages": every hand-over between workers is sent and received once, and both ends wait for it.
 
-What this rule establishes lane by lane lets the rule "channels" replay the lanes against each other.
+The send comes after the producer, the receive before the consumer. This rule checks lane by lane, so that the rule
+"channels" can replay the lanes against each other.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,7 +27,7 @@ from chimera_ir.verify.words import content
 
 
 class HandOver(NamedTuple):
-    """A message that the program needs: its `key`, the worker that sends it and the one that receives it."""
+    """A message that the program needs: its `key`, the worker that sends it and the worker that receives it."""
 
     number: int
     start: Worker
@@ -36,11 +36,11 @@ class HandOver(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MessagePlaces:
-    """The places of a message's four lines: in the sender's lane and in the receiver's, by `key`.
+    """The places of the four lines of each message, in the sender's lane and in the receiver's, by `key`.
 
-    ``expected`` are the messages that the program needs, in the order of the lanes that send. ``foreign`` says, by
-    worker and place, why a line is about none of its worker; ``suspect`` are the lines, again by worker and place, of
-    which there is something to say: those, second ones, and ones about the wrong peer.
+    ``expected`` are the messages that the program needs, in the order of the lanes that send. ``foreign`` has the
+    reason, by worker and place, why a line is about no message of its worker. ``suspect`` are the worker and place of
+    all lines with a possible mistake: foreign lines, repeated lines, and lines about the wrong peer.
     """
 
     sent: list[int]
@@ -67,7 +67,7 @@ class MessagePlaces:
 
 
 def places(program: Program, cells: Flow) -> MessagePlaces:
-    """Where the first line of each kind for each message stands, without lines about no message of their worker."""
+    """The places of the first line of each kind for each message, without lines about no message of their worker."""
     size = 2 * program.header.stages * program.header.micro_batches
     places = MessagePlaces(
         [ABSENT] * size, [ABSENT] * size, [ABSENT] * size, [ABSENT] * size, _expected(program), {}, []
@@ -94,7 +94,7 @@ def _enter(
     *,
     at_start: bool,
 ) -> None:
-    """Enters the places of one kind of lines; ``peers`` are those that the lines name, if they name any."""
+    """Enters the places of one kind of lines; ``peers`` has the worker that each line names, or None."""
     expected = places.expected
     for (place, instruction), peer in zip(lines, peers, strict=False):
         hand_over = expected.get(instruction.message)
@@ -131,9 +131,9 @@ def messages(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[D
     Parameters
     ----------
     program
-        Its operations complete and placed, and grouped alike.
-    cells, found
-        Its places.
+        Its operations complete and placed, and grouped the same way on all stages.
+    cells, places
+        The places of its operations and of its messages.
     """
     for worker, place in places.suspect:
         instruction = program.lanes[worker][place]
@@ -147,7 +147,7 @@ def messages(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[D
 
 
 def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -> str:
-    """Why a line is about no message of its worker, or nothing."""
+    """The reason why a line is about no message of its worker; empty if it is about one."""
     header, message = program.header, instruction.message
     known = message.micros and all(0 <= micro < header.micro_batches for micro in message.micros)
     if not (known and min(message.source, message.target) >= 0):

@@ -1,4 +1,4 @@
-"""Rule "placed": every stage of every pipe on one worker within range, every operation where its pipe has its stage."""
+"""Rule "placed": every stage of a pipe is on one worker within range, every operation on the worker of its stage."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ from chimera_ir.source import Span
 
 
 def placed(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
-    """What is wrong with the placement; of equal mistakes of one line the first, and their number.
+    """The mistakes of the placement; of the same mistakes in one line, the first and their number.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) ->
 
 
 def _unknown(header: Header, worker: Worker, operation: Compute) -> str:
-    """Why there can be no such operation, or nothing."""
+    """The reason why an operation cannot exist; empty if it can."""
     if not 0 <= operation.stage < header.stages:
         return f"there is no stage {operation.stage}"
     if not 0 <= worker < header.workers:

@@ -1,14 +1,13 @@
-"""Rule "repeats": the lanes of an asynchronous level go round and round, so that what is proven of the updates that it
-shows holds of any number of them.
+"""Rule "repeats": the lanes of an asynchronous level repeat, so proofs for the updates shown hold for any number.
 
-A lane repeats if it is one of its turns, moved in time, without what is about micro-batches and updates beyond the
-first or the last (`ir.turns`). What else the rules ask of a lane alone - what is open, stashed, in which slot - follows
-from its lines, so it repeats with them.
+A lane repeats if it consists of one of its turns, moved in time, without the instructions about micro-batches and
+updates outside the instance (`ir.turns`). All else that the rules check in a single lane (open waits, stashes, slots)
+follows from its lines, so it repeats with them.
 
-The state of all workers repeats if, with the lanes cut after some turn of the steady state and one turn later, the
-second run comes exactly one turn further on every worker. Posting never blocks and what has happened stays so, hence
-the next turn does the same, and so on. With fewer updates than shown, whole micro-batches and whole updates are
-missing; without them an order in which no wait blocks is one still.
+The state of all workers repeats if it passes this test: play the lanes, cut after a turn of the steady state, and play
+them again, cut one turn later; the second run must come exactly one turn further on every worker. Posting never blocks
+and no event is undone, so the next turn does the same, and so on. With fewer updates than shown, whole micro-batches
+and whole updates are missing; an order in which no wait blocks is still such an order without them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ from chimera_ir.verify.transport import replay
 
 
 def repeats(level: Schedule | Program) -> Iterator[Diagnostic]:
-    """The lanes that do not repeat, each at its first line that is another one than its turn says.
+    """The lanes that do not repeat, each at its first line that differs from its turn.
 
     Parameters
     ----------
@@ -53,7 +52,7 @@ def _shown(instruction: Instruction | None) -> str:
 
 
 def state_repeats(program: Program) -> Iterator[Diagnostic]:
-    """The first worker that does not go round with the others.
+    """The first worker whose state does not repeat with the state of the others.
 
     Parameters
     ----------
@@ -73,5 +72,5 @@ def state_repeats(program: Program) -> Iterator[Diagnostic]:
 
 
 def _start(header: Header, turn: Body) -> int:
-    """How many instructions of a lane come before its body."""
+    """The number of instructions of a lane before its body."""
     return sum(1 for _ in takewhile(lambda entry: entry[0] < turn.turn, by_turn(header, turn, header.updates)))

@@ -1,8 +1,8 @@
-"""Rule "slots", a part of "messages": a receive is posted into a buffer only when nothing needs its content any more.
+"""Rule "slots", a part of "messages": a receive is posted into a buffer only if nothing needs the content any more.
 
-From the moment it is posted a receive may write. The slot of activations is free after the last backward of the same
-micro-batches and stage, which works on what the forward kept of them, and after the end of the send of what that
-forward made of them, which may be the same memory; the slot of gradients after the backward that reads them.
+A receive may write from the moment it is posted. The slot of activations is free after two events: the last backward of
+the same micro-batches and stage, which needs what the forward kept, and the end of the send of the forward's result,
+which may be in the same memory. The slot of gradients is free after the backward that reads them.
 """
 
 from collections import Counter
@@ -20,14 +20,14 @@ from chimera_ir.verify.words import content
 
 
 def slots(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[Diagnostic]:
-    """Receives into a slot that is in use, or that is numbered beyond all need.
+    """Receives into a slot that is in use, or whose number is higher than any lane needs.
 
     Parameters
     ----------
     program
         Without errors by the rule "messages".
     cells, places
-        Its places.
+        The places of its operations and of its messages.
     """
     for number, parts in enumerate(program.parts):
         worker = Worker(number)

@@ -9,9 +9,9 @@ Tagged (gloo)
 On both, posting never blocks a lane; a wait blocks it until the transfer has happened. A sum is done once every worker
 that holds the stage has launched it; every stage has its own communicator.
 
-Where every pair of workers sends and receives in the same order the two are one: if both ends of a message are posted,
-so are both ends of all before it in its queue, none of which is there any more. So lanes need to be run only once; that
-the orders agree is what the rule looks at first.
+If every pair of workers sends and receives in the same order, the two transports behave the same: once both ends of a
+message are posted, so are both ends of all messages before it in its queue, which have left the queue. So the rule
+checks first that the orders agree, and then plays the lanes only once.
 """
 
 from collections.abc import Sequence
@@ -25,16 +25,16 @@ from chimera_ir.verify.index import keys, sum_key
 
 
 class Transport(Enum):
-    """How messages find their receivers; the value is how diagnostics call it."""
+    """The way in which messages find their receivers; the value is its name in diagnostics."""
 
     DIRECTED = "in-order queues (NCCL)"
     TAGGED = "tagged messages (gloo)"
 
 
 def awaited(program: Program) -> list[Sequence[int]]:
-    """What the instructions of a program wait for, beside the one before them; numbered lane by lane.
+    """The instructions that each instruction waits for, beside the one before it in its lane; numbered lane by lane.
 
-    A wait of a message waits for the posting of both its ends, a wait of a sum for every launch of it.
+    A wait of a message waits until both of its ends are posted, a wait of a sum until all of its workers launch it.
     """
     header = program.header
     first_sum = 2 * header.stages * header.micro_batches
@@ -57,9 +57,9 @@ def awaited(program: Program) -> list[Sequence[int]]:
 
 
 def replay(program: Program, until: Sequence[int] | None = None) -> Played:
-    """Runs the lanes as far as they come.
+    """Plays the lanes as far as they come.
 
-    Posting never blocks and what has happened stays so: the lanes come equally far whatever the order they run in.
+    Posting never blocks and no event is undone, so each lane comes equally far whatever the order of playing.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def replay(program: Program, until: Sequence[int] | None = None) -> Played:
         Without errors by the rules "messages" and "gradients". On directed queues it must also send and receive in the
         same orders.
     until
-        The place at which each lane ends, if it is not its end.
+        The place at which to cut each lane; without it, lanes are played to their ends.
     """
     starts = accumulate((len(lane) for lane in program.lanes), initial=0)
     lengths = until or [len(lane) for lane in program.lanes]

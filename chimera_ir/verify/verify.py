@@ -1,4 +1,4 @@
-"""Verification: the rules, level by level, and the type that says that all of them hold."""
+"""Verification: the rules, level by level, and the type of programs for which all of them hold."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import InitVar, dataclass
@@ -37,9 +37,9 @@ _SEAL = object()
 
 @dataclass(frozen=True)
 class Checked:
-    """A schedule, and what the rules on it and on its clocks say; without errors, it can be lowered.
+    """A schedule with the findings of the rules on it and on its clocks; without errors, it can be lowered.
 
-    ``reads`` are those of its operations, if rules came so far as to need them.
+    ``reads`` are the reads of its operations, empty if an earlier rule failed.
     """
 
     schedule: Schedule
@@ -48,28 +48,28 @@ class Checked:
 
     @cached_property
     def net(self) -> Net:
-        """What waits for what in it, if there are no errors."""
+        """The net of the schedule, if there are no errors."""
         return net_of(self.schedule, self.reads)
 
 
 @dataclass(frozen=True)
 class Verified:
-    """A program of which every rule holds, with the proofs. Only `verify_program` makes one.
+    """A program for which every rule holds, with the proofs; only `verify_program` makes one.
 
     Attributes
     ----------
     program
-        What was verified.
+        The verified program.
     checked
-        The schedule of its compute operations, and what rules say of it.
+        The schedule of its compute operations, with the findings on it.
     rules
-        Those that were applied to it in full, its schedule and, if it has clocks, its plan.
+        The rules that were applied in full to it, to its schedule and, if it has clocks, to its plan.
     certificates
         For each transport a global order in which the program finishes.
     live
         Per worker the peak of activations, in M_a.
     weights
-        Per worker the weights it holds at most, in M_theta, older versions included.
+        Per worker the most weights that it holds, in M_theta, older versions included.
     """
 
     program: Program
@@ -91,12 +91,12 @@ class Verified:
 
     @cached_property
     def held(self) -> tuple[Holdings, ...]:
-        """Per worker what it holds by stage, and what is alive at once."""
+        """Per worker its holdings by stage, and the activations alive at once."""
         return tuple(holdings(self.program))
 
 
 def verify_schedule(schedule: Schedule, plan: Plan | None) -> Checked:
-    """Rules "conflict-free", "complete", "placed", "acyclic"; of "memory" and "repeats" what needs no program.
+    """Rules "conflict-free", "complete", "placed", "acyclic", and the parts of "memory" and "repeats" for schedules.
 
     Clocks that do not increase are warnings.
 
@@ -105,10 +105,10 @@ def verify_schedule(schedule: Schedule, plan: Plan | None) -> Checked:
     schedule
         Any.
     plan
-        Where it comes from; none for a schedule that was written as such. There the place in the lane is the clock, so
-        no two operations of a worker share one.
+        The plan that the schedule comes from; None for a schedule that was written as such. There the place in the lane
+        is the clock, so no two operations of a worker share a clock.
     """
-    findings, reads = _one_by_one(schedule, plan)
+    findings, reads = _schedule_findings(schedule, plan)
     findings = _clocks(plan) + findings
     if schedule.header.asynchronous and not findings.errors:
         findings += check("repeats", repeats(schedule))
@@ -121,8 +121,8 @@ def _clocks(plan: Plan | None) -> Findings:
     return apply(Rule.CONFLICT_FREE, conflict_free(plan)) + check("clocks", clocks(plan))
 
 
-def _one_by_one(schedule: Schedule, plan: Plan | None) -> tuple[Findings, Reads]:
-    """The rules on a schedule as it stands, whether it repeats or not; and its reads, if they came so far."""
+def _schedule_findings(schedule: Schedule, plan: Plan | None) -> tuple[Findings, Reads]:
+    """The findings of the rules on a schedule, without the rule "repeats", and its reads if placed and complete."""
     if len(schedule.lanes) != schedule.header.workers:
         return Findings(diagnostics=(LaneCount(NOWHERE, len(schedule.lanes), schedule.header.workers),)), ()
     findings = _operations(schedule.header, tuple(_by_worker(schedule)))
@@ -140,24 +140,24 @@ def _operations(header: Header, operations: Sequence[tuple[Worker, Compute]]) ->
 
 
 def verify_program(program: Program, checked: Checked | None = None) -> Verified:
-    """All rules, on whatever program.
+    """Applies all rules to any program.
 
     Parameters
     ----------
     program
         Any.
     checked
-        What `verify_schedule` says of a schedule; if the program has the same operations, they are not looked at again.
+        The result of `verify_schedule`; if the program has the same operations, they are not checked again.
 
     Raises
     ------
     Rejected
-        With all errors; where the operations are not complete and placed, or the messages make no sense, with those
+        With all errors. If the operations are not complete and placed, or the messages make no sense, with these errors
         alone.
     """
     schedule = schedule_of(program)
     if checked is None or schedule != checked.schedule:
-        findings, reads = _one_by_one(schedule, None)
+        findings, reads = _schedule_findings(schedule, None)
         checked = Checked(schedule, _clocks(None) + findings, reads)
     raise_errors(checked.findings.diagnostics)
     in_lanes = cells(program)
@@ -185,12 +185,13 @@ def verify_program(program: Program, checked: Checked | None = None) -> Verified
 
 
 def verify_lowered(program: Program, checked: Checked) -> Verified:
-    """All rules, on a program that was made from a schedule without errors.
+    """Applies all rules to a program that was made from a schedule without errors.
 
     Raises
     ------
     Rejected
-        With the bounds that it exceeds; with any other error in words about the schedule, for nobody wrote the program.
+        With the bounds that it exceeds. Any other error is reported as an error of the schedule, because the user did
+        not write the program.
     """
     try:
         return verify_program(program, checked)
@@ -202,7 +203,7 @@ def verify_lowered(program: Program, checked: Checked) -> Verified:
 
 
 def _updates(program: Program) -> Findings:
-    """Rules "gradients" and "versions"; versions are told apart by steps that are in order."""
+    """Rules "gradients" and "versions"; the second needs steps in order, to know which version exists when."""
     streams = program.header.asynchronous
     sums = apply(Rule.GRADIENTS, gradients(program))
     if streams and sums.errors:

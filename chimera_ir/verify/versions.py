@@ -1,8 +1,8 @@
-"""Rule "versions": forward and backward of a micro-batch read the same weights, and those are there when they are read.
+"""Rule "versions": forward and backward of a micro-batch read the same weights, which exist when they are read.
 
-A synchronous program has one version: no operation of a stage comes after its step. An asynchronous one names them: a
-version is there from the step that makes it to the step that makes the next one, and, where it is stashed before that,
-until it is dropped. That it keeps no more of them than its operations need is told in `copies`.
+A synchronous program has one version: no operation of a stage comes after its step. An asynchronous program names
+versions: a version exists from the step that makes it to the step that makes the next version or, if it is stashed
+before that, until it is dropped. `copies` checks that a program keeps no more versions than its operations need.
 """
 
 from bisect import bisect_left
@@ -31,7 +31,7 @@ _Weights = tuple[Stage, Version]
 
 
 def versions(program: Program) -> Iterator[Diagnostic]:
-    """What reads the wrong weights, or weights that are not there; and weights that are kept for nothing.
+    """Operations that read the wrong weights or weights that do not exist, and weights that are kept in vain.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def _one_version(worker: Worker, parts: Parts) -> Iterator[Diagnostic]:
 
 
 def _differing(parts: Parts) -> Iterator[Diagnostic]:
-    """Operations that do not read what the first one of their micro-batch on the stage reads: its forward."""
+    """Operations that do not read the version that the forward of their micro-batch on the stage reads."""
     forwards: dict[tuple[Micro, Stage], Compute] = {}
     for operation in parts.computes.lines:
         cells = [(micro, operation.stage) for micro in operation.micros]
@@ -79,7 +79,7 @@ def _differing(parts: Parts) -> Iterator[Diagnostic]:
 
 
 class _Walk:
-    """Walks along a lane, with the versions that are there."""
+    """Walks along a lane and keeps track of the versions that exist."""
 
     def __init__(self, header: Header, worker: Worker, lane: Lane, parts: Parts) -> None:
         self._header = header
@@ -95,7 +95,7 @@ class _Walk:
         self._lacking: set[_Weights] = set()
 
     def mistakes(self) -> Iterator[Diagnostic]:
-        """What reads a version that is not there, and the lines that keep versions wrongly; each version once."""
+        """Operations that read a version that does not exist, once per version, and wrong stashes and drops."""
         for place, instruction in self._lines:
             match instruction:
                 case Step(stage):

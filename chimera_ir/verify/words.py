@@ -1,4 +1,4 @@
-"""How the rules speak of what they check."""
+"""Words of the rules for messages, sums and workers."""
 
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.ops import Message
@@ -6,7 +6,7 @@ from chimera_ir.verify.index import Synchronisation
 
 
 def content(message: Message) -> str:
-    """What a message holds: ``the activations of micro-batch 0 from stage 0``."""
+    """The content of a message: ``the activations of micro-batch 0 from stage 0``."""
     what = "activations" if message.source < message.target else "gradients"
     plural = "es" if len(message.micros) > 1 else ""
     micros = ", ".join(str(micro) for micro in message.micros)
@@ -14,7 +14,7 @@ def content(message: Message) -> str:
 
 
 def summed(instruction: Synchronisation) -> str:
-    """What a sum or a step is about: ``stage 1``, or ``stage 1 for version 3``."""
+    """The stage of a sum or a step, with its version: ``stage 1``, or ``stage 1 for version 3``."""
     return f"stage {instruction.stage}" + ("" if instruction.version is None else f" for version {instruction.version}")
 
 
