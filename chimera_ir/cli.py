@@ -12,7 +12,7 @@ from chimera_ir import __version__, cache, library, output, progress, texts
 from chimera_ir.answer import Answer, produce
 from chimera_ir.command import Misuse, parse_settings, run, write
 from chimera_ir.compilation import Compilation, Level
-from chimera_ir.cost.model import KINDS, Costs
+from chimera_ir.cost.model import COST_LETTERS, Costs
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.diagnostics.render import blocks
 from chimera_ir.errors import AboveMaxOperations, NoSuchLevel, ParameterError, TooLarge
@@ -28,8 +28,10 @@ def _costs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dic
     costs: dict[str, str] = {}
     for text in given:
         kind, equals, value = text.partition("=")
-        if not (equals and kind in KINDS):
-            raise Misuse(f"--cost {text}: write KIND=COST with one of the kinds {', '.join(KINDS)}, as in --cost B=2.5")
+        if not (equals and kind in COST_LETTERS):
+            raise Misuse(
+                f"--cost {text}: write KIND=COST with one of the kinds {', '.join(COST_LETTERS)}, as in --cost B=2.5"
+            )
         if kind in costs:
             raise Misuse(f"--cost {kind}: given twice")
         try:

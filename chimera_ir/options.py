@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from chimera_ir import texts
 from chimera_ir.compilation import Compilation, require_settable
-from chimera_ir.cost.model import KINDS, Costs
+from chimera_ir.cost.model import COST_LETTERS, Costs
 from chimera_ir.errors import OptionError, ParameterError
 from chimera_ir.request import MAX_OPERATIONS, Request
 from chimera_ir.source import Source
@@ -91,7 +91,7 @@ class Options:
         _require(isinstance(self.costs, Mapping), "costs", self.costs, 'write them as in {"F": 1, "B": 2.5}')
         costs = Costs()
         for kind, cost in self.costs.items():
-            _require(kind in KINDS, "costs", kind, f"the kinds are {', '.join(KINDS)}")
+            _require(kind in COST_LETTERS, "costs", kind, f"the kinds are {', '.join(COST_LETTERS)}")
             known = isinstance(cost, int | float | str | Fraction) and not isinstance(cost, bool)
             _require(known, f"costs[{kind!r}]", cost, "it is a number, or a text as '5/3'")
             try:

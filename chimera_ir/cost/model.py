@@ -12,7 +12,7 @@ from chimera_ir.ir.kinds import KEPT
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute
 
-KINDS = ("F", "B", "I", "W")
+COST_LETTERS = ("F", "B", "I", "W")
 """The kinds of compute operation, in the order in which reports name them."""
 
 _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18}|/[0-9]{1,18})?|\.[0-9]{1,18}", re.ASCII)
@@ -83,7 +83,7 @@ class Costs:
         >>> Costs.parse("B", "0.1")
         Fraction(1, 10)
         """
-        if kind not in KINDS:
+        if kind not in COST_LETTERS:
             raise ValueError(f"no kind of operation is called '{kind}': the kinds are F, B, I and W")
         if not _NUMBER.fullmatch(text) or re.search(r"/0+$", text):
             raise ValueError(
@@ -148,7 +148,7 @@ class Costs:
         return Unit.COST
 
     def items(self) -> tuple[tuple[str, Fraction], ...]:
-        """Each kind with its cost, in the order of `KINDS`."""
+        """Each kind with its cost, in the order of `COST_LETTERS`."""
         return (("F", self.F), ("B", self.B), ("I", self.I), ("W", self.W))
 
     def duration(self, operation: Compute, header: Header) -> Fraction:

@@ -8,7 +8,7 @@ import pytest
 
 from chimera_ir import library
 from chimera_ir.command import WRONG_COMMAND, WRONG_TEXT
-from chimera_ir.cost.model import KINDS
+from chimera_ir.cost.model import COST_LETTERS
 from chimera_ir.elaborate.elaborate import Outline
 from chimera_ir.verify import verify
 from tests.unit.command import Ended, Run
@@ -133,7 +133,7 @@ def test_costs_and_a_profile_contradict_each_other(measured: Run) -> None:
         measured(EQUAL, "chimera", "--cost", costs).assert_refused(WRONG_COMMAND, "--cost, --profile", "leave one")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", COST_LETTERS)
 def test_a_cost_that_no_operation_has_is_said_to_change_nothing(run: Run, kind: str) -> None:
     report = reported(run("chimera", "--cost", f"{kind}=5/3", "--emit", "report"))
     remarks = [remark for remark in report["remarks"] if "--cost" in remark]
