@@ -14,7 +14,7 @@ from chimera_ir.compilation import Compilation
 from chimera_ir.console import printed
 from chimera_ir.elaborate.elaborate import parameter_names
 from chimera_ir.options import read_inputs
-from chimera_ir.planner import tell
+from chimera_ir.planner import listing
 from chimera_ir.planner.judge import Judge
 from chimera_ir.planner.lines import Files
 from chimera_ir.planner.notes import notes
@@ -144,11 +144,11 @@ def _deliver(ranking: Ranking, wanted: _Wanted) -> None:
     said = notes(ranking, wanted.error, wanted.warnings)
     chosen = choices[wanted.choose - 1] if choices else None
     if wanted.as_json:
-        write(json.dumps(tell.as_json(ranking, said, wanted.warnings, chosen, wanted.files), indent=2) + "\n")
+        write(json.dumps(listing.as_json(ranking, said, wanted.warnings, chosen, wanted.files), indent=2) + "\n")
     else:
-        write(printed(lambda console: console.print(tell.table(ranking, said, wanted.top))))
+        write(printed(lambda console: console.print(listing.table(ranking, said, wanted.top))))
         if chosen:
-            write(tell.lines(chosen, ranking, wanted.files))
+            write(listing.lines(chosen, ranking, wanted.files))
     if not choices:
         sys.exit(WRONG_TEXT)
 

@@ -106,11 +106,11 @@ def stages(
     """Measure every stage of MODEL.py in this process: times, bytes of weights, activations and messages."""
     _make_ready()
     from chimera_ir.measure import model as measure
-    from chimera_ir.measure.stages import Request
+    from chimera_ir.measure.stages import StageRequest
 
     with _refusals(OutputRefused, measure.BadFile):
         refuse_file(out, MARK, force)
-        request = Request(depths, sizes, rounds, seed)
+        request = StageRequest(depths, sizes, rounds, seed)
         remarks: tuple[str, ...] = ()
         with _bar() as progress:
             if count:
@@ -166,13 +166,13 @@ def links(
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         raise Misuse(f"links are measured between ranks: start it with torchrun, as in\n  {LAUNCH}")
     _make_ready()
-    from chimera_ir.measure.links import Request
+    from chimera_ir.measure.links import LinkRequest
     from chimera_ir.measure.network import described
     from chimera_ir.measure.ranks import run as run_rank
 
     with _bar() if os.environ["RANK"] == "0" else _no_bar() as progress:
         sizes = tuple(size for size in SIZES if size <= largest * KIB)
-        request = Request(sizes, rounds, backend, timeout, sum_ranks)
+        request = LinkRequest(sizes, rounds, backend, timeout, sum_ranks)
         measured = run_rank(request, lambda: refuse_file(out, MARK, force), progress)
     if measured is None:
         return
@@ -217,8 +217,8 @@ def _bar() -> Iterator[Callable[[str, int, int], None]]:
     """A progress bar on standard error; none if that is not a terminal."""
     console = Console(stderr=True)
     if not (sys.stderr.isatty() and console.is_interactive):
-        with _no_bar() as ignored:
-            yield ignored
+        with _no_bar() as silent:
+            yield silent
         return
     columns = (
         BarColumn(),

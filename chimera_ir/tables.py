@@ -9,8 +9,8 @@ from chimera_ir import __version__
 from chimera_ir.command import Misuse, parse_settings, run, write
 from chimera_ir.console import printed
 from chimera_ir.survey import show
-from chimera_ir.survey.compare import schemes, survey
 from chimera_ir.survey.formula import NoSuchSize
+from chimera_ir.survey.survey import schemes, survey
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

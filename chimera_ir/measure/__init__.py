@@ -1,5 +1,5 @@
-"""Micro-benchmarks, run by torch: what a model's stages and a cluster's links cost.
+"""Micro-benchmarks of a model's stages and a cluster's links, run by torch.
 
-What imports torch here, imports the runtime that is generated beside every train.py as well, so that what is measured
-is what runs; `samples`, `fit` and `machine` do without.
+Modules that import torch also import the runtime that is written beside every train.py, so that the measured code is
+the code that runs. `samples`, `fit`, `network` and `machine` need no torch.
 """

@@ -1,4 +1,4 @@
-"""alpha and beta from measured times: the straight line that passes nearest to them, and by how much it is off."""
+"""alpha and beta from measured times: the straight line that passes nearest to them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ from math import log, log2, sinh, sqrt
 from chimera_ir.profile.cluster import Link
 
 OFF = 0.2
-"""A line that is off by a larger share of a time at some size says so."""
+"""The largest share of a measured time by which a line may be off at some size without a remark."""
 
 
 SCATTER = 0.1
-"""Deviations up to this share are taken as chance."""
+"""The largest deviation, as a share, that counts as chance."""
 
 _ROUNDS = 3000
 _FREE_ROUNDS = 300
@@ -20,9 +20,9 @@ _NOTHING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """So many bytes, exchanged by so many ranks, took so many seconds; a message has two ranks.
+    """Measured seconds of an exchange of ``size`` bytes between ``ranks`` ranks; a message has two ranks.
 
-    ``uncertainty`` is the share by which that may be off by chance.
+    ``uncertainty`` is the share by which the seconds may be off by chance.
     """
 
     size: int
@@ -44,13 +44,13 @@ def sums(points: Sequence[Point]) -> Link:
 def _nearest(terms: Sequence[tuple[float, float, Point]]) -> Link:
     """alpha and beta >= 0 for which the sum of h(log(m/t) / s) over all points is smallest, where m = alpha x + beta y.
 
-    Times span many powers of ten, so what counts is the ratio of line and time t, twice too much like half of it, in
-    units of what it may be off by: s is SCATTER and the point's uncertainty. h is Huber's function: squares up to one,
-    absolute values beyond, so that one size that behaves otherwise bends nothing.
+    Times span many powers of ten. So the logarithm of the ratio of line m and time t counts: a line twice too high is
+    as bad as a line half as high as it should be. Its unit s is SCATTER plus the point's uncertainty. h is Huber's
+    function: squares up to one, absolute values beyond, so that one size with an unusual time hardly bends the line.
 
-    A round reduces a weighted sum of m/t + t/m, which is convex and close to squares of logarithms: alpha and beta are
-    multiplied by the square root of what pulls them up over what pulls them down, as in non-negative factorizations.
-    The weights make its slope that of h; the first rounds, which find where to start from, have none.
+    A round reduces a weighted sum of m/t + t/m, which is convex and close to squares of logarithms. It multiplies alpha
+    and beta by the square root of the terms that pull them up over the terms that pull them down, as in non-negative
+    factorizations. The weights give the sum the slope of h; the first rounds, which find a starting point, have none.
     """
     alpha = min(point.seconds / x for x, _, point in terms) / 2
     beta = min(point.seconds / y for _, y, point in terms) / 2

@@ -1,4 +1,4 @@
-"""What messages and sums cost between the ranks that torchrun started: alpha and beta of both."""
+"""Measurement of messages and sums between the ranks that torchrun started."""
 
 import json
 import os
@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from chimera_ir.measure import machine
-from chimera_ir.measure.network import Measured, Node
-from chimera_ir.measure.samples import FEWEST, Samples, Told
+from chimera_ir.measure.network import Host, LinkTimes
+from chimera_ir.measure.samples import FEWEST, Samples, ShowProgress
 from chimera_ir.plural import counted
 from runtime import Names, Peer, Transfer
 from support.connections import SHORT
@@ -25,16 +25,16 @@ from support.job import Job
 from support.world import World, join, learn
 
 WARM_UP = 3
-"""Rounds that do not count, of every size."""
+"""Rounds of every size that do not count."""
 
 PAUSE = 0.01
-"""Seconds that a rank rests before it sends or launches, as it would be computing.
+"""Seconds that a rank rests before it sends or launches, as if it computed.
 
-What has just talked talks fast: processors are awake, and what they need is in their caches.
+Without the rest, messages would be faster than in training: processors would be awake, and their caches filled.
 """
 
 FEWEST_SIZES = 2
-"""So many sizes at least determine a line."""
+"""The fewest sizes that determine a line."""
 
 _SECOND = 1.0
 _TICK = 1e-9
@@ -45,10 +45,10 @@ K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What is asked for: sizes in bytes, multiples of four; ``rounds`` of each are measured at most.
+class LinkRequest:
+    """Sizes to measure in bytes, multiples of four, each in at most ``rounds`` rounds.
 
-    Sums are over ``sum_ranks`` neighbours; if that is None, over all ranks and over pairs.
+    Sums are over ``sum_ranks`` neighbours or, if that is None, over all ranks and over pairs.
     """
 
     sizes: tuple[int, ...]
@@ -58,21 +58,21 @@ class Request:
     sum_ranks: int | None = None
 
 
-class _Said(Names):
-    """Says of a message how large it was; no line of a schedule stands behind it."""
+class _MessageNames(Names):
+    """Names of messages that belong to no line of a schedule."""
 
     def operation(self, verb: str, tag: int) -> str:
-        """The direction and the number of a message."""
+        """Direction and number of a message."""
         return f"{verb} of message {tag}"
 
 
-def measure(store: Store, rank: int, size: int, request: Request, told: Told) -> Measured | None:
-    """What the links cost, on rank 0; every rank calls it. Pairs take turns, everybody else waits meanwhile.
+def measure(store: Store, rank: int, size: int, request: LinkRequest, progress: ShowProgress) -> LinkTimes | None:
+    """Times of messages and sums, on rank 0; every rank calls it. Pairs take turns while the other ranks wait.
 
     Raises
     ------
     Misuse
-        If a GPU is missing, or there are not so many ranks as sums are asked for.
+        If a GPU is missing, or ``sum_ranks`` does not fit the number of ranks.
     PeerLost
         If another rank has died, or does not answer within the time-out.
     """
@@ -80,36 +80,36 @@ def measure(store: Store, rank: int, size: int, request: Request, told: Told) ->
     pairs = chosen_pairs([node.place for node in nodes])
     groups = _groups(size, pairs, request.sum_ranks)
     world = join(_job(size, pairs, groups), store, rank, size, "pipeline", request.backend, request.timeout)
-    world = replace(world, names=_Said(rank, rank, len(groups), request.timeout))
+    world = replace(world, names=_MessageNames(rank, rank, len(groups), request.timeout))
     kinds = {(a, b): _kind(nodes, a, b) for a, b in pairs}
-    sooner = connected_kinds(kinds, _connected(world, pairs))
-    used = {peer: each for peer, each in world.near.items() if _kind(nodes, rank, peer) in sooner}
+    connected = connected_kinds(kinds, _connected(world, pairs))
+    used = {peer: connection for peer, connection in world.near.items() if _kind(nodes, rank, peer) in connected}
     world = replace(world, near=used)
-    sizes = {within: chosen_sizes(request.sizes, within in sooner) for within in kinds.values()}
+    sizes = {within: chosen_sizes(request.sizes, within in connected) for within in kinds.values()}
     forks = chosen_forks(pairs, [node.place for node in nodes])
     steps = sum(len(sizes[kinds[pair]]) for pair in pairs) + len(groups) * len(request.sizes) + len(forks)
-    bench = _Bench(world, request, told, steps)
+    bench = _Bench(world, request, progress, steps)
     messages: dict[tuple[bool, int], list[float]] = {}
     streams: dict[tuple[bool, int], list[float]] = {}
     posts: dict[tuple[bool, int], list[float]] = {}
     for pair, within in kinds.items():
         for count in sizes[within]:
-            found = bench.pair(pair, count)
-            for every, taken in zip((messages, streams, posts), found, strict=True):
-                every.setdefault((within, count), []).extend(taken)
+            times = bench.pair(pair, count)
+            for seconds_of, seconds in zip((messages, streams, posts), times, strict=True):
+                seconds_of.setdefault((within, count), []).extend(seconds)
     sums: dict[tuple[int, int], list[float]] = {}
     launches: list[float] = []
     for number, group in enumerate(groups):
         for count in request.sizes:
-            taken, posted = bench.group(number, group, count)
+            seconds, posted = bench.group(number, group, count)
             launches += posted if count == min(request.sizes) else []
-            sums.setdefault((len(group), count), []).extend(taken)
+            sums.setdefault((len(group), count), []).extend(seconds)
     forked = {within: bench.fork(hub, ends, max(sizes[within])) for within, (hub, ends) in forks.items()}
     world.meet("for everybody to finish")
     dist.destroy_process_group()
     if rank != 0:
         return None
-    return Measured(
+    return LinkTimes(
         nodes=nodes,
         messages=_samples(messages),
         streams=_samples(streams),
@@ -117,12 +117,12 @@ def measure(store: Store, rank: int, size: int, request: Request, told: Told) ->
         sums=_samples(sums),
         posts=_samples(posts),
         launches=Samples(tuple(launches)),
-        short=dict.fromkeys(sooner, SHORT),
+        short=dict.fromkeys(connected, SHORT),
     )
 
 
 def chosen_pairs(names: Sequence[str]) -> list[tuple[int, int]]:
-    """The pairs of ranks to measure, from the name of every rank's node: a few neighbours within nodes and between.
+    """Pairs of ranks to measure, from the name of every rank's node: a few neighbours within nodes, a few between.
 
     Examples
     --------
@@ -136,23 +136,23 @@ def chosen_pairs(names: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def chosen_forks(pairs: Sequence[tuple[int, int]], names: Sequence[str]) -> dict[bool, tuple[int, tuple[int, int]]]:
-    """A rank that has pairs with two others, and those: within a node (True) and between nodes, where there is one.
+    """Forks to measure, within a node (True) and between nodes: a rank in pairs with two others, and these two.
 
     Examples
     --------
     >>> chosen_forks([(0, 1), (1, 2), (0, 3)], ["a", "a", "a", "b"])
     {True: (1, (0, 2))}
     """
-    found: dict[bool, tuple[int, tuple[int, int]]] = {}
+    forks: dict[bool, tuple[int, tuple[int, int]]] = {}
     for (a, hub), (same, b) in pairwise(pairs):
         within = names[a] == names[hub]
         if hub == same and within == (names[hub] == names[b]):
-            found.setdefault(within, (hub, (a, b)))
-    return found
+            forks.setdefault(within, (hub, (a, b)))
+    return forks
 
 
 def chosen_sizes(sizes: Sequence[int], connected: bool) -> list[int]:
-    """The sizes of messages to measure, ascending: two short and two longer ones at least, if connected.
+    """Sizes of messages to measure, ascending; over connections at least two short and two long ones.
 
     Examples
     --------
@@ -161,16 +161,16 @@ def chosen_sizes(sizes: Sequence[int], connected: bool) -> list[int]:
     >>> chosen_sizes([64, 256, 1024], connected=False)
     [64, 256, 1024]
     """
-    found = {*sizes}
+    chosen = {*sizes}
     if connected and sum(size <= SHORT for size in sizes) < FEWEST_SIZES:
-        found |= {SHORT // 4, SHORT}
+        chosen |= {SHORT // 4, SHORT}
     if connected and sum(size > SHORT for size in sizes) < FEWEST_SIZES:
-        found |= {4 * SHORT, 16 * SHORT}
-    return sorted(found)
+        chosen |= {4 * SHORT, 16 * SHORT}
+    return sorted(chosen)
 
 
 def connected_kinds(kinds: Mapping[tuple[int, int], bool], connected: Mapping[int, Collection[int]]) -> set[bool]:
-    """The kinds of links, within nodes (True) or between them, of which all pairs are ``connected``, which is by rank.
+    """Kinds of links, within nodes (True) or between them, where all pairs are connected.
 
     Examples
     --------
@@ -182,19 +182,19 @@ def connected_kinds(kinds: Mapping[tuple[int, int], bool], connected: Mapping[in
 
 
 def _connected(world: World, pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
-    """Of the first of each pair, the ranks that it is connected to: all ranks know the same."""
+    """Connected ranks of the first rank of each pair; all ranks get the same answer."""
     rank, what = world.place.rank, "for its connections"
     world.store.set(f"connected/{rank}", json.dumps(sorted(world.near)))
     return {a: json.loads(world.learn(f"connected/{a}", a, what, world.timeout)) for a, _ in pairs}
 
 
-def _kind(nodes: Sequence[Node], rank: int, other: int) -> bool:
+def _kind(nodes: Sequence[Host], rank: int, other: int) -> bool:
     """Whether two ranks are on one node."""
     return nodes[rank].place == nodes[other].place
 
 
 def _groups(size: int, pairs: Sequence[tuple[int, int]], ranks: int | None) -> list[tuple[int, ...]]:
-    """Who sums with whom."""
+    """Groups of ranks that sum with one another."""
     if ranks is None:
         return [tuple(range(size)), *(pair for pair in pairs if size > 2)]
     if not 2 <= ranks <= size:
@@ -202,39 +202,39 @@ def _groups(size: int, pairs: Sequence[tuple[int, int]], ranks: int | None) -> l
     return [tuple(range(first, first + ranks)) for first in range(0, size - ranks + 1, ranks)][:_PAIRS]
 
 
-def _samples(taken: dict[K, list[float]]) -> dict[K, Samples]:
-    return {key: Samples(tuple(values)) for key, values in taken.items() if values}
+def _samples(times: dict[K, list[float]]) -> dict[K, Samples]:
+    return {key: Samples(tuple(values)) for key, values in times.items() if values}
 
 
-def _nodes(store: Store, rank: int, size: int, request: Request) -> tuple[Node, ...]:
+def _nodes(store: Store, rank: int, size: int, request: LinkRequest) -> tuple[Host, ...]:
     cuda = request.backend == "nccl" and torch.cuda.is_available()
     local, agent = (int(os.environ.get(name, "0")) for name in ("LOCAL_RANK", "GROUP_RANK"))
     memory = torch.cuda.get_device_properties(local).total_memory if cuda else machine.memory()
     store.set(f"node/{rank}", json.dumps([platform.node(), agent, memory, not cuda]))
     what = f"rank {rank}: wait for all ranks to start"
-    return tuple(Node(*json.loads(learn(store, f"node/{r}", r, what, request.timeout))) for r in range(size))
+    return tuple(Host(*json.loads(learn(store, f"node/{r}", r, what, request.timeout))) for r in range(size))
 
 
 def _job(size: int, pairs: Sequence[tuple[int, int]], groups: Sequence[tuple[int, ...]]) -> Job:
-    """Every rank a worker, every pair a link in both directions, every group a "stage" that its members hold."""
+    """A job in which every rank is a worker, every pair two links, and every group a stage that its members hold."""
     placement = tuple(tuple(group[min(p, len(group) - 1)] for group in groups) for p in range(size))
     links = tuple(sorted({*pairs, *((b, a) for a, b in pairs)}))
     return Job("chimera-profile", "", size, len(groups), 1, 1, (), (), placement, links, 0, ())
 
 
 class _Bench:
-    """The measurements, each made by the ranks concerned while the others wait for it to end."""
+    """The measurements, each made by the ranks concerned while the other ranks wait for its end."""
 
-    def __init__(self, world: World, request: Request, told: Told, steps: int) -> None:
+    def __init__(self, world: World, request: LinkRequest, progress: ShowProgress, steps: int) -> None:
         self._world = world
         self._request = request
-        self._told = told
+        self._progress = progress
         self._steps = steps
         self._done = 0
         self._tag = 0
 
     def pair(self, pair: tuple[int, int], size: int) -> tuple[list[float], list[float], list[float]]:
-        """Halves of ping-pongs without their pauses, gaps between messages of a stream, and seconds of a post."""
+        """Seconds of messages (half a ping-pong without its pauses), between messages of a stream, and of posts."""
         me, (a, b) = self._world.place.rank, pair
         self._tag = 0
         if me in pair:
@@ -244,15 +244,15 @@ class _Bench:
             exchange(peer, buffers, WARM_UP)
             trips, _ = exchange(peer, buffers, WARM_UP)
             rounds = self._agreed(a, 2 * PAUSE + median(trips))
-            taken, posts = exchange(peer, buffers, rounds)
+            seconds, posts = exchange(peer, buffers, rounds)
             gaps = self._send([peer], buffers, rounds) if me == a else self._receive(peer, buffers, rounds)
-            self._say(taken, posts, gaps)
-        (trips, posted, _), (pauses, answered, gaps) = self._hear(a), self._hear(b)
+            self._publish(seconds, posts, gaps)
+        (trips, posted, _), (pauses, answered, gaps) = self._times_of(a), self._times_of(b)
         self._end(f"messages of {size} B between ranks {a} and {b}")
         return [(trip - pause) / 2 for trip, pause in zip(trips, pauses, strict=True)], gaps, posted + answered
 
     def fork(self, hub: int, ends: tuple[int, int], size: int) -> list[float]:
-        """Gaps between messages of two streams that leave the hub at once, at both ends."""
+        """Seconds between messages of two streams that leave the hub at once, at both ends."""
         me = self._world.place.rank
         self._tag = 0
         if me in (hub, *ends):
@@ -266,33 +266,33 @@ class _Bench:
             start = time.perf_counter()
             stream(WARM_UP)
             rounds = self._agreed(hub, (time.perf_counter() - start) / WARM_UP)
-            self._say([], [], stream(rounds))
-        heard = [self._hear(end) for end in ends]
+            self._publish([], [], stream(rounds))
+        heard = [self._times_of(end) for end in ends]
         self._end(f"streams of {size} B from rank {hub} to ranks {ends[0]} and {ends[1]}")
         return [gap for _, _, gaps in heard for gap in gaps]
 
     def group(self, number: int, members: Sequence[int], size: int) -> tuple[list[float], list[float]]:
-        """Seconds from the last member's launch to its end, and seconds of a launch."""
+        """Seconds from the last member's launch of a sum to its end, and seconds of a launch."""
         if self._world.place.rank in members:
             self._sum(number, size, WARM_UP)
-            taken, _ = self._sum(number, size, WARM_UP)
-            rounds = self._agreed(members[0], PAUSE + median(taken))
-            self._say(*self._sum(number, size, rounds), [])
-        heard = [self._hear(member) for member in members]
+            seconds, _ = self._sum(number, size, WARM_UP)
+            rounds = self._agreed(members[0], PAUSE + median(seconds))
+            self._publish(*self._sum(number, size, rounds), [])
+        heard = [self._times_of(member) for member in members]
         self._end(f"sums of {size} B over {counted(len(members), 'rank')}")
-        shortest = [min(of_all) for of_all in zip(*(taken for taken, _, _ in heard), strict=True)]
+        shortest = [min(of_all) for of_all in zip(*(seconds for seconds, _, _ in heard), strict=True)]
         return shortest, [post for _, posts, _ in heard for post in posts]
 
     def _agreed(self, first: int, seconds: float) -> int:
-        """How many rounds take about a second, if one takes so many ``seconds`` at the first of the ranks concerned."""
+        """Rounds that take about a second together; rank ``first``, where one takes ``seconds``, decides for all."""
         key = f"rounds/{self._done}"
         if self._world.place.rank == first:
             self._world.store.set(key, str(max(FEWEST, min(self._request.rounds, int(_SECOND / max(seconds, _TICK))))))
         return int(self._world.learn(key, first, "for the number of rounds", self._world.timeout))
 
     def _ping(self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int) -> tuple[list[float], list[float]]:
-        """Seconds from a message to its answer, and of a post: half of what both posts of a round take."""
-        taken, posts = [], []
+        """Seconds from a message to its answer, and of a post: half the seconds of both posts of a round."""
+        seconds, posts = [], []
         for tag in self._tags(rounds):
             begin = time.perf_counter()
             answer = peer.irecv(buffers[:1], tag)
@@ -303,21 +303,21 @@ class _Bench:
             posts.append((expecting + time.perf_counter() - start) / 2)
             answer.wait()
             self._finish()
-            taken.append(time.perf_counter() - start)
+            seconds.append(time.perf_counter() - start)
             sent.wait()
-        return taken, posts
+        return seconds, posts
 
     def _pong(self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int) -> tuple[list[float], list[float]]:
-        """Seconds from a message to when its answer is posted, which are not the link's; no posts."""
-        taken = []
+        """Seconds from the arrival of a message to the post of its answer, which are not the link's; no posts."""
+        seconds = []
         for tag, arriving in self._arriving(peer, buffers, rounds):
             arriving.wait()
             self._finish()
             arrived = time.perf_counter()
             time.sleep(PAUSE)
-            taken.append(time.perf_counter() - arrived)
+            seconds.append(time.perf_counter() - arrived)
             peer.isend(buffers[2:], tag).wait()
-        return taken, []
+        return seconds, []
 
     def _send(self, peers: Sequence[Peer], buffers: tuple[torch.Tensor, ...], rounds: int) -> list[float]:
         for tag in self._tags(rounds + 1):
@@ -335,7 +335,7 @@ class _Bench:
         return [later - earlier for earlier, later in pairwise(ends)]
 
     def _arriving(self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int) -> Iterator[tuple[int, Transfer]]:
-        """Receipts, each posted before the one before it is waited for."""
+        """Receives with their tags, each posted before the caller waits for the receive before it."""
         ahead = None
         for tag in self._tags(rounds):
             posted = peer.irecv((buffers[tag % 2],), tag)
@@ -348,7 +348,7 @@ class _Bench:
     def _sum(self, number: int, size: int, rounds: int) -> tuple[list[float], list[float]]:
         """Seconds from a launch to the end of a sum, and of the launch."""
         group, members = self._world.sums[number]
-        flat, taken, posts = self._zeros(size), [], []
+        flat, seconds, posts = self._zeros(size), [], []
         others = [rank for rank in members if rank != self._world.place.rank]
         operation = f"all_reduce of {size} B"
         for _ in range(rounds):
@@ -359,11 +359,11 @@ class _Bench:
             posts.append(time.perf_counter() - start)
             self._world.settle(work, operation, others)
             self._finish()
-            taken.append(time.perf_counter() - start)
-        return taken, posts
+            seconds.append(time.perf_counter() - start)
+        return seconds, posts
 
     def _finish(self) -> None:
-        """A wait on NCCL returns before the message is there."""
+        """Waits for the device: a wait on NCCL returns before the message has arrived."""
         if self._world.backend == "nccl":
             torch.cuda.current_stream().synchronize()
 
@@ -371,22 +371,22 @@ class _Bench:
         return torch.zeros(size // _FLOAT, device=self._world.device)
 
     def _tags(self, rounds: int) -> range:
-        """Fresh tags, the same on both sides."""
+        """New tags, the same on both sides."""
         first, self._tag = self._tag, self._tag + rounds
         return range(first, first + rounds)
 
-    def _say(self, *taken: list[float]) -> None:
-        self._world.store.set(f"taken/{self._done}/{self._world.place.rank}", json.dumps(taken))
+    def _publish(self, *times: list[float]) -> None:
+        self._world.store.set(f"taken/{self._done}/{self._world.place.rank}", json.dumps(times))
 
-    def _hear(self, rank: int) -> list[list[float]]:
-        """What a rank has measured; only rank 0 needs to know."""
+    def _times_of(self, rank: int) -> list[list[float]]:
+        """Times that a rank has published; empty on all ranks but rank 0."""
         if self._world.place.rank != 0:
             return [[], [], []]
         key = f"taken/{self._done}/{rank}"
-        found: list[list[float]] = json.loads(self._world.learn(key, rank, "for its times", self._world.timeout))
-        return found
+        times: list[list[float]] = json.loads(self._world.learn(key, rank, "for its times", self._world.timeout))
+        return times
 
     def _end(self, what: str) -> None:
         self._world.meet(f"for the {what} to be measured")
         self._done += 1
-        self._told(what, self._done, self._steps)
+        self._progress(what, self._done, self._steps)

@@ -1,4 +1,4 @@
-"""What a rank finds out about the machine that it runs on."""
+"""Memory of the machine that a rank runs on."""
 
 import os
 from pathlib import Path, PurePosixPath
@@ -7,7 +7,7 @@ _ROOT = Path("/")
 
 
 def memory(root: Path = _ROOT) -> int:
-    """Bytes that the processes of this machine may have together: its memory, or less where a control group says so.
+    """Bytes that the processes of this machine may use together: its memory, or the lowest limit of a control group.
 
     ``root`` is where /proc and /sys lie.
     """
@@ -24,26 +24,26 @@ def _physical(root: Path) -> int:
 
 
 def _control_files(root: Path) -> list[Path]:
-    """The limits of this process's control group and of all above it: version 2, and version 1's for memory."""
+    """Files with the limits of this process's control group and of all groups above it, of versions 1 and 2."""
     groups = root / "sys/fs/cgroup"
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    found = [groups / "memory.max", groups / "memory/memory.limit_in_bytes"]
+    files = [groups / "memory.max", groups / "memory/memory.limit_in_bytes"]
     for line in lines:
         number, controllers, path = line.split(":", 2)
         relative = PurePosixPath(path.lstrip("/"))
         folders = [relative, *relative.parents][:-1]
         if number == "0":
-            found += [groups / folder / "memory.max" for folder in folders]
+            files += [groups / folder / "memory.max" for folder in folders]
         elif "memory" in controllers.split(","):
-            found += [groups / "memory" / folder / "memory.limit_in_bytes" for folder in folders]
-    return found
+            files += [groups / "memory" / folder / "memory.limit_in_bytes" for folder in folders]
+    return files
 
 
 def _limit(file: Path) -> int | None:
-    """What a control file says, unless it says "max" or is not there."""
+    """The limit in a control file; None if the file says "max" or does not exist."""
     try:
         text = file.read_text(encoding="ascii").strip()
     except OSError:

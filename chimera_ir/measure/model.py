@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from chimera_ir.measure import stages
-from chimera_ir.measure.samples import Told
-from chimera_ir.measure.stages import Request
+from chimera_ir.measure.samples import ShowProgress
+from chimera_ir.measure.stages import StageRequest
 from chimera_ir.profile.costs import ModelProfile
 from chimera_ir.profile.work import WorkProfile
 from runtime import BadModel
@@ -23,7 +23,7 @@ class BadFile(Exception):
     """The model cannot be measured; the message says why and what to do."""
 
 
-def counted(file: Path, request: Request, told: Told) -> WorkProfile:
+def counted(file: Path, request: StageRequest, progress: ShowProgress) -> WorkProfile:
     """The work of a model file's stages.
 
     Raises
@@ -32,10 +32,12 @@ def counted(file: Path, request: Request, told: Told) -> WorkProfile:
         If the model is not as its interface wants it, or needs values where there are shapes alone.
     """
     with _refusals(file):
-        return stages.counted(load(file), request, told)
+        return stages.counted(load(file), request, progress)
 
 
-def timed(file: Path, request: Request, device: str, threads: int, told: Told) -> tuple[ModelProfile, tuple[str, ...]]:
+def timed(
+    file: Path, request: StageRequest, device: str, threads: int, progress: ShowProgress
+) -> tuple[ModelProfile, tuple[str, ...]]:
     """The times of a model file's stages, and which of them are too noisy to use.
 
     Raises
@@ -49,8 +51,8 @@ def timed(file: Path, request: Request, device: str, threads: int, told: Told) -
     if device == "cpu":
         keep_memory()
     with _refusals(file):
-        found = stages.timed(load(file), request, torch.device(device), told)
-    return found.profile, found.remarks
+        measured = stages.timed(load(file), request, torch.device(device), progress)
+    return measured.profile, measured.remarks
 
 
 @contextmanager

@@ -1,13 +1,13 @@
-"""One rank of ``chimera-profile links``: from torchrun to the figures, or to one message and a non-zero end."""
+"""One rank of ``chimera-profile links``: from torchrun to the measured times, or to a message and an exit status."""
 
 import traceback
 from collections.abc import Callable
 
 import torch.distributed as dist
 
-from chimera_ir.measure.links import Request, measure
-from chimera_ir.measure.network import Measured
-from chimera_ir.measure.samples import Told
+from chimera_ir.measure.links import LinkRequest, measure
+from chimera_ir.measure.network import LinkTimes
+from chimera_ir.measure.samples import ShowProgress
 from chimera_ir.output import OutputRefused
 from runtime import PeerLost
 from support.faults import FAILED, MISUSED, OUR_FAULT, Faults, Misuse
@@ -16,10 +16,10 @@ from support.world import meet
 _NAME = "chimera-profile"
 
 
-def run(request: Request, ready: Callable[[], None], told: Told) -> Measured | None:
-    """What was measured, on rank 0; there ``ready`` is called before, and ``told`` after every step.
+def run(request: LinkRequest, ready: Callable[[], None], progress: ShowProgress) -> LinkTimes | None:
+    """Times of messages and sums, on rank 0; there ``ready`` is called first, and ``progress`` after every step.
 
-    Does not return if anything fails on any rank: all end, with one message.
+    Does not return if anything fails on any rank: all ranks end, with one message.
     """
     store, rank, size = meet(request.timeout)
     faults = Faults(store, rank, _NAME)
@@ -29,7 +29,7 @@ def run(request: Request, ready: Callable[[], None], told: Told) -> Measured | N
             raise Misuse("links lie between ranks: start at least two, as in --nproc-per-node=2")
         if rank == 0:
             ready()
-        return measure(store, rank, size, request, told if rank == 0 else _nobody)
+        return measure(store, rank, size, request, progress if rank == 0 else _silent)
     except (Misuse, OutputRefused) as error:
         faults.end(f"{_NAME}: {error}", MISUSED)
     except PeerLost as error:
@@ -40,5 +40,5 @@ def run(request: Request, ready: Callable[[], None], told: Told) -> Measured | N
         faults.end(f"{_NAME}: rank {rank}: our own fault\n{''.join(traceback.format_exception(error))}", OUR_FAULT)
 
 
-def _nobody(_doing: str, _done: int, _steps: int) -> None:
-    """Nobody is told."""
+def _silent(_doing: str, _done: int, _steps: int) -> None:
+    """Shows no progress."""

@@ -6,17 +6,17 @@ from math import sqrt
 from statistics import median, quantiles
 
 NOISY = 0.05
-"""A median that is uncertain by a larger share of itself is too noisy to use."""
+"""The largest uncertainty of a usable median, as a share of the median."""
 
 GOOD = 0.01
-"""One that is uncertain by no more needs no further rounds."""
+"""The uncertainty, as a share of the median, at which no further rounds are needed."""
 
 FEWEST = 5
-"""So many rounds count at least."""
+"""The fewest rounds that count."""
 
 
-Told = Callable[[str, int, int], None]
-"""Is told what has just been done, and that it was so many steps of how many."""
+ShowProgress = Callable[[str, int, int], None]
+"""Shows progress: called with what has just been done, the number of steps done, and the number of all steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,27 +32,27 @@ class Samples:
 
     @property
     def spread(self) -> float:
-        """Between the quartiles (IQR), as a share of the median."""
+        """Distance between the quartiles (IQR), as a share of the median."""
         first, _, third = quantiles(self.values, n=4, method="inclusive")
         return (third - first) / self.median
 
     @property
     def scatter(self) -> float:
-        """The spread of what nothing disturbs: twice from the lower quartile to the median, as a share of the median.
+        """Spread without disturbances: twice the distance from lower quartile to median, as a share of the median.
 
-        As much as the spread where values lie alike on both sides. A neighbour who slows the machine down for a while
-        makes many rounds in a row longer, and with them the upper quartile: that is no scatter from round to round.
+        Equal to the spread where the values are symmetric. Another process that slows the machine down for a while
+        makes many rounds in a row longer, and raises the upper quartile: that is no scatter from round to round.
         """
         first, middle, _ = quantiles(self.values, n=4, method="inclusive")
         return 2 * (middle - first) / middle
 
     @property
     def uncertainty(self) -> float:
-        """By which share the median may be off: 1.57 IQR / sqrt(n).
+        """Uncertainty of the median, as a share of it: 1.57 IQR / sqrt(n).
 
         Half the notch of McGill, Tukey and Larsen, "Variations of Box Plots" (1978): for measurements that scatter by
-        chance, an interval that holds the true median in about 95 of 100 cases. It knows nothing of what slows all
-        of them down alike.
+        chance, an interval that holds the true median in about 95 of 100 cases. A disturbance that slows down all
+        measurements does not show in it.
         """
         return 1.57 * self.spread / sqrt(len(self.values))
 
@@ -62,47 +62,47 @@ class Samples:
         return self.uncertainty > NOISY
 
 
-def enough(taken: list[list[float]], most: int) -> bool:
-    """Whether every quantity, measured once a round, is known well enough, or as well as ``most`` rounds make it."""
-    rounds = min(map(len, taken))
+def enough(figures: list[list[float]], most: int) -> bool:
+    """Whether every quantity is known well enough, or has been measured ``most`` times, once in each round."""
+    rounds = min(map(len, figures))
     if rounds < FEWEST:
         return False
-    return rounds >= most or all(Samples(tuple(values)).uncertainty <= GOOD for values in taken)
+    return rounds >= most or all(Samples(tuple(values)).uncertainty <= GOOD for values in figures)
 
 
 def in_rounds(measure: Callable[[], tuple[float, ...]], warm_up: int, most: int) -> tuple[Samples, ...]:
-    """Measures several quantities in turns, so that what slows the machine down meets all of them.
+    """Samples of several quantities, measured in turns, so that a disturbance of the machine affects all of them.
 
     The first ``warm_up`` rounds do not count; then at least FEWEST and no more than ``most``.
     """
     for _ in range(warm_up):
         measure()
-    taken = [[value] for value in measure()]
-    while not enough(taken, most):
-        for values, value in zip(taken, measure(), strict=True):
+    figures = [[value] for value in measure()]
+    while not enough(figures, most):
+        for values, value in zip(figures, measure(), strict=True):
             values.append(value)
-    return tuple(Samples(tuple(values)) for values in taken)
+    return tuple(Samples(tuple(values)) for values in figures)
 
 
 def too_noisy(where: str, figures: Sequence[tuple[str, Samples]]) -> list[str]:
-    """Says in a line which of the figures are too noisy to use, if any is."""
-    wrong = [f"{name} {percent(one.uncertainty)}" for name, one in figures if one.is_noisy]
-    if not wrong:
+    """A line that names the figures that are too noisy to use; none if all can be used."""
+    noisy = [f"{name} {percent(samples.uncertainty)}" for name, samples in figures if samples.is_noisy]
+    if not noisy:
         return []
-    rounds = max(len(one.values) for _, one in figures)
+    rounds = max(len(samples.values) for _, samples in figures)
     return [
         f"{where}: too noisy to use: after {rounds} rounds the median may be off by more than {percent(NOISY)}: "
-        + ", ".join(wrong)
+        + ", ".join(noisy)
     ]
 
 
 def rounded(value: float, digits: int = 4) -> float:
-    """With so many significant digits, as a profile is read by people."""
+    """The value with so many significant digits, for people who read a profile."""
     return float(f"{value:.{digits}g}")
 
 
 def percent(share: float) -> str:
-    """A share as a person reads it.
+    """A share in percent, as text.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What the stages of a model cost: timed on this machine, or counted on shapes alone."""
+"""Costs of a model's stages, timed on this machine or counted from shapes alone."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from chimera_ir.measure.samples import Samples, Told, in_rounds, rounded, too_noisy
+from chimera_ir.measure.samples import Samples, ShowProgress, in_rounds, rounded, too_noisy
 from chimera_ir.measure.stations import Cut, Station, message_bytes, running, stations
 from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
 from chimera_ir.profile.work import WorkProfile
@@ -24,8 +24,8 @@ WARM_UP = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What is asked for: depths D and micro-batch sizes B; ``rounds`` are measured at most."""
+class StageRequest:
+    """Depths D and micro-batch sizes B to measure, in at most ``rounds`` rounds."""
 
     depths: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -34,7 +34,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TimedProfile:
     """A profile, and a line for every figure that is too noisy to use."""
 
     profile: ModelProfile
@@ -49,13 +49,13 @@ class _Measure(Protocol):
         """The optimizer's step of a station's stage, and its noise."""
 
 
-def timed(model: Model, request: Request, device: torch.device, told: Told) -> Found:
-    """The profile in seconds: each figure the median of rounds, ``noise`` the largest scatter of the three, at most 1.
+def timed(model: Model, request: StageRequest, device: torch.device, progress: ShowProgress) -> TimedProfile:
+    """Profile in seconds: each figure is the median of rounds, ``noise`` the largest scatter of the three, at most 1.
 
-    A round is a forward and its backward, and a forward that keeps its input with the backward that recomputes, by the
-    stages of the generated programs. The first stage's forward loads its items, as it does there; gradients add up
-    over the rounds as over the micro-batches of an update. Steps have rounds of their own: a forward and a backward of
-    the smallest micro-batch and then, which counts, all that a rank does in the line ``step``.
+    A round is a forward with its backward, and a forward that keeps its input with the backward that recomputes; both
+    run the stages of the generated programs. As in these programs, the first stage's forward loads its items, and
+    gradients add up over rounds as over the micro-batches of an update. Steps have rounds of their own: a forward and
+    a backward of the smallest micro-batch, then everything that a rank does in the line ``step``; only this is timed.
 
     Raises
     ------
@@ -66,8 +66,8 @@ def timed(model: Model, request: Request, device: torch.device, told: Told) -> F
     """
     measure = _Times(request.rounds, _cuda_clock if device.type == "cuda" else _clock)
     note = f"times on {_described(device)}"
-    profile = _profile(model, request, device, measure, note, told)
-    return Found(profile, tuple(measure.remarks))
+    profile = _profile(model, request, device, measure, note, progress)
+    return TimedProfile(profile, tuple(measure.remarks))
 
 
 class _Times:
@@ -79,17 +79,17 @@ class _Times:
         self._clock = clock
 
     def passes(self, cut: Cut, number: int, station: Station) -> tuple[tuple[float, float, float], float | None]:
-        """Medians, and the largest scatter of the three."""
+        """Medians of the three times, and the largest of their scatters."""
         micros = count()
-        taken = in_rounds(lambda: _round(station, next(micros), self._clock), WARM_UP, self._rounds)
+        samples = in_rounds(lambda: _round(station, next(micros), self._clock), WARM_UP, self._rounds)
         where = f"stage {number} of {cut.stages}, micro-batch size {station.size}"
         names = ("forward", "backward", "recomputing")
-        self.remarks += too_noisy(where, [*zip(names, taken, strict=True)])
-        forward, backward, recomputing = (rounded(one.median) for one in taken)
-        return (forward, backward, recomputing), _noise(*taken)
+        self.remarks += too_noisy(where, [*zip(names, samples, strict=True)])
+        forward, backward, recomputing = (rounded(figure.median) for figure in samples)
+        return (forward, backward, recomputing), _noise(*samples)
 
     def step(self, cut: Cut, number: int, station: Station) -> tuple[float, float | None]:
-        """The median and the scatter; the weights stay what they were, so that the model's numbers do, too."""
+        """Median and scatter of a step; every round starts from the initial weights."""
         micros = count()
         initial = [parameter.detach().clone() for parameter in station.trained]
 
@@ -99,21 +99,21 @@ class _Times:
             _forward_and_backward(station, next(micros))
             return (self._clock(station.step)[0],)
 
-        (taken,) = in_rounds(measured, WARM_UP, self._rounds)
-        self.remarks += too_noisy(f"stage {number} of {cut.stages}", [("step", taken)])
-        return rounded(taken.median), _noise(taken)
+        (samples,) = in_rounds(measured, WARM_UP, self._rounds)
+        self.remarks += too_noisy(f"stage {number} of {cut.stages}", [("step", samples)])
+        return rounded(samples.median), _noise(samples)
 
 
-def _noise(*taken: Samples) -> float:
-    return min(1.0, rounded(max(one.scatter for one in taken), 2))
+def _noise(*figures: Samples) -> float:
+    return min(1.0, rounded(max(samples.scatter for samples in figures), 2))
 
 
-def counted(model: Model, request: Request, told: Told) -> WorkProfile:
+def counted(model: Model, request: StageRequest, progress: ShowProgress) -> WorkProfile:
     """The profile in floating-point operations instead of seconds, from shapes alone, without memory for the model.
 
-    What counts is what torch.utils.flop_counter counts: matrix products, convolutions and attention, a multiplication
-    and an addition for each pair of numbers. A recomputing backward is a forward and a backward. Bytes are those that
-    the same operators would save.
+    Operations are those that torch.utils.flop_counter counts: matrix products, convolutions and attention, with a
+    multiplication and an addition for each pair of numbers. A recomputing backward is a forward and a backward. Bytes
+    are those that the same operators would save.
 
     Raises
     ------
@@ -124,14 +124,14 @@ def counted(model: Model, request: Request, told: Told) -> WorkProfile:
     """
 
     note = f"work counted on shapes, torch {torch.__version__}"
-    return WorkProfile(_profile(model, request, torch.device("meta"), _Work(), note, told))
+    return WorkProfile(_profile(model, request, torch.device("meta"), _Work(), note, progress))
 
 
 class _Work:
-    """Counts in FLOP, of which a step has none that torch.utils.flop_counter would count."""
+    """Counts in FLOP; torch.utils.flop_counter counts none of a step."""
 
     def passes(self, cut: Cut, _number: int, station: Station) -> tuple[tuple[float, float, float], float | None]:
-        """Counts, which have no noise."""
+        """Floating-point operations, which have no noise."""
         with cut.here(), FlopCounterMode(display=False) as flops:
             state = station.forward(0)
             forward = flops.get_total_flops()
@@ -140,36 +140,36 @@ class _Work:
         return (float(forward), float(once - forward), float(once)), None
 
     def step(self, _cut: Cut, _number: int, _station: Station) -> tuple[float, float | None]:
-        """Nothing."""
+        """No operations, and no noise."""
         return 0.0, None
 
 
 def _profile(
-    model: Model, request: Request, device: torch.device, measure: _Measure, note: str, told: Told
+    model: Model, request: StageRequest, device: torch.device, measure: _Measure, note: str, progress: ShowProgress
 ) -> ModelProfile:
     done, steps = count(1), sum(request.depths) * (2 + len(request.sizes))
 
     def tell(doing: str) -> None:
-        told(doing, next(done), steps)
+        progress(doing, next(done), steps)
 
     dataset = model.items()
     depths: dict[int, tuple[StageCosts, ...]] = {}
     kinds: set[str] = set()
     for depth in request.depths:
         cut = Cut(model, dataset, depth, request.sizes, device, request.seed)
-        found: list[StageCosts] = []
-        for number, ready in stations(cut, tell):
+        stage_costs: list[StageCosts] = []
+        for number, stage_stations in stations(cut, tell):
             at: dict[int, Timing] = {}
-            for station in ready:
+            for station in stage_stations:
                 with running(cut, number, station.size):
                     at[station.size] = _timing(station, *measure.passes(cut, number, station))
                 tell(f"depth {depth}: stage {number}, micro-batch size {station.size}")
-            smallest = min(ready, key=lambda station: station.size)
+            smallest = min(stage_stations, key=lambda station: station.size)
             with running(cut, number, smallest.size):
-                found.append(_costs(model, smallest, at, measure.step(cut, number, smallest)))
+                stage_costs.append(_costs(model, smallest, at, measure.step(cut, number, smallest)))
             tell(f"depth {depth}: stage {number}, optimizer")
             kinds |= {str(p.dtype).removeprefix("torch.") for p in smallest.module.parameters()}
-        depths[depth] = tuple(found[::-1])
+        depths[depth] = tuple(stage_costs[::-1])
     return ModelProfile(model.file.stem, depths, ", ".join([note, *sorted(kinds)]))
 
 
@@ -213,7 +213,7 @@ def _round(station: Station, micro: int, clock: "_Clock") -> tuple[float, float,
 
 
 def _forward_and_backward(station: Station, micro: int) -> None:
-    """Leaves gradients behind, and the processor's caches as a backward leaves them."""
+    """Runs a micro-batch, so that there are gradients, and the caches are as after a backward."""
     station.refill()
     state = station.forward(micro)
     state.take()
@@ -224,7 +224,7 @@ def _forward_and_backward(station: Station, micro: int) -> None:
 
 class _Clock(Protocol):
     def __call__(self, run: Callable[[], T]) -> tuple[float, T]:
-        """The seconds that something takes, and what it returned."""
+        """Seconds of a call, and what it returned."""
 
 
 def _clock(run: Callable[[], T]) -> tuple[float, T]:
@@ -234,7 +234,7 @@ def _clock(run: Callable[[], T]) -> tuple[float, T]:
 
 
 def _cuda_clock(run: Callable[[], T]) -> tuple[float, T]:
-    """On the device's own clock, from an idle device to the end of the last kernel."""
+    """Seconds on the device's own clock, from an idle device to the end of the last kernel."""
     torch.cuda.synchronize()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()

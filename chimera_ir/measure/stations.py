@@ -24,7 +24,7 @@ _TIMEOUT = 60.0
 
 @dataclass(frozen=True)
 class Cut:
-    """A model cut into so many ``stages``, micro-batches of so many items, and where they run."""
+    """A model cut into ``stages`` stages, the sizes of its micro-batches, and the device that it runs on."""
 
     model: Model
     dataset: Any
@@ -51,13 +51,13 @@ class Cut:
             return self.model.stage(stage, self.stages, self.seed, self.device)
 
     def here(self) -> AbstractContextManager[object]:
-        """Where the model's own code runs: on the meta device everything that it makes is without memory."""
+        """The context for the model's own code: on the meta device, tensors made in it have no memory."""
         return self.device if self.device.type == "meta" else nullcontext()
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """What the first way through the stages found out: what a stage is handed, and hands on."""
+    """Results of the first pass through the stages: the input of a stage, and what it hands on."""
 
     handed: Any
     before: Boundary | None
@@ -67,9 +67,10 @@ class _Seen:
 
 @dataclass(frozen=True)
 class Station:
-    """A stage on micro-batches of ``size`` items; ``handed`` is what the stage before hands it, None for the first.
+    """A stage on micro-batches of ``size`` items, ready to run.
 
-    ``before`` and ``after`` are what it receives and sends, ``footprint`` is what one forward leaves behind.
+    ``handed`` is the output of the stage before, None for the first stage. ``before`` and ``after`` describe what the
+    stage receives and sends, ``footprint`` what one forward leaves in memory.
     """
 
     size: int
@@ -84,12 +85,12 @@ class Station:
     load_target: Callable[[int], Any]
 
     def refill(self) -> None:
-        """Receives what every micro-batch receives: a stage may change its input in place."""
+        """Fills the receive buffers again: a stage may have changed its input in place."""
         for slot, tensor in zip(self.stage.inputs[0] if self.handed else (), self.handed or (), strict=True):
             slot.copy_(tensor)
 
     def input(self, micro: int) -> Any:
-        """What a forward is called on; the first stage loads it."""
+        """Argument of a forward; the first stage loads it."""
         return self.load_input(micro) if self.handed is None else self.stage.inputs[0]
 
     def forward(self, micro: int) -> Pass:
@@ -99,7 +100,7 @@ class Station:
         return self.stage.forward(micro, self.input(micro))
 
     def backward(self, state: Pass) -> None:
-        """Its backward."""
+        """The backward of a forward that kept its activations."""
         if isinstance(self.stage, LastStage):
             self.stage.backward_loss(state)
         else:
@@ -112,7 +113,7 @@ class Station:
         return self.stage.forward_keep_input(micro, self.input(micro))[0]
 
     def backward_recompute(self, state: Kept) -> None:
-        """Its backward, which runs the forward again."""
+        """The backward of a forward that kept its input; it runs the forward again."""
         if isinstance(self.stage, LastStage):
             self.stage.backward_loss_recompute(state)
         else:
@@ -129,22 +130,22 @@ class Station:
 
     @property
     def input_bytes(self) -> int:
-        """What is kept for each micro-batch where the stage runs again: its input, target, and buffers it updates."""
+        """Bytes kept for a micro-batch where the stage recomputes: input, target, and the buffers that it updates."""
         copies = bytes_of(self.module.get_buffer(name) for name in self.buffers)
         return self.footprint.inputs + self.footprint.targets + copies
 
     @property
     def activation_bytes(self) -> int:
-        """M_a: what autograd saves, weights aside, and the whole of what was received, which waits for the backward."""
+        """M_a: bytes that autograd saves, without weights, and all received inputs, kept until the backward."""
         received = self.footprint.inputs - self.footprint.saved_inputs if self.before is not None else 0
         return self.footprint.activations + received
 
 
-def stations(cut: Cut, told: Callable[[str], None]) -> Iterator[tuple[int, tuple[Station, ...]]]:
-    """Stage by stage, the last one first, its stations by size; two stages are never held at once.
+def stations(cut: Cut, progress: Callable[[str], None]) -> Iterator[tuple[int, tuple[Station, ...]]]:
+    """The stations of each stage, one for each size, from the last stage to the first; no two stages are held at once.
 
-    ``told`` is called when a stage has been looked at. What stages hand on is found on the way down, which of it
-    comes back as gradients on the way up.
+    ``progress`` is called when a stage has been looked at. The pass from the first stage to the last finds what stages
+    hand on; the pass back finds for which of these tensors gradients come back.
 
     Raises
     ------
@@ -153,24 +154,29 @@ def stations(cut: Cut, told: Callable[[str], None]) -> Iterator[tuple[int, tuple
     ModelError
         If the model file's code raises an error.
     """
-    seen = _way_down(cut, told)
+    seen = _way_down(cut, progress)
     follow: dict[int, tuple[bool, ...] | None] = dict.fromkeys(cut.sizes)
     for stage in reversed(range(cut.stages)):
         module = cut.module(stage)
-        found: list[Station] = []
+        ready: list[Station] = []
         for size in cut.sizes:
-            one = seen.pop((stage, size))
-            after = one.after if one.after is None else replace(one.after, differentiable=follow[size] or ())
+            first_look = seen.pop((stage, size))
+            after = _marked(first_look.after, follow[size])
             with running(cut, stage, size):
-                sight = _look(cut, stage, size, module, one.before, one.handed, measures=False)
+                sight = _look(cut, stage, size, module, first_look.before, first_look.handed, measures=False)
                 with cut.here():
                     follow[size] = tuple(look_back(stage, module, sight, follow[size]))
-            before = one.before if one.before is None else replace(one.before, differentiable=follow[size] or ())
-            found.append(_station(cut, stage, size, module, replace(one, before=before, after=after)))
-        yield stage, tuple(found)
+            before = _marked(first_look.before, follow[size])
+            ready.append(_station(cut, stage, size, module, replace(first_look, before=before, after=after)))
+        yield stage, tuple(ready)
 
 
-def _way_down(cut: Cut, told: Callable[[str], None]) -> dict[tuple[int, int], _Seen]:
+def _marked(boundary: Boundary | None, differentiable: tuple[bool, ...] | None) -> Boundary | None:
+    """The boundary with the tensors marked for which gradients come back."""
+    return None if boundary is None else replace(boundary, differentiable=differentiable or ())
+
+
+def _way_down(cut: Cut, progress: Callable[[str], None]) -> dict[tuple[int, int], _Seen]:
     seen: dict[tuple[int, int], _Seen] = {}
     boundaries: dict[int, Boundary | None] = dict.fromkeys(cut.sizes)
     handed: dict[int, Any] = dict.fromkeys(cut.sizes)
@@ -191,13 +197,13 @@ def _way_down(cut: Cut, told: Callable[[str], None]) -> dict[tuple[int, int], _S
             boundaries[size], handed[size] = after, tuple(t.detach().cpu() for t in sight.outputs if not t.is_meta)
             if cut.device.type == "meta":
                 handed[size] = tuple(t.detach() for t in sight.outputs)
-        told(f"depth {cut.stages}: looked at stage {stage}")
+        progress(f"depth {cut.stages}: looked at stage {stage}")
     return seen
 
 
 @contextmanager
 def running(cut: Cut, stage: int, size: int) -> Iterator[None]:
-    """What needs more memory than there is, inside, is said in one line."""
+    """Turns an error for lack of memory, raised inside, into a message of one line."""
     try:
         yield
     except (ModelError, torch.OutOfMemoryError) as error:
@@ -237,15 +243,15 @@ def _station(cut: Cut, stage: int, size: int, module: torch.nn.Module, seen: _Se
         seen.sight.traits,
         Seeds(cut.seed, 0, 1),
     )
-    made = Stage(*common) if seen.after is not None else LastStage(*common, loss=cut.model.judge, share=1.0)
-    made.reserve((1,), (1,), device)
-    for gradient in made.gradients[0] if made.gradients else ():
+    runnable = Stage(*common) if seen.after is not None else LastStage(*common, loss=cut.model.judge, share=1.0)
+    runnable.reserve((1,), (1,), device)
+    for gradient in runnable.gradients[0] if runnable.gradients else ():
         with cut.here():
             gradient.copy_(torch.randn_like(gradient))
     return Station(
         size=size,
         module=module,
-        stage=made,
+        stage=runnable,
         before=seen.before,
         after=seen.after,
         footprint=seen.sight.footprint,
@@ -257,7 +263,7 @@ def _station(cut: Cut, stage: int, size: int, module: torch.nn.Module, seen: _Se
 
 
 def _loader(load: Callable[[int, int], Any], device: torch.device, wanted: bool) -> Callable[[int], Any]:
-    """Loads a micro-batch; on the meta device all are alike, and items are made where there is memory: beforehand."""
+    """Loader of micro-batches; on the meta device all are the same, and loaded here, outside of `Cut.here`."""
     if device.type != "meta":
         return lambda micro: to_device(load(micro, 0), device)
     first = to_device(load(0, 0), device) if wanted else None
@@ -265,7 +271,7 @@ def _loader(load: Callable[[int, int], Any], device: torch.device, wanted: bool)
 
 
 def _optimizer(cut: Cut, module: torch.nn.Module) -> Any:
-    """What steps the weights, without state before the first step; where there is no memory for weights, nothing."""
+    """The optimizer, without state before the first step; None on the meta device."""
     return None if cut.device.type == "meta" else cut.model.steps(_trained(module))
 
 
@@ -274,7 +280,7 @@ def _trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:
 
 
 def message_bytes(boundary: Boundary | None, kinds: Sequence[bool] | None = None) -> int:
-    """What a stage hands on of one micro-batch, or of it what ``kinds`` marks; the last stage hands on nothing."""
+    """Bytes that a stage hands on of one micro-batch, or of the tensors that ``kinds`` marks; 0 for the last stage."""
     if boundary is None:
         return 0
     tensors = boundary.buffers(torch.device("meta"))

@@ -15,7 +15,7 @@ FARTHEST = Fraction(3, 5)
 """The share of white and black in the shades of a worker's last stage."""
 
 
-class Group(NamedTuple):
+class ColourGroup(NamedTuple):
     """Operations that share their colours; ``chunk`` is the stage's place among the pipe's stages on its worker."""
 
     strand: int
@@ -49,12 +49,12 @@ class Looks:
         """The place of a stage among those that the micro-batch's pipe has on the stage's worker."""
         return self._places[self.header.pipe_of[micro].name][stage] if self.chunks > 1 else 0
 
-    def group(self, operation: Compute) -> Group:
+    def group(self, operation: Compute) -> ColourGroup:
         """The group of operations with the same colours as this one."""
         micro = operation.micros[0]
-        return Group(self._strands[micro], self.chunk(micro, operation.stage), not operation.kind.opens)
+        return ColourGroup(self._strands[micro], self.chunk(micro, operation.stage), not operation.kind.opens)
 
-    def fill(self, group: Group) -> str:
+    def fill(self, group: ColourGroup) -> str:
         """The colour of the boxes of a group."""
         shade = self.hues[group.strand, group.chunk]
         return shade.dark if group.backward else shade.light

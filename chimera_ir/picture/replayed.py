@@ -13,8 +13,8 @@ from chimera_ir.cost.numbers import percent, seconds, time_unit
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.ops import AllReduce, Compute, Drop, Recv, Send, Stash, Step, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.picture.legend import least, legend
-from chimera_ir.picture.looks import Group, Looks
-from chimera_ir.picture.shapes import Box, Entry, Family, Label, Row, Tick
+from chimera_ir.picture.looks import ColourGroup, Looks
+from chimera_ir.picture.shapes import Box, Entry, Family, Label, Tick, WorkerRow
 from chimera_ir.picture.svg import FAIR, FONT, MOST_BOXES, WIDEST, WIDTH, pixels, room, written
 from chimera_ir.picture.words import INK, PAPER, STEP, ink, label, named, plain, step
 from chimera_ir.plural import counted
@@ -56,7 +56,7 @@ class ReplayPicture:
     step: str
     heading: str
     summary: str
-    rows: tuple[Row, ...]
+    rows: tuple[WorkerRow, ...]
     ticks: tuple[Tick, ...]
     idle: tuple[Idle, ...]
     families: tuple[Family, ...]
@@ -123,7 +123,7 @@ def drawing(replay: Replay) -> ReplayPicture:
         step=STEP,
         heading=heading,
         summary=summary,
-        rows=tuple(Row(f"P{worker}", scale.y(worker), _baseline(worker, scale)) for worker in range(workers)),
+        rows=tuple(WorkerRow(f"P{worker}", scale.y(worker), _baseline(worker, scale)) for worker in range(workers)),
         ticks=tuple(_ticks(replay, scale)),
         idle=tuple(_idle(replay, scale, causes)),
         families=(*_families(replay, looks, scale, one_by_one), *_stepping(replay, scale, one_by_one)),
@@ -220,7 +220,7 @@ def _span(start: float, end: float, y: int, height: int, scale: _Scale) -> str:
 
 def _families(replay: Replay, looks: Looks, scale: _Scale, one_by_one: bool) -> Iterator[Family]:
     """The operations, group by group."""
-    members: dict[Group, list[Event]] = {}
+    members: dict[ColourGroup, list[Event]] = {}
     for event in _computes(replay):
         assert isinstance(event.what, Compute)
         members.setdefault(looks.group(event.what), []).append(event)

@@ -24,7 +24,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The operations of a `looks.Group`, which have the same colours: as boxes, or as a single outline."""
+    """The operations of a `looks.ColourGroup`, which have the same colours: as boxes, or as a single outline."""
 
     fill: str
     ink: str
@@ -34,7 +34,7 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class WorkerRow:
     """The row of a worker: its name, and the stripe of bubbles behind its boxes."""
 
     name: str
@@ -72,7 +72,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class EventMark:
     """A triangle on the upper edge of a lane: an event between two operations."""
 
     path: str
@@ -112,12 +112,12 @@ class Picture:
     paper: str
     heading: str
     summary: str
-    rows: tuple[Row, ...]
+    rows: tuple[WorkerRow, ...]
     ticks: tuple[Tick, ...]
     families: tuple[Family, ...]
     legend: tuple[Entry, ...]
     bubble: Entry
     hatch: str
-    marks: tuple[Mark, ...]
+    marks: tuple[EventMark, ...]
     event: tuple[Entry, ...]
     steady: tuple[Bracket, ...]

@@ -49,7 +49,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class SheetPicture:
     """Everything that the template writes, in pixels."""
 
     title: str
@@ -73,7 +73,7 @@ def draw(title: str, rows: Sequence[Sequence[Panel]]) -> str:
         for panel, picture, x in zip(row, shown, lefts, strict=False)
     )
     width = max(x + picture.width for row in pictures for picture, x in zip(row, lefts, strict=False))
-    sheet = Sheet(title, width, tops[-1] - _GAP, INK, PAPER, placed)
+    sheet = SheetPicture(title, width, tops[-1] - _GAP, INK, PAPER, placed)
     return svg.written("sheet.svg.j2", sheet=sheet)
 
 

@@ -17,8 +17,8 @@ from chimera_ir.cost.numbers import Unit
 from chimera_ir.cost.simulate import Timed, Timeline
 from chimera_ir.cost.window import Window, beginning, steady_window
 from chimera_ir.picture.legend import least, legend
-from chimera_ir.picture.looks import Group, Looks
-from chimera_ir.picture.shapes import Box, Bracket, Family, Label, Mark, Picture, Row, Tick
+from chimera_ir.picture.looks import ColourGroup, Looks
+from chimera_ir.picture.shapes import Box, Bracket, EventMark, Family, Label, Picture, Tick, WorkerRow
 from chimera_ir.picture.words import INK, PAPER, bracket, distance, happening, heading, ink, label, mark, plain, summary
 from chimera_ir.resources import templates
 from chimera_ir.visible import visible_lines
@@ -173,8 +173,8 @@ def room(text: str, font: int) -> Fraction:
     return len(text) * font * _GLYPH + 3
 
 
-def _row(worker: int, scale: _Scale) -> Row:
-    return Row(f"P{worker}", scale.y(worker), _baseline(scale.y(worker), scale))
+def _row(worker: int, scale: _Scale) -> WorkerRow:
+    return WorkerRow(f"P{worker}", scale.y(worker), _baseline(scale.y(worker), scale))
 
 
 def _baseline(y: int, scale: _Scale) -> str:
@@ -184,7 +184,7 @@ def _baseline(y: int, scale: _Scale) -> str:
 def _families(timeline: Timeline, looks: Looks, scale: _Scale) -> Iterator[Family]:
     """The operations, group by group, with the labels that fit all boxes of their size."""
     one_by_one = sum(map(len, timeline.lanes)) <= MOST_BOXES
-    members: dict[Group, list[_Placed]] = {}
+    members: dict[ColourGroup, list[_Placed]] = {}
     for worker, lane in enumerate(timeline.lanes):
         for timed in lane:
             members.setdefault(looks.group(timed.operation), []).append((worker, timed))
@@ -257,11 +257,11 @@ def _ticks(timeline: Timeline, scale: _Scale) -> Iterator[Tick]:
     yield Tick(pixels(_LEFT + span * per_unit), mark(timeline, span))
 
 
-def _mark(event: Event, timeline: Timeline, scale: _Scale) -> Mark:
+def _mark(event: Event, timeline: Timeline, scale: _Scale) -> EventMark:
     x = pixels(_LEFT + event.at / timeline.tick * scale.pixel)
     side = max(2, min(_MARK, scale.row // 4))
     words = _told(event, timeline.costs.unit)
-    return Mark(f"M{x} {scale.y(event.worker) + side}l{-side} {-2 * side}h{2 * side}z", words)
+    return EventMark(f"M{x} {scale.y(event.worker) + side}l{-side} {-2 * side}h{2 * side}z", words)
 
 
 def _told(event: Event, unit: Unit) -> str:

@@ -11,7 +11,7 @@ from itertools import accumulate
 from operator import mul
 
 from chimera_ir.ir.levels import Header
-from chimera_ir.planner.compiled import Compiled
+from chimera_ir.planner.compiled import CompiledScheme
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.costs import Timing
 from chimera_ir.syntax.change import Change
@@ -29,14 +29,14 @@ def standing(header: Header, setting: Setting) -> list[int]:
     return [sum(sizes[stage] for stage in stages) for stages in header.stages_of]
 
 
-def least(compiled: Compiled, change: Change, setting: Setting) -> list[int]:
+def least(compiled: CompiledScheme, change: Change, setting: Setting) -> list[int]:
     """Lower bound on the bytes that each worker needs: messages count only while they wait for a backward."""
     header = compiled.header(change)
     kept = [_kept(header, setting.timing(stage), stage) for stage in range(header.stages)]
     return _peaks(compiled, header, setting, kept)
 
 
-def _peaks(compiled: Compiled, header: Header, setting: Setting, kept: Sequence[int]) -> list[int]:
+def _peaks(compiled: CompiledScheme, header: Header, setting: Setting, kept: Sequence[int]) -> list[int]:
     """Bytes that each worker needs for weights and for ``kept[s]`` bytes of every micro-batch that waits on stage s."""
     weights = [costs.weights for costs in setting.stages]
     workers = zip(standing(header, setting), compiled.copies, compiled.growth, strict=True)
@@ -48,7 +48,7 @@ def _peaks(compiled: Compiled, header: Header, setting: Setting, kept: Sequence[
     ]
 
 
-def most(compiled: Compiled, change: Change, setting: Setting) -> list[int] | None:
+def most(compiled: CompiledScheme, change: Change, setting: Setting) -> list[int] | None:
     """Upper bound on the bytes that each worker needs: as many messages are under way as there can be.
 
     A stage that recomputes holds the activations of one more micro-batch during a backward, one stage at a time. None
@@ -76,7 +76,7 @@ def _passing(header: Header) -> list[Counter[int]]:
     return counts
 
 
-def _under_way(compiled: Compiled, header: Header, timings: Sequence[Timing], stage: int, passing: int) -> int:
+def _under_way(compiled: CompiledScheme, header: Header, timings: Sequence[Timing], stage: int, passing: int) -> int:
     """Upper bound on the bytes of a stage's messages at any time; ``passing`` micro-batches pass on the worker.
 
     With a flush: the messages of all those micro-batches. In a stream in order, activations have arrived when their

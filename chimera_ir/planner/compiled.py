@@ -33,7 +33,7 @@ _Pattern = tuple[int, ...]
 """Relative durations, one for each `_Signature`; launches of gradient sums depend on nothing else."""
 
 
-class Compiled:
+class CompiledScheme:
     """A scheme with its parameters, at each level on demand and for any change that is asked beyond its text.
 
     ``change`` is one of those changes; all have the same lanes. A ``trusted`` text is not verified again; any other has
@@ -170,7 +170,9 @@ class Compiled:
         """The program, as a compilation gives it."""
         key = change, self._pattern(change, setting)
         if key not in self._lowered:
-            self._lowered[key] = lower(self.schedule(change), duration=self._duration(*key))
+            schedule = self.schedule(change)
+            net = None if schedule.header.asynchronous else self.skeleton.net
+            self._lowered[key] = lower(schedule, duration=self._duration(*key), net=net)
         return self._lowered[key]
 
     def sketch(self, change: Change, setting: Setting) -> tuple[Program, tuple[Holdings, ...]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.planner.bounds import least, most, standing
-from chimera_ir.planner.compiled import Compiled
+from chimera_ir.planner.compiled import CompiledScheme
 from chimera_ir.planner.space import Choice, LeftOut, Reason, Recomputation, refusal
 from chimera_ir.plural import counted
 from chimera_ir.predict.equation import equation_of
@@ -137,7 +137,7 @@ class _Bench:
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
-        self._last: tuple[object, Compiled] | None = None
+        self._last: tuple[object, CompiledScheme] | None = None
 
     def verdict(self, choice: Choice) -> Verdict:
         """The prediction, or why the configuration is left out."""
@@ -193,12 +193,12 @@ class _Bench:
         program, held = self._compiled(choice).sketch(choice.change, setting)
         return [worker.total for worker in memory(program, setting, held)]
 
-    def _compiled(self, choice: Choice) -> Compiled:
+    def _compiled(self, choice: Choice) -> CompiledScheme:
         """The scheme of a configuration with its parameters."""
         judge, key = self._judge, (choice.source, choice.settings)
         if self._last is None or self._last[0] != key:
             scheme, trusted = judge.schemes[choice.source], choice.source in judge.trusted
-            self._last = key, Compiled(scheme, choice.settings, choice.change, judge.max_operations, trusted)
+            self._last = key, CompiledScheme(scheme, choice.settings, choice.change, judge.max_operations, trusted)
         return self._last[1]
 
     def _over(self, choice: Choice, needed: Sequence[int], prefix: str) -> LeftOut | None:

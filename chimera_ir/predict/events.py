@@ -48,7 +48,7 @@ from chimera_ir.profile.cluster import Link
 
 
 class Role(Enum):
-    """What an event is; the docstring of this module says how each behaves."""
+    """Role of an event; the docstring of this module says how each role behaves."""
 
     BEGIN = auto()
     COMPUTE = auto()

@@ -1,4 +1,4 @@
-"""Why workers are idle in a replay, and for how long."""
+"""Idle time of workers in a replay, by cause."""
 
 from collections.abc import Iterator, Mapping
 from enum import Enum
@@ -11,7 +11,7 @@ from chimera_ir.predict.replay import Event, Replay
 
 
 class Cause(Enum):
-    """What an idle worker waits for.
+    """Cause of a worker's idle time.
 
     ``BUBBLE``: other workers have not yet posted their end of a message, not yet launched a sum, or not yet finished.
     ``MESSAGE``: both ends have posted the message, and it is on its way. ``SUM``: all members have launched the sum,

@@ -66,7 +66,7 @@ class Measured:
 
     def summary(self, header: Header) -> str:
         """Seconds of each kind of operation over a micro-batch: the least and the most of all stages."""
-        micros = {
+        micros_of = {
             (stage, stage in pipe.recompute): pipe.micros[: header.parts]
             for pipe in header.pipes
             if pipe.micros
@@ -74,7 +74,7 @@ class Measured:
         }
 
         def times(kind: Kind) -> list[Fraction]:
-            return [self.duration(Compute(kind, those, stage), header) for (stage, _), those in micros.items()]
+            return [self.duration(Compute(kind, micros, stage), header) for (stage, _), micros in micros_of.items()]
 
         return ", ".join(f"{letter} = {_range(times(kind))}" for letter, kind in KINDS.items())
 

@@ -91,11 +91,11 @@ class _Worker:
     def _kept(self, stage: Stage) -> tuple[int, int]:
         """Bytes of a micro-batch kept outside receive buffers: of all activations, and of the input alone."""
         if stage not in self._sizes:
-            timing, there = self._setting.timing(stage), self._there(stage)
-            self._sizes[stage] = max(0, timing.activations - there), max(0, timing.input - there)
+            timing, received = self._setting.timing(stage), self._received_input(stage)
+            self._sizes[stage] = max(0, timing.activations - received), max(0, timing.input - received)
         return self._sizes[stage]
 
-    def _there(self, stage: Stage) -> int:
+    def _received_input(self, stage: Stage) -> int:
         """Bytes of a micro-batch in a receive buffer: the input of a stage that only other workers feed."""
         fed_here = any(pipe.workers[stage] == pipe.workers[stage - 1] == self._worker for pipe in self._header.pipes)
         return self._message(stage - 1, stage) if stage > 0 and not fed_here else 0

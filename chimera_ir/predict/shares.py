@@ -13,7 +13,7 @@ from chimera_ir.predict.events import Events, Port
 
 
 def contended(events: Events) -> Events:
-    """The same events, where wires that share ports take longer.
+    """Copy of the events in which wires that share ports take longer.
 
     The wires are simulated as a fluid: from one begin or end of an event to the next, every message under way has a
     constant share of its ports.

@@ -100,5 +100,5 @@ def _verdict(prediction: Prediction) -> Text:
     if not over:
         return Text("fits the memory of the cluster's workers")
     need = f"{counted(len(over), 'worker')} {'needs' if len(over) == 1 else 'need'}"
-    said = f"does not fit: {need} up to {size(max(over))}, and there are {size(prediction.available)}"
-    return Text(said, "bold red")
+    verdict = f"does not fit: {need} up to {size(max(over))}, and there are {size(prediction.available)}"
+    return Text(verdict, "bold red")

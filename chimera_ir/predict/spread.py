@@ -106,7 +106,7 @@ class _Played:
 
 
 def _forward(waits: Waits) -> Waits:
-    """The same waits, none of them for a later turn: a node that waits for a later turn moves to that turn.
+    """Equivalent waits, none of them for a later turn: a node that waits for a later turn moves to that turn.
 
     Raises
     ------

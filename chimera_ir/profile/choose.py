@@ -9,8 +9,8 @@ from chimera_ir.errors import TextError
 from chimera_ir.plural import counted
 from chimera_ir.profile.cluster import Cluster
 from chimera_ir.profile.costs import ModelProfile, StageCosts
-from chimera_ir.profile.places import Places
 from chimera_ir.profile.read import read_cluster, read_profile
+from chimera_ir.profile.toml_places import TomlPlaces
 from chimera_ir.profile.warnings import warnings
 from chimera_ir.profile.work import WorkProfile
 from chimera_ir.source import Source, Span
@@ -91,7 +91,7 @@ class Inputs:
         return model.depths[wanted.stages]
 
     def _no_device(self) -> Diagnostic:
-        return NoDevice(Places(self.cluster_source.text).key(("cluster",)))
+        return NoDevice(TomlPlaces(self.cluster_source.text).key(("cluster",)))
 
     def _timed(self) -> ModelProfile | None:
         if isinstance(self.profile, ModelProfile):
@@ -129,13 +129,13 @@ def _those(*errors: tuple[Source, tuple[Diagnostic, ...]]) -> tuple[tuple[Source
 
 def _lacks(depths: Mapping[int, tuple[StageCosts, ...]], wanted: Wanted, source: Source) -> Iterator[Diagnostic]:
     if wanted.stages not in depths:
-        span = Places(source.text).key(("depth", 0))
+        span = TomlPlaces(source.text).key(("depth", 0))
         yield NotThatDeep(span, counted(wanted.stages, "stage"), wanted.stages, _listed(depths))
         return
     stages, depth = depths[wanted.stages], [*depths].index(wanted.stages)
     lacking = [number for number, stage in enumerate(stages) if wanted.micro_batch_size not in stage.at]
     if lacking:
-        places = Places(source.text)
+        places = TomlPlaces(source.text)
         for number in lacking:
             span, sizes = places.key(("depth", depth, "stage", number)), _listed(stages[number].at)
             yield NotThatSize(span, number, wanted.stages, wanted.micro_batch_size, sizes)
@@ -144,7 +144,7 @@ def _lacks(depths: Mapping[int, tuple[StageCosts, ...]], wanted: Wanted, source:
 def _too_small(cluster: Cluster, wanted: Wanted, source: Source) -> Iterator[Diagnostic]:
     needed = wanted.copies * wanted.workers
     if needed > cluster.workers:
-        span: Span = Places(source.text).value(("cluster", "workers"))
+        span: Span = TomlPlaces(source.text).value(("cluster", "workers"))
         copies = counted(wanted.copies, "copy")
         yield ClusterTooSmall(span, copies, counted(wanted.workers, "worker"), needed, cluster.workers)
 

@@ -22,8 +22,8 @@ from chimera_ir.diagnostics.catalogue.profiles import (
 )
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.suggest import closest
-from chimera_ir.profile.places import Path, Places
 from chimera_ir.profile.quantity import POSITIVE, Dimension, split
+from chimera_ir.profile.toml_places import Path, TomlPlaces
 from chimera_ir.source import Source, Span
 
 MAX_TEXT = 4 * 2**20
@@ -93,9 +93,9 @@ class Document:
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
     @cached_property
-    def places(self) -> Places:
+    def places(self) -> TomlPlaces:
         """The places of all entries, computed only for errors."""
-        return Places(self.source.text)
+        return TomlPlaces(self.source.text)
 
     def settle(self) -> None:
         """End the reading.
@@ -130,7 +130,7 @@ class Table:
         """The place of an entry's value."""
         return self.document.places.value((*self.path, name))
 
-    def tell(self, diagnostic: Diagnostic) -> None:
+    def report(self, diagnostic: Diagnostic) -> None:
         """Add an error."""
         self.document.diagnostics.append(diagnostic)
 
@@ -145,7 +145,7 @@ class Table:
                 guess = closest(name, self._known)
                 known = ", ".join(f"`{entry}`" for entry in self._known)
                 span = self.document.places.key((*self.path, name))
-                self.tell(
+                self.report(
                     UnknownEntry(span, self.where, name, f"did you mean `{guess}`?" if guess else "unknown", known)
                 )
 
@@ -164,7 +164,7 @@ class Table:
         if not isinstance(value, int) or isinstance(value, bool):
             return self._wrong(name, value, "an integer", example, 1)
         if not 1 <= value <= MOST:
-            self.tell(OutOfRange(self.place(name), name, f"it is 1 to {MOST:,}", example))
+            self.report(OutOfRange(self.place(name), name, f"it is 1 to {MOST:,}", example))
             return 1
         return value
 
@@ -183,7 +183,7 @@ class Table:
         if not isinstance(value, int | float) or isinstance(value, bool):
             return self._wrong(name, value, "a number", example, 1.0)
         if not least <= value <= most:
-            self.tell(OutOfRange(self.place(name), name, f"it is {least:,.10g} to {most:,.10g}", example))
+            self.report(OutOfRange(self.place(name), name, f"it is {least:,.10g} to {most:,.10g}", example))
             return 1.0
         return float(value)
 
@@ -211,7 +211,7 @@ class Table:
             return words[value], first
         parts = split(value if isinstance(value, str) else repr(value))
         if parts is None:
-            self.tell(NotAQuantity(self.place(name), name, example))
+            self.report(NotAQuantity(self.place(name), name, example))
             return stand_in
         number, unit = parts
         dimension = next((candidate for candidate in (first, *others) if unit in candidate.units), None)
@@ -220,7 +220,7 @@ class Table:
             return stand_in
         amount = number * dimension.units[unit]
         if not least <= amount <= dimension.most:
-            self.tell(OutOfRange(self.place(name), name, dimension.limits(least), example))
+            self.report(OutOfRange(self.place(name), name, dimension.limits(least), example))
             return stand_in[0], dimension
         return amount, dimension
 
@@ -249,11 +249,11 @@ class Table:
         if name not in self._known:
             self._known.append(name)
         if name not in self._entries and not optional:
-            self.tell(EntryMissing(self.heading(), self.where, name, example))
+            self.report(EntryMissing(self.heading(), self.where, name, example))
         return self._entries.get(name)
 
     def _wrong(self, name: str, value: object, wanted: str, example: str, stand_in: _T) -> _T:
-        self.tell(WrongKind(self.place(name), name, _kind(value), wanted, example))
+        self.report(WrongKind(self.place(name), name, _kind(value), wanted, example))
         return stand_in
 
     def _unit(self, name: str, unit: str, value: str, dimensions: tuple[Dimension, ...]) -> None:
@@ -262,10 +262,12 @@ class Table:
         units, example = ", ".join(known), dimensions[0].example
         span = self.place(name)
         if not unit:
-            self.tell(UnitForgotten(span, name, value.strip(), noun, units, example))
+            self.report(UnitForgotten(span, name, value.strip(), noun, units, example))
             return
         guess = closest(unit, known)
-        self.tell(UnknownUnit(span, name, unit, f"did you mean {guess}?" if guess else "unknown", noun, units, example))
+        self.report(
+            UnknownUnit(span, name, unit, f"did you mean {guess}?" if guess else "unknown", noun, units, example)
+        )
 
 
 def _kind(value: object) -> str:

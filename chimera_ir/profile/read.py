@@ -63,7 +63,7 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
             _once(table, "stages", depth, first)
         if known and depths[depth] and len(depths[depth]) != depth:
             described = _are(len(depths[depth]))
-            table.tell(StagesMissing(table.place("stages"), counted(depth, "stage"), described))
+            table.report(StagesMissing(table.place("stages"), counted(depth, "stage"), described))
         table.close()
     top.close()
     costs.settle(top.document)
@@ -104,7 +104,7 @@ class _Costs:
 
 def _once(table: Table, name: str, value: int, first: dict[int, Table]) -> None:
     if value in first:
-        table.tell(DescribedTwice(table.place(name), name, value, first[value].place(name)))
+        table.report(DescribedTwice(table.place(name), name, value, first[value].place(name)))
     first.setdefault(value, table)
 
 
@@ -144,7 +144,7 @@ def _timing(table: Table, stage: int, last: bool, received: int, costs: _Costs) 
     gradient = _size(table, "gradient_output", output)
     for name in ("output", "gradient_output") if last else ():
         if table.has(name):
-            table.tell(LastStageSends(table.place(name), stage, name))
+            table.report(LastStageSends(table.place(name), stage, name))
     return Timing(
         forward=float(forward),
         backward=float(backward),
@@ -185,7 +185,7 @@ def read_cluster(source: Source) -> Cluster:
         memory = _memory(table)
         reserved = _size(table, "reserved", 0)
         if reserved >= memory and table.has("reserved"):
-            table.tell(NothingLeft(table.place("reserved"), show_size(memory), show_size(reserved)))
+            table.report(NothingLeft(table.place("reserved"), show_size(memory), show_size(reserved)))
         table.close()
     between = within = sums = Link(0.0, 0.0)
     if links := top.table("links", "[links.between]", "[links]"):

@@ -112,7 +112,7 @@ class Every:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PaperRow:
     """A scheme with the parameters and costs that the claims are for, and the claims."""
 
     name: str
@@ -125,11 +125,11 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PaperTable:
     """Rows under a title."""
 
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[PaperRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Paper:
     """The header that gives a size, and the tables."""
 
     size: str
-    tables: tuple[Table, ...]
+    tables: tuple[PaperTable, ...]
 
 
 _Data = Mapping[str, str]
@@ -147,14 +147,14 @@ def paper() -> Paper:
     """The paper's tables of what schemes cost."""
     data = tomllib.loads((schemes() / "paper.toml").read_text(encoding="utf-8"))
     reasons = _strings(data["reasons"])
-    tables = (Table(table["title"], tuple(_row(row, reasons) for row in table["row"])) for table in data["table"])
+    tables = (PaperTable(table["title"], tuple(_row(row, reasons) for row in table["row"])) for table in data["table"])
     return Paper(data["size"], tuple(tables))
 
 
-def _row(data: Mapping[str, object], reasons: _Data) -> Row:
+def _row(data: Mapping[str, object], reasons: _Data) -> PaperRow:
     claims = tuple((figure, _claim(figure, data[figure.value])) for figure in Figure if figure.value in data)
     every = data.get("every")
-    return Row(
+    return PaperRow(
         name=str(data["name"]),
         scheme=str(data["scheme"]),
         every=None if every is None else Every(**_strings(every)),

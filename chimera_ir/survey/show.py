@@ -10,20 +10,20 @@ from rich.table import Table
 from rich.text import Text
 
 from chimera_ir.cost.numbers import decimal
-from chimera_ir.survey.compare import (
+from chimera_ir.survey.formula import Size
+from chimera_ir.survey.paper import Amount, Claim, CountClaim, FactClaim, Interval, IntervalClaim, RatioClaim
+from chimera_ir.survey.survey import (
     Absent,
-    Comparison,
-    Compiled,
+    Compared,
     Differs,
     Equal,
     Explained,
+    FigureComparison,
     Section,
     Survey,
     Surveyed,
     Verdict,
 )
-from chimera_ir.survey.formula import Size
-from chimera_ir.survey.paper import Amount, Claim, CountClaim, FactClaim, Interval, IntervalClaim, RatioClaim
 
 _HEAD = ("scheme", "figure", "the paper", "at this size", "compiled", "")
 _SAY = {True: "yes", False: "no"}
@@ -98,7 +98,7 @@ def _row_as_json(row: Surveyed) -> dict[str, object]:
     match row.outcome:
         case Absent(why):
             return {**data, "absent": why}
-        case Compiled(comparisons):
+        case Compared(comparisons):
             return {
                 **data,
                 "figures": {comparison.figure.value: _comparison_as_json(comparison) for comparison in comparisons},
@@ -107,7 +107,7 @@ def _row_as_json(row: Surveyed) -> dict[str, object]:
             assert_never(row.outcome)
 
 
-def _comparison_as_json(comparison: Comparison) -> dict[str, object]:
+def _comparison_as_json(comparison: FigureComparison) -> dict[str, object]:
     data: dict[str, object] = {
         "formula": _formula(comparison.claim),
         "paper": _plain(comparison.claimed),
@@ -139,7 +139,7 @@ def _notes_of(row: Surveyed) -> Iterator[str]:
     match row.outcome:
         case Absent(why):
             yield why
-        case Compiled(comparisons):
+        case Compared(comparisons):
             verdicts = (comparison.verdict for comparison in comparisons)
             yield from (_reason(verdict) for verdict in verdicts if isinstance(verdict, Explained))
         case _:
@@ -161,13 +161,13 @@ def _lines(row: Surveyed, notes: _Notes) -> Sequence[_Line]:
     match row.outcome:
         case Absent(why):
             return [_Line("", "", "", "", f"[{notes[why]}]")]
-        case Compiled(comparisons):
+        case Compared(comparisons):
             return [_line(comparison, notes) for comparison in comparisons]
         case _:
             assert_never(row.outcome)
 
 
-def _line(comparison: Comparison, notes: _Notes) -> _Line:
+def _line(comparison: FigureComparison, notes: _Notes) -> _Line:
     return _Line(
         figure=comparison.figure.value.replace("_", " "),
         claim=_formula(comparison.claim),

@@ -1,1 +1,1 @@
-"""What ``train.py --trace`` recorded, beside what the schedule promised: lanes, residuals, and where the bubble was."""
+"""Comparison of a run recorded by ``train.py --trace`` with its prediction: lanes, residuals, causes of the bubble."""

@@ -1,4 +1,4 @@
-"""Predicted against measured: one account for each worker, from updates that are like most."""
+"""Comparison of prediction and measurement: one account for each worker, of updates of typical length."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +11,7 @@ from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Drop, Instruction, Stash, Step
 from chimera_ir.plural import counted
 from chimera_ir.trace.account import Account, account, inside, length, windows
-from chimera_ir.trace.forecast import Promised, alike, play, played_updates
+from chimera_ir.trace.forecast import Promised, like_typical, play, played_updates
 from chimera_ir.trace.foretold import Foretold, foretell
 from chimera_ir.trace.match import lanes
 from chimera_ir.trace.read import About, BadTrace, Trace
@@ -19,8 +19,8 @@ from chimera_ir.trace.spans import BUSY, Activity, Lane, Load, Span, Window
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """How long a worker took for something in an update, in seconds; ``cause`` is what a wait waited for."""
+class Residual:
+    """Seconds of an update that a worker spends on one kind of activity; ``cause`` is what a wait waits for."""
 
     kind: Activity
     cause: str
@@ -30,9 +30,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One update as it was predicted, or measured: ``lanes[w]`` with times in nanoseconds from its beginning.
+    """One update, predicted or measured: the lane of each worker, in nanoseconds from the beginning of the update.
 
-    ``windows[w]`` is what of a lane is shown: what belongs to the update or, where updates overlap, what is meanwhile.
+    ``windows[w]`` is the part of lane w to show: the update's own part or, where updates overlap, all of its time.
     """
 
     lanes: tuple[Lane, ...]
@@ -40,7 +40,7 @@ class Side:
 
 
 class Paired(NamedTuple):
-    """An operation of a worker, as it was predicted and measured."""
+    """An operation of a worker, predicted and measured."""
 
     worker: int
     predicted: Span
@@ -49,12 +49,30 @@ class Paired(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """``rows[w]`` of worker w add up to its ``step``, predicted and measured; means over the ``chosen`` updates.
+    """Prediction and measurement of a run, side by side.
 
-    ``predicted`` and ``measured`` show one update: the promised one, and of copy 0 the chosen one of median length.
-    ``operations`` are those of both, if an update has its lanes to itself.
-    ``updates`` were recorded whole, the one shown from ``origin`` on, in nanoseconds; ``ended`` says how the run ended
-    early. ``foretold`` is what the prediction was made from, if not from the run itself.
+    Attributes
+    ----------
+    foretold
+        Source of the prediction, if it was not made from the run itself.
+    updates
+        Number of updates that were recorded whole.
+    chosen
+        Updates of which the measured figures are means.
+    typical
+        The chosen update of median length, which ``measured`` shows.
+    origin
+        Beginning of the typical update, in nanoseconds.
+    rows
+        Residuals of each worker; they add up to its ``step``, predicted and measured.
+    predicted, measured
+        One update: the predicted one, and of copy 0 the typical one.
+    operations
+        Operations of both, where updates do not overlap.
+    recorded
+        Lanes of all ranks.
+    ended
+        How the run ended early, if it did.
     """
 
     about: About
@@ -64,7 +82,7 @@ class Comparison:
     chosen: tuple[int, ...]
     typical: int
     origin: int
-    rows: tuple[tuple[Row, ...], ...]
+    rows: tuple[tuple[Residual, ...], ...]
     predicted: Side
     measured: Side
     operations: tuple[Paired, ...]
@@ -72,18 +90,18 @@ class Comparison:
     ended: str | None
 
     def step(self, worker: int) -> tuple[float, float]:
-        """How long an update takes on a worker, in seconds: predicted, measured."""
+        """Seconds of an update on a worker: predicted, measured."""
         return sum(row.predicted for row in self.rows[worker]), sum(row.measured for row in self.rows[worker])
 
     @property
     def steps(self) -> tuple[float, float]:
-        """The same on average over the workers."""
+        """Seconds of an update, on average over the workers: predicted, measured."""
         both = [self.step(worker) for worker in range(len(self.rows))]
         return fmean(predicted for predicted, _ in both), fmean(measured for _, measured in both)
 
     @property
     def bubbles(self) -> tuple[float, float]:
-        """The share of all workers' time in which they compute nothing: predicted, measured."""
+        """Bubble ratio, the share of all workers' time in which they compute nothing: predicted, measured."""
         busy = [row for rows in self.rows for row in rows if row.kind in BUSY]
         predicted, measured = (total * len(self.rows) for total in self.steps)
         return (
@@ -93,7 +111,7 @@ class Comparison:
 
 
 def compare(trace: Trace, foretold: Foretold | None = None) -> Comparison:
-    """The comparison of a trace with what its program promises: by what was said before, or by what operations took.
+    """Comparison of a trace with a prediction: a foretold one, or one from the times of the run's own operations.
 
     Raises
     ------
@@ -102,23 +120,23 @@ def compare(trace: Trace, foretold: Foretold | None = None) -> Comparison:
     """
     header, about = trace.program.header, trace.about
     barriered = about.rehearse is not None and not header.asynchronous
-    found = lanes(trace)
+    recorded = lanes(trace)
     ended = next((rank.ended for rank in trace.ranks if rank.ended is not None), None)
-    whole = windows(header, found, barriered)[: None if ended is None else -1]
+    whole = windows(header, recorded, barriered)[: None if ended is None else -1]
     if not whole:
         raise BadTrace("no update was recorded whole; trace a run of more updates (--steps)")
     chosen = choose([length(window) for window in whole], header.workers if header.asynchronous else 1)
     typical = chosen[len(chosen) // 2]
     if foretold is None:
-        cost = costs(header, about.rehearse, found, [whole[update] for update in chosen])
+        cost = costs(header, about.rehearse, recorded, [whole[update] for update in chosen])
         promised = forecast(trace, cost, barriered, typical)
     else:
         promised = foretell(trace.program, foretold.setting, barriered, typical)
     accounts: list[list[Account]] = [[] for _ in range(header.workers)]
-    for rank, lane in zip(trace.ranks, found, strict=True):
+    for rank, lane in zip(trace.ranks, recorded, strict=True):
         accounts[rank.worker] += [account(header, lane, whole[update][rank.rank], barriered) for update in chosen]
     first = [rank for rank in trace.ranks if rank.copy == 0]
-    shown = [found[rank.rank] for rank in first], [whole[typical][rank.rank] for rank in first]
+    shown = [recorded[rank.rank] for rank in first], [whole[typical][rank.rank] for rank in first]
     frame = promised.windows[promised.shown]
     origins = _origin(frame), _origin(shown[1])
     expected = [
@@ -137,15 +155,16 @@ def compare(trace: Trace, foretold: Foretold | None = None) -> Comparison:
         predicted=_side(header, promised.lanes, frame),
         measured=_side(header, *shown),
         operations=() if header.asynchronous else tuple(_paired(promised, shown[0], typical, origins)),
-        recorded=found,
+        recorded=recorded,
         ended=ended,
     )
 
 
 def choose(lengths: Sequence[float], apart: int) -> list[int]:
-    """The updates that are like most, by length: the middle half of those in the steady state.
+    """Updates of typical length: the middle half, by length, of the updates in the steady state.
 
-    The first ``apart`` are left out, which warm up; and the last, where more than one is left out: they drain.
+    The first ``apart`` updates warm up and are left out. If ``apart`` is more than 1, the last ``apart`` updates drain
+    and are left out, too.
     """
     last = len(lengths) - (apart if apart > 1 else 0)
     steady = range(apart, last) if last - apart >= 1 else range(len(lengths))
@@ -157,9 +176,9 @@ def choose(lengths: Sequence[float], apart: int) -> list[int]:
 def costs(
     header: Header, rehearse: tuple[float, float] | None, lanes: Sequence[Lane], chosen: Iterable[Sequence[Window]]
 ) -> Callable[[Instruction], int]:
-    """What operations cost, in nanoseconds: the sleeps of a rehearsal, or else the median over all ranks and updates.
+    """Costs of operations in nanoseconds: the sleeps of a rehearsal, or else medians over all ranks and chosen updates.
 
-    Posting costs nothing: that it does is a part of the difference.
+    Posting costs nothing here, so that its measured time shows as a difference.
     """
     if rehearse is not None:
         lengths = {letter: round(seconds * 1e9) for letter, seconds in zip("FB", rehearse, strict=True)}
@@ -193,20 +212,20 @@ def _like(operation: Compute | Step | Stash | Drop) -> tuple[Kind | type, int, i
 
 
 def forecast(trace: Trace, cost: Callable[[Instruction], int], barriered: bool, typical: int) -> Promised:
-    """What the program promises, with these costs and messages that take no time."""
+    """Prediction with these costs of operations, and with messages that take no time."""
     header = trace.program.header
     updates = played_updates(header, barriered)
     promised = play(trace.program, updates, cost)
-    shown = alike(header, updates, typical)
+    shown = like_typical(header, updates, typical)
     return Promised(promised, windows(header, promised, barriered), shown, range(shown, shown + 1))
 
 
-def _rows(expected: Sequence[Account], accounts: Sequence[Account]) -> tuple[Row, ...]:
+def _rows(expected: Sequence[Account], accounts: Sequence[Account]) -> tuple[Residual, ...]:
     promised, total = _sum(expected), _sum(accounts)
     order = list(Activity)
     keys = sorted(promised.keys() | total.keys(), key=lambda key: (order.index(key[0]), key[1]))
     return tuple(
-        Row(*key, predicted=promised[key] / len(expected) / 1e9, measured=total[key] / len(accounts) / 1e9)
+        Residual(*key, predicted=promised[key] / len(expected) / 1e9, measured=total[key] / len(accounts) / 1e9)
         for key in keys
         if promised[key] or total[key]
     )
@@ -214,13 +233,13 @@ def _rows(expected: Sequence[Account], accounts: Sequence[Account]) -> tuple[Row
 
 def _sum(accounts: Iterable[Account]) -> Account:
     total: Account = Counter()
-    for each in accounts:
-        total.update(each)
+    for summand in accounts:
+        total.update(summand)
     return total
 
 
 def _side(header: Header, lanes: Sequence[Lane], frame: Sequence[Window]) -> Side:
-    """The part of lanes that belongs to one update, from its first moment; where updates overlap, all meanwhile."""
+    """The part of the lanes in one update, in nanoseconds from its start; where updates overlap, all of its time."""
     origin = _origin(frame)
     if header.asynchronous:
         frame = [Window(origin, max(window.end for window in frame))] * len(frame)
@@ -239,10 +258,10 @@ def _later(span: Span, by: int) -> Span:
 
 
 def _paired(promised: Promised, recorded: Sequence[Lane], typical: int, origins: tuple[int, int]) -> Iterator[Paired]:
-    """The operations of an update that has its lanes to itself, predicted and measured, from its beginning."""
-    for worker, (theirs, ours) in enumerate(zip(promised.lanes, recorded, strict=True)):
-        expected = [span for span in theirs if span.update == promised.shown]
-        done = [span for span in ours if span.update == typical and not isinstance(span.operation, Load)]
+    """Operations of an update that overlaps with no other, predicted and measured, from the beginning of the update."""
+    for worker, (promised_lane, lane) in enumerate(zip(promised.lanes, recorded, strict=True)):
+        expected = [span for span in promised_lane if span.update == promised.shown]
+        done = [span for span in lane if span.update == typical and not isinstance(span.operation, Load)]
         if len(done) != len(expected):
             raise BadTrace(
                 f"worker {worker}, update {typical}: {counted(len(done), 'operation')} recorded, where the program has "

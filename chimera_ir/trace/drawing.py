@@ -1,4 +1,4 @@
-"""One update twice: what was predicted above what was measured, worker by worker, on one scale of time."""
+"""Picture of one update, worker by worker: predicted above measured, on one scale of time."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ WIDTH = 1500
 """The width of the chart in pixels."""
 
 THIN = 0.15
-"""What is narrower than so many pixels is not drawn."""
+"""Rectangles narrower than this, in pixels, are not drawn."""
 
 FILLS = {
     Activity.RECV: ("#f3cfca", "waits for a message"),
@@ -27,13 +27,13 @@ FILLS = {
     Activity.POST: ("#9c9c9c", "posts or loads"),
     Activity.LOAD: ("#9c9c9c", ""),
 }
-"""The colour of what computes nothing, and its name in the legend."""
+"""Colours of the activities that compute nothing, and their names in the legend."""
 
 _LEFT, _TOP = 112, 58
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Rectangle:
     """The rectangle of an operation."""
 
     x: str
@@ -47,19 +47,19 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """A lane: its name, the stretch of its update, and what the worker did in it."""
+    """A lane: its name, the stretch of the update, and the worker's operations."""
 
     name: str
     y: int
     baseline: int
     x: str
     width: str
-    shapes: tuple[Shape, ...]
+    shapes: tuple[Rectangle, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """A worker's two lanes."""
+class WorkerLanes:
+    """A worker's two lanes, predicted and measured."""
 
     name: str
     baseline: int
@@ -67,7 +67,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Caption:
     """A tick of the axis, or an entry of the legend."""
 
     x: str
@@ -78,7 +78,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """The values that ``templates/compare.svg.j2`` writes down, in pixels."""
+    """Values for ``templates/compare.svg.j2``, in pixels."""
 
     width: int
     height: int
@@ -91,10 +91,10 @@ class Sheet:
     paper: str
     heading: str
     summary: str
-    groups: tuple[Group, ...]
-    ticks: tuple[Mark, ...]
-    legend: tuple[Mark, ...]
-    bubble: Mark
+    groups: tuple[WorkerLanes, ...]
+    ticks: tuple[Caption, ...]
+    legend: tuple[Caption, ...]
+    bubble: Caption
 
 
 def draw(comparison: Comparison) -> str:
@@ -103,7 +103,7 @@ def draw(comparison: Comparison) -> str:
 
 
 def sheet(comparison: Comparison) -> Sheet:
-    """The places and sizes of everything in the picture."""
+    """Places and sizes of everything in the picture."""
     header, workers = comparison.header, comparison.header.workers
     row = 20 if workers <= 16 else 12
     span = max(window.end for side in (comparison.predicted, comparison.measured) for window in side.windows) or 1
@@ -126,7 +126,7 @@ def sheet(comparison: Comparison) -> Sheet:
         heading=comparison.about.scheme,
         summary=summary(comparison),
         groups=tuple(
-            Group(
+            WorkerLanes(
                 f"P{worker}",
                 _TOP + worker * pitch + row + 5,
                 tuple(
@@ -143,23 +143,23 @@ def sheet(comparison: Comparison) -> Sheet:
 
 
 def summary(comparison: Comparison) -> str:
-    """What was predicted and measured, in one line."""
+    """Update time and bubble ratio, predicted and measured, in one line."""
     predicted, measured = comparison.steps
-    promised, found = comparison.bubbles
+    predicted_bubble, measured_bubble = comparison.bubbles
     return (
         f"an update takes {milliseconds(predicted)} ms predicted, {milliseconds(measured)} ms measured; "
-        f"bubble ratio {100 * promised:.1f}% predicted, {100 * found:.1f}% measured"
+        f"bubble ratio {100 * predicted_bubble:.1f}% predicted, {100 * measured_bubble:.1f}% measured"
     )
 
 
 def milliseconds(seconds: float) -> str:
-    """A time in milliseconds, to a microsecond."""
+    """A time in milliseconds, with three decimals."""
     return f"{seconds * 1e3:.3f}"
 
 
 def _strip(looks: Looks, name: str, side: Side, worker: int, y: int, row: int, pixel: float) -> Strip:
     window = side.windows[worker]
-    shapes = [_shape(looks, each, window, row, pixel) for each in side.lanes[worker]]
+    shapes = [_shape(looks, span, window, row, pixel) for span in side.lanes[worker]]
     return Strip(
         name=name,
         y=y,
@@ -170,7 +170,7 @@ def _strip(looks: Looks, name: str, side: Side, worker: int, y: int, row: int, p
     )
 
 
-def _shape(looks: Looks, span: Span, window: Window, row: int, pixel: float) -> Shape:
+def _shape(looks: Looks, span: Span, window: Window, row: int, pixel: float) -> Rectangle:
     header, operation = looks.header, span.operation
     start, end = max(span.start, window.start), min(span.end, window.end)
     width = max(end - start, 0) * pixel
@@ -184,7 +184,7 @@ def _shape(looks: Looks, span: Span, window: Window, row: int, pixel: float) -> 
     waited = cause(header, operation)
     times = f"{span.start / 1e6:.3f} to {span.end / 1e6:.3f} ms ({(span.end - span.start) / 1e6:.3f} ms)"
     fits = len(text) * (12 if row > 16 else 9) * 0.62 + 3 <= width
-    return Shape(
+    return Rectangle(
         x=_pixels(_LEFT + start * pixel),
         width=_pixels(width),
         fill=fill,
@@ -195,19 +195,19 @@ def _shape(looks: Looks, span: Span, window: Window, row: int, pixel: float) -> 
     )
 
 
-def _ticks(span: int, pixel: float, bottom: int) -> Iterator[Mark]:
+def _ticks(span: int, pixel: float, bottom: int) -> Iterator[Caption]:
     """Round times at a readable distance, in milliseconds."""
     distance = step(Fraction(round(span / WIDTH * 90)) / 1_000_000 or Fraction(1, 1000))
     time = Fraction(0)
     while time * 1_000_000 <= span:
         text = f"{float(time):g}" + (" ms" if time == 0 else "")
-        yield Mark(_pixels(_LEFT + float(time) * 1e6 * pixel), bottom + 22, "", text)
+        yield Caption(_pixels(_LEFT + float(time) * 1e6 * pixel), bottom + 22, "", text)
         time += distance
 
 
-def _legend(looks: Looks, y: int) -> Iterator[Mark]:
-    """Forwards and backwards of each strand and chunk, what computes nothing, and what nothing is said of."""
-    told = [
+def _legend(looks: Looks, y: int) -> Iterator[Caption]:
+    """Entries for forwards and backwards of each strand and chunk, for other activities, and for idle time."""
+    compute = [
         (fill, " ".join((what, looks.letter(chunk))).rstrip() + f", {strand.name}")
         for number, strand in enumerate(strands(looks.header))
         if strand.micros
@@ -216,11 +216,13 @@ def _legend(looks: Looks, y: int) -> Iterator[Mark]:
         for fill, what in ((hue.light, "forward"), (hue.dark, "backward"))
     ]
     x = _LEFT
-    for fill, text in chain(told, (each for each in FILLS.values() if each[1]), [("", "idle, or between operations")]):
+    for fill, text in chain(
+        compute, ((fill, name) for fill, name in FILLS.values() if name), [("", "idle, or between operations")]
+    ):
         length = 34 + 7 * len(text)
         if x > _LEFT and x + length > _LEFT + WIDTH:
             x, y = _LEFT, y + 24
-        yield Mark(str(x), y, fill, text)
+        yield Caption(str(x), y, fill, text)
         x += length
 
 

@@ -1,6 +1,6 @@
 """A trace in the Trace Event Format, as chrome://tracing and Perfetto read it: the JSON object format.
 
-Every rank is a process with two threads: what it did, and what the schedule promised, laid on the update that is shown.
+Every rank is a process with two threads: the measured run, and the prediction at the time of the update that is shown.
 Times are in microseconds from the first operation of the run.
 """
 
@@ -30,7 +30,7 @@ def events(trace: Trace, comparison: Comparison) -> str:
             "program": about.program,
             "backend": about.backend,
             "layout": about.layout,
-            "clock_offset_ns": {str(rank.rank): [[*each] for each in rank.clock] for rank in trace.ranks},
+            "clock_offset_ns": {str(rank.rank): [[*offset] for offset in rank.clock] for rank in trace.ranks},
         },
     }
     return json.dumps(content, separators=(",", ":")) + "\n"
@@ -50,7 +50,7 @@ def _meta(what: str, rank: int, thread: int, **arguments: object) -> Event:
 
 
 def _recorded(trace: Trace, comparison: Comparison) -> Iterator[Event]:
-    """What the ranks did; an arrow from each message's send to the end of the wait for it; sums under way."""
+    """Operations of the ranks, an arrow from each message's send to the end of its wait, and sums under way."""
     arrived = {
         (rank.copy, span.update, span.operation.message)
         for rank, lane in zip(trace.ranks, comparison.recorded, strict=True)
@@ -84,7 +84,7 @@ def _event(phase: str, name: str, rank: int, time: int, **more: object) -> Event
 
 
 def _id(copy: int, span: Span) -> str:
-    """What a send and the wait for its receipt share, and nothing else."""
+    """The id of a message, which only its send and the wait for it share."""
     operation = span.operation
     assert isinstance(operation, Send | Recv | WaitRecv)
     return f"{copy}/{span.update}/{words(WaitRecv(operation.message)).removeprefix('wait recv ')}"
@@ -96,7 +96,7 @@ def _complete(span: Span, rank: int, thread: int, arguments: Mapping[str, object
 
 
 def _promised(trace: Trace, comparison: Comparison) -> Iterator[Event]:
-    """The predicted update, beginning with the one that is shown."""
+    """The predicted update, from the beginning of the update that is shown."""
     for rank in trace.ranks:
         for span in comparison.predicted.lanes[rank.worker]:
             if span.start < span.end:

@@ -1,4 +1,4 @@
-"""What the schedule promises: a program played with what its operations cost, where messages and sums take no time."""
+"""Prediction by playing a program with the costs of its operations; messages and sums take no time."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -12,14 +12,14 @@ from chimera_ir.trace.match import instructions
 from chimera_ir.trace.spans import Lane, Span, Window
 
 Cost = Callable[[Instruction], int]
-"""How long an operation takes, in nanoseconds; waits are not asked for."""
+"""Nanoseconds of an operation; never called for a wait."""
 
 
 class Promised(NamedTuple):
-    """What is predicted: ``windows[u][w]`` is update u on worker w, whose lane is ``lanes[w]``.
+    """A prediction: ``windows[u][w]`` is the window of update u on worker w, whose lane is ``lanes[w]``.
 
-    ``shown`` is an update like those that are measured; the mean of the ``counted`` ones is what one is predicted to
-    take.
+    ``shown`` is the update to show beside a measured one. The predicted time of an update is the mean of the
+    ``counted`` updates.
     """
 
     lanes: tuple[Lane, ...]
@@ -29,31 +29,35 @@ class Promised(NamedTuple):
 
 
 def played_updates(header: Header, barriered: bool) -> int:
-    """How many updates show one like those that are measured.
+    """Number of updates to play so that one of them is like the measured ones.
 
-    With a barrier before each, one; of updates that follow one another, some; of a stream as many as the program shows.
+    One where each update has a barrier before it, several where updates follow one another, and for an asynchronous
+    program all that it shows.
     """
     return header.updates if header.asynchronous else 1 if barriered else 4
 
 
-def alike(header: Header, updates: int, typical: int) -> int:
-    """Which of so many updates is like the typical one of a run.
+def like_typical(header: Header, updates: int, typical: int) -> int:
+    """The one of ``updates`` played updates that is like the typical update of a run.
 
-    One after others; in the middle of a stream, even or odd as the typical one is.
+    It is the one in the middle; for an asynchronous program it is even or odd as the typical update is.
     """
     shown = updates // 2
     return shown - (shown - typical) % 2 if header.asynchronous and shown > 1 else shown
 
 
 def play(program: Program, updates: int, cost: Cost) -> tuple[Lane, ...]:
-    """Every worker's lane of a verified program, as early as possible, from time 0.
+    """Lanes of a verified program, where everything runs as early as possible, from time 0.
 
-    A wait lasts until what it waits for is there: a message when it is sent, a sum when its last holder launches it.
+    The wait for a message ends when the message is sent, the wait for a sum when the last holder launches it.
     """
     served = [list(instructions(program, worker, updates)) for worker in range(program.header.workers)]
     bounds = pairwise(accumulate(map(len, served), initial=0))
     lanes = [range(start, end) for start, end in bounds]
-    before, durations = _waits(served, lanes), [_length(each, cost) for lane in served for _, each in lane]
+    before, durations = (
+        _waits(served, lanes),
+        [_length(instruction, cost) for lane in served for _, instruction in lane],
+    )
     played = run.play(lanes, before)
     assert len(played.order) == len(before), "a verified program ends"
     ends = run.ends(played.order, before, durations)
@@ -66,7 +70,7 @@ _Served = Sequence[tuple[int, Instruction]]
 
 
 def _waits(served: Iterable[_Served], lanes: Iterable[range]) -> list[list[int]]:
-    """What each instruction waits for: the one before it, and what is posted elsewhere."""
+    """For each instruction, those that it waits for: the one before it, and the posts of its message or sum."""
     posted: dict[Hashable, list[int]] = defaultdict(list)
     awaited: dict[int, Hashable] = {}
     before: list[list[int]] = []
@@ -95,6 +99,6 @@ def _length(instruction: Instruction, cost: Cost) -> int:
 
 
 def _spans(lane: _Served, ends: Sequence[int]) -> Iterator[Span]:
-    """The instructions of a lane, each from the end of the one before it."""
+    """Instructions of a lane with their times, each from the end of the one before it."""
     for (update, instruction), start, end in zip(lane, [0, *ends], ends, strict=False):
         yield Span(instruction, update, start, end)

@@ -1,4 +1,4 @@
-"""What was predicted before the run: the program replayed, with the costs of a profile, on the links of a cluster."""
+"""Prediction before the run: a replay of the program with the costs of a profile on the links of a cluster."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from chimera_ir.predict.replay import Event, pace, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.choose import Inputs, Wanted
 from chimera_ir.trace.account import windows
-from chimera_ir.trace.forecast import Promised, alike, played_updates
+from chimera_ir.trace.forecast import Promised, like_typical, played_updates
 from chimera_ir.trace.match import instructions
 from chimera_ir.trace.read import Trace
 from chimera_ir.trace.spans import Lane, Span, Window
 
 LONGER = (1, 2, 4, 8, 16)
-"""How many times as many updates are replayed as otherwise, while what the beginning lacks has not faded."""
+"""Factors on the number of replayed updates, tried in order until the replay shows steady updates."""
 
 MOST = 300_000
-"""Instructions that are replayed for that, at most."""
+"""The most instructions in a replay that is longer than the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Foretold:
-    """What a prediction was made from; ``profile`` and ``cluster`` are the names that these give themselves."""
+    """Source of a prediction; ``profile`` and ``cluster`` are the names in the two files."""
 
     profile: str
     cluster: str
@@ -32,10 +32,10 @@ class Foretold:
 
 
 def foretold(trace: Trace, inputs: Inputs) -> Foretold:
-    """What the files say about the run of a trace: with its copies, its layout and its micro-batches.
+    """Source of a prediction for the run of a trace: a profile and a cluster, with the run's copies, layout and sizes.
 
-    In a rehearsal forwards and backwards take the F and B of the run, recomputing or not, and steps take nothing: of
-    the profile only the sizes are left.
+    For a rehearsal, forwards and backwards take the F and B of the run, recomputing or not, and steps take no time;
+    of the profile only the sizes are used.
 
     Raises
     ------
@@ -47,16 +47,16 @@ def foretold(trace: Trace, inputs: Inputs) -> Foretold:
     if about.rehearse is None:
         stages = inputs.choose(wanted)
     else:
-        stages = tuple(each.slept(wanted.micro_batch_size, *about.rehearse) for each in inputs.choose_sizes(wanted))
+        stages = tuple(sizes.slept(wanted.micro_batch_size, *about.rehearse) for sizes in inputs.choose_sizes(wanted))
     setting = Setting(stages, inputs.cluster, about.copies, about.micro_batch_size, about.layout == "replica")
     return Foretold(inputs.counts.name, inputs.cluster.name, setting)
 
 
 def foretell(program: Program, setting: Setting, barriered: bool, typical: int) -> Promised:
-    """The lanes of a replay, and which of its updates are like the typical one of a run.
+    """Lanes of a replay, and the updates in it that are like the typical update of a run.
 
-    Without a barrier as many are counted as come again and again, and take as long as updates do in the long run.
-    Where none such are found, as may be where links are shared, it is one turn.
+    Without a barrier, the counted updates are whole turns that take exactly as long as updates in the long run. Where
+    there are none, as may be on shared links, the turn that ends with the shown update counts.
     """
     header = program.header
     updates = played_updates(header, barriered)
@@ -67,47 +67,49 @@ def foretell(program: Program, setting: Setting, barriered: bool, typical: int) 
     counts = [times * updates for times in LONGER if times == 1 or times * sum(map(len, program.lanes)) <= MOST]
     for count in counts:
         promised, seconds = _replayed(program, setting, count)
-        found, shown = windows(header, promised, barriered), alike(header, count, typical)
+        update_windows, shown = windows(header, promised, barriered), like_typical(header, count, typical)
         for start in range(shown + 1 - turn, 0, -turn):
             counted = range(start, shown + 1)
-            if _steady(promised, found, counted, 1e9 * seconds):
-                return Promised(promised, found, shown, counted)
-    return Promised(promised, found, shown, range(max(shown + 1 - turn, 0), shown + 1))
+            if _steady(promised, update_windows, counted, 1e9 * seconds):
+                return Promised(promised, update_windows, shown, counted)
+    return Promised(promised, update_windows, shown, range(max(shown + 1 - turn, 0), shown + 1))
 
 
-def _steady(lanes: Sequence[Lane], found: Sequence[Sequence[Window]], counted: range, each: float) -> bool:
-    """Whether updates take so many nanoseconds each on every worker, but for what rounding takes at both ends."""
-    whole = len(counted) * each
+def _steady(
+    lanes: Sequence[Lane], update_windows: Sequence[Sequence[Window]], counted: range, nanoseconds: float
+) -> bool:
+    """Whether the counted updates take ``nanoseconds`` on average on every worker, but for rounding at both ends."""
+    whole = len(counted) * nanoseconds
     return all(
-        abs(found[counted[-1]][worker].end - found[counted[0]][worker].start - whole) <= 2
+        abs(update_windows[counted[-1]][worker].end - update_windows[counted[0]][worker].start - whole) <= 2
         for worker, lane in enumerate(lanes)
         if lane
     )
 
 
 def _replayed(program: Program, setting: Setting, updates: int) -> tuple[tuple[Lane, ...], float]:
-    """Every worker's lane of so many updates, and the seconds from one to the next in the long run."""
+    """Lanes of a replay of ``updates`` updates, and the seconds from one update to the next in the long run."""
     whole = longer(program, updates)
-    found = replay(whole, setting)
+    replayed = replay(whole, setting)
     lanes = tuple(
-        tuple(_spans(instructions(program, worker, updates), lane, found.lanes[worker]))
+        tuple(_spans(instructions(program, worker, updates), lane, replayed.lanes[worker]))
         for worker, lane in enumerate(whole.lanes)
     )
-    return lanes, found.seconds if program.header.asynchronous or updates == 1 else pace(program, setting)
+    return lanes, replayed.seconds if program.header.asynchronous or updates == 1 else pace(program, setting)
 
 
 def _spans(
     serving: Iterator[tuple[int, Instruction]], lane: Sequence[Instruction], timed: Sequence[Event]
 ) -> Iterator[Span]:
-    """The instructions of a lane with their times; those that are no events take none.
+    """Instructions of a lane with their times; an instruction without an event takes no time.
 
-    Both are in the same order, and no instruction is there twice.
+    Instructions and events are in the same order, and no instruction occurs twice.
     """
     now, events = 0, iter(timed)
     ahead = next(events, None)
-    for (update, operation), each in zip(serving, lane, strict=True):
+    for (update, operation), instruction in zip(serving, lane, strict=True):
         end = now
-        if ahead is not None and ahead.what == each:
+        if ahead is not None and ahead.what == instruction:
             end, ahead = round(ahead.end * 1e9), next(events, None)
         yield Span(operation, update, now, end)
         now = end

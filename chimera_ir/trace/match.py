@@ -1,4 +1,4 @@
-"""What the ranks recorded, line by line against the program: each operation is the one that the lane has there."""
+"""Lanes of the ranks: their recorded operations, each matched with the program's instruction at its place."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from chimera_ir.trace.spans import Lane, Load, Span, recorded, words
 
 
 def lanes(trace: Trace) -> tuple[Lane, ...]:
-    """Every rank's lane, of a run that ended early as far as it came.
+    """Lanes of all ranks, up to the last recorded operation where the run ended early.
 
     Raises
     ------
@@ -22,18 +22,18 @@ def lanes(trace: Trace) -> tuple[Lane, ...]:
 
 
 def instructions(program: Program, worker: int, updates: int) -> Iterator[tuple[int, Instruction]]:
-    """What a worker does in so many updates, with the update that each instruction serves."""
+    """Instructions of a worker in ``updates`` updates, each with the update that it serves."""
     header, lane = program.header, program.lanes[worker]
     if not header.asynchronous:
         for update in range(updates if lane else 0):
-            yield from ((update, each) for each in lane)
+            yield from ((update, instruction) for instruction in lane)
         return
     turn = body(header, lane)
     if turn is None:
         raise BadTrace(f"worker {worker}: the program shows no turn of a steady state")
-    for each in unroll(header, turn, updates):
-        first, _, of_updates = extent(each)
-        yield (first if of_updates else first // header.per_update), each
+    for instruction in unroll(header, turn, updates):
+        first, _, of_updates = extent(instruction)
+        yield (first if of_updates else first // header.per_update), instruction
 
 
 def _lane(trace: Trace, rank: Rank) -> Iterator[Span]:
@@ -47,24 +47,24 @@ def _lane(trace: Trace, rank: Rank) -> Iterator[Span]:
         if ahead is None:
             _must_have_ended_early(rank, instruction)
             return
-        first, *others = recorded(instruction)
-        if (ahead.update, ahead.text) != (update, first):
+        first_text, *other_texts = recorded(instruction)
+        if (ahead.update, ahead.text) != (update, first_text):
             raise BadTrace(
                 f"rank {rank.rank}, update {update}: recorded '{ahead.text}' of update {ahead.update}, where the "
                 f"program has '{words(instruction)}'; the trace and {trace.about.scheme} do not belong together"
             )
         start, end = ahead.start, ahead.end
         ahead = next(operations, None)
-        for other in others:
+        for text in other_texts:
             while ahead is not None and _loads(ahead):
                 loads.append(ahead)
                 ahead = next(operations, None)
-            if ahead is None or (ahead.update, ahead.text) != (update, other):
+            if ahead is None or (ahead.update, ahead.text) != (update, text):
                 break
             end = ahead.end
             ahead = next(operations, None)
         yield Span(instruction, update, start, end)
-        yield from (Span(Load(each.text), update, each.start, each.end) for each in loads if each.start >= end)
+        yield from (Span(Load(load.text), update, load.start, load.end) for load in loads if load.start >= end)
         loads = []
     if ahead is not None:
         raise BadTrace(f"rank {rank.rank}: recorded '{ahead.text}' after the last operation of the program")

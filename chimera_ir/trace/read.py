@@ -1,4 +1,4 @@
-"""Reads the directory that ``train.py --trace`` wrote: every rank's file, on the clock of rank 0."""
+"""Reader of the directory that ``train.py --trace`` wrote: every rank's file, with times on the clock of rank 0."""
 
 import json
 import re
@@ -22,10 +22,10 @@ VERSION = 1
 PROGRAM = "schedule.sir"
 
 LONGEST = 2**63 - 1
-"""The largest number: nanoseconds of a clock, which are 292 years."""
+"""The largest number in a file: nanoseconds of a clock, 292 years."""
 
 _NAMED = 8
-"""Of how many ranks at most it is told that their files are missing."""
+"""The most ranks that a message about missing files names."""
 
 
 class BadTrace(Exception):
@@ -34,7 +34,7 @@ class BadTrace(Exception):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The run, as every rank tells it; ``rehearse`` are the seconds of F and B, where compute was a sleep."""
+    """The run, the same in every rank's file; ``rehearse`` are the seconds of F and B, where compute was a sleep."""
 
     scheme: str
     program: str
@@ -47,7 +47,7 @@ class About:
 
 
 class Offset(NamedTuple):
-    """What is added to a rank's clock to have that of rank 0, at a time of the rank's clock; in nanoseconds."""
+    """Offset of rank 0's clock from a rank's clock, at a time of the rank's clock; in nanoseconds."""
 
     at: int
     offset: int
@@ -55,7 +55,7 @@ class Offset(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """An operation of a rank as it is written: in nanoseconds since the first of all ranks, on the clock of rank 0."""
+    """A recorded operation: nanoseconds since the first operation of any rank, on the clock of rank 0."""
 
     update: int
     text: str
@@ -65,7 +65,7 @@ class Recorded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A rank's file; ``ended`` says how the run ended early, nothing if it did not."""
+    """A rank's file; ``ended`` says how the run ended early, None if it did not."""
 
     rank: int
     worker: int
@@ -77,7 +77,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """All ranks, in order."""
+    """A trace: the run, its program, and all ranks in order."""
 
     about: About
     program: Program
@@ -85,7 +85,7 @@ class Trace:
 
 
 def read(directory: Path) -> Trace:
-    """The trace in a directory.
+    """Trace in a directory.
 
     Raises
     ------
@@ -94,17 +94,17 @@ def read(directory: Path) -> Trace:
     """
     text = _text(directory / PROGRAM)
     paths = _files(directory)
-    found = [_rank(path) for path in paths]
-    about = found[0][0]
-    for path, (other, _) in zip(paths, found, strict=True):
+    files = [_rank(path) for path in paths]
+    about = files[0][0]
+    for path, (other, _) in zip(paths, files, strict=True):
         if other != about:
             raise BadTrace(f"{path}: is of another run than {paths[0].name}; trace every run into its own directory")
     if sha256(text.encode()).hexdigest() != about.program:
         raise BadTrace(f"{directory / PROGRAM}: is not the program that was traced; trace the run again")
     program = _program(directory / PROGRAM, text)
-    ranks = [rank for _, rank in found]
+    ranks = [rank for _, rank in files]
     for path, rank in zip(paths, ranks, strict=True):
-        _belongs(path, rank, about, program.header.workers)
+        _require_place(path, rank, about, program.header.workers)
     _require_all(directory, ranks, about.copies * program.header.workers)
     if about.updates > max(1, *(len(rank.operations) for rank in ranks)) and all(rank.ended is None for rank in ranks):
         raise BadTrace(
@@ -113,8 +113,8 @@ def read(directory: Path) -> Trace:
     return Trace(about, program, _on_one_clock(ranks))
 
 
-def _belongs(path: Path, rank: Rank, about: About, workers: int) -> None:
-    """Whether a file is that of its rank, and the rank where the layout puts it."""
+def _require_place(path: Path, rank: Rank, about: About, workers: int) -> None:
+    """Checks that a file has the name of its rank, and that the layout puts the rank where the file says."""
     place = divmod(rank.rank, workers) if about.layout == "pipeline" else divmod(rank.rank, about.copies)[::-1]
     if path.name != f"rank_{rank.rank}.jsonl" or place != (rank.copy, rank.worker) or rank.copy >= about.copies:
         raise BadTrace(
@@ -135,15 +135,15 @@ def _text(path: Path) -> str:
 def _files(directory: Path) -> list[Path]:
     numbered = [(int(name[1]), path) for path in directory.iterdir() if (name := _NAME.fullmatch(path.name))]
     if not numbered:
-        raise BadTrace(f"{directory}: has no rank_<r>.jsonl{_parts(directory, [])}")
+        raise BadTrace(f"{directory}: has no rank_<r>.jsonl{_hint(directory, [])}")
     return [path for _, path in sorted(numbered)]
 
 
 _NAME = re.compile(r"rank_([0-9]{1,9})\.jsonl")
 
 
-def _parts(directory: Path, missing: list[int]) -> str:
-    """What to say of files that were never finished."""
+def _hint(directory: Path, missing: list[int]) -> str:
+    """A hint for a message about missing files: unfinished files, or files on other machines."""
     names = [f"rank_{rank}.jsonl.part" for rank in missing] or ["rank_*.jsonl.part"]
     if any(any(directory.glob(name)) for name in names):
         return "; what is called .part belongs to a rank that still runs or was killed"
@@ -151,15 +151,15 @@ def _parts(directory: Path, missing: list[int]) -> str:
 
 
 def _require_all(directory: Path, ranks: Sequence[Rank], expected: int) -> None:
-    """Makes sure that every rank has a file; there may be far more ranks than files, and then not all are named."""
-    there = {rank.rank for rank in ranks}
-    missing = list(islice((rank for rank in range(expected) if rank not in there), _NAMED + 1))
+    """Checks that every rank has a file; of many missing files only the first are named."""
+    present = {rank.rank for rank in ranks}
+    missing = list(islice((rank for rank in range(expected) if rank not in present), _NAMED + 1))
     if missing:
-        several = "s" if len(missing) > 1 else ""
+        plural = "s" if len(missing) > 1 else ""
         named = ", ".join(map(str, missing[:_NAMED])) + (" .." if len(missing) > _NAMED else "")
         raise BadTrace(
-            f"{directory}: the file{several} of rank{several} {named} of {counted(expected, 'rank')} "
-            f"{'are' if several else 'is'} missing{_parts(directory, missing)}"
+            f"{directory}: the file{plural} of rank{plural} {named} of {counted(expected, 'rank')} "
+            f"{'are' if plural else 'is'} missing{_hint(directory, missing)}"
         )
 
 
@@ -251,7 +251,7 @@ def _offset(value: Any) -> Offset:
 
 
 def _clock(offsets: list[Offset]) -> tuple[Offset, ...]:
-    """The measurements of a rank's offset, between which the clock of rank 0 goes on, as the rank's does."""
+    """Measurements of a rank's offset; between the first and the last, neither clock may go backwards."""
     first, last = (offsets[0], offsets[-1]) if offsets else (Offset(0, 0, 0),) * 2
     if last.at < first.at or last.at + last.offset < first.at + first.offset:
         raise ValueError("a clock goes backwards")
@@ -289,15 +289,15 @@ def _word(value: Any, known: Sequence[str] = ()) -> str:
 
 
 def _brief(value: object) -> str:
-    """A value of a file as it is shown in a message, however long it is."""
+    """A value of a file, shortened for a message."""
     return reprlib.repr(value)
 
 
 def _on_one_clock(ranks: list[Rank]) -> tuple[Rank, ...]:
     moved = [
         [
-            each._replace(start=aligned(rank.clock, each.start), end=aligned(rank.clock, each.end))
-            for each in rank.operations
+            operation._replace(start=aligned(rank.clock, operation.start), end=aligned(rank.clock, operation.end))
+            for operation in rank.operations
         ]
         for rank in ranks
     ]
@@ -305,7 +305,7 @@ def _on_one_clock(ranks: list[Rank]) -> tuple[Rank, ...]:
     return tuple(
         Rank(
             *(rank.rank, rank.worker, rank.copy, rank.clock),
-            tuple(each._replace(start=each.start - origin, end=each.end - origin) for each in lane),
+            tuple(operation._replace(start=operation.start - origin, end=operation.end - origin) for operation in lane),
             rank.ended,
         )
         for rank, lane in sorted(zip(ranks, moved, strict=True), key=lambda pair: pair[0].rank)
@@ -313,12 +313,12 @@ def _on_one_clock(ranks: list[Rank]) -> tuple[Rank, ...]:
 
 
 def aligned(clock: tuple[Offset, ...], time: int) -> int:
-    """A time of a rank's clock on that of rank 0.
+    """The time on rank 0's clock for a time on a rank's clock.
 
-    The offset is taken to change evenly between its two measurements. One that nothing tells from 0 is 0: the ranks of
-    one machine share its clock, and a measurement would only blur that.
+    The offset is assumed to change evenly between its two measurements. An offset smaller than its uncertainty counts
+    as 0: the ranks of one machine share its clock, and a measured offset would only add errors.
     """
-    if all(abs(each.offset) <= each.uncertainty for each in clock):
+    if all(abs(offset.offset) <= offset.uncertainty for offset in clock):
         return time
     first, last = clock[0], clock[-1]
     if last.at == first.at:

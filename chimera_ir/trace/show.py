@@ -1,4 +1,4 @@
-"""The residuals: by kind and worker, and where the bubble was; for a terminal, a page and programs."""
+"""Residuals by kind and worker, and the causes of the bubble; for a terminal, a page and programs."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,12 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from chimera_ir.plural import counted
-from chimera_ir.trace.compare import Comparison, Row
+from chimera_ir.trace.compare import Comparison, Residual
 from chimera_ir.trace.drawing import milliseconds, summary
 from chimera_ir.trace.spans import BUSY, Activity, words
 
 IN_FULL = 8
-"""For up to how many workers the terminal shows a table each; for more it shows the mean alone."""
+"""The most workers that each get a table on the terminal; for more workers it shows the mean alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A table's lines with what they are about; ``total`` is their sum."""
+    """A table with its name; ``total`` is the sum of its lines."""
 
     name: str
     lines: tuple[Line, ...]
@@ -40,44 +40,47 @@ class Block:
 
 
 def blocks(comparison: Comparison) -> list[Block]:
-    """By kind: the mean of all workers, then every worker."""
+    """Tables by kind: the mean of all workers, then every worker."""
     rows = comparison.rows
-    every = _by_kind([row for each in rows for row in each], len(rows))
+    all_workers = _by_kind([row for worker_rows in rows for row in worker_rows], len(rows))
     return [
-        _block("mean of all workers", every, *comparison.steps),
-        *(_block(f"worker {worker}", _by_kind(each, 1), *comparison.step(worker)) for worker, each in enumerate(rows)),
+        _block("mean of all workers", all_workers, *comparison.steps),
+        *(
+            _block(f"worker {worker}", _by_kind(worker_rows, 1), *comparison.step(worker))
+            for worker, worker_rows in enumerate(rows)
+        ),
     ]
 
 
 def bubbles(comparison: Comparison) -> list[Line]:
-    """What computed nothing, by worker and cause, the longest first."""
+    """Time without compute by worker and cause, the longest first."""
     named = [
         (f"worker {worker}: {cause(row)}", row, comparison.step(worker)[1])
         for worker, rows in enumerate(comparison.rows)
         for row in rows
         if row.kind not in BUSY
     ]
-    named.sort(key=lambda each: -each[1].measured)
+    named.sort(key=lambda entry: -entry[1].measured)
     return [_line(name, row.predicted, row.measured, whole) for name, row, whole in named]
 
 
-def cause(row: Row) -> str:
-    """A kind with what was waited for: ``wait for messages from worker 1``."""
+def cause(row: Residual) -> str:
+    """Kind of a residual with what was waited for: ``wait for messages from worker 1``."""
     if row.kind is Activity.FLUSH:
         return "done; waits for the last worker"
     return f"wait for {row.cause}" if row.cause else str(row.kind.value)
 
 
-def _by_kind(rows: Iterable[Row], workers: int) -> dict[Activity, tuple[float, float]]:
-    found: dict[Activity, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+def _by_kind(rows: Iterable[Residual], workers: int) -> dict[Activity, tuple[float, float]]:
+    times: dict[Activity, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
     for row in rows:
-        predicted, measured = found[row.kind]
-        found[row.kind] = predicted + row.predicted / workers, measured + row.measured / workers
-    return found
+        predicted, measured = times[row.kind]
+        times[row.kind] = predicted + row.predicted / workers, measured + row.measured / workers
+    return times
 
 
 def _block(name: str, kinds: dict[Activity, tuple[float, float]], predicted: float, measured: float) -> Block:
-    lines = [_line(each.value, *kinds[each], measured) for each in Activity if each in kinds]
+    lines = [_line(kind.value, *kinds[kind], measured) for kind in Activity if kind in kinds]
     return Block(name, tuple(lines), _line("update", predicted, measured, measured))
 
 
@@ -92,9 +95,9 @@ def _line(name: str, predicted: float, measured: float, whole: float) -> Line:
 
 
 def text(comparison: Comparison) -> RenderableType:
-    """The tables for a terminal; colour adds nothing that the words do not say."""
-    told, *workers = blocks(comparison)
-    shown = [told, *(workers if len(workers) <= IN_FULL else [])]
+    """Tables for a terminal; everything is readable without colour."""
+    mean, *workers = blocks(comparison)
+    shown = [mean, *(workers if len(workers) <= IN_FULL else [])]
     longest = bubbles(comparison)[: 2 * IN_FULL]
     return Group(
         Text(comparison.about.scheme, "bold"),
@@ -107,7 +110,7 @@ def text(comparison: Comparison) -> RenderableType:
 
 
 def basis(comparison: Comparison) -> str:
-    """What the figures are of."""
+    """A line that says what was measured: updates, copies, backend."""
     about, count = comparison.about, len(comparison.chosen)
     copies = f", {counted(about.copies, 'copy')}" if about.copies > 1 else ""
     slept = "; compute was a sleep (--rehearse)" if about.rehearse else ""
@@ -119,12 +122,14 @@ def basis(comparison: Comparison) -> str:
 
 
 def ground(comparison: Comparison) -> str:
-    """What the prediction was made from."""
+    """A line that says what the prediction was made from."""
     slept = comparison.about.rehearse is not None
-    told = comparison.foretold
-    if told:
+    foretold = comparison.foretold
+    if foretold:
         sleeps = "; F and B are those of the rehearsal" if slept else ""
-        return f"predicted by a replay, from the profile '{told.profile}' and the cluster '{told.cluster}'{sleeps}"
+        return (
+            f"predicted by a replay, from the profile '{foretold.profile}' and the cluster '{foretold.cluster}'{sleeps}"
+        )
     costs = "F and B of the rehearsal" if slept else "the run's own medians"
     return f"predicted from {costs}; messages, sums and posting take no time"
 
@@ -142,19 +147,19 @@ def _table(name: str, lines: Sequence[Line], total: Line | None) -> Table:
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
-    """The same for programs, in seconds; docs/trace.md describes it."""
+    """The comparison as JSON, in seconds; docs/trace.md describes it."""
     predicted, measured = comparison.steps
-    promised, found = comparison.bubbles
-    told = comparison.foretold
+    predicted_bubble, measured_bubble = comparison.bubbles
+    foretold = comparison.foretold
     return {
         "scheme": comparison.about.scheme,
-        "prediction": {"profile": told.profile, "cluster": told.cluster} if told else None,
+        "prediction": {"profile": foretold.profile, "cluster": foretold.cluster} if foretold else None,
         "updates": comparison.updates,
         "chosen": list(comparison.chosen),
         "shown": comparison.typical,
         "ended": comparison.ended,
         "step_seconds": {"predicted": predicted, "measured": measured},
-        "bubble_ratio": {"predicted": promised, "measured": found},
+        "bubble_ratio": {"predicted": predicted_bubble, "measured": measured_bubble},
         "workers": [_worker(comparison, worker) for worker in range(len(comparison.rows))],
         "operations": list(_operations(comparison)),
     }

@@ -1,4 +1,4 @@
-"""What a rank did from when to when: recorded or predicted, in the same words."""
+"""Operations of a rank with their times, recorded or predicted, in the same words."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from chimera_ir.ir.text.printer import line
 
 
 class Activity(Enum):
-    """What a rank's time goes into."""
+    """Kind of activity that a rank's time goes into."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -40,12 +40,12 @@ class Activity(Enum):
 
 
 BUSY = (Activity.FORWARD, Activity.BACKWARD)
-"""What a rank does when it computes."""
+"""Activities that compute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The inputs or targets of a micro-batch are loaded: no line of the program, but it takes time."""
+    """Loading of a micro-batch's inputs or targets: it is no line of the program, but takes time."""
 
     text: str
 
@@ -60,7 +60,7 @@ class Span(NamedTuple):
 
 
 Lane = tuple[Span, ...]
-"""What a rank did, in order; no two spans overlap."""
+"""Spans of a rank in order; no two overlap."""
 
 
 class Window(NamedTuple):
@@ -71,7 +71,7 @@ class Window(NamedTuple):
 
 
 def activity(operation: Instruction | Load) -> Activity:
-    """What the time of an operation goes into."""
+    """Kind of activity of an operation."""
     match operation:
         case Compute():
             return Activity(operation.kind.noun)
@@ -92,7 +92,7 @@ def activity(operation: Instruction | Load) -> Activity:
 
 
 def cause(header: Header, operation: Instruction | Load) -> str:
-    """For whom a wait waits; nothing for what is no wait."""
+    """Cause of a wait: the message or sum that it waits for; empty for an operation that is no wait."""
     match operation:
         case WaitRecv(message=message):
             return f"messages from worker {_worker(header, message.micros[0], message.source)}"
@@ -107,7 +107,7 @@ def cause(header: Header, operation: Instruction | Load) -> str:
 
 
 def shown_micro(header: Header, micro: int) -> Micro:
-    """A micro-batch of the program's instance that is like one of a longer run: of the same pipe and parity of turn."""
+    """The program's micro-batch for a micro-batch of a longer run: of the same pipe and parity of turn."""
     return Micro(micro % (2 * header.period) if header.asynchronous else micro)
 
 
@@ -121,7 +121,7 @@ def words(operation: Instruction | Load) -> str:
 
 
 def recorded(instruction: Instruction) -> Iterator[str]:
-    """How a rank may record an instruction: by one text or, of a compute, by several in this order."""
+    """Texts by which a rank records an instruction: one or, for a compute, one for each micro-batch, in order."""
     match instruction:
         case Compute(kind, micros, stage):
             yield from (f"{kind.letter} m{micro} s{stage}" for micro in micros)
@@ -152,9 +152,9 @@ def _first(message: Message) -> str:
 
 
 def ends(lane: Iterable[Span], asynchronous: bool) -> dict[int, int]:
-    """When each update ends on a rank: with its last operation or, where updates overlap, with its last step."""
-    found: dict[int, int] = {}
+    """End of each update on a rank: the end of its last operation or, where updates overlap, of its last step."""
+    ends: dict[int, int] = {}
     for span in lane:
         if not asynchronous or isinstance(span.operation, Step):
-            found[span.update] = max(span.end, found.get(span.update, span.end))
-    return found
+            ends[span.update] = max(span.end, ends.get(span.update, span.end))
+    return ends

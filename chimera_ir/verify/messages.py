@@ -177,23 +177,18 @@ def _line(
     if (worker, place) in places.foreign:
         yield UnknownMessage(instruction.origin, worker, line(instruction), places.foreign[worker, place])
         return
-    first = places.of(instruction)[key(program.header, instruction.message)]
+    header, message = program.header, instruction.message
+    first = places.of(instruction)[key(header, message)]
     if first != place:
         what = {Send: "already sent", Recv: "already received"}.get(type(instruction), "already waited for")
         other = program.lanes[worker][first].origin
-        yield RedundantLine(
-            instruction.origin, worker, line(instruction), f"{content(instruction.message)} are {what}", (other,)
-        )
-    if isinstance(instruction, Send) and instruction.to != receiver(program.header, instruction.message):
-        right = receiver(program.header, instruction.message)
-        yield WrongPeer(
-            instruction.origin, worker, line(instruction), instruction.to, right, instruction.message.target
-        )
-    if isinstance(instruction, Recv) and instruction.source != sender(program.header, instruction.message):
-        right = sender(program.header, instruction.message)
-        yield WrongPeer(
-            instruction.origin, worker, line(instruction), instruction.source, right, instruction.message.source
-        )
+        yield RedundantLine(instruction.origin, worker, line(instruction), f"{content(message)} are {what}", (other,))
+    if isinstance(instruction, Send) and instruction.to != receiver(header, message):
+        right = receiver(header, message)
+        yield WrongPeer(instruction.origin, worker, line(instruction), instruction.to, right, message.target)
+    if isinstance(instruction, Recv) and instruction.source != sender(header, message):
+        right = sender(header, message)
+        yield WrongPeer(instruction.origin, worker, line(instruction), instruction.source, right, message.source)
 
 
 def _hand_over(

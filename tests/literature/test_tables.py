@@ -10,21 +10,21 @@ from functools import cache
 import pytest
 
 from chimera_ir import library
-from chimera_ir.survey.compare import (
+from chimera_ir.survey.formula import value
+from chimera_ir.survey.paper import Figure, PaperRow, paper
+from chimera_ir.survey.survey import (
     Absent,
-    Comparison,
-    Compiled,
+    Compared,
     Differs,
     Equal,
     Explained,
+    FigureComparison,
     Section,
     Survey,
     Surveyed,
     schemes,
     survey,
 )
-from chimera_ir.survey.formula import value
-from chimera_ir.survey.paper import Figure, Row, paper
 from tests.literature.test_facts import cost
 
 UNITS = [(D, K) for D in (2, 4, 6, 8, 16) for K in (1, 2, 3, 4) if D < 16 or K < 3]
@@ -36,22 +36,22 @@ def tables(D: int, N: int) -> Survey:
     return survey({"D": D, "N": N}, schemes())
 
 
-def compared(found: Survey, title: str) -> Iterator[tuple[Surveyed, Comparison]]:
+def compared(found: Survey, title: str) -> Iterator[tuple[Surveyed, FigureComparison]]:
     """Every comparison in the sections whose title begins like this."""
     for section in found.sections:
         if section.title.startswith(title):
             for row in section.rows:
-                if isinstance(row.outcome, Compiled):
+                if isinstance(row.outcome, Compared):
                     yield from ((row, each) for each in row.outcome.comparisons)
 
 
-def row_of(section: Section, name: str) -> dict[Figure, Comparison]:
+def row_of(section: Section, name: str) -> dict[Figure, FigureComparison]:
     (row,) = (row for row in section.rows if row.name == name)
-    assert isinstance(row.outcome, Compiled)
+    assert isinstance(row.outcome, Compared)
     return {each.figure: each for each in row.outcome.comparisons}
 
 
-def claims() -> Iterator[Row]:
+def claims() -> Iterator[PaperRow]:
     for table in paper().tables:
         yield from table.rows
 

@@ -1,7 +1,7 @@
 """What the planner knows of a configuration's memory, against the program that is compiled in the end."""
 
 from chimera_ir.planner.bounds import least, most, standing
-from chimera_ir.planner.compiled import Compiled
+from chimera_ir.planner.compiled import CompiledScheme
 from chimera_ir.predict.memory import memory
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster
@@ -12,7 +12,7 @@ from chimera_ir.verify.holdings import holdings
 ALONE = Cluster("any", 10**6, 1, 10**12, 0, FREE, FREE, FREE)
 
 
-def bounded(one: Compiled, change: Change, costs: tuple[StageCosts, ...]) -> bool:
+def bounded(one: CompiledScheme, change: Change, costs: tuple[StageCosts, ...]) -> bool:
     """Whether there is an upper bound; all that is known is right.
 
     Raises

@@ -6,7 +6,7 @@ import pytest
 
 from chimera_ir import library
 from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.planner.compiled import Compiled
+from chimera_ir.planner.compiled import CompiledScheme
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.source import Source
 from chimera_ir.syntax.change import Change
@@ -73,8 +73,8 @@ pipe p {
 TEXTS = {**{name: library.source(name) for name in library.names()}, "waves": Source("waves.chim", WAVES)}
 
 
-def compiled(name: str, change: Change, **settings: int) -> Compiled:
-    return Compiled(parse(TEXTS[name]), tuple(settings.items()), change, 10**6, trusted=True)
+def compiled(name: str, change: Change, **settings: int) -> CompiledScheme:
+    return CompiledScheme(parse(TEXTS[name]), tuple(settings.items()), change, 10**6, trusted=True)
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -99,7 +99,7 @@ def test_what_a_worker_needs_lies_between_the_bounds(name: str, recompute: bool)
 def test_a_stream_of_groups_has_no_upper_bound() -> None:
     """45,402 bytes on the first stage; with one micro-batch a message they would be 44,402 at most."""
     timing = Timing(1.0, 2.0, 3.0, activations=3000, input=500, output=500, gradient=500)
-    one = Compiled(parse(Source("grouped.chim", GROUPED)), (), Change(), 10**6, trusted=False)
+    one = CompiledScheme(parse(Source("grouped.chim", GROUPED)), (), Change(), 10**6, trusted=False)
     assert not bounded(one, Change(), (StageCosts(100, 1, 1, {1: timing}),) * 2)
 
 

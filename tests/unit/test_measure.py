@@ -13,7 +13,7 @@ from chimera_ir.measure import fit, machine, stages
 from chimera_ir.measure.fit import Point
 from chimera_ir.measure.model import BadFile, counted
 from chimera_ir.measure.samples import Samples, in_rounds, too_noisy
-from chimera_ir.measure.stages import Request
+from chimera_ir.measure.stages import StageRequest
 from chimera_ir.profile.cluster import Link
 from chimera_ir.profile.costs import StageCosts
 from support.faults import Misuse
@@ -71,7 +71,7 @@ def assert_linear(stage: StageCosts, last: bool) -> None:
 
 
 def test_a_stack_of_linear_layers_has_the_work_and_the_bytes_of_the_formulas(model: Path) -> None:
-    found = counted(model, Request((2, 3), (4, 8), 5, 0), quiet).counts
+    found = counted(model, StageRequest((2, 3), (4, 8), 5, 0), quiet).counts
     assert sorted(found.depths) == [2, 3]
     for depth, profile in found.depths.items():
         for number, stage in enumerate(profile):
@@ -88,7 +88,7 @@ def test_a_stack_of_linear_layers_has_the_work_and_the_bytes_of_the_formulas(mod
 
 def test_what_is_timed_has_the_same_bytes_and_a_time_and_a_spread_for_everything(model: Path) -> None:
     told: list[tuple[int, int]] = []
-    request = Request((2,), (4, 8), 5, 0)
+    request = StageRequest((2,), (4, 8), 5, 0)
     found = stages.timed(load(model), request, torch.device("cpu"), lambda _, done, steps: told.append((done, steps)))
     assert told == [(n, 8) for n in range(1, 9)]
     for number, stage in enumerate(found.profile.depths[2]):
@@ -121,7 +121,7 @@ def test_a_step_is_the_optimizer_s_of_the_model_file_and_leaves_the_weights_as_t
     text = LINEAR.replace("return nn.Sequential", "return nn.Identity() if stage == 0 else nn.Sequential")
     text = text.replace("    return nn.functional", "    assert output.isfinite().all()\n    return nn.functional")
     (tmp_path / "slow.py").write_text(text.partition("def optimizer")[0] + STEPPING)
-    found = stages.timed(load(tmp_path / "slow.py"), Request((3,), (4,), 5, 0), torch.device("cpu"), quiet)
+    found = stages.timed(load(tmp_path / "slow.py"), StageRequest((3,), (4,), 5, 0), torch.device("cpu"), quiet)
     none, *others = found.profile.depths[3]
     assert none.weights == 0
     assert none.step > 0
@@ -131,7 +131,7 @@ def test_a_step_is_the_optimizer_s_of_the_model_file_and_leaves_the_weights_as_t
 def test_an_optimizer_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "none.py").write_text(LINEAR.replace("return torch.optim.Adam(parameters)", "pass"))
     with pytest.raises(Misuse, match=r"optimizer returned None, not a torch\.optim\.Optimizer"):
-        stages.timed(load(tmp_path / "none.py"), Request((1,), (4,), 5, 0), torch.device("cpu"), quiet)
+        stages.timed(load(tmp_path / "none.py"), StageRequest((1,), (4,), 5, 0), torch.device("cpu"), quiet)
 
 
 ATTENTION = """
@@ -154,7 +154,7 @@ def test_attention_counts_its_two_products_and_keeps_the_matrix_of_scores(tmp_pa
     )
     text = text.replace(f"({WIDTH},)", "(16, 32)").replace(f"torch.zeros({WIDTH})", "torch.zeros(16, 32)")
     (tmp_path / "attention.py").write_text(text)
-    stage, *_ = counted(tmp_path / "attention.py", Request((2,), (2,), 5, 0), quiet).counts.depths[2]
+    stage, *_ = counted(tmp_path / "attention.py", StageRequest((2,), (2,), 5, 0), quiet).counts.depths[2]
     projections, products = 3 * 2 * (2 * 16) * 32 * 32, 2 * 2 * (2 * 4) * 16 * 16 * 8
     assert stage.at[2].forward == projections + products
     assert stage.at[2].backward == projections + 2 * products
@@ -168,12 +168,12 @@ def test_a_model_that_asks_for_values_where_there_are_none_is_told_so_by_its_lin
     )
     (tmp_path / "curious.py").write_text(text)
     with pytest.raises(BadFile, match=r"curious\.py:9 in loss: .*meta tensors"):
-        counted(tmp_path / "curious.py", Request((1,), (1,), 5, 0), quiet)
+        counted(tmp_path / "curious.py", StageRequest((1,), (1,), 5, 0), quiet)
 
 
 def test_a_micro_batch_larger_than_the_dataset_is_refused(model: Path) -> None:
     with pytest.raises(BadFile, match="the dataset has 64 items"):
-        counted(model, Request((1,), (65,), 5, 0), quiet)
+        counted(model, StageRequest((1,), (65,), 5, 0), quiet)
 
 
 @pytest.mark.parametrize(("alpha", "bandwidth"), [(2e-6, 9.7e9), (5e-5, 1e9), (1e-3, 1e7)])
@@ -322,7 +322,7 @@ def test_what_has_no_gradient_does_not_come_back_and_updated_buffers_are_kept_to
     made = f"nn.Sequential(*(nn.Linear({WIDTH}, {WIDTH}, bias=False) for _ in range({LAYERS})))"
     text = text.replace(made, "Masked(stage == 0, stage == num_stages - 1)")
     (tmp_path / "masked.py").write_text(text)
-    found = stages.timed(load(tmp_path / "masked.py"), Request((3,), (4,), 5, 0), torch.device("cpu"), quiet)
+    found = stages.timed(load(tmp_path / "masked.py"), StageRequest((3,), (4,), 5, 0), torch.device("cpu"), quiet)
     values, mask, statistics = 4 * WIDTH * FLOAT, 4 * 8, 2 * WIDTH * FLOAT + 8
     first, middle, last = (stage.at[4] for stage in found.profile.depths[3])
     assert (middle.output, middle.gradient) == (first.output, first.gradient) == (values + mask, values)
@@ -332,7 +332,7 @@ def test_what_has_no_gradient_does_not_come_back_and_updated_buffers_are_kept_to
 
 
 def test_counting_again_counts_the_same(model: Path) -> None:
-    request = Request((2,), (4,), 5, 0)
+    request = StageRequest((2,), (4,), 5, 0)
     assert counted(model, request, quiet) == counted(model, request, quiet)
 
 
@@ -340,4 +340,4 @@ def test_a_stage_that_changes_its_input_in_place_is_refused_since_it_could_not_r
     text = LINEAR.replace("nn.Sequential(", "nn.Sequential(nn.ReLU(inplace=True), ")
     (tmp_path / "hasty.py").write_text(text)
     with pytest.raises(BadFile, match="stage 0 changes its input in place"):
-        counted(tmp_path / "hasty.py", Request((1,), (1,), 5, 0), quiet)
+        counted(tmp_path / "hasty.py", StageRequest((1,), (1,), 5, 0), quiet)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from chimera_ir.measure.links import chosen_forks, chosen_pairs, chosen_sizes, connected_kinds
-from chimera_ir.measure.network import Described, Measured, Node, described
+from chimera_ir.measure.network import Described, Host, LinkTimes, described
 from chimera_ir.measure.samples import Samples
 from chimera_ir.profile.cluster import Link, Short
 
@@ -67,10 +67,10 @@ def network(
     messages[min(kinds), SIZES[-1]] = exactly(slow * links[min(kinds)].message(SIZES[-1]))
     posts = {(kind, size): exactly(links[kind].of(size).overhead) for kind, size in messages}
     taken = {(r, size): exactly(sums.overhead + sums.all_reduce(size, r)) for r in (2, len(places)) for size in SIZES}
-    nodes = tuple(Node(place, 0, 6 << 20, shared=True) for place in places)
+    nodes = tuple(Host(place, 0, 6 << 20, shared=True) for place in places)
     forks = {kind: exactly(longer * messages[kind, SIZES[-1]].median) for kind, longer in (at_once or {}).items()}
     launches = exactly(sums.overhead)
-    return described("here", Measured(nodes, messages, messages, forks, taken, posts, launches, short or {}))
+    return described("here", LinkTimes(nodes, messages, messages, forks, taken, posts, launches, short or {}))
 
 
 @pytest.mark.parametrize(("places", "kinds"), [("aabb", [True]), ("aabb", [True, False]), ("aaa", [True])])

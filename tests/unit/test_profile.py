@@ -16,9 +16,9 @@ from chimera_ir.diagnostics.render import render_all
 from chimera_ir.profile import document
 from chimera_ir.profile.cluster import Cluster, Link, Short
 from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
-from chimera_ir.profile.places import Places
 from chimera_ir.profile.quantity import BANDWIDTH, RATE, SIZE, TIME, WORK, Dimension, split
 from chimera_ir.profile.read import read_cluster, read_profile
+from chimera_ir.profile.toml_places import TomlPlaces
 from chimera_ir.profile.work import Device, WorkProfile
 from chimera_ir.profile.write import write_cluster, write_profile
 from chimera_ir.source import Source
@@ -204,7 +204,7 @@ def test_every_value_is_found_where_it_stands() -> None:
             return [leaf for number, each in enumerate(value) for leaf in leaves(each, (*path, number))]
         return [(path, value)]
 
-    places, found = Places(VALUES), leaves(tomllib.loads(VALUES), ())
+    places, found = TomlPlaces(VALUES), leaves(tomllib.loads(VALUES), ())
     assert len(found) == 12
     for path, value in found:
         start, end = places.value(path)
@@ -257,6 +257,6 @@ def test_every_error_of_a_file_is_told() -> None:
 
 
 def test_places_are_looked_for_only_where_something_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document, "Places", lambda text: pytest.fail("looked for"))
+    monkeypatch.setattr(document, "TomlPlaces", lambda text: pytest.fail("looked for"))
     for name, read in (("profile", read_profile), ("cluster", read_cluster)):
         read(Source(name, (EXAMPLES / f"small.{name}.toml").read_text(encoding="utf-8")))

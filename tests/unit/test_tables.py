@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from chimera_ir.command import OUR_FAULT, WRONG_COMMAND
-from chimera_ir.survey import compare, show
-from chimera_ir.survey.compare import Comparison, Compiled, Differs, Section, Survey, Surveyed
+from chimera_ir.survey import show, survey
 from chimera_ir.survey.paper import Figure, Interval, IntervalClaim
+from chimera_ir.survey.survey import Compared, Differs, FigureComparison, Section, Survey, Surveyed
 from chimera_ir.tables import main
 from tests.unit.command import Ended
 
@@ -85,7 +85,7 @@ def test_an_unknown_format_is_status_two(tables) -> None:  # type: ignore[no-unt
 
 
 def test_a_fault_of_ours_is_status_seventy(tables, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(compare, "Compilation", lambda *_: 1 / 0)
+    monkeypatch.setattr(survey, "Compilation", lambda *_: 1 / 0)
     assert tables().status == OUR_FAULT
 
 
@@ -97,7 +97,7 @@ def test_a_scheme_too_large_to_compile_says_so(tables) -> None:  # type: ignore[
 
 def test_a_difference_without_a_reason_is_shown() -> None:
     claim, most = IntervalClaim("1", "D"), Interval(1, 4)  # type: ignore[arg-type]
-    differing = Comparison(Figure.WEIGHTS, claim, most, Interval(1, 5), Differs())  # type: ignore[arg-type]
-    row = Surveyed("Mine", "mine", {"D": 4}, compare.Costs(), Compiled((differing,)))
+    differing = FigureComparison(Figure.WEIGHTS, claim, most, Interval(1, 5), Differs())  # type: ignore[arg-type]
+    row = Surveyed("Mine", "mine", {"D": 4}, survey.Costs(), Compared((differing,)))
     found = Survey({"D": 4}, (Section("Table", (row,)),))
     assert "| [1, 4] | [1, 5] | differs |" in show.markdown(found)

@@ -12,7 +12,7 @@ from chimera_ir.cost.report import Report
 from chimera_ir.errors import AboveMaxOperations, TextError
 from chimera_ir.request import Request
 from chimera_ir.survey.formula import Size, size, summary, value
-from chimera_ir.survey.paper import Amount, Claim, Figure, Instead, Interval, Row, paper
+from chimera_ir.survey.paper import Amount, Claim, Figure, Instead, Interval, PaperRow, paper
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ Verdict = Equal | Explained | Differs
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class FigureComparison:
     """One figure of one scheme: the claim, its amount at the size, the compiled amount, and the verdict."""
 
     figure: Figure
@@ -47,10 +47,10 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class Compared:
     """The figures of a row's scheme, compared with the claims."""
 
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[FigureComparison, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Surveyed:
     scheme: str
     parameters: Size
     costs: Costs
-    outcome: Compiled | Absent
+    outcome: Compared | Absent
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +113,16 @@ def survey(settings: Size, about: Collection[str]) -> Survey:
     return Survey(at, tuple(sections))
 
 
-def _sizes(row: Row, at: Size, settings: Size) -> tuple[Size, ...]:
+def _sizes(row: PaperRow, at: Size, settings: Size) -> tuple[Size, ...]:
     return (at,) if row.every is None or row.every.parameter in settings else row.every.sizes(at)
 
 
-def _surveyed(row: Row, at: Size) -> Surveyed:
+def _surveyed(row: PaperRow, at: Size) -> Surveyed:
     parameters = {name: value(formula, at) for name, formula in row.parameters.items()}
     return Surveyed(row.name, row.scheme, parameters, row.costs, _outcome(row, at, parameters))
 
 
-def _outcome(row: Row, at: Size, parameters: Size) -> Compiled | Absent:
+def _outcome(row: PaperRow, at: Size, parameters: Size) -> Compared | Absent:
     if row.scheme not in library.names():
         return Absent("not in the library")
     try:
@@ -131,14 +131,14 @@ def _outcome(row: Row, at: Size, parameters: Size) -> Compiled | Absent:
         return Absent(f"no such schedule: {summary(error.diagnostics)}")
     except AboveMaxOperations as error:
         return Absent(error.excess)
-    return Compiled(tuple(_comparisons(row, at, report)))
+    return Compared(tuple(_comparisons(row, at, report)))
 
 
-def _comparisons(row: Row, at: Size, report: Report) -> Iterator[Comparison]:
+def _comparisons(row: PaperRow, at: Size, report: Report) -> Iterator[FigureComparison]:
     for figure, claim in row.claims:
         claimed, compiled = claim.at(at), _amount(figure, report)
         verdict = Equal() if compiled == claimed else _why(figure, row.instead, at, report)
-        yield Comparison(figure, claim, claimed, compiled, verdict)
+        yield FigureComparison(figure, claim, claimed, compiled, verdict)
 
 
 def _why(figure: Figure, known: Sequence[Instead], at: Size, report: Report) -> Explained | Differs:

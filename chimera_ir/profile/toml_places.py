@@ -16,7 +16,7 @@ _SCALAR = re.compile(
 )
 
 
-class Places:
+class TomlPlaces:
     """The places of a valid text: the key, or the heading of the table, and the value of every entry."""
 
     def __init__(self, text: str) -> None:
