@@ -56,12 +56,12 @@ class _Output:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """As any stream."""
+        """Writes a text to the stream, with its errors as the class says."""
         with self._told():
             return self._stream.write(text)
 
     def flush(self) -> None:
-        """As any stream."""
+        """Flushes the stream, with its errors as the class says."""
         with self._told():
             self._stream.flush()
 
@@ -147,7 +147,6 @@ def _status(command: click.Command, name: str) -> Any:
 
 
 def _tell(error: click.ClickException) -> None:
-    """Shows an error."""
     said = _Everything()
     error.show(said)
     click.echo(visible_lines(said.getvalue()), nl=False, err=True)

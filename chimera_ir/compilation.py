@@ -59,7 +59,7 @@ class _Ordered:
 
 
 def _ignore(_: object) -> None:
-    """Does nothing."""
+    pass
 
 
 def _level(make: "Callable[[Compilation], T]") -> cached_property[T]:

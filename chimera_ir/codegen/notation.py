@@ -61,7 +61,7 @@ class WrittenOut:
         return f"sum_s{stage}"
 
     def last(self, name: str) -> str:
-        """The variable."""
+        """The variable, which ends with the function whoever reads it last."""
         return name
 
     def gone(self, name: str) -> tuple[str, ...]:
@@ -69,15 +69,15 @@ class WrittenOut:
         return ()
 
     def micro(self, micro: Micro) -> str:
-        """The number."""
+        """The micro-batch, by its number in the instance."""
         return str(micro)
 
     def tag(self, header: Header, message: Message) -> str:
-        """The number."""
+        """The tag of a message, by its number."""
         return str(_tag(header, message))
 
     def slot(self, message: Message, slot: Slot) -> str:
-        """The number."""
+        """The slot, by its number."""
         return str(slot)
 
     def stage(self, stage: Stage, version: Version | None) -> str:
@@ -85,11 +85,11 @@ class WrittenOut:
         return f"stage{stage}"
 
     def version(self, version: Version) -> str:
-        """The number."""
+        """The version, by its number."""
         return str(version)
 
     def kept(self, stage: Stage, version: Version) -> str:
-        """The number."""
+        """The kept version, by its number."""
         return str(version)
 
 

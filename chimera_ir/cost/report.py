@@ -142,10 +142,10 @@ def _remarks(figures: Figures, base: Figures, schedule: Schedule) -> tuple[str, 
     remarks = []
     name, show = base.header.scheme, figures.costs.unit.show
     if figures.makespan > base.makespan:
-        more = percent(figures.makespan / base.makespan - 1)
+        slowdown = percent(figures.makespan / base.makespan - 1)
         remarks.append(
             f"the baseline ({name}) of the same size needs {show(base.makespan)}, which is less: "
-            f"this schedule is slower by {show(figures.makespan - base.makespan)}, or {more}"
+            f"this schedule is slower by {show(figures.makespan - base.makespan)}, or {slowdown}"
         )
     kept, needed = max(figures.activations, default=Fraction(0)), max(base.activations, default=Fraction(0))
     if kept > needed:

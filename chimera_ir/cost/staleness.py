@@ -15,7 +15,7 @@ def staleness(schedule: Schedule) -> tuple[int, ...]:
     for lane in schedule.lanes:
         for operation in lane:
             if operation.version is not None:
-                update = max(operation.micros) // schedule.header.per_update
+                update = schedule.header.update_of(operation.micros)
                 oldest[operation.stage] = max(oldest[operation.stage], update - operation.version)
     return tuple(oldest)
 

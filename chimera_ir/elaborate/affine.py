@@ -45,7 +45,7 @@ class Law:
 
     @property
     def rate(self) -> Fraction:
-        """Growth per m."""
+        """Growth of the values from one m to the next, on average over a period."""
         return Fraction(self.increment, self.period)
 
     @property

@@ -34,7 +34,7 @@ class Domain(Protocol[Part]):
         """The value of a part that depends on no variable, if it is known."""
 
     def minus(self, operand: Part) -> Part:
-        """``-operand``."""
+        """The negative of an operand."""
 
     def negation(self, operand: Part) -> Part:
         """``not operand``."""

@@ -223,7 +223,7 @@ def _sync(operations: tuple[Compute, ...], owners: list[Worker], header: Header)
         if operation.version:
             yield steps[worker, operation.stage] + operation.version - 1, node
         if operation.kind.sums:
-            update = operation.micros[0] // header.per_update
+            update = header.update_of(operation.micros)
             if update:
                 yield steps[worker, operation.stage] + update - 1, node
             last[worker, operation.stage, update] = node

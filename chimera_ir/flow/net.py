@@ -88,7 +88,7 @@ def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, in
     for worker, (lane, numbers) in enumerate(zip(schedule.lanes, lanes, strict=True)):
         for number, operation in zip(numbers, lane, strict=True):
             if operation.kind.sums:
-                last[operation.stage, update_of(schedule.header, operation)][worker] = number
+                last[operation.stage, schedule.header.update_of(operation.micros)][worker] = number
     for lane, numbers in zip(schedule.lanes, lanes, strict=True):
         reached: dict[Stage, int] = defaultdict(int)
         for number, operation in zip(numbers, lane, strict=True):
@@ -96,11 +96,6 @@ def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, in
             for update in range(reached[stage], version):
                 yield from ((before, number) for before in last[stage, update].values())
             reached[stage] = max(reached[stage], version)
-
-
-def update_of(header: Header, operation: Compute) -> int:
-    """The update, counted from 0, that the micro-batches of an operation belong to."""
-    return max(operation.micros) // header.per_update
 
 
 def newest(header: Header, operation: Compute) -> int:

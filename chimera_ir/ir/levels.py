@@ -1,6 +1,6 @@
 """Plan, Schedule and Program: what each pass takes and returns."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -113,6 +113,10 @@ class Header:
     def per_update(self) -> int:
         """The number of micro-batches per update, halves counted one by one."""
         return self.micro_batches // self.updates
+
+    def update_of(self, micros: Iterable[Micro]) -> int:
+        """The update, counted from 0, that micro-batches belong to; of those of several updates, the last."""
+        return max(micros) // self.per_update
 
     @property
     def whole_micro_batches(self) -> int:

@@ -8,8 +8,7 @@ uses the same memory. Communication and steps take no time.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count, product
 
-from chimera_ir.flow.flow import Flow, flow
-from chimera_ir.flow.net import newest, update_of
+from chimera_ir.flow.net import newest, reads_of
 from chimera_ir.flow.run import ends, play
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Schedule
@@ -52,20 +51,20 @@ class _Events:
         self.before: list[list[int]] = [[] for _ in range(first_sum + len(self.sums))]
         self.durations = [*map(duration, operations), *[0] * (len(self.before) - first_join)]
         self.lanes: list[list[int]] = []
-        made, numbers, join_numbers = flow(self._header, operations), count(), count(first_join)
+        reads, join_numbers = enumerate(reads_of(schedule)), count(first_join)
         for lane, joined in zip(schedule.lanes, joins, strict=True):
             self.lanes.append([])
             for place in range(len(lane) + 1):
                 for stage, update in joined.get(place, ()):
                     self._append(next(join_numbers), self._sum(stage, update - 1), (stage, update))
                 if place < len(lane):
-                    self._operation(next(numbers), lane[place], made)
+                    self._operation(*next(reads), lane[place])
 
-    def _operation(self, number: int, operation: Compute, made: Flow) -> None:
+    def _operation(self, number: int, reads: Iterable[int], operation: Compute) -> None:
         stage = operation.stage
         sums = self._sum(stage, newest(self._header, operation) - 1)
-        launch = (stage, update_of(self._header, operation)) if operation.kind.sums else None
-        self._append(number, [*made.needs(operation), *sums], launch)
+        launch = (stage, self._header.update_of(operation.micros)) if operation.kind.sums else None
+        self._append(number, [*reads, *sums], launch)
 
     def _append(self, event: int, needs: Iterable[int], launch: tuple[Stage, int] | None) -> None:
         """Puts an event at the end of the last lane; ``launch`` is the sum that it launches, if any."""

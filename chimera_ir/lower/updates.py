@@ -38,7 +38,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import NamedTuple
 
-from chimera_ir.flow.net import update_of
 from chimera_ir.ir.ids import Stage, Version
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import AllReduce, Compute, Drop, Instruction, Stash, Step, WaitAllReduce
@@ -153,7 +152,7 @@ def _summed(schedule: Schedule) -> Sequence[_Summed]:
 
 def _uneven(header: Header, worker: int, lane: Sequence[Compute]) -> Iterator[Stage]:
     """The stages of a worker of which it has no backward in some update."""
-    added = {(operation.stage, update_of(header, operation)) for operation in lane if operation.kind.sums}
+    added = {(operation.stage, header.update_of(operation.micros)) for operation in lane if operation.kind.sums}
     updates = Counter(stage for stage, _ in added)
     return (stage for stage in header.stages_of[worker] if updates[stage] < header.updates)
 
@@ -169,7 +168,7 @@ def _updates(header: Header, lane: Sequence[Compute], summed: _Summed) -> Iterat
         needs: dict[int, int] = {}
         for place in stage_places:
             operation = lane[place]
-            update = update_of(header, operation)
+            update = header.update_of(operation.micros)
             lasts[operation.version or 0] = place
             needs.setdefault(operation.version or 0, place)
             if operation.kind.sums:

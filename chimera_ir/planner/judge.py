@@ -153,18 +153,18 @@ class _Bench:
             detail = f"it makes {counted(header.whole_micro_batches, 'micro-batch')} of {choice.micro_batches}"
             return LeftOut.of(choice, Reason.REFUSED, detail)
         compiled.check(change)
-        over = self._over(choice, standing(header, setting), "at least ")
-        if over:
-            return over
-        over = self._over(choice, least(compiled, change, setting), "at least ")
-        if over:
-            return over
+        rejection = self._over(choice, standing(header, setting), "at least ")
+        if rejection:
+            return rejection
+        rejection = self._over(choice, least(compiled, change, setting), "at least ")
+        if rejection:
+            return rejection
         enough = most(compiled, change, setting)
         fits = enough is not None and max(enough) <= self._judge.available
         needed = [] if fits else self._needed(choice)
-        over = self._over(choice, needed, "")
-        if over:
-            return over
+        rejection = self._over(choice, needed, "")
+        if rejection:
+            return rejection
         compiled.prove(change, setting)
         return Judged(
             choice,

@@ -96,9 +96,9 @@ def _regions(prediction: Prediction) -> str:
 
 
 def _verdict(prediction: Prediction) -> Text:
-    over = [memory.total for memory in prediction.memory if memory.total > prediction.available]
-    if not over:
+    too_large = [memory.total for memory in prediction.memory if memory.total > prediction.available]
+    if not too_large:
         return Text("fits the memory of the cluster's workers")
-    need = f"{counted(len(over), 'worker')} {'needs' if len(over) == 1 else 'need'}"
-    verdict = f"does not fit: {need} up to {size(max(over))}, and there are {size(prediction.available)}"
+    need = f"{counted(len(too_large), 'worker')} {'needs' if len(too_large) == 1 else 'need'}"
+    verdict = f"does not fit: {need} up to {size(max(too_large))}, and there are {size(prediction.available)}"
     return Text(verdict, "bold red")

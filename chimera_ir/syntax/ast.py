@@ -74,7 +74,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Minus:
-    """``-operand``."""
+    """The negative of an operand, as in ``-m``."""
 
     operand: "Expression"
     span: Span = field(compare=False, repr=False)

@@ -102,7 +102,7 @@ class _Story:
         """Whether an operation reads weights that the gradients of an earlier operation change."""
         earlier, later = self._dag.operations[before], self._dag.operations[after]
         synchronised = self._dag.kind(before, after) is Edge.SYNC
-        return synchronised and (later.version or 0) > earlier.micros[0] // self._header.per_update
+        return synchronised and (later.version or 0) > self._header.update_of(earlier.micros)
 
     def _follows(self, before: int, after: int) -> bool:
         """Whether only the order on their worker puts one operation before another."""

@@ -56,5 +56,5 @@ def check(rule: str, *parts: Iterable[Diagnostic]) -> Findings:
     rest = listed[_MOST:]
     if not rest:
         return Findings(diagnostics=listed)
-    more = {Severity.ERROR: MoreErrors, Severity.WARNING: MoreWarnings}[rest[0].severity]
-    return Findings(diagnostics=(*listed[:_MOST], more(rest[0].span, len(rest), rule)))
+    summary = {Severity.ERROR: MoreErrors, Severity.WARNING: MoreWarnings}[rest[0].severity]
+    return Findings(diagnostics=(*listed[:_MOST], summary(rest[0].span, len(rest), rule)))

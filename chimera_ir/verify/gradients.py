@@ -68,7 +68,7 @@ class _Lane:
         """All mistakes that show in the lane alone."""
         for place, operation in self._parts.computes:
             if operation.kind.sums:
-                update = operation.stage, operation.micros[0] // self._header.per_update
+                update = operation.stage, self._header.update_of(operation.micros)
                 first, _ = self._backwards.get(update, (place, place))
                 self._backwards[update] = first, place
         for place, instruction in self._parts.updates:

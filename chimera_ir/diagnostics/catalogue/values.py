@@ -337,7 +337,7 @@ class TooMany(InInstance):
 
 
 class EmptyIndex(InInstance):
-    """An indexed pipe without an index, and no other pipe."""
+    """The index of the only pipe runs through no values, so there is no pipe."""
 
     code = "CH248"
     title = "there are no pipes"
