@@ -4,9 +4,9 @@
                                             [--steps 6] [--schemes chimera ..] [--markdown docs/benchmarks.md]
 
 `rehearsal`: stages sleep F forward and 2 F backward (`train.py --rehearse`), messages are small, links are what
-`chimera-profile links` finds on as many ranks in the same launch. `links`: the same with larger messages, every rank in
+`chimera profile links` finds on as many ranks in the same launch. `links`: the same with larger messages, every rank in
 a network namespace of its own behind a link of limited bandwidth; skipped where that is not permitted. `compute`: two
-ranks train a real model, each with one thread; stages are measured by `chimera-profile stages` on both cores at once.
+ranks train a real model, each with one thread; stages are measured by `chimera profile stages` on both cores at once.
 Programs take turns, there also with profiles and links: what slows the machine down for a while meets all of them.
 Each rank has profiles of its own, for two cores are seldom equally fast.
 
@@ -46,7 +46,7 @@ from chimera_ir.source import Source
 HERE = Path(__file__).resolve().parent
 TINY, WIDE, GPT = HERE.parent / "docs/examples/tiny.py", HERE / "ranks/wide.py", HERE.parent / "examples/gpt.py"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
-PROFILE = (sys.executable, "-c", "from chimera_ir.profiler import main; main()")
+PROFILE = (sys.executable, "-c", "from chimera_ir.start import profile; profile()")
 BATCH = 2
 """Items of a micro-batch in a rehearsal; some schemes halve it."""
 
@@ -97,14 +97,15 @@ class Run:
 
 def compiled(scheme: str, depth: int, micro_batches: int, place: Path) -> tuple[Program, Path] | None:
     """A library scheme in a directory, with N micro-batches if it has that parameter."""
-    settings = {"D": depth, "N": micro_batches}
-    if "N" not in library.parameters(scheme):
-        if micro_batches != depth:
-            return None
-        settings = {"D": depth}
+    names = library.parameters(scheme)
+    settings = {"P" if "P" in names else "D": depth}
+    if "N" in names:
+        settings["N"] = micro_batches
+    elif micro_batches != depth:
+        return None
     compilation, folder = Compilation(Request(library.source(scheme), settings)), place / f"{scheme}-{micro_batches}"
     compilation.write(folder)
-    return compilation.program, folder
+    return compilation.verified.program, folder
 
 
 def runs(
@@ -169,11 +170,9 @@ def middle_cluster(clusters: Sequence[Cluster]) -> Cluster:
 
 
 def median_link(several: Sequence[Link]) -> Link:
-    """The medians of alpha, beta and the overhead, and of what short messages cost."""
-    short = [one.short for one in several if one.short is not None]
+    """The medians of alpha, beta and the overhead."""
     return replace(
         several[0],
-        short=replace(short[0], link=median_link([one.link for one in short])) if short else None,
         alpha=statistics.median(one.alpha for one in several),
         beta=statistics.median(one.beta for one in several),
         overhead=statistics.median(one.overhead for one in several),
@@ -242,10 +241,13 @@ def rehearsed(
     measured = ["chimera-profile", "links", "--largest", "1024", "--sum-ranks", "2", "--out", str(cluster)]
     launch([measured, *(run.command(turn, model, BATCH, rehearsed=True) for turn in turns for run in wanted)])
     print(cluster.read_text(), file=sys.stderr)
-    found, stages = read_cluster(Source(str(cluster), cluster.read_text())), counted(model, depth, BATCH, place)
+    found = read_cluster(Source(str(cluster), cluster.read_text()))
+    depths = {run.program.header.stages for run in wanted}
+    stages = {stages: counted(model, stages, BATCH, place) for stages in depths}
     rows = []
     for run in wanted:
-        sleeping = tuple(one.slept(BATCH, run.forward, 2 * run.forward) for one in stages)
+        cut = stages[run.program.header.stages]
+        sleeping = tuple(one.slept(BATCH, run.forward, 2 * run.forward) for one in cut)
         rows.append(row(run, Setting(sleeping, found, 1, BATCH), bound, FROM_A_BARRIER))
     return rows
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tables import circumstances, put, table
 
-COMPILE = (sys.executable, "-c", "from chimera_ir.cli import main; main()")
+COMPILE = (sys.executable, "-c", "from chimera_ir.start import compile_; compile_()")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 MODEL = Path(__file__).resolve().parent.parent / "docs" / "examples" / "tiny.py"
 SCHEMES = (

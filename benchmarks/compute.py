@@ -17,10 +17,9 @@ import statistics
 from pathlib import Path
 
 from paired import ratio
+from runtime import milliseconds
 from side_by_side import Comparison, Contender, run
 from tables import circumstances, put, table
-
-from runtime import milliseconds
 
 MODEL = Path(__file__).resolve().parent.parent / "examples" / "gpt.py"
 OURS = tuple(Contender(name, "generated", name) for name in ("dapple", "chimera"))

@@ -35,6 +35,11 @@ def pipes(count: int, header: str = "", micros: str = "0..1") -> Input:
     return Input(".chim", f"scheme a\n{header}\npipe p[i in 0..{count}] {{\n {lines}}}\n")
 
 
+def turn(line: str) -> Input:
+    """A program without end, of one line."""
+    return ir("program", 1, 1, 1, f"worker 0:\n  {line}", more="updates 1 per turn\n")
+
+
 def ir(level: str, workers: int, stages: int, micros: int, body: str = "", more: str = "") -> Input:
     """An IR text with one pipe on worker 0."""
     head = f"{level} a\nworkers {workers}\nstages {stages}\nmicro_batches {micros}\n{more}"
@@ -85,7 +90,11 @@ NUMBERS: Mapping[str, Callable[[int], Input]] = {
         ".sir", f"plan a\nworkers 1\nstages {n}\nmicro_batches 1\npipe p on 0 micros 0..1\n"
     ),
     "workers of ir": lambda n: ir("schedule", n, 1, 1),
-    "updates of ir": lambda n: ir("program", 1, 1, 1000, more=f"updates {n} period 1\n"),
+    "updates of ir": lambda n: ir("plan", 1, 1, 1000, more=f"updates {n} period 1\n"),
+    "updates of a turn": lambda n: ir("program", 1, 1, 1000, more=f"updates {n} per turn\n"),
+    "a micro-batch of a turn": lambda n: turn(f"F m-{n} s0 v"),
+    "a version of a turn": lambda n: turn(f"F m s0 v-{n}"),
+    "slots of a turn": lambda n: turn(f"recv m s0->s0 from w0 into 0 of {n}"),
     "a run of ir": lambda n: Input(
         ".sir", f"plan a\nworkers 1\nstages 1\nmicro_batches 9\npipe p on 0 micros 0..{n}\n"
     ),

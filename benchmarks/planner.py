@@ -1,4 +1,4 @@
-"""How long chimera-plan takes: GPT-2 on 2,048 workers, mini-batches of 2,048, the whole library.
+"""How long chimera plan takes: GPT-2 on 2,048 workers, mini-batches of 2,048, the whole library.
 
     .venv/bin/python benchmarks/planner.py [--runs 3]
 
@@ -57,7 +57,7 @@ def profile() -> str:
 
 def measured(folder: Path) -> tuple[float, float]:
     """Seconds that passed, and seconds of all processors, of one call."""
-    planner = (sys.executable, "-c", "from chimera_ir.plan_command import main; main()")
+    planner = (sys.executable, "-c", "from chimera_ir.start import plan; plan()")
     command = [*planner, "--profile", "gpt2.toml", "--cluster", "cluster.toml"]
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from paired import Middle
@@ -44,6 +45,12 @@ class Series:
     label: str
     points: tuple[tuple[float, float], ...]
     ours: bool
+
+
+def ready() -> None:
+    """Ends a command that could not draw, before it has measured anything."""
+    if find_spec("matplotlib") is None:
+        raise SystemExit("pictures need matplotlib: pip install -e '.[bench]'")
 
 
 def ratios(path: Path, panels: Sequence[Panel], rows: Sequence[Row]) -> None:

@@ -1,4 +1,4 @@
-"""How long chimera-compile takes, and how much memory, to refuse what is too large or wrong in very many places.
+"""How long chimera compile takes, and how much memory, to refuse what is too large or wrong in very many places.
 
     .venv/bin/python benchmarks/refusals.py [--timeout 60] [NAME ..]
 

@@ -34,7 +34,7 @@ LARGE = (("chimera", 64, 1024, 32), ("dapple", 64, 1024, 32))
 def program(scheme: str, depth: int, micro_batches: int) -> Program:
     """A library scheme, compiled and verified."""
     settings = {"D": depth, "N": micro_batches}
-    return Compilation(Request(library.source(scheme), settings)).program
+    return Compilation(Request(library.source(scheme), settings)).verified.program
 
 
 def setting(depth: int, copies: int) -> Setting:

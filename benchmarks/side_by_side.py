@@ -11,15 +11,15 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
-COMPILE = (sys.executable, "-c", "from chimera_ir.cli import main; main()")
+COMPILE = (sys.executable, "-c", "from chimera_ir.start import compile_; compile_()")
 
 
 @dataclass(frozen=True)
 class Contender:
     """A system.
 
-    ``kind`` and ``name`` are "generated" and a library scheme, "torch" and a schedule's class, or "alone" and
-    the number of threads of the one process.
+    ``kind`` and ``name`` are "generated" or "loop" and a library scheme, whose steps are made in the lane or after it;
+    "torch" and a schedule's class; or "alone" and the number of threads of the one process.
     """
 
     label: str
@@ -87,7 +87,7 @@ def _contenders(comparison: Comparison, place: Path) -> list[tuple[str, str, str
             each.label,
             each.kind,
             str(_compiled(place, each.name, comparison.stages, comparison.micro_batches))
-            if each.kind == "generated"
+            if each.kind in ("generated", "loop")
             else each.name,
         )
         for each in comparison.contenders

@@ -1,4 +1,4 @@
-"""The answer to a call of chimera-compile: made from the levels, or read back from a kept text."""
+"""The answer to a call of chimera compile: made from the levels, or read back from a kept text."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -108,6 +108,8 @@ def _text(compilation: Compilation, level: Level) -> str:
             return show(compilation.schedule)
         case Level.PROGRAM:
             return show(compilation.program)
+        case Level.EVALUATION:
+            return show(compilation.evaluation)
         case Level.TIMELINE:
             return _drawn(compilation.timeline)
         case Level.REPORT:

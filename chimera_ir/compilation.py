@@ -1,6 +1,7 @@
 """The compiler: every level is made from the one before it, and verified before it is handed out.
 
     text -> scheme -> plan -> schedule -> program -> timeline -> report, prediction -> files
+                                       -> evaluation                               -> files
 
 Each property of a `Compilation` is one of these levels, made when it is first asked for. What a level is made with is
 imported only then: a program that looks at a schedule starts without the code generator.
@@ -8,17 +9,22 @@ imported only then: a program that looks at a schedule starts without the code g
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, wraps
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, assert_never
 
+from chimera_ir.diagnostics.catalogue.program import NothingTrained
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.diagnostics.render import blocks
 from chimera_ir.errors import AboveMaxOperations, NoSuchLevel, ParameterError, TextError, TooLarge
 from chimera_ir.ir.levels import MAX_PIPES, MAX_WORKERS, Plan, Program, Schedule
+from chimera_ir.ir.ops import NOWHERE
+from chimera_ir.ir.streams import Level as Text
+from chimera_ir.ir.streams import ProgramStream, ScheduleStream
+from chimera_ir.ir.text.printer import kinds_line
 from chimera_ir.plural import counted
 from chimera_ir.request import Request
 from chimera_ir.syntax.ast import Scheme
@@ -46,6 +52,7 @@ class Level(Enum):
     PLAN = "plan"
     SCHEDULE = "schedule"
     PROGRAM = "program"
+    EVALUATION = "evaluation"
     TIMELINE = "timeline"
     REPORT = "report"
 
@@ -119,21 +126,21 @@ class Compilation:
     @property
     def plan(self) -> Plan:
         """Every operation with its place and clock; the text of a schedule or a program has none."""
-        if isinstance(self._entry, Schedule | Program):
+        if not isinstance(self._entry, Scheme | Plan):
             raise NoSuchLevel(self.request.source.name, Level.PLAN.value)
         plan = self._ordered.plan
         assert plan is not None
         return plan
 
     @property
-    def schedule(self) -> Schedule:
-        """The compute operations of each worker in the order in which it runs them."""
-        return self._ordered.checked.schedule
+    def schedule(self) -> Schedule | ScheduleStream:
+        """The compute operations of each worker in the order in which it runs them; without a flush, of a turn."""
+        return self._ordered.checked.level
 
     @property
-    def program(self) -> Program:
+    def program(self) -> Program | ProgramStream:
         """Everything that each worker does: compute, messages, gradient sums, updates; `verified` has the proofs."""
-        return self.verified.program
+        return self.verified.level
 
     @_level
     def verified(self) -> "Verified":
@@ -144,10 +151,28 @@ class Compilation:
 
         checked = self._ordered.checked
         self.tell("adding messages and gradient sums, verifying the program")
-        if isinstance(self._entry, Program):
+        if isinstance(self._entry, Program | ProgramStream):
             return verify_program(self._entry, checked)
         _, duration = ticks(checked.schedule.header, self._durations)
-        return verify_lowered(lower(checked.schedule, duration=duration, net=checked.net), checked)
+        return verify_lowered(lower(checked.level, duration=duration, net=checked.net), checked)
+
+    @property
+    def evaluation(self) -> Program:
+        """The program of the forwards alone, on the same workers; `verified_evaluation` has the proofs."""
+        return self.verified_evaluation.program
+
+    @_level
+    def verified_evaluation(self) -> "Verified":
+        """The program of the forwards alone, with the proof of every rule."""
+        from chimera_ir.lower.forwards import forwards
+        from chimera_ir.lower.lower import lower
+        from chimera_ir.verify.verify import verify_lowered, verify_schedule
+
+        schedule = self._ordered.checked.level
+        self.tell("ordering the forwards alone, verifying their program")
+        checked = verify_schedule(forwards(schedule), None)
+        raise_errors(checked.findings.diagnostics)
+        return verify_lowered(lower(checked.level, net=checked.net), checked)
 
     @_level
     def timeline(self) -> "Timeline":
@@ -166,6 +191,7 @@ class Compilation:
         from chimera_ir.cost.report import report
         from chimera_ir.verify.findings import Rule
 
+        self._require_updates()
         self._limit_baseline()  # before anything is made of the schedule
         verified, timeline = self.verified, self.timeline
         self.tell("comparing with the baseline")
@@ -179,7 +205,7 @@ class Compilation:
         forecast = self.request.forecast
         if forecast is None:
             return None
-        program = self.program
+        program = self.verified.program
         self.tell("predicting time and memory")
         return forecast.of(program)
 
@@ -201,19 +227,20 @@ class Compilation:
         return {
             **self._replay_picture(),
             "schedule.sir": show(self.program),
+            "evaluate.sir": show(self.evaluation),
             "report.json": report_json,
             "timeline.svg": svg.draw(self.timeline),
-            **scripts(self.verified),
+            **scripts(self.verified, self.verified_evaluation),
         }
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The warnings about the text, each as chimera-compile prints it."""
+        """The warnings about the text, each as chimera compile prints it."""
         outlined = self._outlined.warnings if isinstance(self._entry, Scheme) else ()
         return tuple(blocks((*outlined, *self._ordered.checked.findings.diagnostics), self.request.source))
 
     def write(self, directory: str | PathLike[str]) -> None:
-        """Writes the files into a directory that is new, or was written by chimera-compile.
+        """Writes the files into a directory that is new, or was written by chimera compile.
 
         Raises
         ------
@@ -235,19 +262,23 @@ class Compilation:
         return svg.draw(self.timeline)
 
     @_level
-    def _entry(self) -> Scheme | Plan | Schedule | Program:
+    def _entry(self) -> Scheme | Text:
         """The level that the text is at, as it was read."""
         if not self.request.source.is_ir:
             from chimera_ir.syntax.parser import parse as parse_scheme
 
             return self.request.change.of(parse_scheme(self.request.source))
-        from chimera_ir.ir.text.parser import count_lines, parse
+        from chimera_ir.ir.text.parser import parse
+        from chimera_ir.ir.text.structure import count_lines
 
         operations, headers = count_lines(self.request.source.text)
         self._limit("the text", operations)
         if headers > MAX_HEADERS:
             raise TooLarge(f"the text has {headers:,} headings and lines of a header, and the limit is {MAX_HEADERS:,}")
-        return parse(self.request.source)
+        level = parse(self.request.source)
+        if isinstance(level, ScheduleStream | ProgramStream):
+            self._limit("what shows the turns of the text, warm-up and drain included,", level.operations)
+        return level
 
     @_level
     def _outlined(self) -> "Outline":
@@ -260,7 +291,7 @@ class Compilation:
         outlined = outline(scheme, settings, self.request.max_operations)
         for warning in outlined.warnings:
             self.warn(warning)
-        return outlined
+        return replace(outlined, header=replace(outlined.header, ties=self.request.groups(outlined.header.stages)))
 
     @_level
     def _durations(self) -> "Durations":
@@ -277,16 +308,19 @@ class Compilation:
 
         _ = self._durations  # refused before operations are made
         plan: Plan | None = None
+        schedule: Schedule | ScheduleStream
         match self._entry:
             case Scheme():
                 plan = self._outlined.plan()
                 schedule = order(plan)
             case Plan() as plan:
                 schedule = order(plan)
-            case Schedule() as schedule:
+            case Schedule() | ScheduleStream() as schedule:
                 pass
             case Program() as program:
                 schedule = schedule_of(program)
+            case ProgramStream() as stream:
+                schedule = stream.schedule
             case _:
                 assert_never(self._entry)
         checked = verify_schedule(schedule, plan)
@@ -312,9 +346,21 @@ class Compilation:
         source, settings = library.baseline(header.workers, header.whole_micro_batches)
         plain = self.request.source.text == source.text and self.request.change == Change()
         if plain and dict(header.parameters) == settings:
-            return self.schedule
+            return self._ordered.checked.schedule
         plan, _ = elaborate(parse(source), settings, self.request.max_operations)
         return order(plan)
+
+    def _require_updates(self) -> None:
+        """Passes if there is something to train, and so something to report and to run.
+
+        Raises
+        ------
+        Rejected
+            If a text has forwards alone.
+        """
+        header = self.schedule.header
+        if not header.trains:
+            raise Rejected([NothingTrained(NOWHERE, kinds_line(header))])
 
     def _limit_baseline(self) -> None:
         header = self.schedule.header

@@ -46,6 +46,17 @@ class OptionError(CompileError):
     """An option has a value that it cannot have, or conflicts with another option."""
 
 
+class NoSuchTie(OptionError):
+    """A tie names a stage that the scheme does not have, or one stage alone."""
+
+    def __init__(self, tie: str, problem: str) -> None:
+        self.tie, self.problem = tie, problem
+        super().__init__(tie, problem)
+
+    def __str__(self) -> str:
+        return f"tied: {self.tie}: {self.problem}"
+
+
 class UnreadableText(CompileError):
     """A file cannot be read, or the library has no scheme of that name."""
 

@@ -1,62 +1,187 @@
-"""The library: schemes that come with the compiler, each a text file, and which of them reports compare with."""
+"""The library: schemes by name, those that come with the compiler and those of further directories.
 
+A directory of schemes has files NAME.chim, and may have a ``library.toml`` that says what a plan tries for their
+parameters. The further directories are those that the user names, then those of the environment variable. A name that
+two files have is refused where it is used, so that a name means the same wherever it compiles.
+"""
+
+import os
+import re
 import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 from chimera_ir import resources
-from chimera_ir.source import Source
+from chimera_ir.diagnostics.suggest import closest
+from chimera_ir.errors import UnreadableText
+from chimera_ir.source import Source, contents
+
+VARIABLE = "CHIMERA_LIBRARY"
+"""The environment variable that names further directories, separated as in PATH."""
+
+LARGEST = 2**28
+"""Bytes of the largest file of a library."""
 
 _ENDING = ".chim"
+_TITLE = re.compile(r"^[ \t]*scheme[ \t]+(\w+)", re.MULTILINE)
+_BESIDE = "library.toml"
+
+Further = Sequence[Path]
+"""Directories beside the compiler's own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Letters:
-    """How the parameters are called that say how many stages and micro-batches there are: the paper's D and N."""
+class Known:
+    """What the field calls by another name: the library's scheme for it, if there is one, and a few words on it."""
 
-    stages: str
-    micro_batches: str
+    names: tuple[str, ...]
+    scheme: str | None
+    what: str
 
 
-def names() -> tuple[str, ...]:
+def further(named: Iterable[str | os.PathLike[str]] = (), option: str = "library") -> tuple[Path, ...]:
+    """The directories that the user names and those of the environment, each once, without the compiler's own.
+
+    Raises
+    ------
+    UnreadableText
+        If one of them is no directory.
+    """
+    listed = [(option, Path(path)) for path in named]
+    listed += [(VARIABLE, Path(path)) for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
+    for origin, path in listed:
+        if not path.is_dir():
+            raise UnreadableText(f"{origin} {path}: {'it is no directory' if path.exists() else 'it does not exist'}")
+    unique = {path.resolve(): path for _, path in reversed(listed)}
+    unique.pop(resources.schemes().resolve(), None)
+    return tuple(unique.values())[::-1]
+
+
+def names(directories: Further = ()) -> tuple[str, ...]:
     """The names of the library schemes, in alphabetical order."""
-    return tuple(sorted(path.stem for path in resources.schemes().glob(f"*{_ENDING}")))
+    return tuple(sorted(_files(directories)))
 
 
-def source(name: str) -> Source:
-    """The text of a library scheme.
+def source(name: str, directories: Further = ()) -> Source:
+    """The text of a library scheme; the name of one of a further directory is its path.
 
     Raises
     ------
     KeyError
         If the library has no such scheme.
+    UnreadableText
+        If two files have this name, the scheme in it is called like another file, or it cannot be read.
     """
-    if name not in names():
-        raise KeyError(name)
-    return Source(f"{name}{_ENDING}", (resources.schemes() / f"{name}{_ENDING}").read_text(encoding="utf-8"))
+    files = _files(directories)
+    path, *others = files[name]
+    if others:
+        where = ", ".join(
+            "the compiler's" if file.parent == resources.schemes() else str(file) for file in (path, *others)
+        )
+        raise UnreadableText(f"several library schemes are called '{name}': {where}; rename a file, or give its path")
+    text = _text(path)
+    title = _TITLE.search(text)
+    if title and title[1] != name and title[1] in files:
+        raise UnreadableText(f"{path}: the scheme in it is called '{title[1]}', as another file is; rename the scheme")
+    return Source(path.name if path.parent == resources.schemes() else str(path), text)
 
 
-def summary(name: str) -> str:
+def summary(name: str, directories: Further = ()) -> str:
     """What a library scheme is, in one line: the first line of the comment it begins with."""
-    return source(name).text.split("\n", 1)[0].removeprefix("#").strip()
+    return source(name, directories).text.split("\n", 1)[0].removeprefix("#").strip()
 
 
-def parameters(name: str) -> str:
-    """The parameters of a library scheme with their defaults, as in ``D = 4, N = D``."""
+def parameters(name: str, directories: Further = ()) -> str:
+    """The parameters of a library scheme with their defaults, as in ``D = 4, N = D``.
+
+    Raises
+    ------
+    Rejected
+        If the text is no scheme.
+    """
     from chimera_ir.syntax.parser import parse  # with lark, which takes a while
     from chimera_ir.syntax.printer import show_expression
 
-    return ", ".join(f"{p.name.text} = {show_expression(p.default)}" for p in parse(source(name)).parameters)
+    scheme = parse(source(name, directories))
+    return ", ".join(f"{p.name.text} = {show_expression(p.default)}" for p in scheme.parameters)
+
+
+def missing(name: str, directories: Further = ()) -> str:
+    """Says that the library has no scheme of this name, and which one may be meant."""
+    for known in _known():
+        if _plain(name) in map(_plain, known.names):
+            if known.scheme:
+                return f"no library scheme is called '{name}': {known.what} is {known.scheme} here"
+            return f"the library does not have '{name}': {known.what}"
+    guess = closest(name, names(directories))
+    advice = f"did you mean {guess}?" if guess else f"there are {', '.join(names(directories))}"
+    file = Path(f"{name}{_ENDING}")
+    here = f"; for the file here write {file}" if file.is_file() else ""
+    return f"no library scheme is called '{name}' ({advice}){here}; further directories: --library or {VARIABLE}"
 
 
 def baseline(workers: int, micro_batches: int) -> tuple[Source, dict[str, int]]:
     """The scheme that reports compare with, and the settings that give it a size."""
-    table = tomllib.loads((resources.schemes() / "library.toml").read_text(encoding="utf-8"))["baseline"]
+    table = _beside(resources.schemes())["baseline"]
     return source(table["scheme"]), {table["workers"]: workers, table["micro_batches"]: micro_batches}
 
 
+def stated(text: Source) -> Mapping[str, object]:
+    """What the file beside a library scheme says of its parameters, by name; nothing for any other text.
+
+    Raises
+    ------
+    UnreadableText
+        If that file is not what it should be.
+    """
+    path = Path(text.name)
+    if path.stem in names() and source(path.stem) == text:
+        path = resources.schemes() / path
+    beside = _beside(path.parent) if (path.parent / _BESIDE).is_file() else {}
+    table = beside.get("parameters", {})
+    entry = table.get(path.stem, {}) if isinstance(table, dict) else table
+    if not isinstance(entry, dict):
+        raise UnreadableText(f"{path.parent / _BESIDE}: write [parameters.{path.stem}], and a line for each parameter")
+    missing_files = [name for name in table if not (path.parent / f"{name}{_ENDING}").is_file()]
+    if missing_files:
+        where = f"{path.parent / _BESIDE}: [parameters.{missing_files[0]}]"
+        raise UnreadableText(f"{where}: there is no {missing_files[0]}{_ENDING} beside it")
+    return entry
+
+
+def _files(directories: Further) -> dict[str, list[Path]]:
+    """The files of each name, those of the compiler first."""
+    files: dict[str, list[Path]] = {}
+    for folder in (resources.schemes(), *directories):
+        for path in sorted(folder.glob(f"*{_ENDING}")):
+            files.setdefault(path.stem, []).append(path)
+    return files
+
+
+def _text(path: Path) -> str:
+    try:
+        return contents(path, LARGEST).decode("utf-8", errors="replace").removeprefix("\ufeff")
+    except OSError as error:
+        raise UnreadableText(f"{path}: {error.strerror}") from error
+
+
+def _beside(folder: Path) -> dict[str, Any]:
+    """The file beside the schemes of a directory."""
+    try:
+        return tomllib.loads(_text(folder / _BESIDE))
+    except tomllib.TOMLDecodeError as error:
+        raise UnreadableText(f"{folder / _BESIDE}: {error}") from error
+
+
 @cache
-def letters() -> Letters:
-    """The parameters by which a scheme is fitted to a model and a mini-batch."""
-    table = tomllib.loads((resources.schemes() / "library.toml").read_text(encoding="utf-8"))["letters"]
-    return Letters(table["stages"], table["micro_batches"])
+def _known() -> tuple[Known, ...]:
+    entries = _beside(resources.schemes())["known"]
+    return tuple(Known(tuple(entry["names"]), entry.get("scheme"), entry["what"]) for entry in entries)
+
+
+def _plain(name: str) -> str:
+    """A name without capitals, without what stands between its words, and without the word that begins class names."""
+    return "".join(character for character in name.lower() if character.isalnum()).removeprefix("schedule")

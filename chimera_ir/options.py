@@ -1,6 +1,6 @@
 """What a user may ask of the compiler: from Python by `compile`, on the command line by the options of these names."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from operator import index
@@ -12,7 +12,7 @@ from chimera_ir import texts
 from chimera_ir.compilation import Compilation, require_settable
 from chimera_ir.cost.model import COST_LETTERS, Costs
 from chimera_ir.errors import OptionError, ParameterError
-from chimera_ir.request import MAX_OPERATIONS, Request
+from chimera_ir.request import MAX_OPERATIONS, Request, Tie
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme, SyncMode
 from chimera_ir.syntax.change import Change
@@ -45,6 +45,9 @@ class Options:
         Whether every stage keeps only its input, and runs its forward again.
     sync
         When every stage's gradients are summed: ``"lazy"``, ``"eager"`` or ``"eager_opt"``.
+    tied
+        Groups of stages that share parameters, each stage by its number, ``"first"`` or ``"last"``, as in
+        ``[("first", "last")]``: what the model's ``tied`` says.
     profile, cluster
         Paths of the files that say what the model's stages cost and what the model runs on.
     copies
@@ -55,6 +58,8 @@ class Options:
         Which ranks share a node: those of a ``"pipeline"``, which is the default, or of a ``"replica"``.
     max_operations
         A scheme, a text or a baseline that has more compute operations is refused.
+    library
+        Directories of further schemes, beside those that the environment variable CHIMERA_LIBRARY names.
 
     Raises
     ------
@@ -65,18 +70,21 @@ class Options:
     costs: Mapping[str, int | float | str | Fraction] = field(default_factory=dict)
     recompute: bool = False
     sync: Literal["lazy", "eager", "eager_opt"] | SyncMode | None = None
+    tied: Sequence[Sequence[int | str]] = ()
     profile: str | PathLike[str] | None = None
     cluster: str | PathLike[str] | None = None
     copies: int | None = None
     micro_batch_size: int | None = None
     layout: Literal["pipeline", "replica"] | None = None
     max_operations: int = MAX_OPERATIONS
+    library: Sequence[str | PathLike[str]] = ()
 
     def __post_init__(self) -> None:
         self.cost_model()
         _require(isinstance(self.recompute, bool), "recompute", self.recompute, "it is True or False")
         modes = [mode.value for mode in SyncMode]
         _require(self.sync in (None, *modes, *SyncMode), "sync", self.sync, f"it is one of {', '.join(modes)}")
+        self.ties()
         for name in ("profile", "cluster"):
             path = getattr(self, name)
             _require(path is None or isinstance(path, str | PathLike), name, path, "it is the path of a file")
@@ -85,6 +93,9 @@ class Options:
             _require(number is None or _is_in(number, MOST), name, number, f"it is a whole number from 1 to {MOST:,}")
         _require(self.layout in (None, *_LAYOUTS), "layout", self.layout, f"it is one of {', '.join(_LAYOUTS)}")
         _require(_is_in(self.max_operations), "max_operations", self.max_operations, "it is a whole number from 1 on")
+        several = isinstance(self.library, Sequence) and not isinstance(self.library, str | bytes)
+        several = several and all(isinstance(path, str | PathLike) for path in self.library)
+        _require(several, "library", self.library, "it is a list of directories")
 
     def cost_model(self) -> Costs:
         """The costs, exactly as they were written."""
@@ -99,6 +110,15 @@ class Options:
             except ValueError as error:
                 raise OptionError(f"costs: {error}") from error
         return costs
+
+    def ties(self) -> tuple[Tie, ...]:
+        """The groups of stages that share parameters."""
+        says = 'write groups of stages, by number, "first" or "last", as in [("first", "last")]'
+        _require(isinstance(self.tied, Sequence) and not isinstance(self.tied, str), "tied", self.tied, says)
+        for tie in self.tied:
+            known = isinstance(tie, Sequence) and not isinstance(tie, str)
+            _require(known and len(tie) > 1 and all(map(_names_stage, tie)), "tied", self.tied, says)
+        return tuple(tuple(tie) for tie in self.tied)
 
     def request(self, source: Source, settings: Mapping[str, int], spell: Spell = str) -> Request:
         """What is asked of the compiler, once the files of a prediction are read.
@@ -120,11 +140,13 @@ class Options:
         if source.is_ir and change != Change():
             names = f"{spell('recompute')}, {spell('sync')}"
             raise OptionError(f"{names}: an IR text says both itself; ask for them when you compile its scheme")
+        if source.is_ir and self.tied:
+            raise OptionError(f"{spell('tied')}: an IR text says itself which stages are tied, in its header")
         forecast = self._forecast(spell)
         if forecast and self.costs:
             names = f"{spell('costs')}, {spell('profile')}"
             raise OptionError(f"{names}: both say how long operations take; leave one of them out")
-        return Request(source, settings, self.cost_model(), self.max_operations, change, forecast)
+        return Request(source, settings, self.cost_model(), self.max_operations, change, forecast, self.ties())
 
     def _forecast(self, spell: Spell) -> "Forecast | None":
         given = [name for name in _PREDICTING if getattr(self, name) is not None]
@@ -170,7 +192,7 @@ def compile(text: str | PathLike[str] | Source, /, *, options: Options | None = 
     if not isinstance(options, Options):
         raise OptionError(f"options is {options!r:.60}: write options=chimera_ir.Options(...)")
     settings = {name: _integer(name, value) for name, value in parameters.items()}
-    compilation = Compilation(options.request(texts.source(text), settings))
+    compilation = Compilation(options.request(texts.source(text, options.library), settings))
     if settings:
         _refuse_options(settings, compilation.scheme)
         require_settable(compilation.scheme, settings)
@@ -203,6 +225,11 @@ def read_inputs(profile: Path, cluster: Path, spell: Spell) -> "Inputs":
 def _require(holds: bool, name: str, value: object, says: str) -> None:
     if not holds:
         raise OptionError(f"{name} is {value!r:.60}: {says}")
+
+
+def _names_stage(value: object) -> bool:
+    """Whether a value is a stage's number, or the name of the first or the last."""
+    return value in ("first", "last") or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
 
 
 def _is_in(value: Any, most: int | None = None) -> bool:

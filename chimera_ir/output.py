@@ -35,7 +35,7 @@ if sys.platform != "win32":
     import fcntl
 
 MANIFEST = ".chimera-compile"
-"""The file that lists what chimera-compile wrote into a directory, one relative path a line; other commands' too."""
+"""The file that lists what chimera compile wrote into a directory, one relative path a line; other commands' too."""
 
 ATTEMPTS, PAUSE = 200, 0.05
 """How often a writer asks for its turn, and the seconds in between; a turn takes milliseconds."""

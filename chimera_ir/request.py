@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from chimera_ir.cost.model import CostModel, Costs
+from chimera_ir.errors import NoSuchTie
+from chimera_ir.ir.ids import Stage, WeightGroup
 from chimera_ir.source import Source
 from chimera_ir.syntax.change import Change
 
@@ -15,9 +17,15 @@ MAX_OPERATIONS = 1_000_000
 """How many compute operations a scheme may ask for, unless the user raises it."""
 
 
+Tie = tuple[int | str, ...]
+"""Stages that share parameters, as the user writes them: by number, ``"first"`` or ``"last"``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A text, the parameters and clauses that the user set, durations, and a limit on its size.
+
+    ``ties`` are the stages that share parameters, which depends on the model and not on the scheme.
 
     With a ``forecast`` the durations come from its profile instead of ``costs``, and the report has a prediction.
     """
@@ -28,8 +36,30 @@ class Request:
     max_operations: int = MAX_OPERATIONS
     change: Change = field(default_factory=Change)
     forecast: "Forecast | None" = None
+    ties: tuple[Tie, ...] = ()
 
     @property
     def cost_model(self) -> CostModel:
         """Where durations come from."""
         return self.forecast or self.costs
+
+    def groups(self, stages: int) -> tuple[WeightGroup, ...]:
+        """The ties as weight groups, ascending, each once, in a scheme of so many stages.
+
+        Raises
+        ------
+        NoSuchTie
+            If the scheme lacks a stage of a tie, or a tie is of fewer than two.
+        """
+        return tuple(sorted({_group(tie, stages) for tie in self.ties}))
+
+
+def _group(tie: Tie, stages: int) -> WeightGroup:
+    names = {"first": 0, "last": stages - 1}
+    numbers = {names[stage] if isinstance(stage, str) else stage for stage in tie}
+    text = ",".join(map(str, tie))
+    if max(numbers) >= stages:
+        raise NoSuchTie(text, f"the scheme has the stages 0 to {stages - 1}")
+    if len(numbers) < 2:
+        raise NoSuchTie(text, "a tie is of two stages or more")
+    return tuple(map(Stage, sorted(numbers)))

@@ -22,6 +22,11 @@ def templates() -> Path:
     return _folder("templates")
 
 
+def runtime() -> Path:
+    """The folder of the package that generated ranks run on."""
+    return _PACKAGE.parent / "chimera_runtime"
+
+
 def schemes() -> Path:
     """The folder of the library schemes."""
     return _PACKAGE / "schemes"
@@ -29,5 +34,5 @@ def schemes() -> Path:
 
 def everything() -> Iterator[Path]:
     """Every file that the compiler consists of, Python included, in an order that depends on their names alone."""
-    for folder in (_PACKAGE, _folder("grammar"), templates()):
+    for folder in (_PACKAGE, _folder("grammar"), templates(), runtime()):
         yield from (path for path in sorted(folder.rglob("*")) if "__pycache__" not in path.parts and path.is_file())

@@ -94,10 +94,15 @@ def _all(handle: int, most: int) -> bytes:
 
 
 class Span(NamedTuple):
-    """Characters ``start`` to ``end`` (exclusive) of the text that is compiled."""
+    """Characters ``start`` to ``end`` (exclusive) of the text that is compiled.
+
+    Where they are a line of a turn, ``turn`` says of which: the micro-batch and the version that m and v stand for. It
+    is empty elsewhere.
+    """
 
     start: int
     end: int
+    turn: tuple[int, ...] = ()
 
 
 class Position(NamedTuple):

@@ -27,36 +27,43 @@ def _importing() -> Iterator[None]:
         sys.exit(INTERRUPTED)
 
 
+def chimera() -> NoReturn:
+    """All commands, as ``chimera COMMAND``."""
+    with _importing():
+        from chimera_ir.commands.group import NAME, main
+    main(NAME)
+
+
+def module() -> NoReturn:
+    """All commands, as ``python -m chimera_ir COMMAND``."""
+    with _importing():
+        from chimera_ir.commands.group import main
+    main("python -m chimera_ir")
+
+
 def compile_() -> NoReturn:
-    """chimera-compile."""
+    """``chimera-compile``, an alias of ``chimera compile``."""
     with _importing():
-        from chimera_ir.cli import main
-    main()
-
-
-def tables() -> NoReturn:
-    """chimera-tables."""
-    with _importing():
-        from chimera_ir.tables import main
-    main()
-
-
-def profile() -> NoReturn:
-    """chimera-profile."""
-    with _importing():
-        from chimera_ir.profiler import main
-    main()
-
-
-def trace() -> NoReturn:
-    """chimera-trace."""
-    with _importing():
-        from chimera_ir.tracer import main
+        from chimera_ir.commands.compile_command import main
     main()
 
 
 def plan() -> NoReturn:
-    """chimera-plan."""
+    """``chimera-plan``, an alias of ``chimera plan``."""
     with _importing():
-        from chimera_ir.plan_command import main
+        from chimera_ir.commands.plan_command import main
+    main()
+
+
+def profile() -> NoReturn:
+    """``chimera-profile``, an alias of ``chimera profile``."""
+    with _importing():
+        from chimera_ir.commands.profile_command import main
+    main()
+
+
+def trace() -> NoReturn:
+    """``chimera-trace``, an alias of ``chimera trace``."""
+    with _importing():
+        from chimera_ir.commands.trace_command import main
     main()

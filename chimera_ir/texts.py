@@ -1,10 +1,10 @@
 """The texts that a user names."""
 
+from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
 
 from chimera_ir import library
-from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.errors import UnreadableText
 from chimera_ir.source import Source, handed
 
@@ -12,35 +12,36 @@ LARGEST = 2**28
 """Bytes of the largest text."""
 
 
-def source(text: str | PathLike[str] | Source) -> Source:
+def source(text: str | PathLike[str] | Source, directories: Iterable[str | PathLike[str]] = ()) -> Source:
     """The text that a program names: as `scheme_or_ir`, but a path is always that of a file."""
     match text:
         case Source():
             return text
         case str():
-            return scheme_or_ir(text)
+            return scheme_or_ir(text, directories)
         case PathLike():
             return _known(Path(text))
         case _:
             raise UnreadableText(f"{text!r:.60} is no text: give a scheme's name, the path of a file, or a Source")
 
 
-def scheme_or_ir(scheme: str) -> Source:
+def scheme_or_ir(scheme: str, directories: Iterable[str | PathLike[str]] = (), option: str = "library") -> Source:
     """The text that SCHEME names: a file if it looks like one, else a scheme of the library.
+
+    ``directories`` are further ones of the library, which the user names by ``option``.
 
     Raises
     ------
     UnreadableText
-        If there is none.
+        If there is none, or several schemes have this name.
     """
     path = Path(scheme)
     if path.suffix in (".chim", ".sir") or len(path.parts) > 1:
         return _known(path)
-    if scheme in library.names():
-        return library.source(scheme)
-    guess = closest(scheme, library.names())
-    advice = f"did you mean {guess}?" if guess else f"there are {', '.join(library.names())}"
-    raise UnreadableText(f"no library scheme is called '{scheme}' ({advice}); a file ends in .chim or .sir")
+    further = library.further(directories, option)
+    if scheme in library.names(further):
+        return library.source(scheme, further)
+    raise UnreadableText(library.missing(scheme, further))
 
 
 def _known(path: Path) -> Source:

@@ -3,9 +3,9 @@
     python docs/check.py             # says which blocks are out of date
     python docs/check.py --update    # writes what is printed now
 
-A block is a fence of the kind ``console`` that begins with ``$ chimera-compile``, ``$ chimera-plan``,
-``$ chimera-profile`` or ``$ chimera-tables``; a line ``...`` in it stands for any number of lines. The commands see
-docs/ and examples/; what they write goes into a directory that is removed.
+A block is a fence of the kind ``console`` that begins with ``$ chimera compile``, ``plan`` or ``profile``, with one of
+these as ``$ chimera-compile``, or with ``$ python docs/paper_tables``; a line ``...`` in it stands for any number of
+lines. The commands see docs/ and examples/; what they write goes into a directory that is removed.
 """
 
 import os
@@ -20,7 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(
-    r"(?<=^```console\n)\$ chimera-(?:compile|plan|profile|tables).*?(?=^```$)", re.MULTILINE | re.DOTALL
+    r"(?<=^```console\n)\$ (?:chimera[- ](?:compile|plan|profile)|python docs/paper_tables).*?(?=^```$)",
+    re.MULTILINE | re.DOTALL,
 )
 
 
@@ -39,6 +40,9 @@ def stage() -> Iterator[tuple[Path, dict[str, str]]]:
                 f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n{program}", encoding="utf-8"
             )
             script.chmod(0o755)
+        python = Path(programs) / "python"
+        python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
+        python.chmod(0o755)
         path = os.pathsep.join((programs, str(Path(sys.executable).parent), os.environ["PATH"]))
         yield Path(place), {**os.environ, "PATH": path, "CHIMERA_CACHE": ""}
 

@@ -2,7 +2,7 @@
 
     .venv/bin/python docs/experiments.py [--update]
 
-Every figure is asked of ``chimera-plan``; tables stand in docs/experiments.md between marks, where ``--update`` writes
+Every figure is asked of ``chimera plan``; tables stand in docs/experiments.md between marks, where ``--update`` writes
 them. The paper's numbers are those of its text (section 4); its figures hold more that the text does not say.
 """
 
@@ -25,8 +25,8 @@ from chimera_ir.source import Source
 
 HERE = Path(__file__).resolve().parent
 INPUTS = HERE.parent / "examples" / "paper"
-PLAN = (sys.executable, "-c", "from chimera_ir.plan_command import main; main()")
-COMPILE = (sys.executable, "-c", "from chimera_ir.cli import main; main()")
+PLAN = (sys.executable, "-c", "from chimera_ir.start import plan; plan()")
+COMPILE = (sys.executable, "-c", "from chimera_ir.start import compile_; compile_()")
 
 BASELINES = ("gpipe", "gems", "dapple", "pipedream_2bw", "pipedream")
 GREEDY = ("chimera", "--set", "f=1", "--greedy")
@@ -53,7 +53,7 @@ BERT, GPT = "bert48", "gpt2"
 
 @cache
 def choices(case: Case, scheme: str, *options: str, equal: bool = False) -> tuple[Choice, ...]:
-    """What chimera-plan finds for a scheme, best first; ``equal``: all stages take as long as one in the middle."""
+    """What chimera plan finds for a scheme, best first; ``equal``: all stages take as long as one in the middle."""
     with tempfile.TemporaryDirectory() as folder:
         profile = INPUTS / f"{case.profile}.profile.toml"
         if equal:

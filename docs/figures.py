@@ -50,7 +50,6 @@ class Shown:
 
 SINGLE = {
     "1f1b.svg": Shown("", "examples/1f1b.chim"),
-    "interleaved.svg": Shown("", "examples/interleaved.chim"),
     "chimera.svg": Shown("", "chimera"),
     "chimera_f2.svg": Shown("", "chimera", {"D": 8, "N": 8, "f": 2}),
     **{f"schemes/{name}.svg": Shown("", name) for name in library.names()},

@@ -9,8 +9,9 @@ sentence. With h = 1024, the vocabulary V = 30,522 and P = 512 positions:
     masked words   h^2 + h, layer norm 2 h, projection V h + V                     32,336,698
     next sentence  2 h + 2                                                              2,050
 
-The projection is not tied to the table of words: they are at the two ends of the pipeline. `MODEL_SETTINGS` chooses
-other numbers, as in `MODEL_SETTINGS=tiny,dtype=float64`.
+`MODEL_SETTINGS` chooses other numbers, as in `MODEL_SETTINGS=tiny,dtype=float64`. The projection is a matrix of its
+own, as in the paper; with `words=tied` it is the table of words, as in the original, and the schedule is compiled with
+`--tied first,last`.
 """
 
 import torch
@@ -18,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 import corpus
-from transformer import Attention, Perceptron, Settings, decaying, settings, split
+from transformer import Attention, Perceptron, Settings, decaying, settings, split, table_of_words
 
 SIZES = {
     "full": Settings(layers=48, hidden=1024, heads=16, vocabulary=30522, positions=512, length=128),
@@ -98,6 +99,11 @@ class Heads(nn.Module):
 def build_stage(stage: int, num_stages: int) -> nn.Module:
     """Stage 0 begins with the embeddings, the last stage ends with the two heads."""
     return split(stage, num_stages, CHOSEN, Embedding, Layer, Heads)
+
+
+def tied(num_stages: int) -> list[list[tuple[int, str]]]:
+    """The table of words and the projection, if the settings say so."""
+    return table_of_words(num_stages, CHOSEN, "word.weight", "masked_words.3.weight")
 
 
 def loss(output: State, target: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -8,8 +8,9 @@ vocabulary V = 50,257 and P = 1024 positions:
     last norm      2 h                                                                     2,560
     next word      projection V h, without a bias                                     64,328,960
 
-The projection is not tied to the table of words: they are at the two ends of the pipeline. `MODEL_SETTINGS` chooses
-other numbers, as in `MODEL_SETTINGS=tiny,dtype=float64`.
+`MODEL_SETTINGS` chooses other numbers, as in `MODEL_SETTINGS=tiny,dtype=float64`. The projection is a matrix of its
+own, as in the paper; with `words=tied` it is the table of words, as in the original, and the schedule is compiled with
+`--tied first,last`.
 """
 
 import math
@@ -19,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 import corpus
-from transformer import Attention, Perceptron, Settings, decaying, settings, split
+from transformer import Attention, Perceptron, Settings, decaying, settings, split, table_of_words
 
 SIZES = {
     "full": Settings(layers=64, hidden=1280, heads=20, vocabulary=50257, positions=1024, length=632),
@@ -82,6 +83,11 @@ def build_stage(stage: int, num_stages: int) -> nn.Module:
                 layer.attention.result.weight /= math.sqrt(2 * CHOSEN.layers)
                 layer.perceptron.result.weight /= math.sqrt(2 * CHOSEN.layers)
     return module
+
+
+def tied(num_stages: int) -> list[list[tuple[int, str]]]:
+    """The table of words and the projection, if the settings say so."""
+    return table_of_words(num_stages, CHOSEN, "word.weight", "1.weight")
 
 
 def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

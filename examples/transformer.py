@@ -18,6 +18,7 @@ DTYPES = ("float32", "float64", "bfloat16")
 class Settings:
     """The numbers of a network: ``layers`` of width ``hidden`` with ``heads`` each, tables of words and positions.
 
+    ``words`` says whether the table of words and the projection to words are ``apart`` or ``tied``, one matrix.
     ``length`` is how many of the positions an item takes, ``rate`` the learning rate, ``text`` how many bytes of the
     corpus are read.
     """
@@ -32,6 +33,7 @@ class Settings:
     rate: float = 1e-4
     text: int = corpus.MOST
     dtype: str = "float32"
+    words: str = "apart"
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -47,6 +49,8 @@ class Settings:
             raise ValueError(f"rate={self.rate} is no learning rate: above 0")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype} is none of {', '.join(DTYPES)}")
+        if self.words not in ("apart", "tied"):
+            raise ValueError(f"words={self.words} is none of apart, tied")
 
 
 def settings(sizes: Mapping[str, Settings]) -> Settings:
@@ -168,3 +172,9 @@ def decaying(parameters: list[nn.Parameter], decay: float) -> list[dict[str, obj
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
+
+
+def table_of_words(num_stages: int, chosen: Settings, first: str, last: str) -> list[list[tuple[int, str]]]:
+    """The two ends of the table of words, by their names in what `split` puts first and last; none if it is no tie."""
+    behind = chosen.layers // num_stages + (num_stages == 1)
+    return [[(0, f"0.{first}"), (num_stages - 1, f"{behind}.{last}")]] if chosen.words == "tied" else []

@@ -3,13 +3,16 @@
 It does what hardware does, as unkindly as it may: a posted receive may spoil its buffer at any moment, a transfer
 reads the sender's memory when it happens and not when it is posted, messages travel in random order and time.
 Operations check that what they read is what they need; steps that every gradient of their update was summed exactly
-once. Gradients add up in one piece of memory per stage, which nothing may write between a launch and its step. Weights
-are told apart by the steps that made them; a forward remembers those that it read, for its backward.
+once. Gradients add up in one piece of memory per stage, and in one more per tie, which nothing may write between a
+launch and its step. Weights are told apart by the steps that made them; a forward remembers those that it read, of its
+stage and of its ties, for its backward. A micro-batch meets one version of what stages share. Where the header
+restricts the kinds of operations there are forwards alone: each must have run once at the end, and nothing is summed.
 """
 
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import product
 
 from chimera_ir.ir.kinds import FORWARD
 from chimera_ir.ir.levels import Program
@@ -29,6 +32,10 @@ from chimera_ir.ir.ops import (
 
 SPOILT = ("spoilt",)
 TRANSPORTS = ("directed", "tagged")
+
+
+Group = tuple[int, ...]
+"""A stage by itself, or stages that share parameters."""
 
 
 class Wrong(Exception):
@@ -55,7 +62,7 @@ class Transfer:
 
 @dataclass(eq=False)
 class Sum:
-    """One sum over the holders of a stage, the n-th that each of them launched: what each of them put in."""
+    """One sum over the holders of a stage or a tie, the n-th that each of them launched: what each of them put in."""
 
     parts: dict[int, Counter] = field(default_factory=dict)
     done: bool = False
@@ -72,14 +79,14 @@ class Worker:
         self.sends: dict[object, Transfer] = {}
         self.recvs: dict[object, Transfer] = {}
         self.outputs: dict[object, tuple[Cell, object]] = {}
-        self.kept: dict[object, tuple[Cell, object, int]] = {}
+        self.kept: dict[object, tuple[Cell, object, tuple[int, ...]]] = {}
         self.halves: dict[object, list[tuple[Cell, object]]] = {}
-        self.gradients: dict[int, Counter] = {}
-        self.busy: set[int] = set()
-        self.launched: dict[tuple[int, int], Sum] = {}
-        self.summed: dict[tuple[int, int], Sum] = {}
+        self.gradients: dict[Group, Counter] = {}
+        self.busy: set[Group] = set()
+        self.launched: dict[tuple[Group, int], Sum] = {}
+        self.summed: dict[tuple[Group, int], Sum] = {}
         self.stepped: Counter = Counter()
-        self.stashed: dict[tuple[int, int], int] = {}
+        self.stashed: dict[tuple[Group, int], int] = {}
 
 
 class Executor:
@@ -90,16 +97,20 @@ class Executor:
         self.directed = transport == "directed"
         self.stages = program.header.stages
         self.updates = program.header.updates
+        self.trains = not program.header.only
         self.streams = program.header.asynchronous
         self.micros = sorted(m for pipe in program.header.pipes for m in pipe.micros)
         self.where = {
             (m, s): w for pipe in program.header.pipes for m in pipe.micros for s, w in enumerate(pipe.workers)
         }
-        self.members = {s: {pipe.workers[s] for pipe in program.header.pipes} for s in range(self.stages)}
+        groups: list[Group] = [*((s,) for s in range(self.stages)), *program.header.ties]
+        self.members = {group: {pipe.workers[s] for pipe in program.header.pipes for s in group} for group in groups}
+        self.groups = {s: [group for group in groups if s in group] for s in range(self.stages)}
         self.workers = [Worker(number, lane) for number, lane in enumerate(program.lanes)]
         self.sent: dict[tuple[int, int], list[Transfer]] = {}
         self.posted: dict[tuple[int, int], list[Transfer]] = {}
-        self.sums: dict[int, list[Sum]] = {s: [] for s in range(self.stages)}
+        self.read: dict[tuple[int, Group], int] = {}
+        self.sums: dict[Group, list[Sum]] = {group: [] for group in groups}
 
     def run(self) -> bool:
         """Whether all lanes finish.
@@ -112,7 +123,7 @@ class Executor:
         while True:
             events = [(self.step, (w,)) for w in self.workers if w.place < len(w.lane) and not self.blocked(w)]
             events += [(self.transfer, each) for each in self.transferable()]
-            events += [(self.add, (each,)) for s in self.sums for each in self.sums[s] if self.addable(s, each)]
+            events += [(self.add, (each,)) for g in self.sums for each in self.sums[g] if self.addable(g, each)]
             if not events:
                 break
             action, arguments = self.random.choice(events)
@@ -130,7 +141,10 @@ class Executor:
         for worker in self.workers:
             for each in (*worker.sends.values(), *worker.recvs.values()):
                 self.demand(each.waited, f"worker {worker.number} never waits for {each.tag}")
-            due = {s: self.updates for s in self.members if worker.number in self.members[s]}
+            members = (group for group in self.members if worker.number in self.members[group])
+            due = dict.fromkeys(members, self.updates) if self.trains else {}
+            run = set() if self.trains else {cell for cell, w in self.where.items() if w == worker.number}
+            self.demand(set(worker.kept) == run, f"worker {worker.number} ran {sorted(worker.kept)}, not {sorted(run)}")
             self.demand(worker.stepped == due, f"worker {worker.number} stepped {worker.stepped}, not {due}")
             self.demand(not worker.stashed, f"worker {worker.number} keeps {worker.stashed}")
             self.demand(not worker.halves, f"worker {worker.number} never uses {list(worker.halves)}")
@@ -155,9 +169,9 @@ class Executor:
         recv.cell.value = send.expected if send.cell.value == send.expected else SPOILT
         send.done = recv.done = True
 
-    def addable(self, stage: int, each: Sum) -> bool:
-        earlier = self.sums[stage][: self.sums[stage].index(each)]
-        return not each.done and set(each.parts) == self.members[stage] and all(other.done for other in earlier)
+    def addable(self, group: Group, each: Sum) -> bool:
+        earlier = self.sums[group][: self.sums[group].index(each)]
+        return not each.done and set(each.parts) == self.members[group] and all(other.done for other in earlier)
 
     def add(self, each: Sum) -> None:
         each.done = True
@@ -172,8 +186,8 @@ class Executor:
             case WaitRecv(message):
                 self.demand(message in worker.recvs, f"worker {worker.number} waits for an unknown receive {message}")
                 return not worker.recvs[message].done
-            case WaitAllReduce(stage, version=version):
-                number = stage, version or 1
+            case WaitAllReduce(group, version=version):
+                number = group, version or 1
                 self.demand(number in worker.launched, f"worker {worker.number} waits for an unknown sum {number}")
                 return not worker.launched[number].done
         return False
@@ -210,34 +224,40 @@ class Executor:
             case WaitRecv(message):
                 self.demand(not worker.recvs[message].waited, f"{message} is waited for twice")
                 worker.recvs[message].waited = True
-            case AllReduce(stage, version=version):
-                self.launch(worker, stage, version or 1)
-            case WaitAllReduce(stage, version=version):
-                number = stage, version or 1
+            case AllReduce(group, version=version):
+                self.launch(worker, group, version or 1)
+            case WaitAllReduce(group, version=version):
+                number = group, version or 1
                 self.demand(number not in worker.summed, f"the sum {number} is waited for twice")
                 worker.summed[number] = worker.launched[number]
-            case Step(stage, version=version):
-                self.update(worker, stage, version or 1)
-            case Stash(stage, version):
-                self.demand((stage, version) not in worker.stashed, f"{version} of {stage} is stashed twice")
-                self.demand(version == worker.stepped[stage], f"{stage} has {worker.stepped[stage]}, not {version}")
-                worker.stashed[stage, version] = worker.stepped[stage]
-            case Drop(stage, version):
-                self.demand((stage, version) in worker.stashed, f"{version} of {stage} is not stashed")
-                del worker.stashed[stage, version]
+            case Step(group, version=version):
+                self.update(worker, group, version or 1)
+            case Stash(group, version):
+                self.demand((group, version) not in worker.stashed, f"{version} of {group} is stashed twice")
+                self.demand(version == worker.stepped[group], f"{group} has {worker.stepped[group]}, not {version}")
+                worker.stashed[group, version] = worker.stepped[group]
+            case Drop(group, version):
+                self.demand((group, version) in worker.stashed, f"{version} of {group} is not stashed")
+                del worker.stashed[group, version]
 
-    def weights(self, worker: Worker, stage: int, version: int | None) -> int:
-        """The weights that an operation reads, as the number of steps that made them."""
-        newest = worker.stepped[stage]
+    def weights(self, worker: Worker, stage: int, version: int | None) -> tuple[int, ...]:
+        """The weights that an operation reads, of its stage and its ties, as the number of steps that made them."""
         self.demand((version is not None) == self.streams, "a version where there is none, or none where there is")
+        return tuple(self.weights_of(worker, group, version) for group in self.groups[stage])
+
+    def weights_of(self, worker: Worker, group: Group, version: int | None) -> int:
+        newest = worker.stepped[group]
         if version is None or version == newest:
             self.demand(self.streams or newest == 0, "it reads new weights")
             return newest
-        self.demand((stage, version) in worker.stashed, f"{version} of {stage} is read, {newest} is there")
-        return worker.stashed[stage, version]
+        self.demand((group, version) in worker.stashed, f"{version} of {group} is read, {newest} is there")
+        return worker.stashed[group, version]
 
-    def forward(self, worker: Worker, micros: tuple[int, ...], stage: int, weights: int) -> None:
+    def forward(self, worker: Worker, micros: tuple[int, ...], stage: int, weights: tuple[int, ...]) -> None:
         """Over several micro-batches it reads and makes one piece of memory; each backward needs what it read."""
+        for (group, version), micro in product(zip(self.groups[stage], weights, strict=True), micros):
+            known = self.read.setdefault((micro, group), version)
+            self.demand(known == version, f"{micro} meets {known} and {version} of what {group} share")
         data = Cell(("data", micros))
         source = (data, data.value) if stage == 0 else self.input(worker, "act", micros, stage - 1, stage)
         for micro in micros:
@@ -272,7 +292,7 @@ class Executor:
             return False
         return value[:2] == (kind, micros) and (value[2] <= source if kind == "act" else value[2] == source)
 
-    def input_gradient(self, worker: Worker, micros: tuple[int, ...], stage: int, weights: int) -> None:
+    def input_gradient(self, worker: Worker, micros: tuple[int, ...], stage: int, weights: tuple[int, ...]) -> None:
         """What the weight gradient still needs may be the memory of all that this half reads."""
         given = [self.input(worker, "grad", micros, stage + 1, stage)] if stage < self.stages - 1 else []
         for micro in micros:
@@ -283,38 +303,38 @@ class Executor:
             worker.halves[micro, stage] = [(cell, value), *given]
         worker.outputs["grad", micros, stage] = (Cell(("grad", micros, stage)), ("grad", micros, stage))
 
-    def weight_gradient(self, worker: Worker, micros: tuple[int, ...], stage: int, weights: int) -> None:
-        self.demand(stage not in worker.busy, f"the gradients of {stage} change while they are summed")
+    def weight_gradient(self, worker: Worker, micros: tuple[int, ...], stage: int, weights: tuple[int, ...]) -> None:
+        for group in self.groups[stage]:
+            self.demand(group not in worker.busy, f"the gradients of {group} change while they are summed")
         for micro in micros:
             self.demand((micro, stage) in worker.halves, "weight gradient before the input gradient")
             for cell, value in worker.halves.pop((micro, stage)):
                 self.demand(cell.value == value, f"what the weight gradient of {micro} on {stage} needs is gone")
-            worker.gradients.setdefault(stage, Counter())[micro] += 1
+            for group in self.groups[stage]:
+                worker.gradients.setdefault(group, Counter())[micro, stage] += 1
 
-    def launch(self, worker: Worker, stage: int, version: int) -> None:
-        self.demand(worker.number in self.members[stage], f"worker {worker.number} does not hold {stage}")
-        self.demand((stage, version) not in worker.launched, f"stage {stage} is summed twice for {version}")
-        self.demand(stage not in worker.busy, f"two sums of {stage} at once")
-        turn = sum(each == stage for each, _ in worker.launched)
-        if len(self.sums[stage]) == turn:
-            self.sums[stage].append(Sum())
-        worker.busy.add(stage)
-        worker.launched[stage, version] = self.sums[stage][turn]
-        self.sums[stage][turn].parts[worker.number] = worker.gradients.pop(stage, Counter())
+    def launch(self, worker: Worker, group: Group, version: int) -> None:
+        self.demand(worker.number in self.members.get(group, ()), f"worker {worker.number} does not hold {group}")
+        self.demand((group, version) not in worker.launched, f"{group} is summed twice for {version}")
+        self.demand(group not in worker.busy, f"two sums of {group} at once")
+        turn = sum(each == group for each, _ in worker.launched)
+        if len(self.sums[group]) == turn:
+            self.sums[group].append(Sum())
+        worker.busy.add(group)
+        worker.launched[group, version] = self.sums[group][turn]
+        self.sums[group][turn].parts[worker.number] = worker.gradients.pop(group, Counter())
 
-    def update(self, worker: Worker, stage: int, version: int) -> None:
-        self.demand((stage, version) in worker.summed, f"stage {stage} steps without its sum")
-        self.demand(
-            worker.stepped[stage] == version - 1, f"stage {stage} steps from {worker.stepped[stage]} to {version}"
-        )
+    def update(self, worker: Worker, group: Group, version: int) -> None:
+        self.demand((group, version) in worker.summed, f"{group} steps without its sum")
+        self.demand(worker.stepped[group] == version - 1, f"{group} steps from {worker.stepped[group]} to {version}")
         total: Counter = Counter()
-        for part in worker.summed[stage, version].parts.values():
+        for part in worker.summed[group, version].parts.values():
             total.update(part)
         size = len(self.micros) // self.updates
-        wanted = Counter(range((version - 1) * size, version * size))
-        self.demand(total == wanted, f"stage {stage} steps with {total}")
-        worker.stepped[stage] += 1
-        worker.busy.discard(stage)
+        wanted = Counter((micro, s) for micro in range((version - 1) * size, version * size) for s in group)
+        self.demand(total == wanted, f"{group} steps with {total}")
+        worker.stepped[group] += 1
+        worker.busy.discard(group)
 
     def demand(self, holds: bool, otherwise: str) -> None:
         if not holds:

@@ -108,14 +108,13 @@ class Simulator:
         self.counted = 0
         self.computes: list[tuple[int, Instruction, float, float]] = []
         self.steps: list[tuple[int, Instruction, float, float]] = []
-        self.sums: list[tuple[int, int | None, float, float]] = []
+        self.sums: list[tuple[tuple[int, ...], int | None, float, float]] = []
         self.ended: dict[int, float] = {}
         self.left: dict[object, Signal] = defaultdict(Signal)
         self.arrived: dict[object, Signal] = defaultdict(Signal)
-        self.buffered: set[object] = set()
         self.summed: dict[object, Signal] = defaultdict(Signal)
         self.halves_met: dict[object, int] = defaultdict(int)
-        self.on_link: dict[tuple[int, int, bool], deque[tuple[int, Send, Link]]] = defaultdict(deque)
+        self.on_link: dict[tuple[int, int], deque[tuple[int, Send, Link]]] = defaultdict(deque)
         self.launched: dict[int, deque[AllReduce]] = defaultdict(deque)
         self.running: set[AllReduce] = set()
         self.rivals = Rivals(self)
@@ -145,32 +144,26 @@ class Simulator:
                     self.after(self.compute(each), done.give)
                     yield done
                     self.computes.append((worker, each, start, self.now))
-                case Send(message):
-                    link, at_once = self.way(each, worker)
+                case Send():
+                    link = self.link(worker, each.to)
                     yield self.busy(link.overhead)
-                    if at_once:
-                        self.enqueue(each, link, worker, at_once)
-                        self.buffered.add(message)
-                    else:
-                        self.meet(each, link, worker)
+                    self.meet(each, link, worker)
                 case Recv(message, source):
                     send = Send(message, Worker(worker))
-                    link, at_once = self.way(send, source)
+                    link = self.link(source, worker)
                     yield self.busy(link.overhead)
-                    if not at_once:
-                        self.after(link.alpha, lambda s=send, k=link, w=source: self.meet(s, k, w))
+                    self.after(link.alpha, lambda s=send, k=link, w=source: self.meet(s, k, w))
                 case WaitSend(message):
-                    if message not in self.buffered:
-                        yield self.left[message]
+                    yield self.left[message]
                 case WaitRecv(message):
                     yield self.arrived[message]
-                case AllReduce(stage) if self.ranks(stage) > 1:
+                case AllReduce(group) if self.ranks(group) > 1:
                     yield self.busy(self.setting.cluster.sums.overhead)
                     self.launched[worker].append(each)
                     self.serve()
-                case WaitAllReduce(stage, version=version) if self.ranks(stage) > 1:
-                    yield self.summed[stage, version]
-                case Step(stage):
+                case WaitAllReduce(group, version=version) if self.ranks(group) > 1:
+                    yield self.summed[group, version]
+                case Step((stage,)):
                     start = self.now
                     yield self.busy(self.step(stage))
                     self.steps.append((worker, each, start, self.now))
@@ -185,14 +178,10 @@ class Simulator:
         """One end of a message is there; with the second it asks for the link."""
         self.halves_met[send.message] += 1
         if self.halves_met[send.message] == 2:
-            self.enqueue(send, link, source, False)
-
-    def enqueue(self, send: Send, link: Link, source: int, at_once: bool) -> None:
-        """Messages that were sent at once have a queue of their own beside that of the others."""
-        queue = self.on_link[source, send.to, at_once]
-        queue.append((source, send, link))
-        if len(queue) == 1:
-            self.transmit(queue)
+            queue = self.on_link[source, send.to]
+            queue.append((source, send, link))
+            if len(queue) == 1:
+                self.transmit(queue)
 
     def transmit(self, queue: deque[tuple[int, Send, Link]]) -> None:
         source, send, link = queue[0]
@@ -205,9 +194,8 @@ class Simulator:
             self.left[send.message].give()
 
         seconds = link.beta * self.size(send)
-        whole = self.link(source, send.to)
-        if whole.shared and seconds:
-            self.rivals.begin(Stream(seconds, (("out", source, whole), ("in", send.to, whole)), through))
+        if link.shared and seconds:
+            self.rivals.begin(Stream(seconds, (("out", source, link), ("in", send.to, link)), through))
         else:
             self.after(seconds, through)
 
@@ -216,17 +204,17 @@ class Simulator:
         for queue in list(self.launched.values()):
             if queue and queue[0] not in self.running:
                 launch = queue[0]
-                members = {pipe.workers[launch.stage] for pipe in self.header.pipes}
+                members = {pipe.workers[stage] for pipe in self.header.pipes for stage in launch.group}
                 if all(self.launched[w] and self.launched[w][0] == launch for w in members):
                     self.running.add(launch)
-                    self.after(self.all_reduce(launch.stage), self.over(launch, members, self.now))
+                    self.after(self.all_reduce(launch.group), self.over(launch, members, self.now))
 
     def over(self, launch: AllReduce, members: set[int], start: float) -> Callable[[], None]:
         def call() -> None:
             for worker in members:
                 self.launched[worker].popleft()
-            self.sums.append((launch.stage, launch.version, start, self.now))
-            self.summed[launch.stage, launch.version].give()
+            self.sums.append((launch.group, launch.version, start, self.now))
+            self.summed[launch.group, launch.version].give()
             self.serve()
 
         return call
@@ -257,16 +245,11 @@ class Simulator:
                 return cluster.between
         return cluster.within
 
-    def way(self, send: Send, source: int) -> tuple[Link, bool]:
-        """What a message costs, and whether it is sent at once, without asking its receiver."""
-        link = self.link(source, send.to)
-        if link.short is not None and self.size(send) <= link.short.up_to:
-            return link.short.link, True
-        return link, False
+    def ranks(self, group: tuple[int, ...]) -> int:
+        return self.setting.copies * len({pipe.workers[stage] for pipe in self.header.pipes for stage in group})
 
-    def ranks(self, stage: int) -> int:
-        return self.setting.copies * len({pipe.workers[stage] for pipe in self.header.pipes})
-
-    def all_reduce(self, stage: int) -> float:
-        link, r, size = self.setting.cluster.sums, self.ranks(stage), self.setting.stages[stage].gradients
+    def all_reduce(self, group: tuple[int, ...]) -> float:
+        """Of what stages share, at most as much as the smallest of them has."""
+        link, r = self.setting.cluster.sums, self.ranks(group)
+        size = min(self.setting.stages[stage].gradients for stage in group)
         return 2 * log2(r) * link.alpha + 2 * (r - 1) * link.beta * size / r

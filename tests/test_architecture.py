@@ -17,6 +17,7 @@ from chimera_ir.plural import plural
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "chimera_ir"
 TEMPLATES = ROOT / "templates"
+RUNTIME = ROOT / "chimera_runtime"
 
 IMPORTS = {
     "source": set(),
@@ -40,39 +41,40 @@ IMPORTS = {
     "predict": {"cost", "ir", "flow", "profile", "verify", "undisturbed"},
     "measure": {"profile", "output"},
     "trace": {"predict", "profile", "cost", "flow", "ir", "picture", "verify", "diagnostics", "source"},
-    "library": {"source", "resources", "syntax"},
-    "texts": {"diagnostics", "errors", "library", "source"},
-    "request": {"cost", "predict", "source", "syntax"},
+    "library": {"diagnostics", "errors", "source", "resources", "syntax"},
+    "texts": {"errors", "library", "source"},
+    "request": {"cost", "errors", "ir", "predict", "source", "syntax"},
     "compilation": {
         *("source", "diagnostics", "syntax", "elaborate", "ir", "lower", "verify", "cost", "picture", "predict"),
         *("codegen", "errors", "library", "output", "request", "undisturbed"),
     },
     "options": {"compilation", "cost", "errors", "predict", "profile", "request", "source", "syntax", "texts"},
-    "survey": {
-        *("compilation", "request", "errors", "library", "resources", "source", "diagnostics", "syntax", "elaborate"),
-        "cost",
-    },
-    "command": {"errors", "visible"},
     "console": {"visible"},
     "planner": {
         *("library", "source", "diagnostics", "syntax", "elaborate", "ir", "lower", "verify", "cost", "profile"),
-        *("predict", "undisturbed", "visible"),
+        *("errors", "predict", "undisturbed", "visible"),
     },
-    "plan_command": {
-        *("planner", "compilation", "library", "options", "progress", "request", "texts", "command", "console"),
-        *("source", "elaborate", "profile", "syntax", "__version__"),
-    },
-    "tables": {"survey", "command", "console", "__version__"},
-    "profiler": {"measure", "profile", "command", "output", "resources", "__version__"},
-    "tracer": {"trace", "command", "console", "options", "output", "profile", "visible", "__version__"},
     "answer": {"compilation", "console", "syntax", "ir", "cost", "picture", "predict"},
     "cache": {"answer", "resources", "source"},
     "progress": set(),
-    "cli": {
-        *("answer", "cache", "progress", "compilation", "output", "library", "diagnostics", "cost", "errors"),
-        *("command", "console", "options", "request", "syntax", "texts", "visible", "__version__"),
+    "commands": {
+        *(
+            "answer",
+            "cache",
+            "progress",
+            "compilation",
+            "output",
+            "library",
+            "diagnostics",
+            "cost",
+            "errors",
+            "console",
+        ),
+        *("options", "request", "source", "syntax", "elaborate", "texts", "visible", "resources", "planner", "profile"),
+        *("measure", "trace", "undisturbed", "__version__"),
     },
-    "start": {"cli", "tables", "profiler", "tracer", "plan_command", "undisturbed"},
+    "start": {"commands", "undisturbed"},
+    "__main__": {"start"},
     "__init__": {"compilation", "errors", "options", "source"},
 }
 """What each part of the package may import of the others; `compilation` sees nearly all of it."""
@@ -150,10 +152,9 @@ def test_the_code_generator_sees_of_verification_only_its_type() -> None:
     ("name", "homes"),
     [
         ("networkx", {"flow"}),
-        ("click", {"cli", "command", "plan_command", "tables", "profiler", "tracer"}),
+        ("click", {"commands"}),
         ("torch", {"measure"}),
-        ("runtime", {"measure"}),
-        ("support", {"measure"}),
+        ("chimera_runtime", {"measure"}),
         ("lark", {"syntax", "ir"}),
         ("jinja2", {"codegen", "picture"}),
     ],
@@ -175,7 +176,7 @@ def test_the_compiler_imports_nothing_but_the_standard_library_and_what_it_decla
 
 def test_compiling_imports_neither_torch_nor_numpy() -> None:
     program = (
-        "import sys; from chimera_ir.cli import compile_command;"
+        "import sys; from chimera_ir.commands.compile_command import compile_command;"
         "compile_command(['chimera', '--emit', 'report'], standalone_mode=False);"
         "sys.exit(', '.join(sorted({'torch', 'numpy', 'scipy', 'pandas', 'matplotlib'} & set(sys.modules))) or 0)"
     )
@@ -184,21 +185,37 @@ def test_compiling_imports_neither_torch_nor_numpy() -> None:
 
 
 def test_what_runs_on_the_ranks_imports_only_the_standard_library_torch_and_itself() -> None:
-    files = python(TEMPLATES)
-    own = {path.relative_to(TEMPLATES).with_suffix("").as_posix().replace("/", ".") for path in files}
-    own |= {name.removesuffix(".__init__") for name in own}
+    files = python(RUNTIME)
+    assert files
     for path in files:
         for module, line in imported(path):
             top = module.split(".")[0]
-            if top in ("runtime", "support"):
-                known = module in own or module.rpartition(".")[0] in own
-                assert known, f"{path.name}:{line}: {module} is not among the generated files"
-            else:
-                assert top == "torch" or top in sys.stdlib_module_names, f"{path.name}:{line}: {module}"
+            assert top in {"chimera_runtime", "torch"} | sys.stdlib_module_names, f"{path.name}:{line}: {module}"
+
+
+def test_the_core_of_the_runtime_knows_none_of_its_tools() -> None:
+    core = [path for path in python(RUNTIME) if path.parent == RUNTIME]
+    assert core
+    imports = {module for path in core for module, _ in imported(path)}
+    assert not {module for module in imports if module.startswith("chimera_runtime.tools")}
+
+
+def test_every_module_of_the_runtime_has_a_file_of_unit_tests_and_none_is_left_over() -> None:
+    """Where one file would be too long, a further one has the name of the module and a word more."""
+    tests = ROOT / "tests" / "unit" / "runtime"
+    modules = {path.relative_to(RUNTIME).with_suffix("") for path in python(RUNTIME) if path.name != "__init__.py"}
+    tested = {
+        path.relative_to(tests).with_name(path.stem.removeprefix("test_"))
+        for path in python(tests)
+        if path.name.startswith("test_")
+    }
+    further = {path for path in tested if any(f"{path}".startswith(f"{module}_") for module in modules)}
+    assert sorted(map(str, modules - tested)) == []
+    assert sorted(map(str, tested - modules - further)) == []
 
 
 def test_the_reference_that_checks_the_loops_shares_no_code_with_the_runtime() -> None:
-    tops = {name.split(".")[0] for name, _ in imported(TEMPLATES / "support" / "reference.py")}
+    tops = {name.split(".")[0] for name, _ in imported(RUNTIME / "tools" / "reference.py")}
     assert tops <= {"torch"} | sys.stdlib_module_names
 
 
@@ -207,13 +224,13 @@ def test_generated_scripts_import_only_what_is_generated_beside_them() -> None:
     for path in TEMPLATES.glob("*.py.j2"):
         for module in pattern.findall(path.read_text(encoding="utf-8")):
             top = module.split(".")[0]
-            assert top in {"runtime", "support"} | sys.stdlib_module_names, f"{path.name}: {module}"
+            assert top in {"chimera_runtime"} | sys.stdlib_module_names, f"{path.name}: {module}"
 
 
 @pytest.mark.parametrize("name", sorted(SCHEME_NAMES))
 def test_neither_compiler_nor_templates_know_a_scheme(name: str) -> None:
     pattern = re.compile(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])", re.I)
-    readers = [*python(PACKAGE), *(path for path in TEMPLATES.rglob("*") if path.suffix in FILES)]
+    readers = [*python(PACKAGE), *python(RUNTIME), *(path for path in TEMPLATES.rglob("*") if path.suffix in FILES)]
     wrong = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in readers
@@ -224,14 +241,14 @@ def test_neither_compiler_nor_templates_know_a_scheme(name: str) -> None:
 
 
 def test_the_word_chimera_is_the_project_and_never_the_scheme() -> None:
-    """As a string of its own it would be a comparison, or a default, with the scheme's name."""
-    wrong = [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
+    """As a string of its own it would be a comparison, or a default, with the scheme's name; but for the command."""
+    places = [
+        path.relative_to(PACKAGE).as_posix()
         for path in python(PACKAGE)
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Constant) and node.value == "chimera"
     ]
-    assert wrong == []
+    assert places == ["commands/group.py"]
 
 
 def calls(path: Path, names: set[str]) -> Iterator[str]:
@@ -241,7 +258,7 @@ def calls(path: Path, names: set[str]) -> Iterator[str]:
 
 
 def test_only_the_command_line_prints() -> None:
-    assert [call for path in python(PACKAGE) if part(path) != "cli" for call in calls(path, {"print"})] == []
+    assert [call for path in python(PACKAGE) if part(path) != "commands" for call in calls(path, {"print"})] == []
 
 
 def test_no_program_is_looked_for_beside_the_interpreter() -> None:
@@ -303,7 +320,7 @@ def test_a_number_stands_before_a_noun_in_the_singular_or_the_plural() -> None:
     plurals = "|".join(plural(noun) for noun in nouns.split("|"))
     by_hand = re.compile(rf"\{{(?!counted)[^{{}}]*\}}\}}? (?:[a-z]+ )?(?:{plurals})\b|(?:{nouns})\((?:s|es|ies)\)")
     asked = re.compile(r" if .* (?:==|>) 1\b")
-    texts = [*python(PACKAGE), *TEMPLATES.rglob("*.py"), *TEMPLATES.rglob("*.j2")]
+    texts = [*python(PACKAGE), *python(RUNTIME), *TEMPLATES.rglob("*.j2")]
     lines = (line for path in texts for line in prose(path) if by_hand.search(line) and not asked.search(line))
     others = re.compile(r"items/s|items\(\)|to ranks|\{name\} updates|\{(?:self\.)?updates\} updates[: \"]")
     wrong = [line for line in lines if not others.search(line)]

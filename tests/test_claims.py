@@ -11,17 +11,20 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from chimera_ir import command, library
-from chimera_ir.cli import compile_command
-from chimera_ir.codegen.render import scripts
+from chimera_ir import library
+from chimera_ir.commands import common
+from chimera_ir.commands.compile_command import compile_command
+from chimera_ir.commands.plan_command import plan_command
+from chimera_ir.commands.profile_command import profile_command
+from chimera_ir.commands.run_command import run_command
+from chimera_ir.commands.trace_command import trace_command
 from chimera_ir.compilation import Compilation
 from chimera_ir.diagnostics import catalogue
-from chimera_ir.plan_command import plan_command
-from chimera_ir.profiler import profile_command
 from chimera_ir.request import Request
-from chimera_ir.tables import tables_command
-from chimera_ir.tracer import trace_command
-from support import faults, options
+from chimera_runtime import errors
+from chimera_runtime.tools import options
+from paper_tables.tables import tables_command
+from tests.lowered import scripts_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
@@ -29,15 +32,20 @@ PAGES = {
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+ALIASED: dict[str, click.Command] = {
+    "compile": compile_command,
+    "plan": plan_command,
+    "profile": profile_command,
+    "trace": trace_command,
+}
 COMMANDS: dict[str, click.Command] = {
-    "chimera-compile": compile_command,
-    "chimera-plan": plan_command,
-    "chimera-profile": profile_command,
-    "chimera-tables": tables_command,
-    "chimera-trace": trace_command,
+    **{f"chimera {name}": program for name, program in ALIASED.items()},
+    **{f"chimera-{name}": program for name, program in ALIASED.items()},
+    "chimera run": run_command,
+    "docs/paper_tables": tables_command,
 }
 OTHERS = {
-    *("--nproc-per-node", "--nnodes", "--rdzv-backend", "--rdzv-endpoint", "--no-python"),
+    *("--nproc-per-node", "--nnodes", "--rdzv-backend", "--rdzv-endpoint", "--standalone", "--no-python"),
     *("--hypothesis-profile", "--update-goldens"),
 }
 """Options of torchrun and pytest."""
@@ -54,14 +62,14 @@ def takes(program: click.Command) -> set[str]:
 def trains_with(capsys: pytest.CaptureFixture[str]) -> set[str]:
     """The options of train.py."""
     with pytest.raises(SystemExit):
-        options.parse(["--help"], "a scheme")
+        options.parse(["--help"])
     return set(OPTION.findall(capsys.readouterr().out))
 
 
 def options_given(text: str, name: str) -> Iterator[str]:
     """The options that a text gives to a program, line by line, up to the end of the command."""
     for line in re.findall(rf"(?<![\w-]){re.escape(name)} ([^\n`|#;]*)", text):
-        yield from OPTION.findall(line)
+        yield from OPTION.findall(line.partition(" -- ")[0])
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -74,7 +82,7 @@ def test_every_option_on_a_page_is_one_that_the_program_takes(page: str, trains_
     folders = ("benchmarks", "docs", "examples")
     written = "".join(path.read_text(encoding="utf-8") for top in folders for path in (ROOT / top).glob("*.py"))
     known = OTHERS.union(trains_with, OPTION.findall(written), *map(takes, COMMANDS.values()))
-    assert set(OPTION.findall(text)) - known == set()
+    assert set(OPTION.findall(re.sub(" -- .*", "", text))) - known == set()
 
 
 def test_the_readme_names_every_option_of_train_py(trains_with: set[str]) -> None:
@@ -105,7 +113,7 @@ def headings(path: Path) -> set[str]:
 def worker_0(scheme: str, **settings: int) -> list[str]:
     """The script of a library scheme's first worker, each line without what aligns it."""
     verified = Compilation(Request(library.source(scheme), settings)).verified
-    return [" ".join(line.split()) for line in scripts(verified)["rank_0.py"].splitlines()]
+    return [" ".join(line.split()) for line in scripts_of(verified)["rank_0.py"].splitlines()]
 
 
 EXCERPTS = [
@@ -155,21 +163,19 @@ def test_the_pages_have_every_word_of_the_grammars() -> None:
     page = PAGES["docs/ir.md"]
     shape = page[page.index("    file  ") : page.index("Each of these is one line")]
     tables = "".join(re.findall(r"^\|.*$", page, re.M))
-    within_lines = {"to", "from", "into"}
+    within_lines = {"to", "from", "into", "of"}
     missing = {word for word in words("ir.lark") if f'"{word}"' not in shape and f"`{word} " not in tables}
     assert missing <= within_lines
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/runtime.md"])
-def test_the_statuses_of_a_rank_are_those_that_it_ends_with(page: str) -> None:
-    assert {0, faults.FAILED, faults.MISUSED, faults.OUR_FAULT, faults.INTERRUPTED, faults.TERMINATED} == statuses(
-        page, "of a rank|a rank"
-    )
+def test_the_statuses_of_a_rank_are_those_that_it_ends_with() -> None:
+    ends = {0, errors.FAILED, errors.MISUSED, errors.OUR_FAULT, errors.INTERRUPTED, errors.TERMINATED}
+    assert ends == statuses("docs/runtime.md", "of a rank|a rank")
 
 
 def test_the_statuses_of_the_compiler_are_those_that_it_ends_with() -> None:
-    ends = {0, command.WRONG_TEXT, command.WRONG_COMMAND, command.OUR_FAULT, command.INTERRUPTED}
-    assert ends == statuses("README.md", "chimera-compile")
+    ends = {0, common.WRONG_TEXT, common.WRONG_COMMAND, common.OUR_FAULT, common.INTERRUPTED}
+    assert ends == statuses("docs/commands.md", "every command")
 
 
 def statuses(page: str, subject: str) -> set[int]:
@@ -192,6 +198,6 @@ def test_every_row_of_the_report_is_explained(tmp_path: Path) -> None:
     assert {word for word in words if f"| {word} |" not in PAGES["docs/glossary.md"]} == set()
 
 
-def test_every_folder_of_the_compiler_is_in_the_readme() -> None:
+def test_every_folder_of_the_compiler_is_on_the_page_about_the_code() -> None:
     folders = {path.parent.name for path in (ROOT / "chimera_ir").glob("*/__init__.py")} | {"schemes"}
-    assert {name for name in folders if f"`chimera_ir/{name}/`" not in PAGES["README.md"]} == set()
+    assert {name for name in folders if f"`chimera_ir/{name}/`" not in PAGES["docs/code.md"]} == set()

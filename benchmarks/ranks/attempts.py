@@ -21,7 +21,7 @@ from pathlib import Path
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-OWN = ("runtime", "support", "rank_")
+OWN = ("chimera_runtime",)
 """The modules that come with a program; those of one are not those of the next."""
 
 
@@ -37,7 +37,7 @@ def attempt(command: list[str]) -> None:
     before, sys.argv = (sys.argv, sys.path[:]), [program, *arguments]
     try:
         if program == "chimera-profile":
-            importlib.import_module("chimera_ir.profiler").main()
+            importlib.import_module("chimera_ir.start").profile()
         else:
             sys.path.insert(0, str(Path(program).parent))
             runpy.run_path(program, run_name="__main__")

@@ -1,7 +1,6 @@
 """The systems that are compared: each makes one update of the same model on the same ranks."""
 
-import argparse
-import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,14 +11,17 @@ from torch.distributed import pipelining
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.utils.data import default_collate
 
-from support import probe
-from support import stages as build
-from support.batches import Batches
-from support.job import Job
-from support.model import Model
-from support.rehearsal import Rehearsal
-from support.setting import Setting
-from support.world import World, connections
+from chimera_runtime import assemble as build
+from chimera_runtime import probe
+from chimera_runtime.batches import Batches
+from chimera_runtime.model import ModelFile
+from chimera_runtime.pipeline import Pipeline
+from chimera_runtime.program import Job, load
+from chimera_runtime.setting import Setting
+from chimera_runtime.stage import Stage
+from chimera_runtime.tools.optimizers import Optimizers
+from chimera_runtime.tools.rehearsal import rehearsed
+from chimera_runtime.world import World
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,10 @@ class Task:
     ``rehearsal`` holds where a generated program is to sleep as ``--rehearse`` does, without the model's modules.
     """
 
-    model: Model
+    model: ModelFile
     micro_batches: int
     micro_batch_size: int
-    rehearsal: Rehearsal | None
+    rehearsal: Mapping[str, float] | None
 
 
 class Contender(Protocol):
@@ -49,17 +51,19 @@ class Generated:
     """A directory that chimera-compile wrote."""
 
     def __init__(self, world: World, task: Task, directory: Path) -> None:
-        job = _module(directory / "train.py").JOB
-        script = _module(directory / f"rank_{world.place.worker}.py")
+        compiled = load(directory)
+        job, script = compiled.job, compiled.script(world.place.worker)
         world = _world(world, job, directory.name)
         batches = Batches(task.model.dataset(), task.micro_batch_size, job.micro_batches, job.parts, 1, 0, seed=0)
         built = build.modules(world, task.model, 0)
         findings = probe.find(world, task.model, batches, built, 0, measures=False)
-        options = argparse.Namespace(seed=0, rehearse=task.rehearsal is not None)
-        setting = Setting(world, script, options, task.model, batches, findings)
+        facts = compiled.ranks[world.place.worker]
+        source = batches if task.rehearsal is None else None
+        setting = Setting(world, script, facts, task.model, findings, 0, source)
         self._world = world
-        self._stages = build.assemble(setting, built, task.model.steps, task.rehearsal)
-        self._lane = setting.lane(self._stages)
+        make_stage = Stage if task.rehearsal is None else rehearsed(task.rehearsal, job.parts)
+        self._stages = build.assemble(setting, built, task.model.steps, make_stage)
+        self._lane = setting.lane(setting.parts(self._stages))
         self._update = script.update
         self._number = 0
 
@@ -72,33 +76,41 @@ class Generated:
         self._number += 1
 
     def close(self) -> None:
-        """Destroys the groups of its gradient sums and closes its connections."""
-        for connection in self._world.near.values():
-            connection.close()
+        """Destroys the groups of its gradient sums."""
         for group, _ in self._world.sums.values():
             if group is not None:
                 dist.destroy_process_group(group)
 
 
-def _module(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.parent.name + path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+class Loop:
+    """A directory that chimera-compile wrote, in a training loop as train.py has it."""
+
+    def __init__(self, world: World, task: Task, directory: Path) -> None:
+        job, model = load(directory).job, task.model
+        self._batches = Batches(model.dataset(), task.micro_batch_size, job.micro_batches, job.parts, 1, 0, seed=0)
+        self._pipe = Pipeline(directory, model.build_stage, model.loss, self._batches, timeout=world.timeout)
+        self._optimizers = Optimizers(model, self._pipe.stages, seed=0, idle=False)
+
+    def step(self) -> None:
+        """Forward, backward, sums; then the steps."""
+        self._pipe.step(self._batches)
+        self._optimizers.step()
+        self._optimizers.zero_grad()
+
+    def close(self) -> None:
+        """Destroys the groups of the pipeline."""
+        self._pipe.close()
 
 
 def _world(world: World, job: Job, name: str) -> World:
     """The same ranks with the communicators of another job."""
     names, store = replace(world.names, stages=job.stages), PrefixStore(name, world.store)
-    near = connections(job, world.place, store, world.timeout)
-    world = replace(world, job=job, names=names, store=store, sums={}, near=near)
+    world = replace(world, job=job, names=names, store=store, sums={})
     for stage in range(job.stages):
         ranks = world.ranks_of(stage)
         group = dist.new_group(ranks) if len(ranks) > 1 else None
         if world.place.rank in ranks:
-            world.sums[stage] = group, tuple(ranks)
+            world.sums[stage,] = group, tuple(ranks)
     return world
 
 

@@ -16,15 +16,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from contenders import Contender, Generated, OneProcess, Peer, Task
+from contenders import Contender, Generated, Loop, OneProcess, Peer, Task
 from sleepers import Sleep, sleepers
 from torch.distributed.distributed_c10d import PrefixStore
 
-from support.allocator import keep_memory
-from support.job import Job
-from support.model import load
-from support.rehearsal import Rehearsal, overshoot
-from support.world import World, join, meet
+from chimera_runtime.allocator import keep_memory
+from chimera_runtime.model import load
+from chimera_runtime.program import Job
+from chimera_runtime.tools.rehearsal import overshoot
+from chimera_runtime.world import World, join, meet
 
 TIMEOUT = 120.0
 
@@ -36,7 +36,7 @@ def task(comparison: dict[str, Any]) -> Task:
         return Task(load(Path(comparison["model"])), count, size, None)
     forward, late = comparison["forward"], overshoot()
     sleep = Sleep(forward - late, 2 * forward - late, comparison["floats"])
-    return Task(sleepers(sleep), count, size, Rehearsal(forward, 2 * forward) if comparison["rehearsed"] else None)
+    return Task(sleepers(sleep), count, size, {"F": forward, "B": 2 * forward} if comparison["rehearsed"] else None)
 
 
 def contender(kind: str, name: str, world: World, task: Task) -> Contender:
@@ -44,6 +44,8 @@ def contender(kind: str, name: str, world: World, task: Task) -> Contender:
     match kind:
         case "generated":
             return Generated(world, task, Path(name))
+        case "loop":
+            return Loop(world, task, Path(name))
         case "torch":
             return Peer(task, name)
         case "alone":
@@ -86,7 +88,7 @@ def main() -> None:
     keep_memory()
     plan = json.loads(Path(sys.argv[1]).read_text())
     store, rank, size = meet(TIMEOUT)
-    everyone = Job("benchmark", "", size, size, 1, 1, (), (), (), (), 0, ())
+    everyone = Job("benchmark", "", size, size, 1, 1, 1, (), (), (), (), 0, (), 0)
     world = join(everyone, store, rank, size, "pipeline", "gloo", TIMEOUT)
     results = []
     for number, comparison in enumerate(plan["comparisons"]):

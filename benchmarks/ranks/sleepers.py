@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from support.model import Model
+from chimera_runtime.model import ModelFile
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class _Idle:
         """Leaves the weights as they are."""
 
 
-def sleepers(sleep: Sleep) -> Model:
+def sleepers(sleep: Sleep) -> ModelFile:
     """The model whose stages sleep, for micro-batches of one item."""
-    return Model(
+    return ModelFile(
         file=Path(__file__),
         build_stage=lambda stage, stages: Sleeper(sleep, stage == stages - 1),
         loss=lambda output, _: output.sum(),

@@ -1,47 +1,54 @@
-"""The files of an output directory as text: templates filled with the values from `view`."""
+"""The files of an output directory as text: templates filled with the values from `view`, and the facts of `facts`."""
 
 from hashlib import sha256
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from chimera_ir.codegen.view import job_view, rank_view
+from chimera_ir.codegen.facts import INTERFACE, facts, show
+from chimera_ir.codegen.view import rank_view, train_view
 from chimera_ir.ir.ids import Worker
-from chimera_ir.ir.levels import Program
-from chimera_ir.resources import templates
+from chimera_ir.resources import runtime, templates
 from chimera_ir.verify.verify import Verified
 
 
-def scripts(verified: Verified) -> dict[str, str]:
-    """The Python files that run a verified program, by path relative to the output directory.
+def scripts(verified: Verified, evaluation: Verified) -> dict[str, str]:
+    """What runs a verified program and the evaluation that belongs to it, by path relative to the output directory.
 
     Each file needs only files before it: the runtime comes first, ``train.py`` last. A digest of the whole program and
-    the runtime is in ``train.py`` and in every rank's script; by it ranks check that they all run the same program.
+    the runtime is in ``program.json``, in ``train.py`` and in every rank's script; by it ranks check that they all run
+    the same program.
     """
-    program: Program = verified.program
+    header = verified.program.header
     environment = Environment(
         loader=FileSystemLoader(templates()), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
     )
     train = environment.get_template("train.py.j2")
-    script = environment.get_template("stream.py.j2" if program.header.asynchronous else "rank.py.j2")
-    job, ranks = job_view(program), [rank_view(verified, Worker(worker)) for worker in range(program.header.workers)]
-    runtime = _verbatim()
+    script = environment.get_template("stream.py.j2" if header.asynchronous else "rank.py.j2")
+    evaluate = environment.get_template("evaluate.py.j2")
+    ranks = [rank_view(verified, evaluation, Worker(worker)) for worker in range(header.workers)]
+    content, package = facts(verified, evaluation), _verbatim()
     made_from = (
-        job,
+        content,
         ranks,
-        runtime,
-        [Path(str(template.filename)).read_text(encoding="utf-8") for template in (train, script)],
+        package,
+        [Path(str(template.filename)).read_text(encoding="utf-8") for template in (train, script, evaluate)],
     )
     digest = sha256(repr(made_from).encode()).hexdigest()[:16]
     return {
-        **runtime,
-        **{f"rank_{rank.worker}.py": script.render(rank=rank, digest=digest) for rank in ranks},
-        "train.py": train.render(job=job, digest=digest),
+        **package,
+        "program.json": show({"interface": content.pop("interface"), "program": digest, **content}),
+        **{
+            f"rank_{rank.worker}.py": script.render(rank=rank, interface=INTERFACE, digest=digest)
+            + evaluate.render(rank=rank)
+            for rank in ranks
+        },
+        "train.py": train.render(train=train_view(header), digest=digest),
     }
 
 
 def _verbatim() -> dict[str, str]:
-    """The runtime and its support files, which are the same for every program."""
-    folder = templates()
-    paths = [folder / "runtime.py", *sorted((folder / "support").glob("*.py"))]
-    return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+    """The package that the ranks run on, the same for every program; ``__init__.py`` files come first."""
+    folder = runtime()
+    paths = sorted(folder.rglob("*.py"), key=lambda path: (path.name != "__init__.py", path))
+    return {path.relative_to(folder.parent).as_posix(): path.read_text(encoding="utf-8") for path in paths}

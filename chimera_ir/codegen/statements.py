@@ -1,16 +1,20 @@
-"""Each instruction of a lane as Python statements, in a `notation`.
+"""Each instruction of a lane as a Python statement, in a `Notation`.
 
-The state that waits for a backward, as in ``f_m0_s1``, is always that of a single micro-batch.
+recv m2 s0->s1 from w0 into 0     in_s0_s1.irecv(2, into=0)
+wait recv m2 s0->s1               in_s0_s1.wait(2)
+F m2 s1                           stage1.forward(2, in_s0_s1.take(2))
+send m2 s1->s2 to w2              out_s1_s2.isend(2, stage1.outputs(2))
+wait send m2 s1->s2               out_s1_s2.wait(2)
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from chimera_ir.codegen.notation import Notation
-from chimera_ir.ir.ids import Micro, Stage, Worker
+from chimera_ir.ir.ids import Micro, Stage, WeightGroup, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD, Kind
-from chimera_ir.ir.levels import Header
+from chimera_ir.ir.levels import Header, Parts
 from chimera_ir.ir.ops import (
     AllReduce,
     Compute,
@@ -26,19 +30,48 @@ from chimera_ir.ir.ops import (
     WaitSend,
 )
 
-Rooms = Mapping[tuple[int, bool], tuple[int, ...]]
-"""By receiving stage, and whether it receives activations: the micro-batches that each slot has room for."""
 
-Statements = tuple[tuple[str, ...], tuple[str, ...]]
-"""The statements of an instruction, and the names that no later instruction of the lane reads."""
+class Route(NamedTuple):
+    """A link of a worker: the stage that sends, the stage that receives, and the other worker."""
 
-
-def _all(items: Sequence[str]) -> str:
-    return f"({', '.join(items)})"
+    source: int
+    target: int
+    worker: int
 
 
-def _apart(tensors: str, count: int) -> list[str]:
-    return [f"part({tensors}, {i}, {i + 1}, {count})" for i in range(count)]
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The variables of a worker's incoming and outgoing links, by route."""
+
+    incoming: Mapping[Route, str]
+    outgoing: Mapping[Route, str]
+
+
+def weights(group: WeightGroup) -> str:
+    """The variable of a weight group: that of its stage, or ``tie_s0_s3`` of what stages share."""
+    return f"stage{group[0]}" if len(group) == 1 else f"tie_{'_'.join(f's{stage}' for stage in group)}"
+
+
+def links(parts: Parts) -> Links:
+    """The links that a lane uses, ascending.
+
+    A link is called after its stages, as in ``in_s0_s1``, and after the other worker where there are several such.
+    """
+    incoming = {_route(recv.message, recv.source) for recv in parts.recvs.lines}
+    outgoing = {_route(send.message, send.to) for send in parts.sends.lines}
+    return Links(_named("in", incoming), _named("out", outgoing))
+
+
+def _route(message: Message, worker: Worker) -> Route:
+    return Route(int(message.source), int(message.target), int(worker))
+
+
+def _named(prefix: str, routes: set[Route]) -> dict[Route, str]:
+    stages = [route[:2] for route in routes]
+    return {
+        route: f"{prefix}_s{route.source}_s{route.target}{f'_w{route.worker}' if stages.count(route[:2]) > 1 else ''}"
+        for route in sorted(routes)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,181 +80,94 @@ class Scribe:
 
     header: Header
     worker: Worker
-    rooms: Rooms
+    links: Links
     notation: Notation
 
-    def statements(self, instruction: Instruction) -> Statements:
-        """The statements for an instruction."""
+    def statement(self, instruction: Instruction) -> str:
+        """The statement for an instruction."""
         call = self.notation
         match instruction:
             case Compute(kind):
                 return _COMPUTED[kind](self, instruction)
-            case Send():
-                return self._send(instruction)
-            case Recv():
-                return (self._recv(instruction),), ()
+            case Send(message=message):
+                micros = call.micros(message.micros)
+                return f"{self._outgoing(message)}.isend({micros}, {self._payload(message)})"
+            case Recv(message=message, slot=slot):
+                micros, into = call.micros(message.micros), call.slot(message, slot)
+                return f"{self._incoming(message)}.irecv({micros}, into={into})"
             case WaitRecv(message=message):
-                return (f"{self._received(message)}.wait()",), ()
+                return f"{self._incoming(message)}.wait({call.micros(message.micros)})"
             case WaitSend(message=message):
-                return (f"{call.last(self._sent(message))}.wait()",), ()
-            case AllReduce(stage=stage, version=version):
-                return (f"{call.sum(stage, version)} = stage{stage}.all_reduce()",), ()
-            case WaitAllReduce(stage=stage, version=version):
-                return (f"{call.last(call.sum(stage, version))}.wait()",), ()
-            case Step(stage=stage):
-                return (f"stage{stage}.step()",), ()
-            case Stash(stage=stage, version=version):
-                return (f"stage{stage}.stash({call.kept(stage, version)})",), ()
-            case Drop(stage=stage, version=version):
-                return (f"stage{stage}.drop({call.kept(stage, version)})",), ()
+                return f"{self._outgoing(message)}.wait({call.micros(message.micros)})"
+            case AllReduce(group=group, version=version):
+                return f"{weights(group)}.all_reduce({call.version(version)})"
+            case WaitAllReduce(group=group, version=version):
+                return f"{weights(group)}.wait_all_reduce({call.version(version)})"
+            case Step(group=group, version=version):
+                return f"{weights(group)}.step({call.version(version)})"
+            case Stash(group=group, version=version):
+                return f"{weights(group)}.stash({call.version(version)})"
+            case Drop(group=group, version=version):
+                return f"{weights(group)}.drop({call.version(version)})"
             case _:
                 assert_never(instruction)
 
-    def _is_local(self, micro: Micro, stage: int) -> bool:
-        """Whether a stage of a micro-batch's pipe exists and lies on this worker."""
-        return 0 <= stage < self.header.stages and self.header.worker(micro, Stage(stage)) == self.worker
+    def _incoming(self, message: Message) -> str:
+        return self.links.incoming[_route(message, self.header.worker(message.micros[0], message.source))]
 
-    def _hands_on_apart(self, micros: Sequence[Micro], stage: Stage) -> bool:
-        """Whether the outputs of a forward have a name of their own, and are not part of the state that is kept."""
-        return len(micros) > 1 or self.header.recomputes(micros[0], stage)
-
-    # ---- messages
-
-    def _send(self, send: Send) -> Statements:
-        message = send.message
-        apart = message.source > message.target or self._hands_on_apart(message.micros, message.source)
-        payload, tag = self._payload(message), self.notation.tag(self.header, message)
-        return (f"{self._sent(message)} = peer{send.to}.isend({payload}, tag={tag})",), (payload,) if apart else ()
-
-    def _recv(self, recv: Recv) -> str:
-        message, forward = recv.message, recv.message.source < recv.message.target
-        slot = self.notation.slot(message, recv.slot)
-        buffers = f"stage{message.target}.{'inputs' if forward else 'gradients'}[{slot}]"
-        room = self.rooms[int(message.target), forward][recv.slot]
-        if room > len(message.micros):
-            buffers = f"part({buffers}, 0, {len(message.micros)}, {room})"
-        tag = self.notation.tag(self.header, message)
-        return f"{self._received(message)} = peer{recv.source}.irecv({buffers}, tag={tag})"
-
-    def _received(self, message: Message) -> str:
-        return self.notation.name("x" if message.source < message.target else "dy", message.micros, message.target)
-
-    def _sent(self, message: Message) -> str:
-        prefix = "y_sent" if message.source < message.target else "dx_sent"
-        return self.notation.name(prefix, message.micros, message.source)
+    def _outgoing(self, message: Message) -> str:
+        return self.links.outgoing[_route(message, self.header.worker(message.micros[0], message.target))]
 
     def _payload(self, message: Message) -> str:
-        if message.source > message.target:
-            return self.notation.name("dx", message.micros, message.source)
-        return self._outputs(message.micros, message.source)
+        if message.source < message.target:
+            return self._outputs(message.micros, message.source)
+        return self._input_gradients(message.micros, message.source)
 
     def _outputs(self, micros: Sequence[Micro], stage: Stage) -> str:
-        """The expression for the outputs of a forward."""
-        if self._hands_on_apart(micros, stage):
-            return self.notation.name("y", micros, stage)
-        return f"{self.notation.name('f', micros, stage)}.take()"
+        return f"stage{stage}.outputs({self.notation.micros(micros)})"
 
-    # ---- forward
-
-    def _forward(self, forward: Compute) -> Statements:
-        micros, stage = forward.micros, forward.stage
-        states = [self.notation.name("f", [micro], stage) for micro in micros]
-        if self.header.recomputes(micros[0], stage):
-            inputs, spent = self._inputs(forward)
-            return self._keeping(forward, states, inputs), spent
-        if len(micros) == 1:
-            inputs, spent = self._inputs(forward)
-            return (self._plain(forward, micros[0], states[0], inputs),), spent
-        parts, spent = self._inputs_apart(forward)
-        lines = [self._plain(forward, *arguments) for arguments in zip(micros, states, parts, strict=True)]
-        if stage < self.header.stages - 1:
-            outputs = self.notation.name("y", micros, stage)
-            lines.append(f"{outputs} = join({_all([f'{state}.take()' for state in states])})")
-        return tuple(lines), spent
+    def _input_gradients(self, micros: Sequence[Micro], stage: Stage) -> str:
+        return f"stage{stage}.input_gradients({self.notation.micros(micros)})"
 
     def _stage(self, operation: Compute) -> str:
-        return self.notation.stage(operation.stage, operation.version)
+        """The stage, at the version of its weights that is read."""
+        stage = f"stage{operation.stage}"
+        return stage if operation.version is None else f"{stage}.at({self.notation.version(operation.version)})"
 
-    def _plain(self, forward: Compute, micro: Micro, state: str, inputs: str) -> str:
-        number = self.notation.micro(micro)
-        if forward.stage == self.header.stages - 1:
-            return f"{state} = {self._stage(forward)}.forward_loss({number}, {inputs}, lane.target({number}))"
-        return f"{state} = {self._stage(forward)}.forward({number}, {inputs})"
-
-    def _keeping(self, forward: Compute, states: list[str], inputs: str) -> tuple[str, ...]:
-        """A forward that keeps only its input, over one micro-batch or several at once."""
-        stage, outputs = self._stage(forward), self.notation.name("y", forward.micros, forward.stage)
-        numbers = [self.notation.micro(micro) for micro in forward.micros]
-        targets = [f"lane.target({number})" for number in numbers]
-        last = forward.stage == self.header.stages - 1
-        if len(numbers) == 1:
-            if last:
-                return (f"{states[0]} = {stage}.forward_loss_keep_input({numbers[0]}, {inputs}, {targets[0]})",)
-            return (f"{states[0]}, {outputs} = {stage}.forward_keep_input({numbers[0]}, {inputs})",)
-        if last:
-            opening = f"{', '.join(states)} = {stage}.forward_loss_keep_inputs("
-            return (opening, f"    {_all(numbers)}, {inputs}, {_all(targets)}", ")")
-        return (
-            f"{_all(states)}, {outputs} = {stage}.forward_keep_inputs(",
-            f"    {_all(numbers)}, {inputs}",
-            ")",
-        )
-
-    def _inputs(self, forward: Compute) -> tuple[str, tuple[str, ...]]:
-        """The inputs of a forward over all its micro-batches, and the names that are not read again."""
+    def _forward(self, forward: Compute) -> str:
         micros, stage = forward.micros, forward.stage
-        if stage == 0:
-            loaded = [f"lane.input({self.notation.micro(micro)})" for micro in micros]
-            return loaded[0] if len(loaded) == 1 else _all(loaded), ()
-        if not self._is_local(micros[0], stage - 1):
-            return f"{self.notation.last(self.notation.name('x', micros, stage))}.tensors", ()
-        before = Stage(stage - 1)
-        outputs = self._outputs(micros, before)
-        return outputs, (outputs,) if self._hands_on_apart(micros, before) else ()
-
-    def _inputs_apart(self, forward: Compute) -> tuple[list[str], tuple[str, ...]]:
-        """The inputs of a forward for each micro-batch, and the names that are not read again."""
-        micros, stage = forward.micros, forward.stage
-        if stage == 0:
-            return [f"lane.input({self.notation.micro(micro)})" for micro in micros], ()
-        if self._is_local(micros[0], stage - 1):
-            inputs, spent = self._inputs(forward)
-            return _apart(inputs, len(micros)), spent
-        received = self.notation.name("x", micros, stage)
-        return _apart(f"{received}.tensors", len(micros)), self.notation.gone(received)
-
-    # ---- backward
-
-    def _backward(self, backward: Compute) -> Statements:
-        micros, stage = backward.micros, backward.stage
-        gradients, spent = self._gradients(backward)
-        results = [self.notation.name("dx", [micro], stage) for micro in micros] if stage else [""] * len(micros)
-        again = "_recompute" if self.header.recomputes(micros[0], stage) else ""
-        lines: list[str] = []
-        for micro, given, result in zip(micros, gradients, results, strict=True):
-            state = self.notation.last(self.notation.name("f", [micro], stage))
-            call = f"backward_loss{again}({state})" if not given else f"backward{again}({state}, {given})"
-            lines.append(f"{f'{result} = ' if result else ''}{self._stage(backward)}.{call}")
-        if len(micros) > 1 and stage > 0:
-            lines.append(f"{self.notation.name('dx', micros, stage)} = join({_all(results)})")
-            spent = (*spent, *results)
-        return tuple(lines), spent
-
-    def _gradients(self, backward: Compute) -> tuple[list[str], tuple[str, ...]]:
-        """The gradients that a backward reads of each micro-batch, none on the last stage; and names not read later."""
-        micros, stage = backward.micros, backward.stage
+        numbers = self.notation.micros(micros)
+        arguments = [numbers, f"lane.input({numbers})" if stage == 0 else self._handed_on(micros, stage)]
         if stage == self.header.stages - 1:
-            return [""] * len(micros), ()
-        if self._is_local(micros[0], stage + 1):
-            given = self.notation.name("dx", micros, stage + 1)
-            return [given] if len(micros) == 1 else _apart(given, len(micros)), (given,)
-        received = self.notation.name("dy", micros, stage)
-        if len(micros) == 1:
-            return [f"{self.notation.last(received)}.tensors"], ()
-        return _apart(f"{received}.tensors", len(micros)), self.notation.gone(received)
+            arguments.append(f"lane.target({numbers})")
+        return f"{self._stage(forward)}.forward({', '.join(arguments)})"
+
+    def _handed_on(self, micros: Sequence[Micro], stage: Stage) -> str:
+        """The inputs of a stage that has one before it."""
+        before = Stage(stage - 1)
+        if self.header.worker(micros[0], before) == self.worker:
+            return self._outputs(micros, before)
+        return self._taken(Message(tuple(micros), before, stage))
+
+    def _backward(self, backward: Compute) -> str:
+        micros, stage = backward.micros, backward.stage
+        arguments = [self.notation.micros(micros)]
+        if stage < self.header.stages - 1:
+            arguments.append(self._handed_back(micros, stage))
+        return f"{self._stage(backward)}.backward({', '.join(arguments)})"
+
+    def _handed_back(self, micros: Sequence[Micro], stage: Stage) -> str:
+        """The gradients of what a stage handed on."""
+        after = Stage(stage + 1)
+        if self.header.worker(micros[0], after) == self.worker:
+            return self._input_gradients(micros, after)
+        return self._taken(Message(tuple(micros), after, stage))
+
+    def _taken(self, message: Message) -> str:
+        return f"{self._incoming(message)}.take({self.notation.micros(message.micros)})"
 
 
-_COMPUTED: dict[Kind, Callable[[Scribe, Compute], Statements]] = {
+_COMPUTED: dict[Kind, Callable[[Scribe, Compute], str]] = {
     FORWARD: Scribe._forward,
     BACKWARD: Scribe._backward,
 }

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from chimera_ir.ir.ids import Stage, Version, Worker
+from chimera_ir.ir.ids import Version, WeightGroup, Worker
 from chimera_ir.ir.levels import Strategy
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """The launch of the sum of a stage's gradients on one worker; times in the unit of the costs.
+    """The launch of the sum of a group's gradients on one worker; times in the unit of the costs.
 
     ``free`` is how long the worker idles from the launch to the wait for the sum, or to the worker's last operation if
     that comes first: regions (a) and (b) of Figure 6. ``flush`` is the time from the last operation to the end of the
@@ -17,7 +17,7 @@ class Launched:
     """
 
     worker: Worker
-    stage: Stage
+    group: WeightGroup
     strategy: Strategy
     at: Fraction
     free: Fraction
@@ -26,10 +26,10 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """A step of an asynchronous program, which makes ``version`` of a stage's weights."""
+    """A step of an asynchronous program, which makes ``version`` of a group's weights."""
 
     worker: Worker
-    stage: Stage
+    group: WeightGroup
     version: Version
     at: Fraction
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from chimera_ir.cost.events import Launched, Stepped
 from chimera_ir.cost.simulate import Timed, Timeline
 from chimera_ir.cost.window import steady_window
-from chimera_ir.ir.ids import Stage, Worker
+from chimera_ir.ir.ids import WeightGroup, Worker
 from chimera_ir.ir.levels import Parts, Program, Strategy
 from chimera_ir.ir.ops import AllReduce, Step, WaitAllReduce
 
@@ -27,10 +27,10 @@ def launches(program: Program, timeline: Timeline) -> tuple[Launched, ...]:
     return tuple(launched for launched in all_launches if start < launched.at <= end)
 
 
-def launch_places(program: Program) -> list[list[tuple[int, Stage]]]:
-    """For each worker its launches: the number of operations before the launch, and the stage."""
+def launch_places(program: Program) -> list[list[tuple[int, WeightGroup]]]:
+    """For each worker its launches: the number of operations before the launch, and the group."""
     return [
-        [(done, instruction.stage) for done, instruction in _after(parts) if isinstance(instruction, AllReduce)]
+        [(done, instruction.group) for done, instruction in _after(parts) if isinstance(instruction, AllReduce)]
         for parts in program.parts
     ]
 
@@ -38,7 +38,7 @@ def launch_places(program: Program) -> list[list[tuple[int, Stage]]]:
 def steps(program: Program, timeline: Timeline) -> tuple[Stepped, ...]:
     """All steps that lead to a version, worker by worker, each at the end of the operation before it."""
     return tuple(
-        Stepped(Worker(worker), instruction.stage, instruction.version, _end(timed, done) * timeline.tick)
+        Stepped(Worker(worker), instruction.group, instruction.version, _end(timed, done) * timeline.tick)
         for worker, (parts, timed) in enumerate(zip(program.parts, timeline.lanes, strict=True))
         for done, instruction in _after(parts)
         if isinstance(instruction, Step) and instruction.version is not None
@@ -55,14 +55,14 @@ def _launches(program: Program, timeline: Timeline) -> Iterator[Launched]:
     for worker, (parts, timed) in enumerate(zip(program.parts, timeline.lanes, strict=True)):
         lines = list(_after(parts))
         waits = {
-            (instruction.stage, instruction.version): done
+            (instruction.group, instruction.version): done
             for done, instruction in lines
             if isinstance(instruction, WaitAllReduce)
         }
         for done, instruction in lines:
             if isinstance(instruction, AllReduce):
-                waited = waits[instruction.stage, instruction.version]
-                yield _launched(Worker(worker), instruction.stage, timed, done, waited, timeline)
+                waited = waits[instruction.group, instruction.version]
+                yield _launched(Worker(worker), instruction.group, timed, done, waited, timeline)
 
 
 def _after(parts: Parts) -> Iterator[tuple[int, AllReduce | WaitAllReduce | Step]]:
@@ -73,7 +73,7 @@ def _after(parts: Parts) -> Iterator[tuple[int, AllReduce | WaitAllReduce | Step
 
 
 def _launched(
-    worker: Worker, stage: Stage, timed: tuple[Timed, ...], done: int, waited: int, timeline: Timeline
+    worker: Worker, group: WeightGroup, timed: tuple[Timed, ...], done: int, waited: int, timeline: Timeline
 ) -> Launched:
     """The launch after the first ``done`` operations of a lane, waited for after the first ``waited``."""
     header, at, last = timeline.header, _end(timed, done), _end(timed, len(timed))
@@ -82,8 +82,8 @@ def _launched(
     flush = 0 if waited < len(timed) or header.asynchronous else timeline.span - last
     return Launched(
         worker=worker,
-        stage=stage,
-        strategy=Strategy.EAGER if header.asynchronous else header.strategy(stage),
+        group=group,
+        strategy=Strategy.EAGER if header.asynchronous else header.strategy(group),
         at=at * timeline.tick,
         free=(until - at - busy) * timeline.tick,
         flush=flush * timeline.tick,

@@ -153,6 +153,13 @@ def _remarks(figures: Figures, base: Figures, schedule: Schedule) -> tuple[str, 
             f"the fullest worker keeps {decimal(kept)} M_a of activations; in the baseline ({name}) it keeps "
             f"{decimal(needed)} M_a"
         )
+    header = schedule.header
+    for tie in header.ties:
+        members = header.members(tie)
+        local = ", one worker: local unless there are copies" if len(members) == 1 else ""
+        where = f"worker{'s' if len(members) > 1 else ''} {', '.join(map(str, members))}"
+        stages = " and ".join(map(str, tie))
+        remarks.append(f"stages {stages} share parameters, whose gradients are one more sum over {where}{local}")
     idle = [f"P{worker}" for worker, lane in enumerate(schedule.lanes) if not lane]
     if idle:
         remarks.append(f"nothing is scheduled on {', '.join(idle)}")
@@ -174,7 +181,8 @@ def _memory(figures: Figures) -> _Json:
 def _launch(launched: Launched) -> _Json:
     return {
         "worker": launched.worker,
-        "stage": launched.stage,
+        "stage": launched.group[0],
+        **({"tied": list(launched.group)} if len(launched.group) > 1 else {}),
         "strategy": launched.strategy.value,
         "launched": _number(launched.at),
         "free": _number(launched.free),

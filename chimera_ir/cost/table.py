@@ -11,6 +11,7 @@ from rich.text import Text
 from chimera_ir.cost.events import Launched
 from chimera_ir.cost.numbers import Unit, decimal, exact, percent
 from chimera_ir.cost.report import Figures, Report
+from chimera_ir.ir.text.printer import group_name
 from chimera_ir.plural import counted
 
 IN_FULL = 16
@@ -99,7 +100,7 @@ def _launches(report: Report) -> list[Text]:
     rest = len(report.launches) - len(early)
     steady, unit = report.figures.header.asynchronous, report.figures.costs.unit
     lines = [
-        f"stage {launched.stage} on worker {launched.worker}: {_launch(launched, steady, unit)}"
+        f"{group_name(launched.group)} on worker {launched.worker}: {_launch(launched, steady, unit)}"
         for launched in early[:IN_FULL]
     ]
     if len(early) > IN_FULL:

@@ -68,7 +68,38 @@ class Diagnostic(_Message):
 
     def fill(self, template: str) -> str:
         """The template filled with the facts of the diagnostic; ``{count:stage}`` counts stages."""
-        return _Formatter().vformat(template, (), _Facts(self))
+        return self.said(_Formatter().vformat(template, (), _Facts(self)))
+
+    def said(self, text: str) -> str:
+        """A text about micro-batches and versions, with these counted from the turn that the diagnostic is about."""
+        if not self.span.turn:
+            return text
+
+        def from_turn(number: re.Match[str]) -> str:
+            word, of = number[1], "m" if number[1].startswith("m") else "v"
+            distance = int(number[2]) - self.span.turn[of == "v"]
+            return f"{word if len(word) > 1 else ''}{of}{f'{distance:+}' if distance else ''}"
+
+        return _COUNTED.sub(from_turn, text)
+
+
+_COUNTED = re.compile(r"\b(m|v|micro-batch |version |update )([0-9]+)\b")
+"""A micro-batch or a version, in a line or in prose."""
+
+
+def once(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """The diagnostics; of those about a line of a turn only those of the turn in the middle, as they are all alike.
+
+    So they are of the steady state, if not only warm-up or drain is wrong.
+    """
+    listed = tuple(diagnostics)
+    turns: dict[tuple[type, int], set[tuple[int, ...]]] = {}
+    for diagnostic in listed:
+        turns.setdefault((type(diagnostic), diagnostic.span.start), set()).add(diagnostic.span.turn)
+    middle = {key: sorted(several)[len(several) // 2] for key, several in turns.items()}
+    return tuple(
+        diagnostic for diagnostic in listed if diagnostic.span.turn == middle[type(diagnostic), diagnostic.span.start]
+    )
 
 
 class _Facts(Mapping[str, object]):

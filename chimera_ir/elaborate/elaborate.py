@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import cast
 
 from chimera_ir.diagnostics.model import Diagnostic, raise_errors
@@ -91,7 +92,7 @@ def sized(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int) 
         If the scheme is too large, or wrong in what its size follows from.
     """
     require_settable(scheme, settings)
-    warnings = raise_errors(check(scheme))
+    warnings = _warnings(_Tree(scheme))
     known = evaluate_globals(scheme, settings)
     pipe_shapes = shapes(scheme, known, max_operations)
     part = Part(pipe_shapes) if known.per_update is None else unrolled(pipe_shapes, known.per_update, max_operations)
@@ -118,6 +119,25 @@ def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int
         period=part.period,
     )
     return Outline(header, part.shapes, known, size.warnings)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tree:
+    """A scheme as an object of its own: schemes are equal where only their spans differ, which diagnostics have."""
+
+    scheme: ast.Scheme
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Tree) and self.scheme is other.scheme
+
+    def __hash__(self) -> int:
+        return id(self.scheme)
+
+
+@lru_cache(maxsize=64)
+def _warnings(tree: _Tree) -> tuple[Diagnostic, ...]:
+    """Warnings about a scheme that do not depend on its parameters, looked for once; ``Rejected`` for errors."""
+    return raise_errors(check(tree.scheme))
 
 
 def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], known: Globals) -> list[Planned]:

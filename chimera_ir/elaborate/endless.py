@@ -18,9 +18,7 @@ from chimera_ir.elaborate.numbers import numbers
 from chimera_ir.elaborate.paces import Pace, pace
 from chimera_ir.elaborate.pipes import Shape, reject
 from chimera_ir.elaborate.versions import check_versions
-
-MARGIN = 3
-"""Turns on either side of the middle one beyond those that the spread of a turn needs; versions may use them."""
+from chimera_ir.ir.streams import MARGIN
 
 FEW = 1_000
 """Most formulas, counted once per stage, that are derived before the size of the scheme is estimated."""

@@ -1,17 +1,18 @@
 """The typed DAG of a schedule: which node must come before which. The only module that knows networkx.
 
-Nodes are integers: first the compute operations, lane by lane, then one sum per stage and update, then one step per
-stage, update and worker that holds the stage. Edges are of three kinds:
+Nodes are integers: first the compute operations, lane by lane, then, where operations add to gradients, one sum per
+weight group and update, and one step per group, update and worker that holds any of its stages. Edges are of three
+kinds:
 
 data
     an operation needs those that make the values it reads (`flow.flow`);
 lane
     a worker runs its operations one after the other;
 sync
-    the sum of a stage needs, on every worker, the update's last operation of that stage that adds to its gradients; the
-    steps need the sum. In an asynchronous schedule, a step also needs the step before it on its worker. All operations
-    that read the version of the step need the step, and so do those that add to the next update, because both updates
-    add up in the same memory.
+    the sum of a group needs, on every worker, the update's last operation that adds to its gradients; the steps need
+    the sum. In an asynchronous schedule, a step also needs the step before it on its worker. All operations that read
+    the version of the step need the step, and so do those that add to the next update, because both updates add up in
+    the same memory.
 """
 
 from collections import deque
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, ClassVar
 import networkx as nx
 
 from chimera_ir.flow.net import Reads, reads_of
-from chimera_ir.ir.ids import Stage, Worker
+from chimera_ir.ir.ids import WeightGroup, Worker
 from chimera_ir.ir.kinds import Value
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute
@@ -73,7 +74,7 @@ class Dag:
     def __init__(self, schedule: Schedule, reads: Reads) -> None:
         self.operations: tuple[Compute, ...] = tuple(operation for lane in schedule.lanes for operation in lane)
         self._owners = [Worker(worker) for worker, lane in enumerate(schedule.lanes) for _ in lane]
-        self._updates = schedule.header.updates
+        self._header = schedule.header
         self._graph = _Graph()
         self._graph.add_nodes_from(range(len(self.operations)))
         self._graph.connect(_lanes(schedule))
@@ -84,6 +85,10 @@ class Dag:
     def __len__(self) -> int:
         """The number of nodes, sums and steps included."""
         return len(self._graph)
+
+    def clear(self) -> None:
+        """Lets go of nodes and edges: networkx keeps a graph and its views alive, as they refer to each other."""
+        self._graph.clear()
 
     def worker_of(self, node: int) -> Worker:
         """The worker that runs a compute operation."""
@@ -128,19 +133,20 @@ class Dag:
         except nx.NetworkXUnfeasible as cyclic:
             raise ValueError("the operations close a cycle") from cyclic
 
-    def summed_before(self, stage: Stage) -> tuple[int, ...]:
-        """For each compute operation the number of updates of a stage whose sums are over whenever the operation runs.
+    def summed_before(self, group: WeightGroup) -> tuple[int, ...]:
+        """For each compute operation the number of updates of a group whose sums are over whenever the operation runs.
 
         Raises
         ------
         networkx.NetworkXUnfeasible
             If there is a cycle.
         """
-        first = len(self.operations) + stage * self._updates
+        updates = self._header.updates
+        first = len(self.operations) + self._header.group_numbers[group] * updates
         counts = [0] * len(self)
         for node in nx.topological_sort(self._graph):
             before = max((counts[predecessor] for predecessor in self._graph.pred[node]), default=0)
-            counts[node] = node - first + 1 if first <= node < first + self._updates else before
+            counts[node] = node - first + 1 if first <= node < first + updates else before
         return tuple(counts[: len(self.operations)])
 
     def cycle(self) -> tuple[int, ...]:
@@ -215,22 +221,26 @@ def _lanes(schedule: Schedule) -> Iterator[tuple[int, int]]:
 
 
 def _sync(operations: tuple[Compute, ...], owners: list[Worker], header: Header) -> Iterator[tuple[int, int]]:
+    if not header.trains:
+        return
     sums, updates = len(operations), header.updates
-    held = [(worker, stage) for stage, holders in enumerate(header.holders) for worker in holders]
-    steps = {place: sums + (header.stages + index) * updates for index, place in enumerate(held)}
+    held = [(worker, number) for number, group in enumerate(header.groups) for worker in header.members(group)]
+    steps = {place: sums + (len(header.groups) + index) * updates for index, place in enumerate(held)}
+    numbers = [[header.group_numbers[group] for group in groups] for groups in header.groups_with]
     last: dict[tuple[int, int, int], int] = {}
     for node, (worker, operation) in enumerate(zip(owners, operations, strict=True)):
-        if operation.version:
-            yield steps[worker, operation.stage] + operation.version - 1, node
-        if operation.kind.sums:
-            update = header.update_of(operation.micros)
+        update = header.update_of(operation.micros) if operation.kind.sums else None
+        for number in numbers[operation.stage]:
+            if operation.version:
+                yield steps[worker, number] + operation.version - 1, node
             if update:
-                yield steps[worker, operation.stage] + update - 1, node
-            last[worker, operation.stage, update] = node
-    for (_, stage, update), node in last.items():
-        yield node, sums + stage * updates + update
-    for (_, stage), step in steps.items():
-        yield from ((sums + stage * updates + update, step + update) for update in range(updates))
+                yield steps[worker, number] + update - 1, node
+            if update is not None:
+                last[worker, number, update] = node
+    for (_, number, update), node in last.items():
+        yield node, sums + number * updates + update
+    for (_, number), step in steps.items():
+        yield from ((sums + number * updates + update, step + update) for update in range(updates))
         yield from pairwise(range(step, step + updates))
 
 

@@ -35,7 +35,8 @@ class Flow:
         self.makers: dict[Value, list[int]] = {value: [ABSENT] * size for value in values()}
         self.takers: dict[Value, list[int]] = {value: [ABSENT] * size for value in values()}
         self._reads = {kind: [self._readable(kind, stage) for stage in range(self.stages)] for kind in KINDS.values()}
-        self._carried = {value.towards: value for value in self.makers if value.towards}
+        self._sent = {value.towards: makers for value, makers in self.makers.items() if value.towards}
+        self._received = {value.towards: takers for value, takers in self.takers.items() if value.towards}
         self._fill(numbered)
 
     def _readable(self, kind: Kind, stage: int) -> list[tuple[Sequence[int], int]]:
@@ -71,30 +72,32 @@ class Flow:
 
     def producer(self, message: Message) -> int:
         """The operation that makes the value in a message."""
-        value = self._carried[message.target - message.source]
-        return self.makers[value][message.micros[0] * self.stages + message.source]
+        micros, source, target = message
+        return self._sent[target - source][micros[0] * self.stages + source]
 
     def consumer(self, message: Message) -> int:
         """The operation that needs a message."""
-        value = self._carried[message.target - message.source]
-        return self.takers[value][message.micros[0] * self.stages + message.target]
+        micros, source, target = message
+        return self._received[target - source][micros[0] * self.stages + target]
 
     def last_use(self, message: Message) -> int:
         """The operation after which the memory that a message was received into may be used again.
 
         The values that are made from the message and kept may be in the same memory.
         """
-        last, micros = self._last[message.target - message.source], message.micros
+        micros, source, target = message
+        last = self._last[target - source]
         if len(micros) == 1:
-            return last[micros[0] * self.stages + message.target]
-        return max(last[micro * self.stages + message.target] for micro in micros)
+            return last[micros[0] * self.stages + target]
+        return max(last[micro * self.stages + target] for micro in micros)
 
     @cached_property
     def _last(self) -> dict[int, list[int]]:
         """By direction and the taker's cell, the last operation that needs a message or what is kept of it."""
         columns = {
-            towards: [self.takers[kept] for kept in (value, *follows(value))]
-            for towards, value in self._carried.items()
+            value.towards: [self.takers[kept] for kept in (value, *follows(value))]
+            for value in self.makers
+            if value.towards
         }
         return {
             towards: [*map(max, *several)] if len(several) > 1 else several[0] for towards, several in columns.items()

@@ -11,7 +11,7 @@ from itertools import accumulate, chain, pairwise
 
 from chimera_ir.flow.flow import ABSENT, flow
 from chimera_ir.flow.run import Time, ends, play
-from chimera_ir.ir.ids import Stage
+from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute
 
@@ -48,8 +48,9 @@ def net_of(schedule: Schedule, reads: Reads | None = None) -> Net:
     """The net of a complete schedule, in time linear in the number of operations; ``reads`` are given if known.
 
     In an asynchronous schedule an operation that reads version v of a stage waits for the step that makes the version:
-    for the last operations that add to the gradients of update v-1 on all workers that hold the stage. The operations
-    that add to the gradients of update v wait for them, too, because both updates add up in the same memory.
+    for the last operations that add to the gradients of update v-1 on all workers that hold the stage or a stage tied
+    to it. The operations that add to the gradients of update v wait for them, too, because both updates add up in the
+    same memory.
 
     Raises
     ------
@@ -84,18 +85,22 @@ def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, in
     """
     if not schedule.header.asynchronous:
         return
-    last: dict[tuple[Stage, int], dict[int, int]] = defaultdict(dict)
+    groups_with = schedule.header.groups_with
+    last: dict[tuple[WeightGroup, int], dict[int, int]] = defaultdict(dict)
     for worker, (lane, numbers) in enumerate(zip(schedule.lanes, lanes, strict=True)):
         for number, operation in zip(numbers, lane, strict=True):
             if operation.kind.sums:
-                last[operation.stage, schedule.header.update_of(operation.micros)][worker] = number
+                update = schedule.header.update_of(operation.micros)
+                for group in groups_with[operation.stage]:
+                    last[group, update][worker] = number
     for lane, numbers in zip(schedule.lanes, lanes, strict=True):
-        reached: dict[Stage, int] = defaultdict(int)
+        reached: dict[WeightGroup, int] = defaultdict(int)
         for number, operation in zip(numbers, lane, strict=True):
-            stage, version = operation.stage, newest(schedule.header, operation)
-            for update in range(reached[stage], version):
-                yield from ((before, number) for before in last[stage, update].values())
-            reached[stage] = max(reached[stage], version)
+            version = newest(schedule.header, operation)
+            for group in groups_with[operation.stage]:
+                for update in range(reached[group], version):
+                    yield from ((before, number) for before in last[group, update].values())
+                reached[group] = max(reached[group], version)
 
 
 def newest(header: Header, operation: Compute) -> int:

@@ -4,6 +4,7 @@ A lane is a sequence of events, by number. ``before[n]`` are the other events th
 its own lane. No event is ever undone, so each lane comes equally far whatever the order in which lanes are played.
 """
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -47,7 +48,7 @@ def play(lanes: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> Pla
     >>> play([[0, 1], [2, 3]], [[], [2], [0], [4], []]).places
     [2, 1]
     """
-    order: list[int] = []
+    order = array("q")
     done = bytearray(len(before))
     places = [0] * len(lanes)
     sleepers: dict[int, list[int]] = {}

@@ -8,8 +8,13 @@ Worker = NewType("Worker", int)
 Stage = NewType("Stage", int)
 """A slice of the model, 0 .. D-1."""
 
+WeightGroup = tuple[Stage, ...]
+"""The stages, ascending, that hold some weights: one for weights of its own, several for parameters that they share.
+
+The gradients of a group are one sum, over all workers that hold any of its stages, and a worker steps a group once."""
+
 Micro = NewType("Micro", int)
-"""A micro-batch by its global number, 0 .. N-1, over all pipes."""
+"""A micro-batch by its global number, 0 .. N-1, over all pipes; in a turn counted from the first one of the turn."""
 
 Clock = NewType("Clock", int)
 """The order that a scheme gives an operation; it is not a time."""
@@ -18,4 +23,6 @@ Slot = NewType("Slot", int)
 """A receive buffer, counted per worker, receiving stage and direction."""
 
 Version = NewType("Version", int)
-"""The weights of a stage by the number of updates that made them; only asynchronous schemes tell versions apart."""
+"""The weights of a group by the number of updates that made them; only asynchronous schemes tell versions apart.
+
+In a turn it is counted from the weights that the updates before the turn have made."""

@@ -10,7 +10,7 @@ it there, any other after the operation that frees it. No other module asks whet
 what the operation's kind reads, makes, frees and sums.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -84,17 +84,19 @@ class Kind:
         """The values that it makes for a later operation of its own stage."""
         return tuple(value for value in self.makes if not value.towards)
 
-    @cached_property
-    def growth(self) -> int:
-        """The change of the number of values that its stage keeps of each micro-batch."""
-        return len(self.keeps) - (not self.opens)
-
 
 FORWARD = Kind("F", "forward", (ACTIVATIONS,), (ACTIVATIONS, KEPT), None, sums=False)
 BACKWARD = Kind("B", "backward", (KEPT, GRADIENTS), (GRADIENTS,), KEPT, sums=True)
 
 KINDS = {row.letter: row for row in (FORWARD, BACKWARD)}
 """The rows, by letter, in the order in which a micro-batch meets them."""
+
+
+def unmade(kinds: Iterable[Kind]) -> Iterator[tuple[Kind, Value]]:
+    """The values that operations of some kinds read of their own stage and that none of them makes, with a reader."""
+    kinds = tuple(kinds)
+    made = {value for row in kinds for value in row.keeps}
+    yield from ((row, value) for row in kinds for value in row.reads if not value.towards and value not in made)
 
 
 def kind(letter: str) -> Kind:

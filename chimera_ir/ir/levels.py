@@ -1,12 +1,14 @@
 """Plan, Schedule and Program: what each pass takes and returns."""
 
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from chimera_ir.ir.ids import Clock, Micro, Stage, Worker
+from chimera_ir.ir.ids import Clock, Micro, Stage, WeightGroup, Worker
+from chimera_ir.ir.kinds import KINDS, Kind
 from chimera_ir.ir.ops import (
     AllReduce,
     Compute,
@@ -79,8 +81,11 @@ class Header:
     ``stages`` D. ``strategies`` are those of the stages whose strategy is not eager_opt, by ascending stage.
 
     A level of an asynchronous scheme shows the scheme's first ``updates`` updates with all of their micro-batches,
-    warm-up and drain included; its lanes repeat every ``period`` micro-batches. A level of a synchronous scheme shows
-    one update and has period 0.
+    warm-up and drain included; its lanes repeat every ``period`` micro-batches. The header of a stream is that of one
+    turn (`ir.streams`). A level of a synchronous scheme shows one update and has period 0.
+
+    ``only`` are the kinds of its operations, in the order of the table, if the level has not all of them: forwards
+    alone make no update. ``ties`` are the groups of stages that share parameters.
     """
 
     scheme: str
@@ -94,10 +99,38 @@ class Header:
     strategies: tuple[tuple[Stage, Strategy], ...] = ()
     updates: int = 1
     period: int = 0
+    only: tuple[Kind, ...] = ()
+    ties: tuple[WeightGroup, ...] = ()
 
-    def strategy(self, stage: Stage) -> Strategy:
-        """The strategy of a stage, which says when the sum of its gradients is launched."""
-        return dict(self.strategies).get(stage, Strategy.EAGER_OPT)
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds that its operations may be of."""
+        return self.only or tuple(KINDS.values())
+
+    @property
+    def trains(self) -> bool:
+        """Whether operations add to the gradients of the weights, so that there are sums and steps."""
+        return any(kind.sums for kind in self.kinds)
+
+    @property
+    def answers(self) -> bool:
+        """Whether values are handed on in both directions, so that a message may be the answer to another."""
+        return len({value.towards for kind in self.kinds for value in kind.hands_on}) > 1
+
+    @property
+    def growth(self) -> dict[Kind, int]:
+        """By kind, the change of the number of values that a stage keeps of each micro-batch.
+
+        A value that no operation frees is not kept.
+        """
+        freed = {kind.frees for kind in self.kinds}
+        return {kind: sum(value in freed for value in kind.keeps) - (not kind.opens) for kind in self.kinds}
+
+    def strategy(self, group: WeightGroup) -> Strategy:
+        """The strategy of a group, which says when the sum of its gradients is launched; eager_opt if stages differ."""
+        known = dict(self.strategies)
+        strategies = {known.get(stage, Strategy.EAGER_OPT) for stage in group}
+        return strategies.pop() if len(strategies) == 1 else Strategy.EAGER_OPT
 
     @property
     def parts(self) -> int:
@@ -142,9 +175,38 @@ class Header:
                 held[worker].append(Stage(s))
         return tuple(tuple(stages) for stages in held)
 
+    @cached_property
+    def groups(self) -> tuple[WeightGroup, ...]:
+        """All weight groups: each stage by itself, ascending, then the ties."""
+        return (*((Stage(stage),) for stage in range(self.stages)), *self.ties)
+
+    @cached_property
+    def group_numbers(self) -> dict[WeightGroup, int]:
+        """The place of each group in ``groups``; that of a stage by itself is the number of the stage."""
+        return {group: number for number, group in enumerate(self.groups)}
+
+    @cached_property
+    def groups_with(self) -> tuple[tuple[WeightGroup, ...], ...]:
+        """``groups_with[s]``: the groups that stage s is in."""
+        return tuple((group, *(tie for tie in self.ties if group[0] in tie)) for group in self.groups[: self.stages])
+
+    @cached_property
+    def groups_of(self) -> tuple[tuple[WeightGroup, ...], ...]:
+        """``groups_of[w]``: the groups of which worker w holds any stage, in the order of ``groups``."""
+        return tuple(
+            (*((stage,) for stage in held), *(tie for tie in self.ties if not {*tie}.isdisjoint(held)))
+            for held in self.stages_of
+        )
+
+    def members(self, group: WeightGroup) -> tuple[Worker, ...]:
+        """The workers that hold any stage of a group, ascending: those that sum its gradients."""
+        if len(group) == 1:
+            return self.holders[group[0]]
+        return tuple(sorted({worker for stage in group for worker in self.holders[stage]}))
+
     def recomputes(self, micro: Micro, stage: Stage) -> bool:
         """Whether a stage keeps only its input of a micro-batch."""
-        return self.recomputing and stage in self.pipe_of[micro].recompute
+        return self.recomputing and stage in self._pipe(micro).recompute
 
     @cached_property
     def recomputing(self) -> bool:
@@ -153,7 +215,11 @@ class Header:
 
     def worker(self, micro: Micro, stage: Stage) -> Worker:
         """The worker that runs a stage for a micro-batch."""
-        return self.pipe_of[micro].workers[stage]
+        return self._pipe(micro).workers[stage]
+
+    def _pipe(self, micro: Micro) -> Pipe:
+        """The pipe of a micro-batch; turns before and after those of the header have the same pipes."""
+        return self.pipe_of[micro if micro in self.pipe_of else Micro(micro % self.period)]
 
 
 class Planned(NamedTuple):
@@ -184,7 +250,7 @@ class Schedule:
 class Lines(Generic[T]):
     """Instructions of a lane and, in the same order, their places in it."""
 
-    places: list[int]
+    places: "array[int]"
     lines: list[T]
 
     def __iter__(self) -> Iterator[tuple[int, T]]:
@@ -218,7 +284,7 @@ class Program:
 
 
 def _apart(lane: tuple[Instruction, ...]) -> Parts:
-    apart = Parts(len(lane), *(Lines([], []) for _ in range(6)))
+    apart = Parts(len(lane), *(Lines(array("q"), []) for _ in range(6)))
     of_kind: dict[type, Lines[Any]] = {
         Compute: apart.computes,
         Send: apart.sends,

@@ -7,7 +7,7 @@ and a step name the version that they lead to. In a synchronous program, which h
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from chimera_ir.ir.ids import Micro, Slot, Stage, Version, Worker
+from chimera_ir.ir.ids import Micro, Slot, Stage, Version, WeightGroup, Worker
 from chimera_ir.ir.kinds import Kind
 from chimera_ir.source import Span
 
@@ -71,45 +71,45 @@ class WaitRecv:
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """Launches the sum of a stage's gradients over all ranks that hold the stage; never blocks the lane."""
+    """Launches the sum of a group's gradients over all ranks that hold any of its stages; never blocks the lane."""
 
-    stage: Stage
+    group: WeightGroup
     origin: Span = field(default=NOWHERE, compare=False, repr=False)
     version: Version | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WaitAllReduce:
-    """Blocks the lane until the sum of a stage's gradients is over."""
+    """Blocks the lane until the sum of a group's gradients is over."""
 
-    stage: Stage
+    group: WeightGroup
     origin: Span = field(default=NOWHERE, compare=False, repr=False)
     version: Version | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Steps the optimizer on the weights of a stage."""
+    """Steps the optimizer on the weights of a group."""
 
-    stage: Stage
+    group: WeightGroup
     origin: Span = field(default=NOWHERE, compare=False, repr=False)
     version: Version | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Stash:
-    """Keeps a copy of the newest weights of a stage, as ``version``, while the next steps change the weights."""
+    """Keeps a copy of the newest weights of a group, as ``version``, while the next steps change the weights."""
 
-    stage: Stage
+    group: WeightGroup
     version: Version
     origin: Span = field(default=NOWHERE, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Frees a stashed version of a stage's weights."""
+    """Frees a stashed version of a group's weights."""
 
-    stage: Stage
+    group: WeightGroup
     version: Version
     origin: Span = field(default=NOWHERE, compare=False, repr=False)
 

@@ -12,12 +12,12 @@ B m2 s1                      B m2 s1
 """
 
 from bisect import bisect_right
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
-from typing import NamedTuple
 
-from chimera_ir.ir.ids import Micro, Slot, Stage
+from chimera_ir.ir.ids import Slot
+from chimera_ir.ir.turns import Shelf, shelf
 from chimera_ir.lower.comm import Posting
 
 
@@ -46,13 +46,6 @@ class _Shelf:
         return slot
 
 
-class _Key(NamedTuple):
-    """A receiving stage and a direction. Slots are counted per shelf, as all messages of a shelf have one shape."""
-
-    source: Stage
-    target: Stage
-
-
 def slots(postings: Iterable[Posting]) -> tuple[Slot, ...]:
     """The slot of each posted receive of a lane, with the fewest slots per shelf.
 
@@ -60,55 +53,66 @@ def slots(postings: Iterable[Posting]) -> tuple[Slot, ...]:
 
     Activations stay until the backward of the same micro-batch and stage is done: the forward reads them, and the
     memory that it keeps for the backward, or sends on, may be the same. (The send is over by then, because the
-    gradients that answer it have been waited for.) Gradients stay until the backward that reads them is done.
+    gradients that answer it have been waited for.) Gradients stay until the backward that reads them is done. Where
+    there are no backwards, activations stay until what is made of them on this worker is used and sent (`comm`).
     """
-    shelves: dict[_Key, list[tuple[int, int]]] = defaultdict(list)
-    keys: list[_Key] = []
-    for key, before, last_use in _uses(postings):
-        keys.append(key)
-        shelves[key].append((before, last_use))
+    shelves: dict[Shelf, list[tuple[int, int]]] = defaultdict(list)
+    keys: list[Shelf] = []
+    for before, transfer in postings:
+        keys.append(shelf(transfer.message))
+        shelves[keys[-1]].append((before, transfer.over))
     slots_of = {key: iter(_few(uses)) for key, uses in shelves.items()}
     return tuple([next(slots_of[key]) for key in keys])
 
 
 def _few(uses: list[tuple[int, int]]) -> list[Slot]:
     """The slots of the messages of one shelf, in the order of their posting."""
-    shelf = _Shelf()
-    lowest = [shelf.take(before, last_use) for before, last_use in uses]
+    fewest = _Shelf()
+    lowest = [fewest.take(before, last_use) for before, last_use in uses]
     size = _ring(uses)
-    return [Slot(number % size) for number in range(len(uses))] if size == shelf.size else lowest
+    return [Slot(number % size) for number in range(len(uses))] if size == fewest.size else lowest
 
 
-def rings(postings: Iterable[Posting], within: Callable[[Micro], bool]) -> tuple[Slot, ...]:
-    """The slot of each posted receive of a lane that repeats: the slots of a shelf are used in turn.
+def rings(
+    postings: Iterable[Posting], places: range, start: int, period: int
+) -> tuple[tuple[Slot, ...], tuple[tuple[Shelf, int], ...]]:
+    """The slot of each receive of a turn, for a lane that repeats, and the number of slots of each shelf.
 
-    So the slot of a message follows from the number of the message in its shelf. The first message ``within`` the
-    instance has slot 0. A shelf has as many slots as receives are posted from the posting of a message to its last use,
-    its own included. Only messages within the instance count, because the margin ends in a drain of its own.
+    The slots of a shelf are used in turn, so the slot of a message follows from the number of the message in its shelf.
+    The first message about a micro-batch of the first turn, or of a later one, has slot 0. A shelf has as many slots as
+    receives are posted from the posting of a message to its last use, its own included.
+
+    Parameters
+    ----------
+    postings
+        Those of the turn and of the turns around it.
+    places
+        The places of the turn in the lane, before which its receives are posted.
+    start
+        The first micro-batch of the turn.
+    period
+        How many micro-batches a turn takes.
     """
-    listed = list(postings)
-    numbers: list[tuple[_Key, int]] = []
-    count: Counter[_Key] = Counter()
-    first: dict[_Key, int] = {}
-    shelves: dict[_Key, list[tuple[int, int]]] = defaultdict(list)
-    for (key, before, last_use), posting in zip(_uses(listed), listed, strict=True):
-        if within(posting.transfer.message.micros[0]):
-            first.setdefault(key, count[key])
-            shelves[key].append((before, last_use))
-        numbers.append((key, count[key]))
-        count[key] += 1
-    sizes = {key: _ring(uses) for key, uses in shelves.items()}
-    return tuple(Slot((number - first.get(key, 0)) % sizes.get(key, 1)) for key, number in numbers)
+    posted: dict[Shelf, list[int]] = defaultdict(list)
+    receives: dict[Shelf, list[tuple[int, int, int]]] = defaultdict(list)
+    keys: list[Shelf] = []
+    for before, transfer in postings:
+        key = shelf(transfer.message)
+        if before in places:
+            receives[key].append((transfer.message.micros[0] - start, len(posted[key]), transfer.over))
+            keys.append(key)
+        posted[key].append(before)
+    slots_of: dict[Shelf, Iterator[Slot]] = {}
+    sizes: list[tuple[Shelf, int]] = []
+    for key, messages in receives.items():
+        size = max(bisect_right(posted[key], last_use) - number for _, number, last_use in messages)
+        first = min(-(micro // period) * len(messages) + place for place, (micro, *_) in enumerate(messages))
+        slots_of[key] = iter([Slot((place - first) % size) for place in range(len(messages))])
+        sizes.append((key, size))
+    return tuple(next(slots_of[key]) for key in keys), tuple(sizes)
 
 
 def _ring(uses: list[tuple[int, int]]) -> int:
     """The number of slots that a shelf needs if they are used in turn; ``uses`` are in the order of the postings."""
     posted = [before for before, _ in uses]
     return max(bisect_right(posted, last_use) - number for number, (_, last_use) in enumerate(uses))
-
-
-def _uses(postings: Iterable[Posting]) -> Iterator[tuple[_Key, int, int]]:
-    """The shelf of each posted receive, the place before which it is posted, and the place of its last use."""
-    for before, transfer in postings:
-        _, source, target = transfer.message
-        yield _Key(source, target), before, transfer.over

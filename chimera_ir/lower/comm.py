@@ -29,20 +29,31 @@ backward sends the gradients of its input to the stage before. The policy, for a
     right after the first ``wait recv`` of a message that the peer sent after using this one. That proves that the peer
     has received it, so the wait never blocks. Sends that no later message answers are waited for at the end of the
     lane, where they delay no operation.
+
+Where operations hand values on in one direction only, as forwards alone do, nothing answers a message. There:
+
+``wait send``
+    right before the first operation that, in the earliest run, begins when the operation that uses the message is over;
+    if there is none, at the end of the lane. So the transfer has the time of an operation, and what is sent is let go
+    soon after it was used. In the order in which operations begin in the earliest run, the receive is posted before.
 """
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from chimera_ir.flow.flow import Flow, crossing
-from chimera_ir.ir.ids import Worker
-from chimera_ir.ir.levels import Schedule
+from chimera_ir.flow.net import Net
+from chimera_ir.ir.ids import Stage, Worker
+from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Message
+
+AHEAD = 1
+"""How many operations before its use a receive is posted, unless a caller says otherwise."""
 
 
 class Transfer(NamedTuple):
@@ -58,6 +69,10 @@ class Transfer(NamedTuple):
     produced: int
     used: int
     over: int
+
+
+_Link = tuple[Worker, Worker]
+"""A directed pair of workers."""
 
 
 class Posting(NamedTuple):
@@ -80,16 +95,16 @@ class Traffic:
     received
         The message that is waited for before an operation.
     retired
-        The sends that the wait before an operation proves to be over.
+        The sends that are waited for before an operation.
     unanswered
-        The sends that no wait proves to be over.
+        The sends that are waited for at the end.
     """
 
-    postings: tuple[Posting, ...]
+    postings: list[Posting]
     sent: Mapping[int, Transfer]
     received: Mapping[int, Transfer]
     retired: Mapping[int, list[Transfer]]
-    unanswered: tuple[Transfer, ...]
+    unanswered: list[Transfer]
 
 
 @dataclass(slots=True)
@@ -103,7 +118,23 @@ class _Draft:
     unanswered: list[Transfer] = field(default_factory=list)
 
 
-def communicate(schedule: Schedule, ahead: int) -> tuple[Traffic, ...]:
+@dataclass(frozen=True, slots=True)
+class EarliestRun:
+    """When the operations of each lane begin and end if all run as early as they may, by worker and place."""
+
+    begins: Sequence[Sequence[int]]
+    ends: Sequence[Sequence[int]]
+
+
+def earliest_run(net: Net) -> EarliestRun:
+    """The earliest run if every operation takes as long as it has micro-batches."""
+    lengths = [len(operation.micros) for operation in net.operations]
+    ends = net.ends(lengths)
+    begins = [end - length for end, length in zip(ends, lengths, strict=True)]
+    return EarliestRun(*([times[lane.start : lane.stop] for lane in net.lanes] for times in (begins, ends)))
+
+
+def communicate(schedule: Schedule, ahead: int, run: EarliestRun | None = None) -> Iterator[Traffic]:
     """The traffic of every lane, by the policy above.
 
     Parameters
@@ -112,35 +143,50 @@ def communicate(schedule: Schedule, ahead: int) -> tuple[Traffic, ...]:
         Complete, placed and acyclic.
     ahead
         How many operations before its use a receive is posted, at least 0.
+    run
+        The earliest run of the schedule, where operations hand values on in one direction only.
     """
+    drafts = _drafts(schedule, run)[::-1]
+    while drafts:  # a draft is let go with its lane: all of them together take as much memory as the program
+        yield _traffic(drafts.pop(), ahead)
+
+
+def _drafts(schedule: Schedule, run: EarliestRun | None) -> list[_Draft]:
     drafts = [_Draft() for _ in schedule.lanes]
-    links = _links(schedule)
+    places = Flow(schedule.header, chain.from_iterable(map(enumerate, schedule.lanes)))
+    links = _links(schedule, places)
+    waits = {} if run is None else _waits(links, run)
+    if run is not None:
+        links = _kept_for_sends(schedule.header, places, links, waits)
     for (sender, receiver), transfers in links.items():
         there, here = drafts[receiver], drafts[sender]
         there.wanted += zip(_first_uses(transfers), transfers, strict=True)
         for transfer in transfers:
             there.received[transfer.used] = here.sent[transfer.produced] = transfer
-        _retire(here, transfers, links.get((receiver, sender), []))
-    return tuple(_traffic(draft, ahead) for draft in drafts)
+        if run is None:
+            _retire(here, transfers, links.get((receiver, sender), []))
+        else:
+            _retire_before(here, transfers, waits, len(schedule.lanes[sender]))
+    return drafts
 
 
 def _traffic(draft: _Draft, ahead: int) -> Traffic:
-    wanted = sorted(draft.wanted, key=lambda item: item[1].sender)
-    wanted.sort(key=itemgetter(0))
+    for transfers in (draft.unanswered, *draft.retired.values()):
+        transfers.sort(key=attrgetter("produced"))
+    wanted = sorted(draft.wanted, key=itemgetter(0))  # of those with the same first use, the lower sender stays first
     return Traffic(
-        postings=tuple([Posting(max(0, use - ahead), transfer) for use, transfer in wanted]),
+        postings=[Posting(max(0, use - ahead), transfer) for use, transfer in wanted],
         sent=draft.sent,
         received=draft.received,
-        retired={use: sorted(transfers, key=_produced) for use, transfers in draft.retired.items()},
-        unanswered=tuple(sorted(draft.unanswered, key=_produced)),
+        retired=draft.retired,
+        unanswered=draft.unanswered,
     )
 
 
-def _links(schedule: Schedule) -> dict[tuple[Worker, Worker], list[Transfer]]:
+def _links(schedule: Schedule, places: Flow) -> dict[_Link, list[Transfer]]:
     """The messages of every directed pair of workers, in the order in which they are sent."""
     header = schedule.header
-    places = Flow(header, chain.from_iterable(map(enumerate, schedule.lanes)))
-    links: dict[tuple[Worker, Worker], list[Transfer]] = defaultdict(list)
+    links: dict[_Link, list[Transfer]] = defaultdict(list)
     for number, lane in enumerate(schedule.lanes):
         worker = Worker(number)
         for produced, message, peer in crossing(header, worker, enumerate(lane)):
@@ -169,5 +215,40 @@ def _retire(draft: _Draft, transfers: list[Transfer], answers: list[Transfer]) -
             draft.unanswered.append(transfer)
 
 
-def _produced(transfer: Transfer) -> int:
-    return transfer.produced
+def _waits(links: Mapping[_Link, Iterable[Transfer]], run: EarliestRun) -> dict[Message, int]:
+    """By message, the place in its sender's lane before which its send is waited for; it may be the lane's end."""
+    return {
+        transfer.message: bisect_left(run.begins[transfer.sender], run.ends[transfer.receiver][transfer.used])
+        for transfers in links.values()
+        for transfer in transfers
+    }
+
+
+def _kept_for_sends(
+    header: Header, places: Flow, links: Mapping[_Link, Iterable[Transfer]], waits: Mapping[Message, int]
+) -> dict[_Link, list[Transfer]]:
+    """The messages with memory that is kept until what is made of them, which may lie there, is sent or used."""
+
+    def over(transfer: Transfer) -> int:
+        micros, source, target = transfer.message
+        last, towards = transfer.over, target - source
+        while 0 <= target + towards < header.stages:
+            made = Message(micros, target, Stage(target + towards))
+            if header.worker(micros[0], made.target) != transfer.receiver:
+                return max(last, waits[made])
+            last, target = places.consumer(made), made.target
+        return last
+
+    return {
+        link: [transfer._replace(over=over(transfer)) for transfer in transfers] for link, transfers in links.items()
+    }
+
+
+def _retire_before(draft: _Draft, transfers: Iterable[Transfer], waits: Mapping[Message, int], end: int) -> None:
+    """Assigns each message of a link to the operation before which its send is waited for, if that is in the lane."""
+    for transfer in transfers:
+        place = waits[transfer.message]
+        if place < end:
+            draft.retired[place].append(transfer)
+        else:
+            draft.unanswered.append(transfer)

@@ -10,17 +10,20 @@ from itertools import chain, count, product
 
 from chimera_ir.flow.net import newest, reads_of
 from chimera_ir.flow.run import ends, play
-from chimera_ir.ir.ids import Stage
+from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.ir.ops import Compute
 from chimera_ir.lower.sync import Duration
 
-Joins = Mapping[int, Sequence[tuple[Stage, int]]]
-"""The sums, as stage and update, that a lane launches right before the operation at a place."""
+Sum = tuple[WeightGroup, int]
+"""The sum of a group's gradients in an update."""
+
+Joins = Mapping[int, Sequence[Sum]]
+"""The sums that a lane launches right before the operation at a place."""
 
 
-def last_launches(schedule: Schedule, duration: Duration, joins: Iterable[Joins]) -> dict[tuple[Stage, int], int]:
-    """The time of the last launch of each sum, by stage and update; a sum that waits in a circle is after all others.
+def last_launches(schedule: Schedule, duration: Duration, joins: Iterable[Joins]) -> dict[Sum, int]:
+    """The time of the last launch of each sum; a sum that waits in a circle is after all others.
 
     Parameters
     ----------
@@ -46,7 +49,7 @@ class _Events:
         self._header, operations = schedule.header, list(chain.from_iterable(schedule.lanes))
         first_join = len(operations)
         first_sum = first_join + sum(len(several) for lane in joins for several in lane.values())
-        keys = product(map(Stage, range(self._header.stages)), range(self._header.updates))
+        keys = product(self._header.groups, range(self._header.updates))
         self.sums = {key: number for number, key in enumerate(keys, start=first_sum)}
         self.before: list[list[int]] = [[] for _ in range(first_sum + len(self.sums))]
         self.durations = [*map(duration, operations), *[0] * (len(self.before) - first_join)]
@@ -55,25 +58,26 @@ class _Events:
         for lane, joined in zip(schedule.lanes, joins, strict=True):
             self.lanes.append([])
             for place in range(len(lane) + 1):
-                for stage, update in joined.get(place, ()):
-                    self._append(next(join_numbers), self._sum(stage, update - 1), (stage, update))
+                for group, update in joined.get(place, ()):
+                    self._append(next(join_numbers), self._sum(group, update - 1), [(group, update)])
                 if place < len(lane):
                     self._operation(*next(reads), lane[place])
 
     def _operation(self, number: int, reads: Iterable[int], operation: Compute) -> None:
-        stage = operation.stage
-        sums = self._sum(stage, newest(self._header, operation) - 1)
-        launch = (stage, self._header.update_of(operation.micros)) if operation.kind.sums else None
-        self._append(number, [*reads, *sums], launch)
+        groups, needed = self._header.groups_with[operation.stage], newest(self._header, operation) - 1
+        sums = chain.from_iterable(self._sum(group, needed) for group in groups)
+        update = self._header.update_of(operation.micros)
+        launches = [(group, update) for group in groups] if operation.kind.sums else []
+        self._append(number, [*reads, *sums], launches)
 
-    def _append(self, event: int, needs: Iterable[int], launch: tuple[Stage, int] | None) -> None:
-        """Puts an event at the end of the last lane; ``launch`` is the sum that it launches, if any."""
+    def _append(self, event: int, needs: Iterable[int], launches: Iterable[Sum]) -> None:
+        """Puts an event at the end of the last lane; ``launches`` are the sums that it launches."""
         lane = self.lanes[-1]
         self.before[event] += [*lane[-1:], *needs]
         lane.append(event)
-        if launch is not None:
+        for launch in launches:
             self.before[self.sums[launch]].append(event)
 
-    def _sum(self, stage: Stage, update: int) -> Iterator[int]:
+    def _sum(self, group: WeightGroup, update: int) -> Iterator[int]:
         if update >= 0:
-            yield self.sums[stage, update]
+            yield self.sums[group, update]

@@ -1,4 +1,4 @@
-"""The sums of each stage's gradients over the workers that hold the stage, and the steps.
+"""The sums of each weight group's gradients over the workers that hold any of its stages, and the steps.
 
     worker 0:                    worker 0:
       F m0 s0                      F m0 s0
@@ -28,6 +28,9 @@ than its own.
 
 The sums are waited for at the end of the lane, in the order of their launches, each before the step that uses it. A
 stage that only one worker holds has a sum, too: the number of copies W is known only when the program is started.
+
+What is said of a stage holds of each weight group. Stages that share parameters are a group of their own beside those
+of each stage: its sum follows the worker's last backward of any of them.
 """
 
 from collections import defaultdict
@@ -36,7 +39,7 @@ from itertools import accumulate
 from typing import NamedTuple, assert_never
 
 from chimera_ir.flow.net import Net
-from chimera_ir.ir.ids import Stage
+from chimera_ir.ir.ids import Stage, WeightGroup
 from chimera_ir.ir.levels import Header, Schedule, Strategy
 from chimera_ir.ir.ops import NOWHERE, AllReduce, Compute, Instruction, Step, WaitAllReduce
 from chimera_ir.source import Span
@@ -57,17 +60,17 @@ class Insertions(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """The sum of a stage's gradients, launched after the operation at ``after``; -1 is the start of the lane."""
+    """The sum of a group's gradients, launched after the operation at ``after``; -1 is the start of the lane."""
 
     after: int
-    stage: Stage
+    group: WeightGroup
 
 
 class LaunchRegion(NamedTuple):
-    """Where and when a worker's gradients of a stage are complete.
+    """Where and when a worker's gradients of a group are complete.
 
-    ``last`` is the place of its last backward of the stage, ``ready`` the end of that backward, and ``idle`` how long
-    the worker idles from then to the end of its lane.
+    ``last`` is the place of its last backward of any stage of the group, ``ready`` the end of that backward, and
+    ``idle`` how long the worker idles from then to the end of its lane.
     """
 
     last: int
@@ -76,15 +79,21 @@ class LaunchRegion(NamedTuple):
 
 
 class _Lane(NamedTuple):
-    """The facts about a lane that launches depend on: the regions of its stages, and the end of its compute."""
+    """The facts about a lane that launches depend on: the regions of its groups, and the end of its compute."""
 
-    regions: dict[Stage, LaunchRegion]
+    regions: dict[WeightGroup, LaunchRegion]
     length: int
     end: int
 
 
 def synchronise(schedule: Schedule, duration: Duration, net: Net) -> Iterator[Insertions]:
-    """The sums and steps of every lane by the policy above, one for each stage that the worker holds."""
+    """The sums and steps of every lane by the policy above, one for each group that the worker holds.
+
+    There are none where no operation adds to gradients.
+    """
+    if not schedule.header.trains:
+        yield from [Insertions({}, {})] * len(schedule.lanes)
+        return
     durations = list(map(duration, net.operations))
     ends = net.ends(durations)
     launches_by_lane = launches(
@@ -107,15 +116,15 @@ def launches(
 def _insertions(launched: Iterable[Launch], origin: Mapping[Stage, Span]) -> Insertions:
     after: dict[int, list[Instruction]] = defaultdict(list)
     at_end: list[Instruction] = []
-    for place, stage in launched:
-        where = origin.get(stage, NOWHERE)
-        after[place].append(AllReduce(stage, where))
-        at_end += [WaitAllReduce(stage, where), Step(stage, where)]
+    for place, group in launched:
+        where = next((origin[stage] for stage in group if stage in origin), NOWHERE)
+        after[place].append(AllReduce(group, where))
+        at_end += [WaitAllReduce(group, where), Step(group, where)]
     return Insertions({}, after, at_end)
 
 
-def _eager(header: Header, stage: Stage, region: LaunchRegion) -> bool:
-    strategy = header.strategy(stage)
+def _eager(header: Header, group: WeightGroup, region: LaunchRegion) -> bool:
+    strategy = header.strategy(group)
     match strategy:
         case Strategy.LAZY:
             return False
@@ -127,39 +136,45 @@ def _eager(header: Header, stage: Stage, region: LaunchRegion) -> bool:
             assert_never(strategy)
 
 
-def _launches(header: Header, lane: _Lane, held: list[Stage]) -> tuple[Launch, ...]:
+def _launches(header: Header, lane: _Lane, held: list[WeightGroup]) -> tuple[Launch, ...]:
     launched: list[Launch] = []
     after = -1
-    for stage in held:
-        region = lane.regions[stage]
-        after = max(after, region.last if _eager(header, stage, region) else lane.length - 1)
-        launched.append(Launch(after, stage))
+    for group in held:
+        region = lane.regions[group]
+        after = max(after, region.last if _eager(header, group, region) else lane.length - 1)
+        launched.append(Launch(after, group))
     return tuple(launched)
 
 
-def _agreed(header: Header, lanes: list[_Lane]) -> dict[Stage, int]:
-    """The rank of every stage in the order of the launches; of stages with the same time, the later one is first."""
-    wanted: dict[Stage, int] = {}
+def _agreed(header: Header, lanes: list[_Lane]) -> dict[WeightGroup, int]:
+    """The rank of every group in the order of the launches; of groups with the same time, the later one is first."""
+    wanted: dict[WeightGroup, int] = {}
     for lane in lanes:
-        for stage, region in lane.regions.items():
-            time = region.ready if _eager(header, stage, region) else lane.end
-            wanted[stage] = max(wanted.get(stage, 0), time)
-    return {stage: rank for rank, stage in enumerate(sorted(wanted, key=lambda stage: (wanted[stage], -stage)))}
+        for group, region in lane.regions.items():
+            time = region.ready if _eager(header, group, region) else lane.end
+            wanted[group] = max(wanted.get(group, 0), time)
+    numbers = header.group_numbers
+    return {
+        group: rank for rank, group in enumerate(sorted(wanted, key=lambda group: (wanted[group], -numbers[group])))
+    }
 
 
 def _lanes(schedule: Schedule, durations: Sequence[Sequence[int]], all_ends: Sequence[Sequence[int]]) -> list[_Lane]:
     facts: list[_Lane] = []
-    lanes = zip(schedule.lanes, all_ends, map(accumulate, durations), schedule.header.stages_of, strict=True)
-    for lane, ends, busy, stages in lanes:
+    header = schedule.header
+    lanes = zip(schedule.lanes, all_ends, map(accumulate, durations), header.groups_of, strict=True)
+    for lane, ends, busy, groups in lanes:
         worked = [0, *busy]
-        last = {operation.stage: place for place, operation in enumerate(lane) if operation.kind.sums}
+        last_of_stage = {operation.stage: place for place, operation in enumerate(lane) if operation.kind.sums}
+        places = {group: [last_of_stage[stage] for stage in group if stage in last_of_stage] for group in groups}
+        last = {group: max(stage_places) for group, stage_places in places.items() if stage_places}
         end = ends[-1] if ends else 0
         idle = end - worked[-1]
         regions = {
-            stage: LaunchRegion(last[stage], ends[last[stage]], idle - ends[last[stage]] + worked[last[stage] + 1])
-            if stage in last
+            group: LaunchRegion(last[group], ends[last[group]], idle - ends[last[group]] + worked[last[group] + 1])
+            if group in last
             else LaunchRegion(-1, 0, idle)
-            for stage in stages
+            for group in groups
         }
         facts.append(_Lane(regions, len(lane), end))
     return facts

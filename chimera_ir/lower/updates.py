@@ -13,7 +13,7 @@
                                    drop s0 v0
                                    ...
 
-On every worker and for every stage that it holds:
+On every worker and for every weight group of which it holds any stage:
 
 ``all_reduce``
     right after the last backward of an update.
@@ -38,7 +38,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import NamedTuple
 
-from chimera_ir.ir.ids import Stage, Version
+from chimera_ir.ir.ids import Stage, Version, WeightGroup
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import AllReduce, Compute, Drop, Instruction, Stash, Step, WaitAllReduce
 from chimera_ir.lower.launching import last_launches
@@ -53,7 +53,7 @@ class _Gap(NamedTuple):
 
 
 class _Update(NamedTuple):
-    """An update of a stage on one worker, by places in its lane.
+    """An update of a group on one worker, by places in its lane.
 
     Attributes
     ----------
@@ -65,15 +65,15 @@ class _Update(NamedTuple):
         The place of the last operation that reads the version that the step supersedes.
     """
 
-    stage: Stage
+    group: WeightGroup
     version: Version
     launch: _Gap
     step: int
     last: int
 
 
-_Summed = Mapping[Stage, Sequence[int]]
-"""For some stages and each place of a lane, the number of updates whose sums are over when the operation there runs."""
+_Summed = Mapping[WeightGroup, Sequence[int]]
+"""For some groups and each place of a lane, the number of updates whose sums are over when the operation there runs."""
 
 
 def update(schedule: Schedule, duration: Duration) -> Iterator[Insertions]:
@@ -91,16 +91,17 @@ def update(schedule: Schedule, duration: Duration) -> Iterator[Insertions]:
     agreed = _agreed(schedule, duration, updates_by_lane)
     for lane, updates in zip(schedule.lanes, updates_by_lane, strict=True):
         yield _insertions(
-            lane, sorted(updates, key=lambda stage_update: agreed[stage_update.version, stage_update.stage])
+            lane, sorted(updates, key=lambda group_update: agreed[group_update.version, group_update.group])
         )
 
 
 def copies(schedule: Schedule) -> Iterator[dict[Stage, int]]:
-    """For each worker and stage the most copies of the weights at any time: the newest version and the stashed ones."""
+    """For each worker and stage the most copies of its own weights at any time: the newest version and the stashed."""
     for updates in _all_updates(schedule):
         changes: dict[Stage, list[tuple[int, int]]] = defaultdict(list)
-        for stage_update in updates:
-            changes[stage_update.stage] += _stashed(stage_update)
+        for group_update in updates:
+            if len(group_update.group) == 1:
+                changes[group_update.group[0]] += _stashed(group_update)
         yield {
             stage: 1 + max(accumulate((change for _, change in sorted(stage_changes)), initial=0))
             for stage, stage_changes in changes.items()
@@ -116,16 +117,16 @@ def _insertions(lane: tuple[Compute, ...], updates: list[_Update]) -> Insertions
     before: dict[int, list[Instruction]] = defaultdict(list)
     after: dict[int, list[Instruction]] = defaultdict(list)
     gap = _Gap(0, behind_steps=False)
-    for stage, version, launch, step, last in updates:
+    for group, version, launch, step, last in updates:
         gap = max(gap, launch)
         origin = lane[min(launch.place - (not launch.behind_steps), len(lane) - 1)].origin
         launches = before[gap.place] if gap.behind_steps else after[gap.place - 1]
-        launches.append(AllReduce(stage, origin, version))
-        before[step].append(WaitAllReduce(stage, origin, version))
+        launches.append(AllReduce(group, origin, version))
+        before[step].append(WaitAllReduce(group, origin, version))
         if last >= step:
-            before[step].append(Stash(stage, Version(version - 1), origin))
-            after[last].append(Drop(stage, Version(version - 1), lane[last].origin))
-        before[step].append(Step(stage, origin, version))
+            before[step].append(Stash(group, Version(version - 1), origin))
+            after[last].append(Drop(group, Version(version - 1), lane[last].origin))
+        before[step].append(Step(group, origin, version))
     return Insertions(before, after)
 
 
@@ -135,38 +136,44 @@ def _all_updates(schedule: Schedule) -> list[list[_Update]]:
 
 
 def _summed(schedule: Schedule) -> Sequence[_Summed]:
-    """For every lane the sums that are over, of the stages that have an update to which some worker adds nothing."""
-    uneven = {stage for number, lane in enumerate(schedule.lanes) for stage in _uneven(schedule.header, number, lane)}
+    """For every lane the sums that are over, of the groups that have an update to which some worker adds nothing."""
+    uneven = {group for number, lane in enumerate(schedule.lanes) for group in _uneven(schedule.header, number, lane)}
     if not uneven:
         return [{}] * len(schedule.lanes)
     from chimera_ir.flow.dag import build  # only here, for it takes as long to import as many a scheme to lower
 
     dag = build(schedule)
-    by_stage = {stage: dag.summed_before(stage) for stage in uneven}
+    by_group = {group: dag.summed_before(group) for group in uneven}
     ends = accumulate(map(len, schedule.lanes))
     return [
-        {stage: counts[end - len(lane) : end] for stage, counts in by_stage.items()}
+        {group: counts[end - len(lane) : end] for group, counts in by_group.items()}
         for lane, end in zip(schedule.lanes, ends, strict=True)
     ]
 
 
-def _uneven(header: Header, worker: int, lane: Sequence[Compute]) -> Iterator[Stage]:
-    """The stages of a worker of which it has no backward in some update."""
-    added = {(operation.stage, header.update_of(operation.micros)) for operation in lane if operation.kind.sums}
-    updates = Counter(stage for stage, _ in added)
-    return (stage for stage in header.stages_of[worker] if updates[stage] < header.updates)
+def _uneven(header: Header, worker: int, lane: Sequence[Compute]) -> Iterator[WeightGroup]:
+    """The groups of a worker of which it has no backward in some update."""
+    added = {
+        (group, header.update_of(operation.micros))
+        for operation in lane
+        if operation.kind.sums
+        for group in header.groups_with[operation.stage]
+    }
+    updates = Counter(group for group, _ in added)
+    return (group for group in header.groups_of[worker] if updates[group] < header.updates)
 
 
 def _updates(header: Header, lane: Sequence[Compute], summed: _Summed) -> Iterator[_Update]:
-    """The updates of a lane, stage by stage; a step that no operation waits for is made at the end of the lane."""
-    places: dict[Stage, list[int]] = defaultdict(list)
+    """The updates of a lane, group by group; a step that no operation waits for is made at the end of the lane."""
+    places: dict[WeightGroup, list[int]] = defaultdict(list)
     for place, operation in enumerate(lane):
-        places[operation.stage].append(place)
-    for stage, stage_places in places.items():
+        for group in header.groups_with[operation.stage]:
+            places[group].append(place)
+    for group, group_places in places.items():
         backwards: dict[int, int] = {}
         lasts: dict[int, int] = {}
         needs: dict[int, int] = {}
-        for place in stage_places:
+        for place in group_places:
             operation = lane[place]
             update = header.update_of(operation.micros)
             lasts[operation.version or 0] = place
@@ -174,17 +181,17 @@ def _updates(header: Header, lane: Sequence[Compute], summed: _Summed) -> Iterat
             if operation.kind.sums:
                 backwards[update] = place
                 needs[update] = min(needs.get(update, place), place)
-        steps = _steps(header.updates, backwards, sorted(needs.items()), len(lane), summed.get(stage, ()))
+        steps = _steps(header.updates, backwards, sorted(needs.items()), len(lane), summed.get(group, ()))
         for number, step in enumerate(steps):
             behind = _Gap(steps[number - 1] if number else 0, behind_steps=True)
             launch = _Gap(backwards[number] + 1, behind_steps=False) if number in backwards else behind
-            yield _Update(stage, Version(number + 1), launch, step, lasts.get(number, -1))
+            yield _Update(group, Version(number + 1), launch, step, lasts.get(number, -1))
 
 
 def _steps(
     updates: int, backwards: Mapping[int, int], needs: list[tuple[int, int]], end: int, summed: Sequence[int]
 ) -> list[int]:
-    """For every update the place before which a stage must step.
+    """For every update the place before which a group must step.
 
     ``needs`` holds pairs of a number of updates, ascending, and the first place that needs that many updates made.
     """
@@ -199,12 +206,15 @@ def _steps(
 
 def _agreed(
     schedule: Schedule, duration: Duration, updates: list[list[_Update]]
-) -> dict[tuple[Version, Stage], tuple[int, int, Version]]:
-    """The rank of every sum in the order of the launches; of sums with the same time, the later stage is first."""
-    joins: list[dict[int, list[tuple[Stage, int]]]] = [defaultdict(list) for _ in updates]
+) -> dict[tuple[Version, WeightGroup], tuple[int, int, Version]]:
+    """The rank of every sum in the order of the launches; of sums with the same time, the later group is first."""
+    joins: list[dict[int, list[tuple[WeightGroup, int]]]] = [defaultdict(list) for _ in updates]
     for lane_joins, lane in zip(joins, updates, strict=True):
-        for stage_update in lane:
-            if stage_update.launch.behind_steps:
-                lane_joins[stage_update.launch.place].append((stage_update.stage, stage_update.version - 1))
-    times = last_launches(schedule, duration, joins)
-    return {(version, stage): (times[stage, version - 1], -stage, version) for stage, version, *_ in chain(*updates)}
+        for group_update in lane:
+            if group_update.launch.behind_steps:
+                lane_joins[group_update.launch.place].append((group_update.group, group_update.version - 1))
+    times, numbers = last_launches(schedule, duration, joins), schedule.header.group_numbers
+    return {
+        (version, group): (times[group, version - 1], -numbers[group], version)
+        for group, version, *_ in chain(*updates)
+    }

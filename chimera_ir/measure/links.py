@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
@@ -18,11 +18,10 @@ from chimera_ir.measure import machine
 from chimera_ir.measure.network import Host, LinkTimes
 from chimera_ir.measure.samples import FEWEST, Samples, ShowProgress
 from chimera_ir.plural import counted
-from runtime import Names, Peer, Transfer
-from support.connections import SHORT
-from support.faults import Misuse
-from support.job import Job
-from support.world import World, join, learn
+from chimera_runtime.errors import Misuse
+from chimera_runtime.messages import Names, Peer, Transfer
+from chimera_runtime.program import Job
+from chimera_runtime.world import World, join, learn
 
 WARM_UP = 3
 """Rounds of every size that do not count."""
@@ -32,9 +31,6 @@ PAUSE = 0.01
 
 Without the rest, messages would be faster than in training: processors would be awake, and their caches filled.
 """
-
-FEWEST_SIZES = 2
-"""The fewest sizes that determine a line."""
 
 _SECOND = 1.0
 _TICK = 1e-9
@@ -81,20 +77,16 @@ def measure(store: Store, rank: int, size: int, request: LinkRequest, progress: 
     groups = _groups(size, pairs, request.sum_ranks)
     world = join(_job(size, pairs, groups), store, rank, size, "pipeline", request.backend, request.timeout)
     world = replace(world, names=_MessageNames(rank, rank, len(groups), request.timeout))
-    kinds = {(a, b): _kind(nodes, a, b) for a, b in pairs}
-    connected = connected_kinds(kinds, _connected(world, pairs))
-    used = {peer: connection for peer, connection in world.near.items() if _kind(nodes, rank, peer) in connected}
-    world = replace(world, near=used)
-    sizes = {within: chosen_sizes(request.sizes, within in connected) for within in kinds.values()}
     forks = chosen_forks(pairs, [node.place for node in nodes])
-    steps = sum(len(sizes[kinds[pair]]) for pair in pairs) + len(groups) * len(request.sizes) + len(forks)
+    steps = (len(pairs) + len(groups)) * len(request.sizes) + len(forks)
     bench = _Bench(world, request, progress, steps)
     messages: dict[tuple[bool, int], list[float]] = {}
     streams: dict[tuple[bool, int], list[float]] = {}
     posts: dict[tuple[bool, int], list[float]] = {}
-    for pair, within in kinds.items():
-        for count in sizes[within]:
-            times = bench.pair(pair, count)
+    for a, b in pairs:
+        within = nodes[a].place == nodes[b].place
+        for count in request.sizes:
+            times = bench.pair((a, b), count)
             for seconds_of, seconds in zip((messages, streams, posts), times, strict=True):
                 seconds_of.setdefault((within, count), []).extend(seconds)
     sums: dict[tuple[int, int], list[float]] = {}
@@ -104,7 +96,7 @@ def measure(store: Store, rank: int, size: int, request: LinkRequest, progress: 
             seconds, posted = bench.group(number, group, count)
             launches += posted if count == min(request.sizes) else []
             sums.setdefault((len(group), count), []).extend(seconds)
-    forked = {within: bench.fork(hub, ends, max(sizes[within])) for within, (hub, ends) in forks.items()}
+    forked = {within: bench.fork(hub, ends, max(request.sizes)) for within, (hub, ends) in forks.items()}
     world.meet("for everybody to finish")
     dist.destroy_process_group()
     if rank != 0:
@@ -117,7 +109,6 @@ def measure(store: Store, rank: int, size: int, request: LinkRequest, progress: 
         sums=_samples(sums),
         posts=_samples(posts),
         launches=Samples(tuple(launches)),
-        short=dict.fromkeys(connected, SHORT),
     )
 
 
@@ -151,48 +142,6 @@ def chosen_forks(pairs: Sequence[tuple[int, int]], names: Sequence[str]) -> dict
     return forks
 
 
-def chosen_sizes(sizes: Sequence[int], connected: bool) -> list[int]:
-    """Sizes of messages to measure, ascending; over connections at least two short and two long ones.
-
-    Examples
-    --------
-    >>> chosen_sizes([64, 256, 1024], connected=True)
-    [64, 256, 1024, 262144, 1048576]
-    >>> chosen_sizes([64, 256, 1024], connected=False)
-    [64, 256, 1024]
-    """
-    chosen = {*sizes}
-    if connected and sum(size <= SHORT for size in sizes) < FEWEST_SIZES:
-        chosen |= {SHORT // 4, SHORT}
-    if connected and sum(size > SHORT for size in sizes) < FEWEST_SIZES:
-        chosen |= {4 * SHORT, 16 * SHORT}
-    return sorted(chosen)
-
-
-def connected_kinds(kinds: Mapping[tuple[int, int], bool], connected: Mapping[int, Collection[int]]) -> set[bool]:
-    """Kinds of links, within nodes (True) or between them, where all pairs are connected.
-
-    Examples
-    --------
-    >>> connected_kinds({(0, 1): True, (2, 3): True, (0, 2): False}, {0: [1], 2: [0, 3]})
-    {True}
-    """
-    without = {kind for (a, b), kind in kinds.items() if b not in connected[a]}
-    return {*kinds.values()} - without
-
-
-def _connected(world: World, pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
-    """Connected ranks of the first rank of each pair; all ranks get the same answer."""
-    rank, what = world.place.rank, "for its connections"
-    world.store.set(f"connected/{rank}", json.dumps(sorted(world.near)))
-    return {a: json.loads(world.learn(f"connected/{a}", a, what, world.timeout)) for a, _ in pairs}
-
-
-def _kind(nodes: Sequence[Host], rank: int, other: int) -> bool:
-    """Whether two ranks are on one node."""
-    return nodes[rank].place == nodes[other].place
-
-
 def _groups(size: int, pairs: Sequence[tuple[int, int]], ranks: int | None) -> list[tuple[int, ...]]:
     """Groups of ranks that sum with one another."""
     if ranks is None:
@@ -219,7 +168,7 @@ def _job(size: int, pairs: Sequence[tuple[int, int]], groups: Sequence[tuple[int
     """A job in which every rank is a worker, every pair two links, and every group a stage that its members hold."""
     placement = tuple(tuple(group[min(p, len(group) - 1)] for group in groups) for p in range(size))
     links = tuple(sorted({*pairs, *((b, a) for a, b in pairs)}))
-    return Job("chimera-profile", "", size, len(groups), 1, 1, (), (), placement, links, 0, ())
+    return Job("chimera-profile", "", size, len(groups), 1, 1, 1, (), (), placement, links, 0, (), 0)
 
 
 class _Bench:
@@ -347,7 +296,7 @@ class _Bench:
 
     def _sum(self, number: int, size: int, rounds: int) -> tuple[list[float], list[float]]:
         """Seconds from a launch to the end of a sum, and of the launch."""
-        group, members = self._world.sums[number]
+        group, members = self._world.sums[number,]
         flat, seconds, posts = self._zeros(size), [], []
         others = [rank for rank in members if rank != self._world.place.rank]
         operation = f"all_reduce of {size} B"

@@ -1,4 +1,4 @@
-"""One process of ``chimera-profile stages``: from a model file to its profile."""
+"""One process of ``chimera profile stages``: from a model file to its profile."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +11,14 @@ from chimera_ir.measure.samples import ShowProgress
 from chimera_ir.measure.stages import StageRequest
 from chimera_ir.profile.costs import ModelProfile
 from chimera_ir.profile.work import WorkProfile
-from runtime import BadModel
-from support import blame
-from support.allocator import keep_memory
-from support.blame import ModelError
-from support.faults import Misuse
-from support.model import load
+from chimera_runtime import blame
+from chimera_runtime.allocator import keep_memory
+from chimera_runtime.blame import ModelError
+from chimera_runtime.errors import BadModel, Misuse
+from chimera_runtime.model import load
+
+_OFFERED: dict[str, list[str]] = {"args": []}
+"""What a model file may take by name: it gets no arguments here, and knows neither one number of stages nor steps."""
 
 
 class BadFile(Exception):
@@ -31,8 +33,8 @@ def counted(file: Path, request: StageRequest, progress: ShowProgress) -> WorkPr
     BadFile
         If the model is not as its interface wants it, or needs values where there are shapes alone.
     """
-    with _refusals(file):
-        return stages.counted(load(file), request, progress)
+    with _refusals():
+        return stages.counted(load(file, _OFFERED), request, progress)
 
 
 def timed(
@@ -50,16 +52,16 @@ def timed(
     torch.set_num_threads(threads)
     if device == "cpu":
         keep_memory()
-    with _refusals(file):
-        measured = stages.timed(load(file), request, torch.device(device), progress)
+    with _refusals():
+        measured = stages.timed(load(file, _OFFERED), request, torch.device(device), progress)
     return measured.profile, measured.remarks
 
 
 @contextmanager
-def _refusals(file: Path) -> Iterator[None]:
+def _refusals() -> Iterator[None]:
     try:
         yield
     except (Misuse, BadModel) as error:
         raise BadFile(str(error)) from error
     except ModelError as error:
-        raise BadFile(blame.describe(error, file.resolve())) from error
+        raise BadFile(blame.describe(error)) from error

@@ -8,7 +8,7 @@ from chimera_ir.measure import fit
 from chimera_ir.measure.fit import OFF, Point
 from chimera_ir.measure.samples import Samples, percent, rounded, too_noisy
 from chimera_ir.plural import counted
-from chimera_ir.profile.cluster import Cluster, Link, Short
+from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.quantity import show_size, show_time
 
 _TICK = 1e-9
@@ -61,9 +61,6 @@ class LinkTimes:
         Times of posting a message.
     launches
         Times of launching a sum of the smallest size.
-    short
-        The largest size of messages that go over sockets, where short messages do; then at least two sizes are short,
-        and two are longer.
     """
 
     nodes: tuple[Host, ...]
@@ -73,7 +70,6 @@ class LinkTimes:
     sums: Mapping[tuple[int, int], Samples]
     posts: Mapping[tuple[bool, int], Samples]
     launches: Samples
-    short: Mapping[bool, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +102,9 @@ def described(name: str, measured: LinkTimes) -> Described:
     sums = _rounded(
         fit.sums([_point(size, ranks, samples, launch) for (ranks, size), samples in measured.sums.items()]), launch
     )
-    series = [kind for within, link in links.items() for kind in _messages(measured, within, link)]
+    series = [_messages(measured, within, link) for within, link in links.items()]
     series += [_sums(measured, ranks, sums) for ranks in sorted({ranks for ranks, _ in measured.sums})]
-    between = links[False] if False in links else replace(links[True], short=None)
+    between = links[False] if False in links else links[True]
     inside = links[True] if True in links else links[False]
     per_node = sorted(Counter(node.place for node in measured.nodes).values())
     cluster = Cluster(name, len(measured.nodes), per_node[-1], _memory(measured.nodes), 0, between, inside, sums)
@@ -117,40 +113,24 @@ def described(name: str, measured: LinkTimes) -> Described:
         remarks.append(
             f"nodes have {per_node[0]} to {counted(per_node[-1], 'rank')}; the file says {per_node[-1]} for all of them"
         )
-    table = [] if len(links) > 1 else [_one_kind(True in links, short=True in measured.short)]
-    table += [_two_ways(within, up_to) for within, up_to in sorted(measured.short.items())]
+    table = [] if len(links) > 1 else [_one_kind(True in links)]
     table += [line for kind in series for line in _table(kind)]
     table += [_at_once(measured, within) for within in links]
     return Described(cluster, tuple(table), tuple(remarks))
 
 
-def _one_kind(within: bool, short: bool) -> str:
+def _one_kind(within: bool) -> str:
     if not within:
         return "Every rank had a node of its own: [links.within] is what was measured between them."
-    origin = "All ranks were on one node: [links.between] is what was measured within it"
-    return f"{origin}, of messages that are not short." if short else f"{origin}."
-
-
-def _two_ways(within: bool, up_to: int) -> str:
-    at = f"[links.{'within' if within else 'between'}.short]"
-    return f"Messages of up to {show_size(up_to)} {_where(within)} went over sockets, longer ones over gloo: see {at}."
+    return "All ranks were on one node: [links.between] is what was measured within it."
 
 
 def _message_link(measured: LinkTimes, within: bool) -> Link:
-    up_to = measured.short.get(within, 0)
+    """The link of all messages within a node or between nodes; posts are those of the smallest."""
     sizes = sorted(size for where, size in measured.messages if where == within)
-    link = _line(measured, within, [size for size in sizes if size > up_to])
-    link = replace(link, shared=_fork(measured, within) > _SHARED)
-    if not up_to:
-        return link
-    short = _line(measured, within, [size for size in sizes if size <= up_to])
-    return replace(link, short=Short(up_to, replace(short, eager=True)))
-
-
-def _line(measured: LinkTimes, within: bool, sizes: Sequence[int]) -> Link:
-    """The link of messages of these sizes, ascending; posts are those of the smallest."""
     post = measured.posts[within, sizes[0]].median
-    return _rounded(fit.messages([_point(size, 2, measured.messages[within, size], post) for size in sizes]), post)
+    line = fit.messages([_point(size, 2, measured.messages[within, size], post) for size in sizes])
+    return replace(_rounded(line, post), shared=_fork(measured, within) > _SHARED)
 
 
 def _fork(measured: LinkTimes, within: bool) -> float:
@@ -173,16 +153,12 @@ def _point(size: int, ranks: int, samples: Samples, post: float) -> Point:
     return Point(size, ranks, max(samples.median - post, samples.median / 100), samples.uncertainty)
 
 
-def _messages(measured: LinkTimes, within: bool, link: Link) -> Iterator[_Series]:
-    """Series of short messages, where they have a line of their own, and of the other messages."""
-    up_to = measured.short.get(within, 0)
-    for what, short in (("short messages", True), ("messages", False)):
-        samples, streams = (
-            {size: figure for (where, size), figure in figures.items() if where == within and (size <= up_to) == short}
-            for figures in (measured.messages, measured.streams)
-        )
-        if samples:
-            yield _Series(f"{what} {_where(within)}", samples, streams, link.message)
+def _messages(measured: LinkTimes, within: bool, link: Link) -> _Series:
+    samples, streams = (
+        {size: figure for (where, size), figure in figures.items() if where == within}
+        for figures in (measured.messages, measured.streams)
+    )
+    return _Series(f"messages {_where(within)}", samples, streams, link.message)
 
 
 def _where(within: bool) -> str:

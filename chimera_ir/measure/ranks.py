@@ -1,4 +1,4 @@
-"""One rank of ``chimera-profile links``: from torchrun to the measured times, or to a message and an exit status."""
+"""One rank of ``chimera profile links``: from torchrun to the measured times, or to a message and an exit status."""
 
 import traceback
 from collections.abc import Callable
@@ -9,9 +9,9 @@ from chimera_ir.measure.links import LinkRequest, measure
 from chimera_ir.measure.network import LinkTimes
 from chimera_ir.measure.samples import ShowProgress
 from chimera_ir.output import OutputRefused
-from runtime import PeerLost
-from support.faults import FAILED, MISUSED, OUR_FAULT, Faults, Misuse
-from support.world import meet
+from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT, Misuse, PeerLost
+from chimera_runtime.tools.faults import Faults
+from chimera_runtime.world import meet
 
 _NAME = "chimera-profile"
 
@@ -23,7 +23,7 @@ def run(request: LinkRequest, ready: Callable[[], None], progress: ShowProgress)
     """
     store, rank, size = meet(request.timeout)
     faults = Faults(store, rank, _NAME)
-    faults.watch_signals()
+    faults.watch_signals(size)
     try:
         if size < 2:
             raise Misuse("links lie between ranks: start at least two, as in --nproc-per-node=2")
@@ -33,7 +33,7 @@ def run(request: LinkRequest, ready: Callable[[], None], progress: ShowProgress)
     except (Misuse, OutputRefused) as error:
         faults.end(f"{_NAME}: {error}", MISUSED)
     except PeerLost as error:
-        faults.end(f"{_NAME}: {faults.root_of(str(error), error.peers)}", FAILED)
+        faults.end(f"{_NAME}: {faults.root_of(str(error), error.peers)}", FAILED, is_cause=False)
     except (RuntimeError, dist.DistError) as error:
         faults.end(f"{_NAME}: rank {rank}: {type(error).__name__}: {str(error).splitlines()[0]}", FAILED)
     except Exception as error:
@@ -41,4 +41,4 @@ def run(request: LinkRequest, ready: Callable[[], None], progress: ShowProgress)
 
 
 def _silent(_doing: str, _done: int, _steps: int) -> None:
-    """Shows no progress."""
+    """Ignores progress: a rank other than the first shows none."""

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -13,11 +13,8 @@ from chimera_ir.measure.samples import Samples, ShowProgress, in_rounds, rounded
 from chimera_ir.measure.stations import Cut, Station, message_bytes, running, stations
 from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
 from chimera_ir.profile.work import WorkProfile
-from support.compute import LastStage
-from support.memory import bytes_of, state_bytes
-from support.model import Model
-
-T = TypeVar("T")
+from chimera_runtime.model import ModelFile
+from chimera_runtime.tools.memory import bytes_of, state_bytes
 
 WARM_UP = 3
 """Rounds that do not count: memory is allocated, caches and frequencies settle."""
@@ -49,7 +46,7 @@ class _Measure(Protocol):
         """The optimizer's step of a station's stage, and its noise."""
 
 
-def timed(model: Model, request: StageRequest, device: torch.device, progress: ShowProgress) -> TimedProfile:
+def timed(model: ModelFile, request: StageRequest, device: torch.device, progress: ShowProgress) -> TimedProfile:
     """Profile in seconds: each figure is the median of rounds, ``noise`` the largest scatter of the three, at most 1.
 
     A round is a forward with its backward, and a forward that keeps its input with the backward that recomputes; both
@@ -97,7 +94,7 @@ class _Times:
             for parameter, value in zip(station.trained, initial, strict=True):
                 parameter.data.copy_(value)
             _forward_and_backward(station, next(micros))
-            return (self._clock(station.step)[0],)
+            return (self._clock(station.step),)
 
         (samples,) = in_rounds(measured, WARM_UP, self._rounds)
         self.remarks += too_noisy(f"stage {number} of {cut.stages}", [("step", samples)])
@@ -108,7 +105,7 @@ def _noise(*figures: Samples) -> float:
     return min(1.0, rounded(max(samples.scatter for samples in figures), 2))
 
 
-def counted(model: Model, request: StageRequest, progress: ShowProgress) -> WorkProfile:
+def counted(model: ModelFile, request: StageRequest, progress: ShowProgress) -> WorkProfile:
     """The profile in floating-point operations instead of seconds, from shapes alone, without memory for the model.
 
     Operations are those that torch.utils.flop_counter counts: matrix products, convolutions and attention, with a
@@ -133,9 +130,9 @@ class _Work:
     def passes(self, cut: Cut, _number: int, station: Station) -> tuple[tuple[float, float, float], float | None]:
         """Floating-point operations, which have no noise."""
         with cut.here(), FlopCounterMode(display=False) as flops:
-            state = station.forward(0)
+            station.forward(0)
             forward = flops.get_total_flops()
-            station.backward(state)
+            station.backward(0)
             once = flops.get_total_flops()
         return (float(forward), float(once - forward), float(once)), None
 
@@ -145,7 +142,7 @@ class _Work:
 
 
 def _profile(
-    model: Model, request: StageRequest, device: torch.device, measure: _Measure, note: str, progress: ShowProgress
+    model: ModelFile, request: StageRequest, device: torch.device, measure: _Measure, note: str, progress: ShowProgress
 ) -> ModelProfile:
     done, steps = count(1), sum(request.depths) * (2 + len(request.sizes))
 
@@ -173,8 +170,8 @@ def _profile(
     return ModelProfile(model.file.stem, depths, ", ".join([note, *sorted(kinds)]))
 
 
-def _costs(model: Model, station: Station, at: dict[int, Timing], step: tuple[float, float | None]) -> StageCosts:
-    """Gradients are summed in one flat buffer, with a number for each parameter behind them (runtime.py)."""
+def _costs(model: ModelFile, station: Station, at: dict[int, Timing], step: tuple[float, float | None]) -> StageCosts:
+    """Gradients are summed in one flat buffer, with a number for each parameter behind them (`GradientSum`)."""
     trained = station.trained
     seconds, noise = step
     return StageCosts(
@@ -199,49 +196,44 @@ def _timing(station: Station, costs: tuple[float, float, float], noise: float | 
     )
 
 
-def _round(station: Station, micro: int, clock: "_Clock") -> tuple[float, float, float]:
+def _round(station: Station, turn: int, clock: "_Clock") -> tuple[float, float, float]:
     station.refill()
-    forward, state = clock(lambda: station.forward(micro))
-    state.take()
-    backward, _ = clock(lambda: station.backward(state))
+    forward = clock(lambda: station.forward(turn))
+    backward = clock(lambda: station.backward(turn))
     station.refill()
-    kept = station.forward_keep_input(micro)
-    recomputing, _ = clock(lambda: station.backward_recompute(kept))
-    if isinstance(station.stage, LastStage):
-        station.stage.take_loss(micro)
+    station.forward_keep_input(turn)
+    recomputing = clock(lambda: station.backward_recompute(turn))
+    station.forget_losses(turn)
     return forward, backward, recomputing
 
 
-def _forward_and_backward(station: Station, micro: int) -> None:
+def _forward_and_backward(station: Station, turn: int) -> None:
     """Runs a micro-batch, so that there are gradients, and the caches are as after a backward."""
     station.refill()
-    state = station.forward(micro)
-    state.take()
-    station.backward(state)
-    if isinstance(station.stage, LastStage):
-        station.stage.take_loss(micro)
+    station.forward(turn)
+    station.backward(turn)
+    station.forget_losses(turn)
 
 
-class _Clock(Protocol):
-    def __call__(self, run: Callable[[], T]) -> tuple[float, T]:
-        """Seconds of a call, and what it returned."""
+_Clock = Callable[[Callable[[], None]], float]
+"""Seconds of a call."""
 
 
-def _clock(run: Callable[[], T]) -> tuple[float, T]:
+def _clock(run: Callable[[], None]) -> float:
     start = time.perf_counter()
-    returned = run()
-    return time.perf_counter() - start, returned
+    run()
+    return time.perf_counter() - start
 
 
-def _cuda_clock(run: Callable[[], T]) -> tuple[float, T]:
+def _cuda_clock(run: Callable[[], None]) -> float:
     """Seconds on the device's own clock, from an idle device to the end of the last kernel."""
     torch.cuda.synchronize()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
-    returned = run()
+    run()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) / 1000, returned
+    return float(start.elapsed_time(end)) / 1000
 
 
 def _described(device: torch.device) -> str:

@@ -7,17 +7,23 @@ from typing import Any
 
 import torch
 
-from runtime import GradientSum, Names, Tensors, draw_seed
-from support.batches import Batches
-from support.blame import ModelError
-from support.compute import Boundary, Kept, LastStage, Pass, Seeds, Stage
-from support.faults import Misuse
-from support.memory import bytes_of
-from support.model import Model
-from support.nested import to_device
-from support.probe import Sight, look, look_back
-from support.saved import Footprint
-from support.versions import Weights
+from chimera_runtime.batches import Batches
+from chimera_runtime.blame import ModelError
+from chimera_runtime.boundary import Boundary
+from chimera_runtime.endings import Ending, HandingOn, Judging
+from chimera_runtime.errors import Misuse
+from chimera_runtime.keywords import Keywords, accepted
+from chimera_runtime.messages import Names
+from chimera_runtime.model import ModelFile
+from chimera_runtime.nested import to_device
+from chimera_runtime.numbering import Numbering
+from chimera_runtime.probe import Sight, look, look_back
+from chimera_runtime.saved import Footprint
+from chimera_runtime.stage import Stage
+from chimera_runtime.sums import GradientSum
+from chimera_runtime.tensors import Tensors, draw_seed
+from chimera_runtime.tools.memory import bytes_of
+from chimera_runtime.versions import Weights
 
 _TIMEOUT = 60.0
 
@@ -26,7 +32,7 @@ _TIMEOUT = 60.0
 class Cut:
     """A model cut into ``stages`` stages, the sizes of its micro-batches, and the device that it runs on."""
 
-    model: Model
+    model: ModelFile
     dataset: Any
     stages: int
     sizes: tuple[int, ...]
@@ -67,7 +73,7 @@ class _Seen:
 
 @dataclass(frozen=True)
 class Station:
-    """A stage on micro-batches of ``size`` items, ready to run.
+    """A stage on micro-batches of ``size`` items, ready to run; of odd micro-batches its forwards keep the input alone.
 
     ``handed`` is the output of the stage before, None for the first stage. ``before`` and ``after`` describe what the
     stage receives and sends, ``footprint`` what one forward leaves in memory.
@@ -93,31 +99,36 @@ class Station:
         """Argument of a forward; the first stage loads it."""
         return self.load_input(micro) if self.handed is None else self.stage.inputs[0]
 
-    def forward(self, micro: int) -> Pass:
+    def forward(self, turn: int) -> None:
         """A forward that keeps its activations; the last stage's with the loss."""
-        if isinstance(self.stage, LastStage):
-            return self.stage.forward_loss(micro, self.input(micro), self.load_target(micro))
-        return self.stage.forward(micro, self.input(micro))
+        self._forward(2 * turn)
 
-    def backward(self, state: Pass) -> None:
+    def backward(self, turn: int) -> None:
         """The backward of a forward that kept its activations."""
-        if isinstance(self.stage, LastStage):
-            self.stage.backward_loss(state)
-        else:
-            self.stage.backward(state, self.stage.gradients[0])
+        self._backward(2 * turn)
 
-    def forward_keep_input(self, micro: int) -> Kept:
+    def forward_keep_input(self, turn: int) -> None:
         """A forward that keeps its input alone."""
-        if isinstance(self.stage, LastStage):
-            return self.stage.forward_loss_keep_input(micro, self.input(micro), self.load_target(micro))
-        return self.stage.forward_keep_input(micro, self.input(micro))[0]
+        self._forward(2 * turn + 1)
 
-    def backward_recompute(self, state: Kept) -> None:
+    def backward_recompute(self, turn: int) -> None:
         """The backward of a forward that kept its input; it runs the forward again."""
-        if isinstance(self.stage, LastStage):
-            self.stage.backward_loss_recompute(state)
-        else:
-            self.stage.backward_recompute(state, self.stage.gradients[0])
+        self._backward(2 * turn + 1)
+
+    def _forward(self, micro: int) -> None:
+        self.stage.forward(micro, self.input(micro), self.load_target(micro) if self.after is None else None)
+        if self.after is not None:
+            self.stage.outputs(micro)
+
+    def _backward(self, micro: int) -> None:
+        self.stage.backward(micro, () if self.after is None else self.stage.gradients[0])
+        if self.before is not None:
+            self.stage.input_gradients(micro)
+
+    def forget_losses(self, turn: int) -> None:
+        """Lets go of the losses of a turn."""
+        for micro in (2 * turn, 2 * turn + 1):
+            self.stage.take_loss(micro)
 
     def step(self) -> None:
         """The optimizer's step, and all else that begins the next update."""
@@ -219,31 +230,38 @@ def _look(
     batches = cut.batches(size)
     argument = to_device(batches.input(0, 0) if stage == 0 else handed, cut.device)
     target = to_device(batches.target(0, 0), cut.device) if last else None
+    loaded = batches.keywords(0, 0)
+    keywords = to_device({name: loaded[name] for name in accepted(module, loaded)}, cut.device)
     torch.manual_seed(draw_seed("shapes", cut.seed, stage))
     with cut.here():
-        return look(cut.model, stage, module, before, argument, target, last, measures)
+        return look(cut.model, stage, module, before, argument, target, last, measures, keywords)
 
 
 def _boundary(sight: Sight) -> Boundary:
     recorded = tuple(t.requires_grad for t in sight.outputs)
     shapes = tuple(tuple(t.shape) for t in sight.outputs)
-    return Boundary(sight.single, shapes, tuple(t.dtype for t in sight.outputs), recorded, recorded)
+    return Boundary(sight.form, shapes, tuple(t.dtype for t in sight.outputs), recorded, recorded)
 
 
 def _station(cut: Cut, stage: int, size: int, module: torch.nn.Module, seen: _Seen) -> Station:
     batches, device = cut.batches(size), cut.device
     names = Names(0, 0, cut.stages, _TIMEOUT)
-    common = (
+    numbering = Numbering(cut.seed, copy=0, passes=1, cycle=2)
+    ending: Ending
+    counted = seen.sight.count is not None
+    ending = HandingOn(stage, seen.after) if seen.after else Judging(cut.model.judge, 1.0, numbering, counted)
+    runnable = Stage(
         stage,
         module,
         Weights(_optimizer(cut, module)),
         seen.before,
-        seen.after,
-        GradientSum(stage, _trained(module), None, (0,), names, lambda work: work.wait()),
+        ending,
+        GradientSum(f"s{stage}", _trained(module), None, (0,), names, lambda work: work.wait()),
         seen.sight.traits,
-        Seeds(cut.seed, 0, 1),
+        numbering,
+        recomputed={1},
+        load_keywords=_keywords(batches, device, seen.sight.traits.keywords),
     )
-    runnable = Stage(*common) if seen.after is not None else LastStage(*common, loss=cut.model.judge, share=1.0)
     runnable.reserve((1,), (1,), device)
     for gradient in runnable.gradients[0] if runnable.gradients else ():
         with cut.here():
@@ -268,6 +286,12 @@ def _loader(load: Callable[[int, int], Any], device: torch.device, wanted: bool)
         return lambda micro: to_device(load(micro, 0), device)
     first = to_device(load(0, 0), device) if wanted else None
     return lambda _: first
+
+
+def _keywords(batches: Batches, device: torch.device, names: Sequence[str]) -> Callable[[int, int], Keywords]:
+    """Loader of keyword arguments, if the stage takes any."""
+    load = _loader(batches.keywords, device, wanted=bool(names))
+    return lambda _, micro: load(micro)
 
 
 def _optimizer(cut: Cut, module: torch.nn.Module) -> Any:

@@ -12,6 +12,7 @@ from typing import assert_never
 from chimera_ir.cost.numbers import percent, seconds, time_unit
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.ops import AllReduce, Compute, Drop, Recv, Send, Stash, Step, WaitAllReduce, WaitRecv, WaitSend
+from chimera_ir.ir.text.printer import group_name
 from chimera_ir.picture.legend import least, legend
 from chimera_ir.picture.looks import ColourGroup, Looks
 from chimera_ir.picture.shapes import Box, Entry, Family, Label, Tick, WorkerRow
@@ -246,7 +247,7 @@ def _stepping(replay: Replay, scale: _Scale, one_by_one: bool) -> Iterator[Famil
 
 def _step(event: Event, scale: _Scale) -> Box:
     assert isinstance(event.what, Step)
-    title = f"step of stage {event.what.stage}, {seconds(event.start)} to {seconds(event.end)}"
+    title = f"step of {group_name(event.what.group)}, {seconds(event.start)} to {seconds(event.end)}"
     return _placed(event, scale.y(event.workers[0]), title, scale)
 
 
@@ -282,7 +283,7 @@ def _summing(replay: Replay) -> Iterator[tuple[Event, Worker]]:
 def _strip(event: Event, worker: Worker, scale: _Scale) -> Box:
     assert isinstance(event.what, AllReduce)
     title = (
-        f"sum of the gradients of stage {event.what.stage}, launched by all at {seconds(event.posted)}, "
+        f"sum of the gradients of {group_name(event.what.group)}, launched by all at {seconds(event.posted)}, "
         f"{seconds(event.start)} to {seconds(event.end)}"
     )
     return _placed(event, scale.y(worker) + scale.row + 1, title, scale)

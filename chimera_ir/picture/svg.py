@@ -16,6 +16,7 @@ from chimera_ir.cost.events import Event, Launched, Stepped
 from chimera_ir.cost.numbers import Unit
 from chimera_ir.cost.simulate import Timed, Timeline
 from chimera_ir.cost.window import Window, beginning, steady_window
+from chimera_ir.ir.text.printer import group_name
 from chimera_ir.picture.legend import least, legend
 from chimera_ir.picture.looks import ColourGroup, Looks
 from chimera_ir.picture.shapes import Box, Bracket, EventMark, Family, Label, Picture, Tick, WorkerRow
@@ -268,11 +269,11 @@ def _told(event: Event, unit: Unit) -> str:
     match event:
         case Launched():
             return (
-                f"sum of the gradients of stage {event.stage}, launched at {unit.show(event.at)}; "
+                f"sum of the gradients of {group_name(event.group)}, launched at {unit.show(event.at)}; "
                 f"{unit.show(event.free)} free before the last operation, {unit.show(event.flush)} after it"
             )
         case Stepped():
-            return f"the weights of stage {event.stage} become version {event.version} at {unit.show(event.at)}"
+            return f"the weights of {group_name(event.group)} become version {event.version} at {unit.show(event.at)}"
         case _:
             assert_never(event)
 

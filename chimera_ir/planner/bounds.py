@@ -11,15 +11,16 @@ from itertools import accumulate
 from operator import mul
 
 from chimera_ir.ir.levels import Header
+from chimera_ir.lower.comm import AHEAD
 from chimera_ir.planner.compiled import CompiledScheme
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.costs import Timing
 from chimera_ir.syntax.change import Change
 
-_EARLY = 4
-"""Safety margin of the upper bound, in messages per stage: receives that `lower` posts before they are needed.
+_EARLY = 2 * (AHEAD + 1)
+"""Messages per stage whose receives are posted before they are needed, beside those that `_under_way` counts.
 
-One or two are posted in this way, beside the messages that `_under_way` counts.
+The policy of `lower.comm` posts AHEAD of them, and one more goes round a ring of slots; twice as many are safe.
 """
 
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from chimera_ir.cost.simulate import Skeleton, skeleton
 from chimera_ir.diagnostics.model import raise_errors
 from chimera_ir.elaborate.elaborate import Outline, outline
-from chimera_ir.ir.ids import Stage
+from chimera_ir.ir.ids import Stage, WeightGroup
 from chimera_ir.ir.kinds import KINDS, Kind
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import Compute
-from chimera_ir.lower.lower import lower, sketch
+from chimera_ir.ir.streams import ProgramStream, stream_of, view_of
+from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
+from chimera_ir.lower.streaming import sketch
 from chimera_ir.lower.sync import Duration, launches
 from chimera_ir.lower.updates import copies
 from chimera_ir.predict.measured import Measured
@@ -54,9 +56,9 @@ class CompiledScheme:
         self._samples: dict[Change, dict[_Signature, Compute]] = {}
         self._checked: dict[Change, Checked] = {}
         self._proven: set[tuple[Change, _Pattern]] = set()
-        self._lowered: dict[tuple[Change, _Pattern], Program] = {}
+        self._lowered: dict[tuple[Change, _Pattern], Program | ProgramStream] = {}
         self._sketches: dict[Change, tuple[Program, tuple[Holdings, ...]]] = {}
-        self._launched: dict[tuple[Change, _Pattern], tuple[tuple[tuple[int, Stage], ...], ...]] = {}
+        self._launched: dict[tuple[Change, _Pattern], tuple[tuple[tuple[int, WeightGroup], ...], ...]] = {}
 
     def header(self, change: Change) -> Header:
         """The header of the plan, the schedule and the program."""
@@ -109,7 +111,7 @@ class CompiledScheme:
         from chimera_ir.verify.verify import verify_lowered
 
         self.check(change)
-        verify_lowered(self.lowered(change, setting), self._checked[change])
+        verify_lowered(self._level(change, setting), self._checked[change])
         self._proven.add(key)
 
     @cached_property
@@ -128,10 +130,11 @@ class CompiledScheme:
     @cached_property
     def growth(self) -> tuple[tuple[list[Stage], list[int]], ...]:
         """For each worker the stages of its operations, and the change in waiting micro-batches by each operation."""
+        growth = self.header(self._change).growth
         return tuple(
             (
                 [operation.stage for operation in lane],
-                [operation.kind.growth * len(operation.micros) for operation in lane],
+                [growth[operation.kind] * len(operation.micros) for operation in lane],
             )
             for lane in self.lanes
         )
@@ -167,12 +170,19 @@ class CompiledScheme:
         return Schedule(self.header(change), self.lanes)
 
     def lowered(self, change: Change, setting: Setting) -> Program:
-        """The program, as a compilation gives it."""
+        """The program, as a compilation gives it; of a stream as many updates as show all that ever happens."""
+        return view_of(self._level(change, setting))
+
+    def _level(self, change: Change, setting: Setting) -> Program | ProgramStream:
         key = change, self._pattern(change, setting)
         if key not in self._lowered:
             schedule = self.schedule(change)
-            net = None if schedule.header.asynchronous else self.skeleton.net
-            self._lowered[key] = lower(schedule, duration=self._duration(*key), net=net)
+            duration = self._duration(*key)
+            self._lowered[key] = (
+                lower(stream_of(schedule), duration=duration)
+                if schedule.header.asynchronous
+                else lower(schedule, duration=duration, net=self.skeleton.net)
+            )
         return self._lowered[key]
 
     def sketch(self, change: Change, setting: Setting) -> tuple[Program, tuple[Holdings, ...]]:
@@ -187,9 +197,10 @@ class CompiledScheme:
     def _streaming(self, change: Change) -> Program:
         """The sketch of a schedule without a flush; its lanes are the same for every change."""
         known = next((program.lanes for program, _ in self._sketches.values()), None)
-        return Program(self.header(change), known) if known else sketch(self.schedule(change))
+        header = self.header(change)
+        return Program(header, known) if known else sketch(stream_of(self.schedule(change))).view(header.updates)
 
-    def launched(self, change: Change, setting: Setting) -> tuple[tuple[tuple[int, Stage], ...], ...]:
+    def launched(self, change: Change, setting: Setting) -> tuple[tuple[tuple[int, WeightGroup], ...], ...]:
         """For each worker the gradient sums that it launches: after how many of its operations, and of which stage."""
         if self.header(change).asynchronous:
             return ((),) * len(self.lanes)
@@ -203,7 +214,7 @@ class CompiledScheme:
                 [durations[lane.start : lane.stop] for lane in net.lanes],
                 [ends[lane.start : lane.stop] for lane in net.lanes],
             )
-            self._launched[key] = tuple(tuple((after + 1, stage) for after, stage in lane) for lane in launched)
+            self._launched[key] = tuple(tuple((after + 1, group) for after, group in lane) for lane in launched)
         return self._launched[key]
 
     def _representatives(self, change: Change) -> dict[_Signature, Compute]:

@@ -21,6 +21,9 @@ class Files:
     max_operations: int
 
 
+_COMPILE = "chimera compile"
+
+
 def scheme_argument(source: Source) -> str:
     """The name of a library scheme, or the file of another one, written so that no command line reads an option."""
     stem = PurePath(source.name).stem
@@ -30,11 +33,11 @@ def scheme_argument(source: Source) -> str:
 
 
 def compile_line(choice: Choice, files: Files) -> str:
-    """The ``chimera-compile`` line that compiles this configuration and predicts its time.
+    """The ``chimera compile`` line that compiles this configuration and predicts its time.
 
     The report compares with the baseline, which may have more operations than the schedule, so the limit may be raised.
     """
-    words = ["chimera-compile", as_argument(scheme_argument(choice.source))]
+    words = [*_COMPILE.split(), as_argument(scheme_argument(choice.source))]
     words += [word for name, value in choice.settings for word in ("--set", f"{name}={value}")]
     words += ["--recompute"] if choice.change.recompute else []
     words += ["--sync", choice.change.sync.value] if choice.change.sync else []

@@ -8,11 +8,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chimera_ir import library
 from chimera_ir.cost.numbers import seconds
 from chimera_ir.planner.judge import Judged
 from chimera_ir.planner.lines import Files, compile_line, scheme_argument, torchrun_line
 from chimera_ir.planner.rank import Ranking
+from chimera_ir.planner.roles import Roles
 from chimera_ir.planner.space import LeftOut
 from chimera_ir.plural import counted
 from chimera_ir.predict.show import size
@@ -46,26 +46,26 @@ def _choices(ranking: Ranking, top: int) -> RenderableType:
     for column in _COLUMNS:
         shown.add_column(column, justify="left" if column in ("scheme", "more") else "right")
     for place, judged in enumerate(ranking.choices[:top], 1):
-        shown.add_row(*_row(place, judged))
+        shown.add_row(*_row(place, judged, ranking.roles[judged.choice.source]))
     rest = len(ranking.choices) - top
     return Group(shown, Text(f"and {rest} more that fit\n")) if rest > 0 else shown
 
 
-def _row(place: int, judged: Judged) -> Iterator[str]:
+def _row(place: int, judged: Judged, roles: Roles) -> Iterator[str]:
     choice = judged.choice
     counts = choice.copies, choice.stages, choice.micro_batch_size, choice.micro_batches
-    yield from (str(place), judged.scheme, *map(str, counts), _more(judged))
+    yield from (str(place), judged.scheme, *map(str, counts), _more(judged, roles))
     yield seconds(judged.equation)
     yield "" if judged.replayed is None else seconds(judged.replayed)
     yield f"{judged.throughput:.4g}"
     yield size(max(judged.memory)) if judged.memory else "fits"
 
 
-def _more(judged: Judged) -> str:
+def _more(judged: Judged, roles: Roles) -> str:
     """What the columns leave out: further parameters, recomputation, and the strategy for gradient sums."""
-    letters, change = library.letters(), judged.choice.change
-    named = (letters.stages, letters.micro_batches)
-    words = [f"{name}={value}" for name, value in judged.choice.settings if name not in named]
+    choice, change = judged.choice, judged.choice.change
+    settings = roles.without_micro_batches(choice.settings)
+    words = [f"{name}={value}" for name, value in settings if roles.sizes != (name,) or value != choice.stages]
     words += ["recompute"] if judged.recomputes else []
     words += [change.sync.value] if change.sync else []
     words += ["no flush"] if judged.asynchronous else []
@@ -86,18 +86,17 @@ def _left_out(ranking: Ranking) -> Iterator[RenderableType]:
     for column in ("left out", "why", "how many", "for example"):
         shown.add_column(column, justify="right" if column == "how many" else "left", overflow="fold")
     for (scheme, reason), members in sorted(groups.items()):
-        shown.add_row(scheme, reason, str(len(members)), _example(members[0]))
+        shown.add_row(scheme, reason, str(len(members)), _example(members[0], ranking.roles[members[0].source]))
     yield shown
 
 
-def _example(left_out: LeftOut) -> str:
-    return f"{', '.join(_known(left_out))}: {left_out.detail}"
+def _example(left_out: LeftOut, roles: Roles) -> str:
+    return f"{', '.join(_known(left_out, roles))}: {left_out.detail}"
 
 
-def _known(left_out: LeftOut) -> Iterator[str]:
-    letters = library.letters()
+def _known(left_out: LeftOut, roles: Roles) -> Iterator[str]:
     for name, value in left_out.settings:
-        if not (name == letters.micro_batches and left_out.micro_batch_size):
+        if not (name == roles.micro_batches and left_out.micro_batch_size):
             yield f"{name}={value}"
     if left_out.micro_batch_size:
         yield f"B={left_out.micro_batch_size}"

@@ -5,7 +5,7 @@ their operations. The replayed ones come first, in the order of their replays; t
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from chimera_ir import library
 from chimera_ir.planner.judge import Judge, Judged, Verdict, distinct
+from chimera_ir.planner.roles import Roles, roles
 from chimera_ir.planner.space import Choice, LeftOut, Question, configurations
 from chimera_ir.source import Source
 from chimera_ir.undisturbed import undisturbed
@@ -49,10 +50,12 @@ class Ranking:
     """The configurations that fit, best first, and those that were left out.
 
     ``reference`` is the best configuration of the baseline scheme, whether or not that scheme was asked for.
+    ``roles`` are those of each scheme's parameters.
     """
 
     question: Question
     judge: Judge
+    roles: Mapping[Source, Roles]
     choices: tuple[Judged, ...]
     left_out: tuple[LeftOut, ...]
     reference: Judged | None
@@ -68,9 +71,10 @@ def rank(
     baseline, _ = library.baseline(1, 1)
     families: list[tuple[Choice, ...]] = []
     verdicts: list[Verdict] = []
+    roles_of = {source: roles(source, scheme, question.max_operations) for source, scheme in judge.schemes.items()}
     for source, scheme in judge.schemes.items():
-        choices, left_out = _apart(configurations(source, scheme, judge.profile, question))
-        families += _by_preference(choices) if greedy else distinct(choices)
+        choices, left_out = _apart(configurations(source, scheme, roles_of[source], judge.profile, question))
+        families += _by_preference(choices, roles_of[source]) if greedy else distinct(choices)
         verdicts += left_out
     with _pool(judge, sum(map(_operations, families))) as pool:
         verdicts += _judged(families, greedy, pool, progress)
@@ -84,7 +88,8 @@ def rank(
     asked = [judged for judged in ranked if judged.choice.source in sources]
     discarded = (verdict for verdict in verdicts if isinstance(verdict, LeftOut) and verdict.source in sources)
     reference = next((judged for judged in ranked if judged.choice.source == baseline), None)
-    return Ranking(question, judge, tuple(asked), tuple(sorted(discarded, key=_known)), reference)
+    left_out = sorted(discarded, key=lambda verdict: _known(verdict, roles_of[verdict.source]))
+    return Ranking(question, judge, roles_of, tuple(asked), tuple(left_out), reference)
 
 
 def _order(judged: Judged) -> tuple[object, ...]:
@@ -100,14 +105,10 @@ def _order(judged: Judged) -> tuple[object, ...]:
     )
 
 
-def _known(left_out: LeftOut) -> tuple[object, ...]:
+def _known(left_out: LeftOut, of_scheme: Roles) -> tuple[object, ...]:
     """The sort key of configurations that were left out: scheme and parameters other than N, then B."""
-    return left_out.source.name, _without_n(left_out), left_out.micro_batch_size or 0, left_out.recompute
-
-
-def _without_n(known: Choice | LeftOut) -> tuple[tuple[str, int], ...]:
-    letter = library.letters().micro_batches
-    return tuple(setting for setting in known.settings if setting[0] != letter)
+    settings = of_scheme.without_micro_batches(left_out.settings)
+    return left_out.source.name, settings, left_out.micro_batch_size or 0, left_out.recompute
 
 
 def _apart(candidates: Iterable[Choice | LeftOut]) -> tuple[list[Choice], list[LeftOut]]:
@@ -118,23 +119,21 @@ def _apart(candidates: Iterable[Choice | LeftOut]) -> tuple[list[Choice], list[L
     return choices, left_out
 
 
-def _by_preference(choices: Iterable[Choice]) -> Iterator[tuple[Choice, ...]]:
+def _by_preference(choices: Iterable[Choice], of_scheme: Roles) -> Iterator[tuple[Choice, ...]]:
     """Families that differ in B and N only; the greedy rule takes the first of a family that fits.
 
-    Configurations with D micro-batches or more come first, the largest B first; then those that leave a pipeline partly
-    empty, the smallest B first.
+    Configurations with as many micro-batches as workers or more come first, the largest B first; then those that leave
+    a pipeline partly empty, the smallest B first.
     """
     families: dict[object, list[Choice]] = {}
     for choice in choices:
-        families.setdefault((choice.source, _without_n(choice), choice.change), []).append(choice)
+        families.setdefault((of_scheme.without_micro_batches(choice.settings), choice.change), []).append(choice)
     for family in families.values():
-        yield tuple(sorted(family, key=_preference))
+        yield tuple(sorted(family, key=lambda choice: _preference(choice, of_scheme)))
 
 
-def _preference(choice: Choice) -> tuple[bool, int]:
-    full = choice.micro_batches >= choice.stages or not any(
-        name == library.letters().micro_batches for name, _ in choice.settings
-    )
+def _preference(choice: Choice, of_scheme: Roles) -> tuple[bool, int]:
+    full = choice.micro_batches >= choice.workers or of_scheme.micro_batches is None
     return not full, -choice.micro_batch_size if full else choice.micro_batch_size
 
 

@@ -9,15 +9,16 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from itertools import product
 
-from chimera_ir import library
 from chimera_ir.diagnostics.catalogue.endless import RepeatsTooLate, TooManyInTurns
 from chimera_ir.diagnostics.catalogue.program import BoundExceeded
 from chimera_ir.diagnostics.catalogue.values import TooMany, TooManyOperations
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.elaborate import outline, parameter_names
 from chimera_ir.ir.levels import Header
+from chimera_ir.planner.roles import Roles
 from chimera_ir.profile import document
 from chimera_ir.profile.costs import ModelProfile
 from chimera_ir.source import Source
@@ -35,8 +36,8 @@ MOST = 10_000
 
 _STALE = "its gradients are of older weights; --asynchronous considers it"
 
-_Setting = tuple[tuple[str, int], ...]
-"""A parameter with its value; empty for a parameter that the scheme lacks."""
+_Setting = tuple[str, int]
+"""A parameter with its value."""
 
 
 class Recomputation(Enum):
@@ -128,20 +129,20 @@ def refusal(rejected: Rejected, source: Source, settings: Iterable[tuple[str, in
 
 
 def configurations(
-    source: Source, scheme: Scheme, profile: ModelProfile, question: Question
+    source: Source, scheme: Scheme, roles: Roles, profile: ModelProfile, question: Question
 ) -> Iterator[Choice | LeftOut]:
     """Every configuration of a scheme once, or why it is left out before its operations are looked at."""
-    return _Search(source, scheme, profile, question).configurations()
+    return _Search(source, scheme, roles, profile, question).configurations()
 
 
 class _Search:
-    def __init__(self, source: Source, scheme: Scheme, profile: ModelProfile, question: Question) -> None:
+    def __init__(self, source: Source, scheme: Scheme, roles: Roles, profile: ModelProfile, question: Question) -> None:
         self._source = source
         self._scheme = scheme
         self._profile = profile
         self._question = question
         self._names = parameter_names(scheme)
-        self._letters = library.letters()
+        self._roles = roles
         self._fixed = {name: value for name, value in question.settings.items() if name in self._names}
 
     def configurations(self) -> Iterator[Choice | LeftOut]:
@@ -152,45 +153,61 @@ class _Search:
             return
         for settings in self._settings():
             outlined = self._outlined(settings)
-            meant = settings.get(self._letters.stages) in (None, *self._profile.depths, *self._fixed.values())
             if isinstance(outlined, LeftOut):
-                yield from [outlined] if meant else []
+                yield from [outlined] if self._is_missed(settings) else []
             elif outlined.stages in self._profile.depths:
                 stale = outlined.asynchronous and not self._question.asynchronous
                 yield from (
                     [self._out(settings, None, Reason.STALE, _STALE)] if stale else self._split(settings, outlined)
                 )
-            elif meant:
+            elif self._is_fixed or (len(self._roles.sizes) == 1 and self._is_missed(settings)):
                 depths = ", ".join(map(str, sorted(self._profile.depths)))
                 yield self._out(settings, None, Reason.PROFILE, f"depth {outlined.stages}; the profile has {depths}")
 
+    def _is_missed(self, settings: Mapping[str, int]) -> bool:
+        """Whether a reason should be given for a combination: its sizes make a depth of the profile, or are fixed."""
+        sizes = self._roles.sizes
+        return math.prod(settings[name] for name in sizes) in self._profile.depths or self._is_fixed
+
+    @property
+    def _is_fixed(self) -> bool:
+        """Whether the user fixed all sizes."""
+        return self._fixed.keys() >= set(self._roles.sizes)
+
     def _settings(self) -> Iterator[dict[str, int]]:
         """Every combination of values of the parameters, without the number of micro-batches."""
-        for stages, others in self._columns():
+        for sizes, others in self._columns():
             for rest in product(*others):
-                yield dict(pair for pairs in (stages, *rest) for pair in pairs)
+                yield dict((*sizes, *rest))
 
-    def _columns(self) -> Iterator[tuple[_Setting, list[list[_Setting]]]]:
-        """For each number of stages, the values of each further parameter: the divisors of that number."""
+    def _columns(self) -> Iterator[tuple[tuple[_Setting, ...], list[list[_Setting]]]]:
+        """For each combination of sizes, the values of each further parameter."""
         depths = {part for depth in self._profile.depths for part in _divisors(depth)}
-        others = [name for name in self._names if name not in (self._letters.stages, self._letters.micro_batches)]
-        for stages in self._values(self._letters.stages, sorted(depths)):
-            divisors = _divisors(dict(stages).get(self._letters.stages, max(depths)))
-            yield stages, [self._values(name, divisors) for name in others]
+        tried = [self._values(name, sorted(depths)) for name in self._roles.sizes]
+        if math.prod(map(len, tried)) > MOST:
+            yield (), tried
+            return
+        for sizes in product(*tried):
+            divisors = _divisors(math.prod(value for _, value in sizes) if sizes else max(depths))
+            others = [self._values(name, divisors) for name in self._roles.divisors]
+            yield sizes, [*others, *(self._values(name, values) for name, values in self._roles.listed), *self._kept()]
 
     def _values(self, name: str, values: Iterable[int]) -> list[_Setting]:
-        """The values of a parameter as settings; a single empty one if the scheme lacks the parameter."""
-        if name not in self._names:
-            return [()]
-        return [((name, value),) for value in ([self._fixed[name]] if name in self._fixed else values)]
+        """The values of a parameter as settings."""
+        return [(name, value) for value in ([self._fixed[name]] if name in self._fixed else values)]
+
+    def _kept(self) -> list[list[_Setting]]:
+        """The parameters that stay at their defaults, unless they are fixed."""
+        tried = {*self._roles.sizes, *self._roles.divisors, *dict(self._roles.listed), self._roles.micro_batches}
+        return [[(name, value)] for name, value in self._fixed.items() if name not in tried]
 
     def _outlined(self, settings: dict[str, int]) -> Header | LeftOut:
-        """The scheme's header at its default number of micro-batches; if that is refused, at N = D."""
-        name, stages = self._letters.micro_batches, settings.get(self._letters.stages)
-        count = self._fixed.get(name, stages)
-        tries = [settings, *([{**settings, name: count}] if name in self._names and count else [])]
-        if name in self._fixed:
-            tries = tries[1:]
+        """The scheme's header at its default number of micro-batches; if that is refused, at the product of sizes."""
+        name = self._roles.micro_batches
+        tries = [settings]
+        if name is not None:
+            count = self._fixed.get(name, math.prod(settings[size] for size in self._roles.sizes))
+            tries = [*([] if name in self._fixed else tries), {**settings, name: count}]
         failed: Rejected | None = None
         for attempt in tries:
             try:
@@ -219,8 +236,8 @@ class _Search:
 
     def _micro_batches(self, outlined: Header, together: int) -> int | str:
         """N, where ``together`` items are one micro-batch of all copies; or why there is no such N."""
-        name, mini_batch = self._letters.micro_batches, self._question.mini_batch
-        if name not in self._names:
+        name, mini_batch = self._roles.micro_batches, self._question.mini_batch
+        if name is None:
             count = outlined.whole_micro_batches
             return (
                 count if count * together <= mini_batch else f"the items of an update are at least {count * together}"
@@ -235,8 +252,8 @@ class _Search:
     def _choices(
         self, settings: dict[str, int], outlined: Header, copies: int, count: int, size: int
     ) -> Iterator[Choice]:
-        name = self._letters.micro_batches
-        whole = {**settings, **({name: count} if name in self._names else {})}
+        name = self._roles.micro_batches
+        whole = {**settings, **({name: count} if name else {})}
         given = tuple((parameter, whole[parameter]) for parameter in self._names if parameter in whole)
         syncs = (None,) if outlined.asynchronous else self._question.syncs
         for sync in syncs:
@@ -247,6 +264,7 @@ class _Search:
         return LeftOut(self._source, tuple(settings.items()), size, reason, detail)
 
 
-def _divisors(number: int) -> list[int]:
+@cache
+def _divisors(number: int) -> tuple[int, ...]:
     """The divisors of a number of stages, no larger than a profile's largest depth may be."""
-    return [divisor for divisor in range(1, min(number, document.MOST) + 1) if number % divisor == 0]
+    return tuple(divisor for divisor in range(1, min(number, document.MOST) + 1) if number % divisor == 0)

@@ -1,9 +1,14 @@
-"""Costs of a program's instructions in a setting, in seconds."""
+"""Costs of a program's instructions in a setting, in seconds.
+
+A profile knows the parameters of each stage, and not which of them stages share. So the sums and steps of stages are
+charged with all parameters of the stage. The sum of what stages share is charged as if it were as large as it can be,
+with all gradients of the smallest of them: T is then at most too high. Its step is in those of the stages.
+"""
 
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from chimera_ir.ir.ids import Stage, Worker
+from chimera_ir.ir.ids import WeightGroup, Worker
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import (
     AllReduce,
@@ -36,18 +41,18 @@ class Charges:
         seconds, times = self.setting.compute(operation.stage, operation, self.header)
         return seconds * times.numerator / times.denominator
 
-    def step(self, stage: Stage) -> float:
-        """Seconds of a stage's optimizer step."""
-        return self.setting.stages[stage].step
+    def step(self, group: WeightGroup) -> float:
+        """Seconds of a stage's optimizer step; what stages share is in theirs."""
+        return self.setting.stages[group[0]].step if len(group) == 1 else 0.0
 
     def noise(self, instruction: Instruction) -> float:
         """Spread of the times of an operation or a step, as a share of their median; 0 where none is known."""
         match instruction:
             case Compute(_, micros, stage):
                 return self.setting.over(stage, len(micros), self.header.parts)[0].noise or 0.0
-            case Step(stage):
+            case Step((stage,)):
                 return self.setting.stages[stage].step_noise or 0.0
-            case Send() | Recv() | WaitSend() | WaitRecv() | AllReduce() | WaitAllReduce() | Stash() | Drop():
+            case Send() | Recv() | WaitSend() | WaitRecv() | AllReduce() | WaitAllReduce() | Step() | Stash() | Drop():
                 return 0.0
             case _:
                 assert_never(instruction)
@@ -68,20 +73,19 @@ class Charges:
     def overhead(self, worker: Worker, instruction: Instruction) -> float:
         """Seconds for which posting an instruction occupies its lane."""
         match instruction:
-            case Send(message, to=other) | Recv(message, source=other):
-                link = self.link(worker, other)
-                return link.overhead if link.short is None else link.of(self.size(message)).overhead
-            case AllReduce(stage):
-                return self.setting.cluster.sums.overhead if self.ranks(stage) > 1 else 0.0
+            case Send(to=other) | Recv(source=other):
+                return self.link(worker, other).overhead
+            case AllReduce(group):
+                return self.setting.cluster.sums.overhead if self.ranks(group) > 1 else 0.0
             case Compute() | WaitSend() | WaitRecv() | WaitAllReduce() | Step() | Stash() | Drop():
                 return 0.0
             case _:
                 assert_never(instruction)
 
-    def ranks(self, stage: Stage) -> int:
-        """r: the number of ranks, of all copies, that sum the gradients of a stage."""
-        return self.setting.copies * len(self.header.holders[stage])
+    def ranks(self, group: WeightGroup) -> int:
+        """r: the number of ranks, of all copies, that sum the gradients of a group."""
+        return self.setting.copies * len(self.header.members(group))
 
-    def all_reduce(self, stage: Stage) -> float:
-        """Comm_allreduce of a stage's gradients over its r ranks."""
-        return self.setting.cluster.sums.all_reduce(self.setting.stages[stage].gradients, self.ranks(stage))
+    def all_reduce(self, group: WeightGroup) -> float:
+        """Comm_allreduce of a group's gradients over its r ranks."""
+        return self.setting.all_reduce(self.header, group)

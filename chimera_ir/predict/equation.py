@@ -9,7 +9,7 @@ B_t + Comm_p2p. Any number of stages per worker share them; `_overlap` says how.
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
@@ -18,7 +18,7 @@ from math import lcm
 from chimera_ir.cost.launches import launch_places
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import Run, Skeleton, earliest, skeleton
-from chimera_ir.ir.ids import Stage
+from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.levels import Header, Program, Schedule
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.costs import Timing
@@ -26,12 +26,12 @@ from chimera_ir.profile.costs import Timing
 
 @dataclass(frozen=True, slots=True)
 class FreeRegion:
-    """Seconds that a worker idles between the earliest start of the sum of a stage's gradients and the iteration's end.
+    """Seconds that a worker idles between the earliest start of the sum of a group's gradients and the iteration's end.
 
     Without a flush: the seconds that it idles in an update of the steady state.
     """
 
-    stage: Stage
+    group: WeightGroup
     seconds: float
 
 
@@ -52,7 +52,7 @@ class Equation:
     compute
         (F_t + Comm_p2p) C_f + (B_t + Comm_p2p) C_b: the length of the critical path.
     all_reduce
-        Comm_allreduce of each stage.
+        Comm_allreduce of each stage, then of each tie.
     regions
         For each worker, the time that is free for its sums, in the order in which the sums can begin.
     unoverlapped
@@ -84,14 +84,14 @@ def equation(program: Program, setting: Setting) -> Equation:
 
 
 def equation_of(
-    schedule: Schedule, bones: Skeleton, launched: Sequence[Sequence[tuple[int, Stage]]], setting: Setting
+    schedule: Schedule, bones: Skeleton, launched: Sequence[Sequence[tuple[int, WeightGroup]]], setting: Setting
 ) -> Equation:
     """Equation 1 for a verified schedule with its skeleton.
 
     Parameters
     ----------
     launched
-        For each worker, the sums that it launches: after how many of its operations, and of which stage. Ignored
+        For each worker, the sums that it launches: after how many of its operations, and of which group. Ignored
         without a flush.
     """
     header = schedule.header
@@ -99,10 +99,7 @@ def equation_of(
     added = Fraction(p2p)
     run = earliest(header, bones, Costs(F=costs.F + added, B=costs.B + added, recomputing=costs.recomputing + added))
     compute = run.critical_path.length * run.tick
-    sums = tuple(
-        setting.cluster.sums.all_reduce(costs_of.gradients, setting.copies * len(holders))
-        for costs_of, holders in zip(setting.stages, header.holders, strict=True)
-    )
+    sums = {group: setting.all_reduce(header, group) for group in header.groups}
     overlaps = _streams(schedule, bones, run, sums) if header.asynchronous else _flushed(bones, run, launched, sums)
     all_recompute = all(len(pipe.recompute) == header.stages for pipe in header.pipes)
     some_recompute = any(pipe.recompute for pipe in header.pipes) and not all_recompute
@@ -114,7 +111,7 @@ def equation_of(
         backwards=run.critical_path.counts["B"],
         p2p=p2p,
         compute=float(compute),
-        all_reduce=sums,
+        all_reduce=tuple(sums.values()),
         regions=tuple(regions for regions, _ in overlaps),
         unoverlapped=tuple(unoverlapped for _, unoverlapped in overlaps),
     )
@@ -150,10 +147,7 @@ def _timings(schedule: Schedule, setting: Setting, *, opening: bool) -> list[tup
 
 
 def _p2p(header: Header, setting: Setting) -> float:
-    """Comm_p2p: the largest alpha + beta L of a micro-batch's activations or gradients over the links that they take.
-
-    Where short messages have their own alpha and beta, the size of a message decides which count.
-    """
+    """Comm_p2p: the largest alpha + beta L of a micro-batch's activations or gradients over their links."""
     return max(
         (
             setting.link(header.workers, source, target).message(size)
@@ -170,7 +164,7 @@ def _p2p(header: Header, setting: Setting) -> float:
 class _Sum:
     """A sum of gradients on a worker: its earliest start and its length, in ticks."""
 
-    stage: Stage
+    group: WeightGroup
     begin: int
     length: Fraction
 
@@ -180,16 +174,19 @@ _Overlap = tuple[tuple[FreeRegion, ...], float]
 
 
 def _flushed(
-    bones: Skeleton, run: Run, launched: Sequence[Sequence[tuple[int, Stage]]], sums: Sequence[float]
+    bones: Skeleton,
+    run: Run,
+    launched: Sequence[Sequence[tuple[int, WeightGroup]]],
+    sums: Mapping[WeightGroup, float],
 ) -> list[_Overlap]:
-    """Overlap with a flush: a sum can begin once all workers that hold its stage have launched it."""
-    begin: dict[Stage, int] = defaultdict(int)
+    """Overlap with a flush: a sum can begin once all workers that hold its group have launched it."""
+    begin: dict[WeightGroup, int] = defaultdict(int)
     for lane, places in zip(bones.net.lanes, launched, strict=True):
-        for done, stage in places:
-            begin[stage] = max(begin[stage], run.ends[lane[done - 1]] if done else 0)
-    lengths = [Fraction(seconds) / run.tick for seconds in sums]
+        for done, group in places:
+            begin[group] = max(begin[group], run.ends[lane[done - 1]] if done else 0)
+    lengths = {group: Fraction(seconds) / run.tick for group, seconds in sums.items()}
     return [
-        _overlap([_Sum(stage, begin[stage], lengths[stage]) for _, stage in places], lane, run)
+        _overlap([_Sum(group, begin[group], lengths[group]) for _, group in places], lane, run)
         for lane, places in zip(bones.net.lanes, launched, strict=True)
     ]
 
@@ -242,23 +239,23 @@ def _overlap(sums: Iterable[_Sum], lane: range, run: Run) -> _Overlap:
     numerator, denominator = (run.tick / parts).as_integer_ratio()
     for gradient_sum in ordered:
         begin = gradient_sum.begin * parts
-        regions.append(FreeRegion(gradient_sum.stage, (idle.total - idle.before(begin)) * numerator / denominator))
+        regions.append(FreeRegion(gradient_sum.group, (idle.total - idle.before(begin)) * numerator / denominator))
         length = gradient_sum.length.numerator * (parts // gradient_sum.length.denominator)
         done = idle.end(max(begin, done), length)
     return tuple(regions), max(0, done - parts * run.span) * numerator / denominator
 
 
-def _streams(schedule: Schedule, bones: Skeleton, run: Run, sums: Sequence[float]) -> list[_Overlap]:
+def _streams(schedule: Schedule, bones: Skeleton, run: Run, sums: Mapping[WeightGroup, float]) -> list[_Overlap]:
     """Overlap without a flush: an update's sums fill the idle time of an update; the rest is not overlapped."""
     header = schedule.header
     counted = header.micro_batches - header.micro_batches % header.period
     overlaps = []
-    for stages, lane, numbers in zip(header.stages_of, schedule.lanes, bones.net.lanes, strict=True):
+    for groups, lane, numbers in zip(header.groups_of, schedule.lanes, bones.net.lanes, strict=True):
         durations = run.durations[numbers.start : numbers.stop]
         busy = sum(
             duration for operation, duration in zip(lane, durations, strict=True) if operation.micros[0] < counted
         )
         idle = float((run.critical_path.length - Fraction(busy * header.per_update, counted)) * run.tick)
-        regions = tuple(FreeRegion(stage, idle) for stage in stages)
-        overlaps.append((regions, max(0.0, sum(sums[stage] for stage in stages) - idle)))
+        regions = tuple(FreeRegion(group, idle) for group in groups)
+        overlaps.append((regions, max(0.0, sum(sums[group] for group in groups) - idle)))
     return overlaps

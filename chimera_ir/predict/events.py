@@ -15,9 +15,6 @@ A lane runs its instructions one after another. `send`, `recv` and `all_reduce` 
     wait        of a send: until the message has left; of a receive: until the message has arrived; of a sum: until the
                 sum is over
 
-An eager message has no notice: its wire waits for the send and for the eager message before it on the same link. The
-wait of an eager send waits for its lane alone.
-
 Every event waits for a fixed set of others and begins when the last of them is over. So an event that takes longer
 never makes another event earlier, except where wires share a port (`shares`): a wire that begins later leaves more of
 the port to the others.
@@ -27,7 +24,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import NamedTuple, assert_never
 
-from chimera_ir.ir.ids import Worker
+from chimera_ir.ir.ids import WeightGroup, Worker
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import (
     AllReduce,
@@ -92,8 +89,8 @@ class Events(NamedTuple):
     before
         For each event, the events that it waits for.
     posted
-        For each wire and each sum, the events after which it was posted: one at each end of a message, one at the
-        sender of an eager message, one at every member of a sum.
+        For each wire and each sum, the events after which it was posted: one at each end of a message, one at
+        every member of a sum.
     lanes
         For each worker, its events in order: its begin, if it has any instruction, then computes and waits, and
         the posts and steps that take time.
@@ -135,13 +132,12 @@ class _Gathered:
         self.ports: dict[int, tuple[Port, Port]] = {}
         self._charges = charges
         self._wires: dict[Message, int] = {}
-        self._eager: set[int] = set()
-        self._sums: dict[tuple[int, int | None], int] = {}
+        self._sums: dict[tuple[WeightGroup, int | None], int] = {}
 
     def lane(self, worker: Worker, instructions: Sequence[Instruction]) -> None:
         """Adds the events of a worker; events of other workers that they wait for may be added later."""
         lane = [self._add(Role.BEGIN, instruction, (worker,), 0.0, []) for instruction in instructions[:1]]
-        on_link: dict[tuple[Worker, bool], list[int]] = {}
+        on_link: dict[Worker, list[int]] = {}
         last_sum: list[int] = []
         for instruction in instructions:
             lane += self._overhead(worker, instruction, lane[-1:])
@@ -153,32 +149,28 @@ class _Gathered:
                     )
                 case Send(message, to):
                     wire = self._wire(instruction, worker, to)
-                    queue = to, wire in self._eager
-                    self._post(wire, now, on_link.get(queue, []))
-                    on_link[queue] = [wire]
+                    self._post(wire, now, on_link.get(to, []))
+                    on_link[to] = [wire]
                 case Recv(message, source):
                     wire = self._wire(Send(message, worker), source, worker)
-                    if wire not in self._eager:
-                        alpha = self.nodes[wire + 1].seconds
-                        notice = self._add(Role.NOTICE, instruction, (worker, source), alpha, now)
-                        self.before[wire].append(notice)
-                        self.posted[wire] += now
+                    alpha = self.nodes[wire + 1].seconds
+                    notice = self._add(Role.NOTICE, instruction, (worker, source), alpha, now)
+                    self.before[wire].append(notice)
+                    self.posted[wire] += now
                 case WaitSend(message):
-                    wire = self._wires[message]
-                    awaited = [] if wire in self._eager else [wire]
-                    lane.append(self._add(Role.WAIT, instruction, (worker,), 0.0, now + awaited))
+                    lane.append(self._add(Role.WAIT, instruction, (worker,), 0.0, [*now, self._wires[message]]))
                 case WaitRecv(message):
                     lane.append(self._add(Role.WAIT, instruction, (worker,), 0.0, [*now, self._wires[message] + 1]))
-                case AllReduce(stage):
-                    if self._charges.ranks(stage) > 1:
+                case AllReduce(group):
+                    if self._charges.ranks(group) > 1:
                         total = self._sum(instruction)
                         self._post(total, now, last_sum)
                         last_sum = [total]
-                case WaitAllReduce(stage, version=version):
-                    awaited = [self._sums[stage, version]] if self._charges.ranks(stage) > 1 else []
+                case WaitAllReduce(group, version=version):
+                    awaited = [self._sums[group, version]] if self._charges.ranks(group) > 1 else []
                     lane.append(self._add(Role.WAIT, instruction, (worker,), 0.0, now + awaited))
-                case Step(stage):
-                    if seconds := self._charges.step(stage):
+                case Step(group):
+                    if seconds := self._charges.step(group):
                         lane.append(self._add(Role.STEP, instruction, (worker,), seconds, now))
                 case Stash() | Drop():
                     pass
@@ -205,21 +197,18 @@ class _Gathered:
         """The wire of a message; its flight has the next number. The first call for a message adds both."""
         message = send.message
         if message not in self._wires:
-            whole, size, ends = self._charges.link(source, target), self._charges.size(message), (source, target)
-            link = whole.of(size)
-            wire = self._add(Role.WIRE, send, ends, link.beta * size, [])
+            link, ends = self._charges.link(source, target), (source, target)
+            wire = self._add(Role.WIRE, send, ends, link.beta * self._charges.size(message), [])
             self._add(Role.FLIGHT, send, ends, link.alpha, [wire])
             self._wires[message], self.posted[wire] = wire, []
-            if link.eager:
-                self._eager.add(wire)
-            if whole.shared:
-                self.ports[wire] = Port(source, True, whole), Port(target, False, whole)
+            if link.shared:
+                self.ports[wire] = Port(source, True, link), Port(target, False, link)
         return self._wires[message]
 
     def _sum(self, launch: AllReduce) -> int:
-        key = launch.stage, launch.version
+        key = launch.group, launch.version
         if key not in self._sums:
-            members = self._charges.header.holders[launch.stage]
-            self._sums[key] = self._add(Role.SUM, launch, members, self._charges.all_reduce(launch.stage), [])
+            members = self._charges.header.members(launch.group)
+            self._sums[key] = self._add(Role.SUM, launch, members, self._charges.all_reduce(launch.group), [])
             self.posted[self._sums[key]] = []
         return self._sums[key]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from chimera_ir.ir.ids import Stage, Version
+from chimera_ir.ir.ids import Version, WeightGroup
 from chimera_ir.ir.ops import AllReduce, Message, Send, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.replay import Event, Replay
@@ -35,7 +35,7 @@ def idle(replay: Replay) -> tuple[tuple[Stretch, ...], ...]:
     """Idle time of each worker in order: between its operations, and from the last of them to the end of the replay."""
     sent = {event.what.message: event.posted for event in replay.messages if isinstance(event.what, Send)}
     launched = {
-        (event.what.stage, event.what.version): event.posted
+        (event.what.group, event.what.version): event.posted
         for event in replay.sums
         if isinstance(event.what, AllReduce)
     }
@@ -53,7 +53,7 @@ def shares(replay: Replay) -> dict[Cause, float]:
 
 
 _Sent = Mapping[Message, float]
-_Launched = Mapping[tuple[Stage, Version | None], float]
+_Launched = Mapping[tuple[WeightGroup, Version | None], float]
 
 
 def _idle(lane: tuple[Event, ...], sent: _Sent, launched: _Launched, span: float) -> Iterator[Stretch]:
@@ -70,8 +70,8 @@ def _awaited(wait: Event, sent: _Sent, launched: _Launched) -> tuple[Cause, floa
     match wait.what:
         case WaitRecv(message) | WaitSend(message):
             return Cause.MESSAGE, sent[message]
-        case WaitAllReduce(stage, version=version):
-            return Cause.SUM, launched[stage, version]
+        case WaitAllReduce(group, version=version):
+            return Cause.SUM, launched[group, version]
         case _:
             raise ValueError(f"{wait.what} is no wait")
 

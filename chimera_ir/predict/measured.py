@@ -35,11 +35,14 @@ class Measured:
 
     def duration(self, operation: Compute, header: Header) -> Fraction:
         """Seconds of an operation on its stage, for all micro-batches of the operation."""
-        return sum((share * self._whole(stage, operation, header) for stage, share in self.cut[operation.stage]), _ZERO)
+        parts = self.cut[operation.stage]
+        if len(parts) == 1 and parts[0][1] == 1:
+            return self._whole(parts[0][0], operation, header)
+        return sum((share * self._whole(stage, operation, header) for stage, share in parts), _ZERO)
 
     def _whole(self, stage: Stage, operation: Compute, header: Header) -> Fraction:
         seconds, times = self.setting.compute(stage, operation, header)
-        return _exact(seconds) * times
+        return _exact(seconds) if times == 1 else _exact(seconds) * times
 
     def tick(self, header: Header) -> Fraction:
         """A unit of time: the durations of operations of every size are multiples of it."""
@@ -97,6 +100,7 @@ def _exact(seconds: float) -> Fraction:
     return Fraction(repr(seconds))
 
 
+@lru_cache(maxsize=2**8)
 def _cut(stages: int, into: int) -> tuple[tuple[_Part, ...], ...]:
     """For each of ``into`` new stages of equal size: the old stages in it, and the share of each."""
     size = Fraction(stages, into)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
+from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.predict.equation import Equation, equation
 from chimera_ir.predict.measured import Measured
@@ -66,7 +67,7 @@ class Prediction:
             "Comm_p2p": terms.p2p,
             "Comm_allreduce": list(terms.all_reduce),
             "free_regions": [
-                [{"stage": region.stage, "region": region.seconds} for region in regions] for regions in terms.regions
+                [{**_of(region.group), "region": region.seconds} for region in regions] for regions in terms.regions
             ],
             "Comm_unoverlapped": list(terms.unoverlapped),
             "T": terms.seconds,
@@ -80,6 +81,11 @@ class Prediction:
             "micro_batch_size": self.setting.micro_batch_size,
             "warnings": list(self.warnings),
         }
+
+
+def _of(group: WeightGroup) -> dict[str, object]:
+    """A group in a JSON object: its first stage, and all of them where they are several."""
+    return {"stage": group[0], **({"tied": list(group)} if len(group) > 1 else {})}
 
 
 def _number(value: Fraction) -> int | float:

@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
+from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing
+
+_WHOLE = Fraction(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +40,23 @@ class Setting:
         Where the profile has micro-batches of as many items as the operation, the timing is theirs: a large operation
         uses a device better than two small ones. Otherwise it is that of a micro-batch, with a factor in proportion.
         """
+        if micros == parts:
+            return self.timing(stage), _WHOLE
         share = Fraction(micros, parts)
         items = self.micro_batch_size * share
         known = self.stages[stage].at.get(int(items)) if items.denominator == 1 else None
-        return (self.timing(stage), share) if known is None else (known, Fraction(1))
+        return (self.timing(stage), share) if known is None else (known, _WHOLE)
 
     def compute(self, stage: int, operation: Compute, header: Header) -> tuple[float, Fraction]:
         """Time of an operation on a stage: F_t or B_t in seconds, and the factor on it."""
         timing, times = self.over(stage, len(operation.micros), header.parts)
         again = header.recomputes(operation.micros[0], operation.stage)
         return timing.seconds(operation.kind.letter, recomputing=again), times
+
+    def all_reduce(self, header: Header, group: WeightGroup) -> float:
+        """Comm_allreduce of a group's gradients; of what stages share, at most: of all gradients of the smallest."""
+        gradients = min(self.stages[stage].gradients for stage in group)
+        return self.cluster.sums.all_reduce(gradients, self.copies * len(header.members(group)))
 
     def link(self, workers: int, source: int, target: int) -> Link:
         """The link between two of a copy's ``workers`` workers: the slowest such link of all copies."""

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chimera_ir.cost.numbers import decimal, seconds
+from chimera_ir.ir.text.printer import group_text
 from chimera_ir.plural import counted
 from chimera_ir.predict.prediction import Prediction
 from chimera_ir.profile.warnings import WARNING, shown
@@ -91,7 +92,7 @@ def _regions(prediction: Prediction) -> str:
         times = [region.seconds for regions in workers for region in regions]
         return f"{seconds(min(times, default=0.0))} to {seconds(max(times, default=0.0))}"
     return "; ".join(
-        " ".join(f"s{region.stage}:{_joined(region.seconds)}" for region in regions) for regions in workers
+        " ".join(f"{group_text(region.group)}:{_joined(region.seconds)}" for region in regions) for regions in workers
     )
 
 

@@ -61,9 +61,7 @@ def _folded(header: Header, events: Events, order: Sequence[int]) -> TimedTurn:
 def _whole(events: Events, order: Sequence[int]) -> TimedTurn:
     """The turn of a synchronous program: an update, in which each lane begins once it has ended the update before.
 
-    No other event waits for the update before: a lane ends after all its messages and sums. Only an eager message may
-    still be under way when its lane ends. It has left before the next update sends an eager message over the same link:
-    the stages below run their backwards after it, and their next forwards after the sums of these backwards.
+    No other event waits for the update before: a lane ends after all its messages and sums.
     """
     last = {lane[0]: lane[-1] for lane in events.lanes if lane}
     node = {number: place for place, number in enumerate(order)}
@@ -97,9 +95,9 @@ def _reduced(header: Header, node: Node) -> tuple[tuple[object, ...], int]:
             return _of_micros(header, node, kind, micros, stage)
         case Send(message) | Recv(message) | WaitSend(message) | WaitRecv(message):
             return _of_micros(header, node, type(node.what), message.micros, message.source, message.target)
-        case AllReduce(stage, version=version) | WaitAllReduce(stage, version=version) | Step(stage, version=version):
+        case AllReduce(group, version=version) | WaitAllReduce(group, version=version) | Step(group, version=version):
             turn, update = divmod((version or 0) - 1, updates_a_turn(header))
-            return (node.role, type(node.what), update, stage, *node.workers), turn
+            return (node.role, type(node.what), update, group, *node.workers), turn
         case Stash() | Drop():
             raise ValueError("keeping and dropping weights takes no time: they are no events")
         case _:

@@ -13,37 +13,21 @@ class Link:
 
     ``overhead`` is the time in seconds for which posting a message keeps a processor from computing, o of the LogP
     model (Culler and others 1993). Messages over ``shared`` links that leave a worker at the same time share its
-    bandwidth, and so do messages that arrive. An ``eager`` message leaves whether or not its receive is posted, and its
-    send is over at once. ``short`` has the costs of short messages, where they differ; ``shared`` is of all messages.
+    bandwidth, and so do messages that arrive.
     """
 
     alpha: float
     beta: float
     overhead: float = 0.0
     shared: bool = False
-    eager: bool = False
-    short: "Short | None" = None
-
-    def of(self, size: float) -> "Link":
-        """The link with the costs of messages of ``size`` bytes."""
-        return self if self.short is None or size > self.short.up_to else self.short.link
 
     def message(self, size: float) -> float:
         """Comm_p2p: seconds of a message of ``size`` bytes, from when its sender begins to post it."""
-        link = self.of(size)
-        return link.overhead + link.alpha + link.beta * size
+        return self.overhead + self.alpha + self.beta * size
 
     def all_reduce(self, size: float, ranks: int) -> float:
         """Comm_allreduce: seconds of an all-reduce of ``size`` bytes by Rabenseifner's algorithm (section 3.4)."""
         return 2 * log2(ranks) * self.alpha + 2 * (ranks - 1) * self.beta * size / ranks
-
-
-@dataclass(frozen=True, slots=True)
-class Short:
-    """The costs of messages of at most ``up_to`` bytes: an eager link, whose ``shared`` has no meaning."""
-
-    up_to: int
-    link: Link
 
 
 def torchrun(ranks: int, per_node: int, script: str, micro_batch_size: int, replica_layout: bool) -> str:

@@ -121,6 +121,7 @@ class Table:
         self.where = where
         self._entries = entries
         self._known: list[str] = []
+        self._withdrawn: list[str] = []
 
     def has(self, name: str) -> bool:
         """Whether there is such an entry."""
@@ -129,6 +130,15 @@ class Table:
     def place(self, name: str) -> Span:
         """The place of an entry's value."""
         return self.document.places.value((*self.path, name))
+
+    def key(self, name: str) -> Span:
+        """The place of an entry's name, or of its heading."""
+        return self.document.places.key((*self.path, name))
+
+    def withdrawn(self, name: str) -> bool:
+        """Whether there is an entry that older files have; the caller reports it, `close` does not."""
+        self._withdrawn.append(name)
+        return self.has(name)
 
     def report(self, diagnostic: Diagnostic) -> None:
         """Add an error."""
@@ -141,12 +151,13 @@ class Table:
     def close(self) -> None:
         """Add an error for each entry that was never read."""
         for name in self._entries:
-            if name not in self._known:
+            if name not in (*self._known, *self._withdrawn):
                 guess = closest(name, self._known)
                 known = ", ".join(f"`{entry}`" for entry in self._known)
-                span = self.document.places.key((*self.path, name))
                 self.report(
-                    UnknownEntry(span, self.where, name, f"did you mean `{guess}`?" if guess else "unknown", known)
+                    UnknownEntry(
+                        self.key(name), self.where, name, f"did you mean `{guess}`?" if guess else "unknown", known
+                    )
                 )
 
     def text(self, name: str, default: str | None, example: str) -> str:

@@ -7,12 +7,13 @@ from chimera_ir.diagnostics.catalogue.profiles import (
     DescribedTwice,
     LastStageSends,
     NothingLeft,
+    ShortMessages,
     StagesMissing,
     StepOfWork,
     TimesAndWork,
 )
 from chimera_ir.plural import counted
-from chimera_ir.profile.cluster import Cluster, Link, Short
+from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
 from chimera_ir.profile.document import Document, Table, load
 from chimera_ir.profile.quantity import (
@@ -28,8 +29,6 @@ from chimera_ir.profile.quantity import (
 )
 from chimera_ir.profile.work import Device, WorkProfile
 from chimera_ir.source import Source
-
-_UP_TO = replace(SIZE, example="64 KiB")
 
 BACKWARD = 2
 """The time of a backward in forwards, if a profile lacks it (section 3.4); one more if the stage recomputes."""
@@ -192,7 +191,7 @@ def read_cluster(source: Source) -> Cluster:
         between = _link(links, "between", "[links.between]", between)
         within = _link(links, "within", "", between)
         links.close()
-    sums = _link(top, "sum", "", replace(between, shared=False, short=None))
+    sums = _link(top, "sum", "", replace(between, shared=False))
     device = _device(top)
     top.close()
     top.document.settle()
@@ -205,33 +204,21 @@ def _memory(table: Table) -> int:
 
 
 def _link(table: Table, name: str, example: str, default: Link) -> Link:
-    """A link; only links of messages can be shared, or have other costs for short messages."""
+    """A link; only links of messages can be shared."""
     where = f"[links.{name}]" if table.path else f"[{name}]"
     inner = table.table(name, example, where)
     if inner is None:
         return default
-    link = _costs(inner)
+    alpha, _ = inner.quantity("latency", (TIME,), least=Fraction(0))
+    bandwidth, _ = inner.quantity("bandwidth", (BANDWIDTH,), least=Fraction(1), words={UNLIMITED: Fraction(0)})
+    overhead, _ = inner.quantity("overhead", (TIME,), least=Fraction(0), default=Fraction(0))
+    shared = False
     if table.path:
-        link = replace(link, shared=inner.flag("shared", "shared = true"), short=_short(inner, f"[links.{name}.short]"))
+        shared = inner.flag("shared", "shared = true")
+        if inner.withdrawn("short"):
+            inner.report(ShortMessages(inner.key("short"), where))
     inner.close()
-    return link
-
-
-def _costs(link: Table) -> Link:
-    alpha, _ = link.quantity("latency", (TIME,), least=Fraction(0))
-    bandwidth, _ = link.quantity("bandwidth", (BANDWIDTH,), least=Fraction(1), words={UNLIMITED: Fraction(0)})
-    overhead, _ = link.quantity("overhead", (TIME,), least=Fraction(0), default=Fraction(0))
-    return Link(float(alpha), inverse(bandwidth) if bandwidth else 0.0, float(overhead))
-
-
-def _short(link: Table, where: str) -> Short | None:
-    table = link.table("short", "", where)
-    if table is None:
-        return None
-    up_to, _ = table.quantity("up_to", (_UP_TO,), least=Fraction(1))
-    short = Short(int(up_to), replace(_costs(table), eager=True))
-    table.close()
-    return short
+    return Link(float(alpha), inverse(bandwidth) if bandwidth else 0.0, float(overhead), shared)
 
 
 def _device(top: Table) -> Device | None:

@@ -1,4 +1,4 @@
-"""Warnings in the comments of a measured file: chimera-profile writes them for figures that are too uncertain.
+"""Warnings in the comments of a measured file: chimera profile writes them for figures that are too uncertain.
 
     # warning: stage 0 of 2: too noisy to use: after 30 rounds the median may be off by more than 5 %: step 7.6 %
 

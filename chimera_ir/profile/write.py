@@ -89,21 +89,12 @@ def _device(device: Device) -> Iterator[str]:
 def _link(name: str, link: Link) -> Iterator[str]:
     yield ""
     yield f"[{name}]"
-    yield from _costs(link)
-    if link.shared:
-        yield "shared = true"
-    if link.short is not None:
-        yield ""
-        yield f"[{name}.short]"
-        yield f'up_to = "{show_size(link.short.up_to)}"'
-        yield from _costs(link.short.link)
-
-
-def _costs(link: Link) -> Iterator[str]:
     yield f'latency = "{show_time(link.alpha)}"'
     yield f'bandwidth = "{show_bandwidth(link.beta)}"'
     if link.overhead:
         yield f'overhead = "{show_time(link.overhead)}"'
+    if link.shared:
+        yield "shared = true"
 
 
 def _quoted(text: str) -> str:

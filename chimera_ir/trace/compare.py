@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import NamedTuple
 
+from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Drop, Instruction, Stash, Step
@@ -118,7 +119,7 @@ def compare(trace: Trace, foretold: Foretold | None = None) -> Comparison:
     BadTrace
         If no update was recorded whole, or a rank did something else than the program says.
     """
-    header, about = trace.program.header, trace.about
+    header, about = trace.header, trace.about
     barriered = about.rehearse is not None and not header.asynchronous
     recorded = lanes(trace)
     ended = next((rank.ended for rank in trace.ranks if rank.ended is not None), None)
@@ -189,7 +190,7 @@ def costs(
             return 0
 
         return slept
-    seen: dict[tuple[Kind | type, int, int], list[int]] = defaultdict(list)
+    seen: dict[tuple[Kind | type, WeightGroup, int], list[int]] = defaultdict(list)
     for update in chosen:
         for lane, window in zip(lanes, update, strict=True):
             for span in inside(lane, window):
@@ -205,16 +206,16 @@ def costs(
     return measured
 
 
-def _like(operation: Compute | Step | Stash | Drop) -> tuple[Kind | type, int, int]:
-    micros = len(operation.micros) if isinstance(operation, Compute) else 0
-    what = operation.kind if isinstance(operation, Compute) else type(operation)
-    return what, int(operation.stage), micros
+def _like(operation: Compute | Step | Stash | Drop) -> tuple[Kind | type, WeightGroup, int]:
+    if isinstance(operation, Compute):
+        return operation.kind, (operation.stage,), len(operation.micros)
+    return type(operation), operation.group, 0
 
 
 def forecast(trace: Trace, cost: Callable[[Instruction], int], barriered: bool, typical: int) -> Promised:
     """Prediction with these costs of operations, and with messages that take no time."""
-    header = trace.program.header
-    updates = played_updates(header, barriered)
+    header = trace.header
+    updates = played_updates(trace.program, barriered)
     promised = play(trace.program, updates, cost)
     shown = like_typical(header, updates, typical)
     return Promised(promised, windows(header, promised, barriered), shown, range(shown, shown + 1))

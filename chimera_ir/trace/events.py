@@ -8,7 +8,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.ops import AllReduce, Recv, Send, WaitAllReduce, WaitRecv
+from chimera_ir.ir.text.printer import group_text
 from chimera_ir.trace.compare import Comparison
 from chimera_ir.trace.read import Trace
 from chimera_ir.trace.spans import Span, activity, words
@@ -58,7 +60,7 @@ def _recorded(trace: Trace, comparison: Comparison) -> Iterator[Event]:
         if isinstance(span.operation, WaitRecv)
     }
     for rank, lane in zip(trace.ranks, comparison.recorded, strict=True):
-        summed = {(s.update, s.operation.stage) for s in lane if isinstance(s.operation, WaitAllReduce)}
+        summed = {(s.update, s.operation.group) for s in lane if isinstance(s.operation, WaitAllReduce)}
         for span in lane:
             yield _complete(span, rank.rank, MEASURED, {"update": span.update})
             match span.operation:
@@ -67,16 +69,17 @@ def _recorded(trace: Trace, comparison: Comparison) -> Iterator[Event]:
                 case WaitRecv():
                     last = max(span.start, span.end - 1)
                     yield _event("f", "message", rank.rank, last, cat="message", id=_id(rank.copy, span), bp="e")
-                case AllReduce(stage=stage) if (span.update, stage) in summed:
-                    yield _sum("b", rank.rank, span.update, stage, span.start)
-                case WaitAllReduce(stage=stage):
-                    yield _sum("e", rank.rank, span.update, stage, span.end)
+                case AllReduce(group=group) if (span.update, group) in summed:
+                    yield _sum("b", rank.rank, span.update, group, span.start)
+                case WaitAllReduce(group=group):
+                    yield _sum("e", rank.rank, span.update, group, span.end)
                 case _:
                     pass
 
 
-def _sum(phase: str, rank: int, update: int, stage: int, time: int) -> Event:
-    return _event(phase, f"sum s{stage}", rank, time, cat="sum", id=f"{rank}/{update}/{stage}")
+def _sum(phase: str, rank: int, update: int, group: WeightGroup, time: int) -> Event:
+    stages = "+".join(map(str, group))
+    return _event(phase, f"sum {group_text(group)}", rank, time, cat="sum", id=f"{rank}/{update}/{stages}")
 
 
 def _event(phase: str, name: str, rank: int, time: int, **more: object) -> Event:

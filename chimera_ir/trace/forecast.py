@@ -8,6 +8,7 @@ from typing import NamedTuple
 from chimera_ir.flow import run
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import AllReduce, Instruction, Send, WaitAllReduce, WaitRecv
+from chimera_ir.ir.streams import ProgramStream, view_of
 from chimera_ir.trace.match import instructions
 from chimera_ir.trace.spans import Lane, Span, Window
 
@@ -28,13 +29,13 @@ class Promised(NamedTuple):
     counted: range
 
 
-def played_updates(header: Header, barriered: bool) -> int:
+def played_updates(program: Program | ProgramStream, barriered: bool) -> int:
     """Number of updates to play so that one of them is like the measured ones.
 
-    One where each update has a barrier before it, several where updates follow one another, and for an asynchronous
-    program all that it shows.
+    One where each update has a barrier before it, several where updates follow one another, and of a stream as many as
+    show all that ever happens.
     """
-    return header.updates if header.asynchronous else 1 if barriered else 4
+    return view_of(program).header.updates if isinstance(program, ProgramStream) else 1 if barriered else 4
 
 
 def like_typical(header: Header, updates: int, typical: int) -> int:
@@ -46,7 +47,7 @@ def like_typical(header: Header, updates: int, typical: int) -> int:
     return shown - (shown - typical) % 2 if header.asynchronous and shown > 1 else shown
 
 
-def play(program: Program, updates: int, cost: Cost) -> tuple[Lane, ...]:
+def play(program: Program | ProgramStream, updates: int, cost: Cost) -> tuple[Lane, ...]:
     """Lanes of a verified program, where everything runs as early as possible, from time 0.
 
     The wait for a message ends when the message is sent, the wait for a sum when the last holder launches it.
@@ -80,12 +81,12 @@ def _waits(served: Iterable[_Served], lanes: Iterable[range]) -> list[list[int]]
             match instruction:
                 case Send(message):
                     posted[update, message].append(number)
-                case AllReduce(stage):
-                    posted[update, stage].append(number)
+                case AllReduce(group):
+                    posted[update, group].append(number)
                 case WaitRecv(message):
                     awaited[number] = update, message
-                case WaitAllReduce(stage):
-                    awaited[number] = update, stage
+                case WaitAllReduce(group):
+                    awaited[number] = update, group
                 case _:
                     pass
             before.append(needs)

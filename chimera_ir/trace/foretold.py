@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Instruction
-from chimera_ir.ir.turns import longer, updates_a_turn
+from chimera_ir.ir.streams import ProgramStream, longer, view_of
+from chimera_ir.ir.turns import updates_a_turn
 from chimera_ir.predict.replay import Event, pace, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.choose import Inputs, Wanted
@@ -42,7 +43,7 @@ def foretold(trace: Trace, inputs: Inputs) -> Foretold:
     Unfit
         If the profile has no costs for it, or the cluster too few workers.
     """
-    header, about = trace.program.header, trace.about
+    header, about = trace.header, trace.about
     wanted = Wanted(header.stages, header.workers, about.copies, about.micro_batch_size)
     if about.rehearse is None:
         stages = inputs.choose(wanted)
@@ -52,19 +53,20 @@ def foretold(trace: Trace, inputs: Inputs) -> Foretold:
     return Foretold(inputs.counts.name, inputs.cluster.name, setting)
 
 
-def foretell(program: Program, setting: Setting, barriered: bool, typical: int) -> Promised:
+def foretell(program: Program | ProgramStream, setting: Setting, barriered: bool, typical: int) -> Promised:
     """Lanes of a replay, and the updates in it that are like the typical update of a run.
 
     Without a barrier, the counted updates are whole turns that take exactly as long as updates in the long run. Where
     there are none, as may be on shared links, the turn that ends with the shown update counts.
     """
-    header = program.header
-    updates = played_updates(header, barriered)
+    header = view_of(program).header
+    updates = played_updates(program, barriered)
     if barriered:
         promised, _ = _replayed(program, setting, updates)
         return Promised(promised, windows(header, promised, barriered), 0, range(1))
     turn = updates_a_turn(header) if header.asynchronous else 1
-    counts = [times * updates for times in LONGER if times == 1 or times * sum(map(len, program.lanes)) <= MOST]
+    lines = sum(map(len, view_of(program).lanes))
+    counts = [times * updates for times in LONGER if times == 1 or times * lines <= MOST]
     for count in counts:
         promised, seconds = _replayed(program, setting, count)
         update_windows, shown = windows(header, promised, barriered), like_typical(header, count, typical)
@@ -87,7 +89,7 @@ def _steady(
     )
 
 
-def _replayed(program: Program, setting: Setting, updates: int) -> tuple[tuple[Lane, ...], float]:
+def _replayed(program: Program | ProgramStream, setting: Setting, updates: int) -> tuple[tuple[Lane, ...], float]:
     """Lanes of a replay of ``updates`` updates, and the seconds from one update to the next in the long run."""
     whole = longer(program, updates)
     replayed = replay(whole, setting)
@@ -95,7 +97,7 @@ def _replayed(program: Program, setting: Setting, updates: int) -> tuple[tuple[L
         tuple(_spans(instructions(program, worker, updates), lane, replayed.lanes[worker]))
         for worker, lane in enumerate(whole.lanes)
     )
-    return lanes, replayed.seconds if program.header.asynchronous or updates == 1 else pace(program, setting)
+    return lanes, pace(program, setting) if isinstance(program, Program) and updates > 1 else replayed.seconds
 
 
 def _spans(

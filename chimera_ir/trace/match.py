@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Instruction
-from chimera_ir.ir.turns import body, extent, unroll
+from chimera_ir.ir.streams import ProgramStream
+from chimera_ir.ir.turns import extent, unroll
 from chimera_ir.trace.read import BadTrace, Rank, Recorded, Trace
 from chimera_ir.trace.spans import Lane, Load, Span, recorded, words
 
@@ -21,17 +22,15 @@ def lanes(trace: Trace) -> tuple[Lane, ...]:
     return tuple(tuple(_lane(trace, rank)) for rank in trace.ranks)
 
 
-def instructions(program: Program, worker: int, updates: int) -> Iterator[tuple[int, Instruction]]:
+def instructions(program: Program | ProgramStream, worker: int, updates: int) -> Iterator[tuple[int, Instruction]]:
     """Instructions of a worker in ``updates`` updates, each with the update that it serves."""
-    header, lane = program.header, program.lanes[worker]
-    if not header.asynchronous:
+    header = program.header
+    if isinstance(program, Program):
+        lane = program.lanes[worker]
         for update in range(updates if lane else 0):
             yield from ((update, instruction) for instruction in lane)
         return
-    turn = body(header, lane)
-    if turn is None:
-        raise BadTrace(f"worker {worker}: the program shows no turn of a steady state")
-    for instruction in unroll(header, turn, updates):
+    for instruction in unroll(header, program.turns[worker], updates):
         first, _, of_updates = extent(instruction)
         yield (first if of_updates else first // header.per_update), instruction
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.ir.levels import Program
+from chimera_ir.ir.levels import Header, Program
+from chimera_ir.ir.streams import ProgramStream, view_of
 from chimera_ir.ir.text.parser import parse
 from chimera_ir.plural import counted
 from chimera_ir.source import Source, contents
@@ -80,8 +81,13 @@ class Trace:
     """A trace: the run, its program, and all ranks in order."""
 
     about: About
-    program: Program
+    program: Program | ProgramStream
     ranks: tuple[Rank, ...]
+
+    @property
+    def header(self) -> Header:
+        """Header of what is shown of the program."""
+        return view_of(self.program).header
 
 
 def read(directory: Path) -> Trace:
@@ -163,14 +169,15 @@ def _require_all(directory: Path, ranks: Sequence[Rank], expected: int) -> None:
         )
 
 
-def _program(path: Path, text: str) -> Program:
+def _program(path: Path, text: str) -> Program | ProgramStream:
     try:
         level = parse(Source(str(path), text))
-        if not isinstance(level, Program):
+        if not isinstance(level, Program | ProgramStream):
             raise BadTrace(f"{path}: is not at the level of programs")
-        return verify_program(level).program
+        verify_program(level)
+        return level
     except Rejected as error:
-        raise BadTrace(f"{path}: is not a program that chimera-compile wrote ({error})") from error
+        raise BadTrace(f"{path}: is not a program that chimera compile wrote ({error})") from error
 
 
 def _rank(path: Path) -> tuple[About, Rank]:

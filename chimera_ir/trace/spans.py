@@ -21,7 +21,7 @@ from chimera_ir.ir.ops import (
     WaitRecv,
     WaitSend,
 )
-from chimera_ir.ir.text.printer import line
+from chimera_ir.ir.text.printer import group_name, group_text, line
 
 
 class Activity(Enum):
@@ -98,8 +98,8 @@ def cause(header: Header, operation: Instruction | Load) -> str:
             return f"messages from worker {_worker(header, message.micros[0], message.source)}"
         case WaitSend(message=message):
             return f"sends to worker {_worker(header, message.micros[0], message.target)}"
-        case WaitAllReduce(stage=stage):
-            return f"the sum of stage {stage}"
+        case WaitAllReduce(group=group):
+            return f"the sum of {group_name(group)}"
         case Compute() | Send() | Recv() | AllReduce() | Step() | Stash() | Drop() | Load():
             return ""
         case _:
@@ -133,16 +133,16 @@ def recorded(instruction: Instruction) -> Iterator[str]:
             yield f"wait send {_first(message)}"
         case WaitRecv(message=message):
             yield f"wait recv {_first(message)}"
-        case AllReduce(stage=stage):
-            yield f"all_reduce s{stage}"
-        case WaitAllReduce(stage=stage):
-            yield f"wait all_reduce s{stage}"
-        case Step(stage=stage):
-            yield f"step s{stage}"
-        case Stash(stage=stage, version=version):
-            yield f"stash s{stage} v{version}"
-        case Drop(stage=stage, version=version):
-            yield f"drop s{stage} v{version}"
+        case AllReduce(group=group):
+            yield f"all_reduce {group_text(group)}"
+        case WaitAllReduce(group=group):
+            yield f"wait all_reduce {group_text(group)}"
+        case Step(group=group):
+            yield f"step {group_text(group)}"
+        case Stash(group=group, version=version):
+            yield f"stash {group_text(group)} v{version}"
+        case Drop(group=group, version=version):
+            yield f"drop {group_text(group)} v{version}"
         case _:
             assert_never(instruction)
 

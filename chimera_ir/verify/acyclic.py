@@ -30,6 +30,7 @@ def acyclic(schedule: Schedule, plan: Plan | None, reads: Reads) -> Iterator[Dia
     nodes = dag.cycle()
     if nodes:
         yield _Story(dag, nodes, schedule.header, plan).diagnostic()
+    dag.clear()
 
 
 class _Story:

@@ -86,13 +86,13 @@ def _wanted(program: Program, worker: Worker, place: int, result: Played) -> lis
             return _posting(program, result, sender(header, message), Send, message)
         case WaitSend(message):
             return _posting(program, result, receiver(header, message), Recv, message)
-        case WaitAllReduce(stage, version=version):
-            rest = ((holder, result.places[holder]) for holder in header.holders[stage])
+        case WaitAllReduce(group, version=version):
+            rest = ((member, result.places[member]) for member in header.members(group))
             return [
-                (holder, instruction)
-                for holder, start in rest
-                for instruction in program.lanes[holder][start:]
-                if isinstance(instruction, AllReduce) and (instruction.stage, instruction.version) == (stage, version)
+                (member, instruction)
+                for member, start in rest
+                for instruction in program.lanes[member][start:]
+                if isinstance(instruction, AllReduce) and (instruction.group, instruction.version) == (group, version)
             ]
         case _:
             raise AssertionError("only waits block")

@@ -5,12 +5,13 @@ values that the forward keeps are freed by the backward.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 
 from chimera_ir.diagnostics.catalogue.schedule import Duplicate, Missing
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Micro, Stage, Worker
-from chimera_ir.ir.kinds import KINDS, Kind, Value
+from chimera_ir.ir.kinds import Kind, Value
 from chimera_ir.ir.levels import Header, Pipe
 from chimera_ir.ir.ops import NOWHERE, Compute
 from chimera_ir.ir.text.printer import line
@@ -37,7 +38,7 @@ def complete(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> It
         Every operation with the worker that runs it.
     """
     size = header.stages * header.micro_batches
-    seen: _Seen = {kind.frees: [None] * size for kind in KINDS.values()}
+    seen: _Seen = {kind.frees: [None] * size for kind in header.kinds}
     yield from _duplicates(header, operations, seen)
     yield from _missing(header, seen)
 
@@ -56,12 +57,12 @@ def _duplicates(header: Header, operations: Iterable[tuple[Worker, Compute]], se
                 column[cell] = placed
                 continue
             first_worker, first = known
-            again = Duplicate(operation.origin, line(operation), worker, first_worker, first.origin, 1)
+            where = (line(operation), worker, first_worker, first.origin, _directions(header))
+            again = Duplicate(operation.origin, *where, 1)
             twice.setdefault((first.origin, operation.origin), []).append(again)
     for group in twice.values():
         first_one = group[0]
-        where = (first_one.operation, first_one.worker, first_one.first_worker, first_one.first_span)
-        yield Duplicate(first_one.span, *where, len(group))
+        yield replace(first_one, count=len(group))
 
 
 def _missing(header: Header, seen: _Seen) -> Iterator[Diagnostic]:
@@ -80,11 +81,11 @@ def _missing(header: Header, seen: _Seen) -> Iterator[Diagnostic]:
             micro, stage = absent[0]
             there = _there(header, seen, micro, stage)
             version = there[0].version if there else None
-            operation = Compute(_usual(part), (micro,), stage, version=version)
+            operation = Compute(_usual(header, part), (micro,), stage, version=version)
             candidates = (examples.get((pipe.name, candidate)) for candidate in (part, *seen))
             where = next((example.origin for example in candidates if example is not None), NOWHERE)
             place = (pipe.name, pipe.workers[stage], micro, stage)
-            yield Missing(where, *place, operation.kind.noun, line(operation), len(absent))
+            yield Missing(where, *place, operation.kind.noun, line(operation), _directions(header), len(absent))
 
 
 def _absent(header: Header, pipe: Pipe, seen: _Seen, part: _Part) -> Iterator[tuple[Micro, Stage]]:
@@ -103,7 +104,7 @@ def _wanted(header: Header, seen: _Seen, part: _Part, micro: Micro, stage: Stage
         return True
     kinds = [operation.kind for operation in _there(header, seen, micro, stage)]
     if not any(kind.opens for kind in kinds):
-        kinds.append(_usual(None))
+        kinds.append(_usual(header, None))
     return any(part in kind.keeps for kind in kinds)
 
 
@@ -112,6 +113,11 @@ def _there(header: Header, seen: _Seen, micro: Micro, stage: Stage) -> list[Comp
     return [known[1] for column in seen.values() if (known := column[micro * header.stages + stage]) is not None]
 
 
-def _usual(part: _Part) -> Kind:
+def _usual(header: Header, part: _Part) -> Kind:
     """The usual kind of operation with a part: the first such row of the table."""
-    return next(kind for kind in KINDS.values() if kind.frees is part)
+    return next(kind for kind in header.kinds if kind.frees is part)
+
+
+def _directions(header: Header) -> str:
+    """In how many directions a micro-batch goes."""
+    return " in each direction" if header.answers else ""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from chimera_ir.diagnostics.catalogue.program import MoreErrors, MoreWarnings
-from chimera_ir.diagnostics.model import Diagnostic, Severity
+from chimera_ir.diagnostics.model import Diagnostic, Severity, once
 
 _MOST = 20
 """The most errors of a rule that are reported one by one."""
@@ -52,7 +52,7 @@ def apply(rule: Rule, *parts: Iterable[Diagnostic]) -> Findings:
 
 def check(rule: str, *parts: Iterable[Diagnostic]) -> Findings:
     """The findings of a part of a rule, which do not say that the rule holds; ``parts`` are as in `apply`."""
-    listed = next((diagnostics for diagnostics in map(tuple, parts) if diagnostics), ())
+    listed = next((diagnostics for diagnostics in map(once, parts) if diagnostics), ())
     rest = listed[_MOST:]
     if not rest:
         return Findings(diagnostics=listed)

@@ -1,9 +1,11 @@
-"""Rule "gradients": each stage's gradients are summed over exactly the workers that hold it, once per update.
+"""Rule "gradients": each weight group's gradients are summed over exactly the workers that hold it, once per update.
+
+A group is a stage by itself, or stages that share parameters: a worker holds it if it holds any of its stages.
 
 The sum comes after the last backward that contributes and before the step, and all workers launch their sums in orders
 that agree. An asynchronous program has many updates, which follow one another on every worker: the gradients of the
 next update add up in the memory of the current update, so they must wait for its step. A sum uses this memory even if
-its worker adds nothing to it.
+its worker adds nothing to it. Where no operation adds to gradients, there is no sum and no step.
 """
 
 from collections.abc import Iterator
@@ -15,13 +17,14 @@ from chimera_ir.diagnostics.catalogue.program import (
     MissingLine,
     NoSuchUpdate,
     NotHeld,
+    NotTied,
     RedundantLine,
 )
 from chimera_ir.diagnostics.model import Diagnostic, Note
-from chimera_ir.ir.ids import Stage, Version, Worker
+from chimera_ir.ir.ids import Version, WeightGroup, Worker
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import NOWHERE, AllReduce, Instruction, Step, WaitAllReduce
-from chimera_ir.ir.text.printer import line
+from chimera_ir.ir.text.printer import group_name, kinds_line, line
 from chimera_ir.plural import counted
 from chimera_ir.source import Span
 from chimera_ir.verify.index import Synchronisation, sum_key, update_of
@@ -45,89 +48,98 @@ def gradients(program: Program) -> Iterator[Diagnostic]:
     yield from mistakes or _orders(program)
 
 
-def not_held(header: Header, worker: Worker, instruction: Instruction, stage: Stage) -> Diagnostic | None:
-    """The diagnostic of a line about a stage that its worker does not hold, or None."""
-    if 0 <= stage < header.stages and worker in header.holders[stage]:
+def not_held(header: Header, worker: Worker, instruction: Instruction, group: WeightGroup) -> Diagnostic | None:
+    """The diagnostic of a line about a group that there is not, or that its worker does not hold, or None."""
+    known = group in header.group_numbers
+    if not known and len(group) > 1:
+        stages = ", ".join(map(str, group[:-1]))
+        header_line = f"tied {' '.join(f's{stage}' for stage in group)}"
+        return NotTied(instruction.origin, worker, line(instruction), f"{stages} and {group[-1]}", header_line)
+    if known and worker in header.members(group):
         return None
-    holders = workers(header.holders[stage]) if 0 <= stage < header.stages else "no worker"
-    return NotHeld(instruction.origin, worker, line(instruction), stage, holders)
+    holders = workers(header.members(group)) if known else "no worker"
+    return NotHeld(instruction.origin, worker, line(instruction), group_name(group), holders)
 
 
 class _Lane:
-    """The places of a worker's synchronisation, by stage and update."""
+    """The places of a worker's synchronisation, by group and update."""
 
     def __init__(self, program: Program, worker: Worker) -> None:
         self._header = program.header
         self._worker = worker
         self._lane = program.lanes[worker]
         self._parts = program.parts[worker]
-        self._lines: dict[tuple[type, Stage, int], int] = {}
-        self._backwards: dict[tuple[Stage, int], tuple[int, int]] = {}
+        self._lines: dict[tuple[type, WeightGroup, int], int] = {}
+        self._backwards: dict[tuple[WeightGroup, int], tuple[int, int]] = {}
 
     def mistakes(self) -> Iterator[Diagnostic]:
         """All mistakes that show in the lane alone."""
         for place, operation in self._parts.computes:
             if operation.kind.sums:
-                update = operation.stage, self._header.update_of(operation.micros)
-                first, _ = self._backwards.get(update, (place, place))
-                self._backwards[update] = first, place
+                number = self._header.update_of(operation.micros)
+                for group in self._header.groups_with[operation.stage]:
+                    first, _ = self._backwards.get((group, number), (place, place))
+                    self._backwards[group, number] = first, place
         for place, instruction in self._parts.updates:
             if isinstance(instruction, Synchronisation):
                 yield from self._line(place, instruction)
-        for stage in self._header.stages_of[self._worker]:
+        for group in self._header.groups_of[self._worker] if self._header.trains else ():
             for number in range(self._header.updates):
-                yield from self._missing(stage, number)
-                yield from self._misplaced(stage, number)
+                yield from self._missing(group, number)
+                yield from self._misplaced(group, number)
 
     def _line(self, place: int, instruction: Synchronisation) -> Iterator[Diagnostic]:
         """Records the place of a line, or reports a line that makes no sense or repeats another."""
-        stray = not_held(self._header, self._worker, instruction, instruction.stage) or self._no_update(instruction)
+        stray = not_held(self._header, self._worker, instruction, instruction.group) or self._no_update(instruction)
         if stray is not None:
             yield stray
             return
-        first = self._lines.setdefault((type(instruction), instruction.stage, update_of(instruction)), place)
+        first = self._lines.setdefault((type(instruction), instruction.group, update_of(instruction)), place)
         if first != place:
             what = f"{summed(instruction)} is already {_DONE[type(instruction)]}"
             yield RedundantLine(instruction.origin, self._worker, line(instruction), what, (self._lane[first].origin,))
 
     def _no_update(self, instruction: Synchronisation) -> Diagnostic | None:
         last = self._header.updates
-        if not self._header.asynchronous:
+        if not self._header.trains:
+            reason = f"the header says `{kinds_line(self._header)}`: no operation adds to gradients"
+        elif not self._header.asynchronous:
             reason = "" if instruction.version is None else "a synchronous program has one update and no versions"
         else:
             known = instruction.version is not None and 1 <= instruction.version <= last
             reason = "" if known else f"{counted(last, 'update')} make the versions 1 to {last}"
         return NoSuchUpdate(instruction.origin, self._worker, line(instruction), reason) if reason else None
 
-    def _places(self, stage: Stage, update: int) -> list[int | None]:
+    def _places(self, group: WeightGroup, update: int) -> list[int | None]:
         """The places of the launch, the wait and the step of an update."""
-        return [self._lines.get((kind, stage, update)) for kind in _KINDS]
+        return [self._lines.get((kind, group, update)) for kind in _KINDS]
 
-    def _missing(self, stage: Stage, update: int) -> Iterator[Diagnostic]:
-        places = self._places(stage, update)
-        _, last = self._backwards.get((stage, update), (None, None))
+    def _missing(self, group: WeightGroup, update: int) -> Iterator[Diagnostic]:
+        places, name = self._places(group, update), group_name(group)
+        _, last = self._backwards.get((group, update), (None, None))
         origin = next((self._lane[place].origin for place in (last, *places) if place is not None), NOWHERE)
         version = Version(update + 1) if self._header.asynchronous else None
+        part, whose = ("", "that stage") if len(group) == 1 else ("a stage of ", "those stages")
         reasons = (
-            f"every worker that holds stage {stage} takes part in the sum of its gradients",
-            f"the step needs the sum of the gradients of stage {stage}",
-            f"worker {self._worker} holds weights of stage {stage}, which every update must change",
+            f"every worker that holds {part}{name} takes part in the sum of its gradients",
+            f"the step needs the sum of the gradients of {name}",
+            f"worker {self._worker} holds weights of {name}, which every update must change",
         )
         end = "before the next update's backwards" if self._header.asynchronous else "at the end"
-        spots = ("after its last backward of that stage", "between the launch and the step", end)
+        spots = (f"after its last backward of {whose}", "between the launch and the step", end)
         for kind, place, reason, spot in zip(_KINDS, places, reasons, spots, strict=True):
             if place is None:
-                yield MissingLine(origin, self._worker, line(kind(stage, version=version)), reason, spot)
+                yield MissingLine(origin, self._worker, line(kind(group, version=version)), reason, spot)
 
-    def _misplaced(self, stage: Stage, update: int) -> Iterator[Diagnostic]:
+    def _misplaced(self, group: WeightGroup, update: int) -> Iterator[Diagnostic]:
         """The pairs out of order of an update's last backward, launch, wait and step, and the next update's lines.
 
         The next launch comes after this step if backwards come between them, so it is checked only if there are none.
         """
-        launch, wait, step = self._places(stage, update)
-        next_launch, _, next_step = self._places(stage, update + 1)
-        _, last = self._backwards.get((stage, update), (None, None))
-        first, _ = self._backwards.get((stage, update + 1), (None, None))
+        launch, wait, step = self._places(group, update)
+        next_launch, _, next_step = self._places(group, update + 1)
+        _, last = self._backwards.get((group, update), (None, None))
+        first, _ = self._backwards.get((group, update + 1), (None, None))
         needs = (
             (launch, last, "the sum would lack the gradients of this backward"),
             (wait, launch, "waits for what is not launched yet"),

@@ -4,13 +4,14 @@ The rule "memory" adds up over stages, in M_a and M_theta, which is enough if al
 memory depends on which stages' activations are alive at the same time.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import ge
+from heapq import merge
+from operator import ge, itemgetter
 from typing import NamedTuple
 
-from chimera_ir.ir.ids import Stage
+from chimera_ir.flow.live import highest_by_key
+from chimera_ir.ir.ids import Stage, WeightGroup
 from chimera_ir.ir.kinds import KEPT
 from chimera_ir.ir.levels import Header, Parts, Program
 from chimera_ir.ir.ops import Compute
@@ -54,22 +55,28 @@ class Holdings:
         The moments that no other moment exceeds in every number.
     copies
         For each stage the copies of its weights, the newest included.
+    tied
+        The same for what it shares with other stages, by weight group.
     sending
         For each stage the most that is on its way at once.
     """
 
     fullest: tuple[Moment, ...]
     copies: tuple[tuple[Stage, int], ...]
+    tied: tuple[tuple[WeightGroup, int], ...]
     sending: tuple[Sending, ...]
 
 
 def holdings(program: Program) -> Iterator[Holdings]:
     """The holdings of each worker of a program without errors."""
-    for stages, parts in zip(program.header.stages_of, program.parts, strict=True):
+    header = program.header
+    for stages, groups, parts in zip(header.stages_of, header.groups_of, program.parts, strict=True):
         peaks = kept(parts)
+        copies = [(group, peaks[group].copies if group in peaks else 1) for group in groups]
         yield Holdings(
-            fullest=_fullest(stages, _moments(program.header, stages, parts.computes.lines)),
-            copies=tuple((stage, peaks[stage].copies if stage in peaks else 1) for stage in stages),
+            fullest=_fullest(stages, _moments(header, stages, parts.computes.lines)),
+            copies=tuple((group[0], count) for group, count in copies if len(group) == 1),
+            tied=tuple((group, count) for group, count in copies if len(group) > 1),
             sending=_sending(stages, parts),
         )
 
@@ -78,11 +85,11 @@ def _moments(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -
     """The moments before something is freed, and during every backward that runs its forward again, each once."""
     activations, inputs = dict.fromkeys(stages, 0), dict.fromkeys(stages, 0)
     seen: set[tuple[int | Stage | None, ...]] = set()
-    grown = False
+    grown, growth = False, header.growth
     for operation in lane:
         again = header.recomputes(operation.micros[0], operation.stage)
         counted = inputs if again else activations
-        change = operation.kind.growth * len(operation.micros)
+        change = growth[operation.kind] * len(operation.micros)
         if change > 0:
             counted[operation.stage] += change
             grown = True
@@ -114,16 +121,9 @@ def _covers(larger: _Counts, smaller: _Counts) -> bool:
 
 
 def _sending(stages: Iterable[Stage], parts: Parts) -> tuple[Sending, ...]:
-    under_way: Counter[tuple[Stage, Stage]] = Counter()
-    most: Counter[tuple[Stage, Stage]] = Counter()
-    waits, over = parts.wait_sends, 0
-    for place, send in parts.sends:
-        while over < len(waits.places) and waits.places[over] < place:
-            micros, source, target = waits.lines[over].message
-            under_way[source, target] -= len(micros)
-            over += 1
-        micros, source, target = send.message
-        way = source, target
-        under_way[way] += len(micros)
-        most[way] = max(most[way], under_way[way])
-    return tuple(Sending(s, most[s, Stage(s + 1)], most[s, Stage(s - 1)]) for s in stages)
+    posted = ((place, send.message, 1) for place, send in parts.sends)
+    waited_for = ((place, wait.message, -1) for place, wait in parts.wait_sends)
+    lines = merge(posted, waited_for, key=itemgetter(0))
+    peaks = highest_by_key(((message.source, message.target), sign * len(message.micros)) for _, message, sign in lines)
+    most = {way: peak.amount for way, peak in peaks.items()}
+    return tuple(Sending(s, most.get((s, Stage(s + 1)), 0), most.get((s, Stage(s - 1)), 0)) for s in stages)

@@ -21,7 +21,8 @@ def key(header: Header, message: Message) -> int:
 
     No two messages of a program share it, as each micro-batch is in one message of each stage and direction.
     """
-    return 2 * (message.micros[0] * header.stages + message.source) + (message.source > message.target)
+    micros, source, target = message
+    return 2 * (micros[0] * header.stages + source) + (source > target)
 
 
 def keys(header: Header, lines: Iterable[Talk]) -> list[int]:
@@ -40,8 +41,8 @@ def update_of(instruction: Synchronisation) -> int:
 
 
 def sum_key(header: Header, instruction: Synchronisation) -> int:
-    """A number for the sum that a line is about, from 0 to ``stages * updates - 1``."""
-    return instruction.stage * header.updates + update_of(instruction)
+    """A number for the sum that a line is about, from 0 to ``len(groups) * updates - 1``; its group is known."""
+    return header.group_numbers[instruction.group] * header.updates + update_of(instruction)
 
 
 def sender(header: Header, message: Message) -> Worker:

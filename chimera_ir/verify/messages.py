@@ -4,6 +4,7 @@ The send comes after the producer, the receive before the consumer. This rule ch
 "channels" can replay the lanes against each other.
 """
 
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
@@ -43,15 +44,15 @@ class MessagePlaces:
     all lines with a possible mistake: foreign lines, repeated lines, and lines about the wrong peer.
     """
 
-    sent: list[int]
-    retired: list[int]
-    posted: list[int]
-    arrived: list[int]
+    sent: "array[int]"
+    retired: "array[int]"
+    posted: "array[int]"
+    arrived: "array[int]"
     expected: dict[Message, HandOver]
     foreign: dict[tuple[Worker, int], str]
     suspect: list[tuple[Worker, int]]
 
-    def of(self, instruction: Talk) -> list[int]:
+    def of(self, instruction: Talk) -> "array[int]":
         """The places of the lines of one kind."""
         match instruction:
             case Send():
@@ -68,10 +69,8 @@ class MessagePlaces:
 
 def places(program: Program, cells: Flow) -> MessagePlaces:
     """The places of the first line of each kind for each message, without lines about no message of their worker."""
-    size = 2 * program.header.stages * program.header.micro_batches
-    places = MessagePlaces(
-        [ABSENT] * size, [ABSENT] * size, [ABSENT] * size, [ABSENT] * size, _expected(program), {}, []
-    )
+    absent = array("q", [ABSENT]) * (2 * program.header.stages * program.header.micro_batches)
+    places = MessagePlaces(absent[:], absent[:], absent[:], absent[:], _expected(program), {}, [])
     for number, parts in enumerate(program.parts):
         worker = Worker(number)
         to, source = [send.to for send in parts.sends.lines], [recv.source for recv in parts.recvs.lines]
@@ -89,7 +88,7 @@ def _enter(
     places: MessagePlaces,
     worker: Worker,
     lines: Lines[Talk],
-    where: list[int],
+    where: "array[int]",
     peers: Iterable[Worker | None],
     *,
     at_start: bool,

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from chimera_ir.diagnostics.catalogue.irtext import UnevenUpdates
 from chimera_ir.diagnostics.catalogue.schedule import (
+    KindNotThere,
     MicrosNotNumbered,
     PlacedOutside,
     StagesUnplaced,
@@ -15,7 +16,7 @@ from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Version, Worker
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import NOWHERE, Compute
-from chimera_ir.ir.text.printer import line
+from chimera_ir.ir.text.printer import kinds_line, line
 from chimera_ir.source import Span
 
 
@@ -63,16 +64,21 @@ def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) ->
     unknown: dict[Span, tuple[Worker, Compute, str]] = {}
     wrong: dict[Span, tuple[Worker, Compute]] = {}
     counts: Counter[Span] = Counter()
-    pipe_of = header.pipe_of
+    other: dict[Span, tuple[Worker, Compute]] = {}
+    pipe_of, kinds = header.pipe_of, header.kinds
     for worker, operation in operations:
         reason = _unknown(header, worker, operation)
-        if reason:
+        if operation.kind not in kinds:
+            other.setdefault(operation.origin, (worker, operation))
+        elif reason:
             unknown.setdefault(operation.origin, (worker, operation, reason))
         elif any(pipe_of[micro].workers[operation.stage] != worker for micro in operation.micros):
             wrong.setdefault(operation.origin, (worker, operation))
         else:
             continue
         counts[operation.origin] += 1
+    for origin, (worker, operation) in other.items():
+        yield KindNotThere(origin, line(operation), worker, kinds_line(header), counts[origin])
     last = (header.stages - 1, header.micro_batches - 1, header.workers - 1)
     for origin, (worker, operation, reason) in unknown.items():
         yield UnknownOperation(origin, line(operation), worker, reason, *last, counts[origin])
@@ -90,12 +96,15 @@ def _unknown(header: Header, worker: Worker, operation: Compute) -> str:
         return f"there is no stage {operation.stage}"
     if not 0 <= worker < header.workers:
         return f"there is no worker {worker}"
-    if not operation.micros:
+    micros = operation.micros
+    if not micros:
         return "it is about no micro-batch"
-    if len(set(operation.micros)) < len(operation.micros):
+    if len(set(micros)) < len(micros):
         return "it names a micro-batch twice"
-    outside = [micro for micro in operation.micros if not 0 <= micro < header.micro_batches]
-    return f"there is no micro-batch {outside[0]}" if outside else _unknown_version(header, operation.version)
+    for micro in micros:
+        if not 0 <= micro < header.micro_batches:
+            return f"there is no micro-batch {micro}"
+    return _unknown_version(header, operation.version)
 
 
 def _unknown_version(header: Header, version: Version | None) -> str:

@@ -1,8 +1,7 @@
-"""Rule "repeats": the lanes of an asynchronous level repeat, so proofs for the updates shown hold for any number.
+"""Rule "repeats": workers go round together, so proofs for the updates shown hold for any number.
 
-A lane repeats if it consists of one of its turns, moved in time, without the instructions about micro-batches and
-updates outside the instance (`ir.turns`). All else that the rules check in a single lane (open waits, stashes, slots)
-follows from its lines, so it repeats with them.
+Every lane of a stream is one turn over and over. All that the rules check in a single lane (open waits, stashes, slots)
+follows from its lines, so it repeats with them. The lanes of a plan are shown to be such turns first.
 
 The state of all workers repeats if it passes this test: play the lanes, cut after a turn of the steady state, and play
 them again, cut one turn later; the second run must come exactly one turn further on every worker. Posting never blocks
@@ -11,36 +10,37 @@ and whole updates are missing; an order in which no wait blocks is still such an
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import takewhile, zip_longest
+from itertools import zip_longest
 
 from chimera_ir.diagnostics.catalogue.repeats import BreaksTurn, NoTurn, StateDiffers
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Worker
-from chimera_ir.ir.levels import Header, Program, Schedule
-from chimera_ir.ir.ops import NOWHERE, Instruction
+from chimera_ir.ir.levels import Header, Schedule
+from chimera_ir.ir.ops import NOWHERE, Compute, Instruction
+from chimera_ir.ir.streams import ProgramStream, turn_in
 from chimera_ir.ir.text.printer import line
-from chimera_ir.ir.turns import Body, body, by_turn, unroll
+from chimera_ir.ir.turns import Turn, lines_before, unroll, updates_a_turn
 from chimera_ir.verify.transport import replay
 
 
-def repeats(level: Schedule | Program) -> Iterator[Diagnostic]:
+def repeats(schedule: Schedule) -> Iterator[Diagnostic]:
     """The lanes that do not repeat, each at its first line that differs from its turn.
 
     Parameters
     ----------
-    level
+    schedule
         Asynchronous; complete and placed.
     """
-    for number, lane in enumerate(level.lanes):
-        yield from _lane(level.header, Worker(number), lane)
+    for number, lane in enumerate(schedule.lanes):
+        yield from _lane(schedule.header, Worker(number), lane)
 
 
-def _lane(header: Header, worker: Worker, lane: Sequence[Instruction]) -> Iterator[Diagnostic]:
-    turn = body(header, lane)
+def _lane(header: Header, worker: Worker, lane: Sequence[Compute]) -> Iterator[Diagnostic]:
+    turn = turn_in(header, lane)
     if turn is None:
         yield NoTurn(lane[0].origin if lane else NOWHERE, worker, header.period)
         return
-    for instruction, wanted in zip_longest(lane, unroll(header, turn, header.updates)):
+    for instruction, wanted in zip_longest(lane, unroll(header, Turn(turn), header.updates)):
         if instruction != wanted:
             origin = (instruction or lane[-1]).origin
             yield BreaksTurn(origin, worker, header.period, _shown(instruction), _shown(wanted))
@@ -51,17 +51,18 @@ def _shown(instruction: Instruction | None) -> str:
     return line(instruction) if instruction else "nothing"
 
 
-def state_repeats(program: Program) -> Iterator[Diagnostic]:
+def state_repeats(stream: ProgramStream) -> Iterator[Diagnostic]:
     """The first worker whose state does not repeat with the state of the others.
 
     Parameters
     ----------
-    program
-        Asynchronous; without errors by all other rules.
+    stream
+        Without errors by all other rules, for the updates that it shows.
     """
-    bodies = [body(program.header, lane) for lane in program.lanes]
-    starts = [0 if turn is None else _start(program.header, turn) for turn in bodies]
-    lengths = [0 if turn is None else len(turn.instructions) for turn in bodies]
+    program = stream.shown
+    middle = program.header.updates // updates_a_turn(stream.header) // 2
+    starts = [lines_before(stream.header, turn, middle, program.header.updates) for turn in stream.turns]
+    lengths = [len(turn.instructions) for turn in stream.turns]
     before = replay(program, starts).places
     after = replay(program, [start + length for start, length in zip(starts, lengths, strict=True)]).places
     for number, length in enumerate(lengths):
@@ -69,8 +70,3 @@ def state_repeats(program: Program) -> Iterator[Diagnostic]:
             stopped = program.lanes[number][min(after[number], len(program.lanes[number]) - 1)]
             yield StateDiffers(stopped.origin, Worker(number), line(stopped))
             return
-
-
-def _start(header: Header, turn: Body) -> int:
-    """The number of instructions of a lane before its body."""
-    return sum(1 for _ in takewhile(lambda entry: entry[0] < turn.turn, by_turn(header, turn, header.updates)))

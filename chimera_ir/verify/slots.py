@@ -2,7 +2,8 @@
 
 A receive may write from the moment it is posted. The slot of activations is free after two events: the last backward of
 the same micro-batches and stage, which needs what the forward kept, and the end of the send of the forward's result,
-which may be in the same memory. The slot of gradients is free after the backward that reads them.
+which may be in the same memory; if the next stage is on the same worker, that is so of the next stage's result. The
+slot of gradients is free after the backward that reads them.
 """
 
 from collections import Counter
@@ -12,9 +13,10 @@ from chimera_ir.diagnostics.catalogue.program import SlotInUse, SlotTooHigh
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow.flow import Flow
 from chimera_ir.ir.ids import Slot, Stage, Worker
-from chimera_ir.ir.levels import Program
+from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import Message, Recv
 from chimera_ir.ir.text.printer import line
+from chimera_ir.verify.index import key
 from chimera_ir.verify.messages import MessagePlaces
 from chimera_ir.verify.words import content
 
@@ -42,16 +44,18 @@ def slots(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[Diag
             before = held.get(shelf)
             if before is not None and before[1] >= place:
                 yield _in_use(program, worker, recv, *before)
-            held[shelf] = (recv, _last_use(cells, places, recv.message))
+            held[shelf] = (recv, _last_use(program.header, worker, cells, places, recv.message))
 
 
-def _last_use(cells: Flow, places: MessagePlaces, message: Message) -> int:
+def _last_use(header: Header, worker: Worker, cells: Flow, places: MessagePlaces, message: Message) -> int:
     """The place in the receiver's lane after which the content of a message may go."""
-    last = cells.last_use(message)
-    if message.source > message.target:
+    last, (micros, source, stage) = cells.last_use(message), message
+    if source > stage:
         return last
-    retired = places.retired[2 * (message.micros[0] * cells.stages + message.target)]
-    return max(last, retired)
+    while stage + 1 < header.stages and header.worker(micros[0], Stage(stage + 1)) == worker:
+        stage = Stage(stage + 1)
+        last = max(last, cells.consumer(Message(micros, Stage(stage - 1), stage)))
+    return max(last, places.retired[key(header, Message(micros, stage, Stage(stage + 1)))])
 
 
 def _in_use(program: Program, worker: Worker, recv: Recv, before: Recv, last_use: int) -> Diagnostic:

@@ -7,7 +7,7 @@ Tagged (gloo)
     A transfer happens once both ends are posted, in any order.
 
 On both, posting never blocks a lane; a wait blocks it until the transfer has happened. A sum is done once every worker
-that holds the stage has launched it; every stage has its own communicator.
+that holds any stage of its group has launched it; every weight group has its own communicator.
 
 If every pair of workers sends and receives in the same order, the two transports behave the same: once both ends of a
 message are posted, so are both ends of all messages before it in its queue, which have left the queue. So the rule
@@ -31,7 +31,7 @@ class Transport(Enum):
     TAGGED = "tagged messages (gloo)"
 
 
-def awaited(program: Program) -> list[Sequence[int]]:
+def awaited(program: Program) -> list[tuple[int, ...]]:
     """The instructions that each instruction waits for, beside the one before it in its lane; numbered lane by lane.
 
     A wait of a message waits until both of its ends are posted, a wait of a sum until all of its workers launch it.
@@ -39,19 +39,21 @@ def awaited(program: Program) -> list[Sequence[int]]:
     header = program.header
     first_sum = 2 * header.stages * header.micro_batches
     starts = [*accumulate((parts.length for parts in program.parts), initial=0)]
-    posts: list[list[int]] = [[] for _ in range(first_sum + header.stages * header.updates)]
-    before: list[Sequence[int]] = [()] * starts[-1]
+    posts: list[tuple[int, ...]] = [()] * (first_sum + len(header.groups) * header.updates)
     for start, parts in zip(starts, program.parts, strict=False):
         for lines in (parts.sends, parts.recvs):
             for place, number in zip(lines.places, keys(header, lines.lines), strict=True):
-                posts[number].append(start + place)
+                posts[number] += (start + place,)
+        for place, instruction in parts.updates:
+            if isinstance(instruction, AllReduce):
+                posts[first_sum + sum_key(header, instruction)] += (start + place,)
+    before: list[tuple[int, ...]] = [()] * starts[-1]
+    for start, parts in zip(starts, program.parts, strict=False):
         for waits in (parts.wait_sends, parts.wait_recvs):
             for place, number in zip(waits.places, keys(header, waits.lines), strict=True):
                 before[start + place] = posts[number]
         for place, instruction in parts.updates:
-            if isinstance(instruction, AllReduce):
-                posts[first_sum + sum_key(header, instruction)].append(start + place)
-            elif isinstance(instruction, WaitAllReduce):
+            if isinstance(instruction, WaitAllReduce):
                 before[start + place] = posts[first_sum + sum_key(header, instruction)]
     return before
 

@@ -13,6 +13,7 @@ from chimera_ir.flow.net import Net, Reads, net_of, reads_of
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import NOWHERE, Compute
+from chimera_ir.ir.streams import ProgramStream, ScheduleStream, stream_of, view_of
 from chimera_ir.verify.acyclic import acyclic
 from chimera_ir.verify.channels import Certificate, channels
 from chimera_ir.verify.clocks import clocks
@@ -30,6 +31,7 @@ from chimera_ir.verify.messages import messages, places
 from chimera_ir.verify.placed import placed
 from chimera_ir.verify.repeats import repeats, state_repeats
 from chimera_ir.verify.slots import slots
+from chimera_ir.verify.ties import ties
 from chimera_ir.verify.versions import versions
 
 _SEAL = object()
@@ -39,9 +41,11 @@ _SEAL = object()
 class Checked:
     """A schedule with the findings of the rules on it and on its clocks; without errors, it can be lowered.
 
-    ``reads`` are the reads of its operations, empty if an earlier rule failed.
+    ``level`` is what can be lowered: the schedule, or the stream of which it shows the first updates. ``reads`` are the
+    reads of its operations, empty if an earlier rule failed.
     """
 
+    level: Schedule | ScheduleStream
     schedule: Schedule
     findings: Findings
     reads: Reads
@@ -58,8 +62,10 @@ class Verified:
 
     Attributes
     ----------
+    level
+        The verified program; without a flush, a stream.
     program
-        The verified program.
+        What is proven of it: all of it, or as many updates of the stream as show all that ever happens.
     checked
         The schedule of its compute operations, with the findings on it.
     rules
@@ -72,6 +78,7 @@ class Verified:
         Per worker the most weights that it holds, in M_theta, older versions included.
     """
 
+    level: Program | ProgramStream
     program: Program
     checked: Checked
     rules: frozenset[Rule]
@@ -86,7 +93,7 @@ class Verified:
 
     @property
     def schedule(self) -> Schedule:
-        """Its compute operations."""
+        """The compute operations of what is proven, in the order of the lanes."""
         return self.checked.schedule
 
     @cached_property
@@ -95,24 +102,26 @@ class Verified:
         return tuple(holdings(self.program))
 
 
-def verify_schedule(schedule: Schedule, plan: Plan | None) -> Checked:
+def verify_schedule(level: Schedule | ScheduleStream, plan: Plan | None) -> Checked:
     """Rules "conflict-free", "complete", "placed", "acyclic", and the parts of "memory" and "repeats" for schedules.
 
     Clocks that do not increase are warnings.
 
     Parameters
     ----------
-    schedule
-        Any.
+    level
+        Any; that of a plan without end as the updates that the plan shows.
     plan
         The plan that the schedule comes from; None for a schedule that was written as such. There the place in the lane
         is the clock, so no two operations of a worker share a clock.
     """
+    schedule = level.shown if isinstance(level, ScheduleStream) else level
     findings, reads = _schedule_findings(schedule, plan)
     findings = _clocks(plan) + findings
-    if schedule.header.asynchronous and not findings.errors:
+    if isinstance(level, Schedule) and schedule.header.asynchronous and not findings.errors:
         findings += check("repeats", repeats(schedule))
-    return Checked(schedule, findings, reads)
+        level = schedule if findings.errors else stream_of(schedule)
+    return Checked(level, schedule, findings, reads)
 
 
 def _clocks(plan: Plan | None) -> Findings:
@@ -129,7 +138,10 @@ def _schedule_findings(schedule: Schedule, plan: Plan | None) -> tuple[Findings,
     if findings.errors:
         return findings, ()
     reads = reads_of(schedule)
-    return findings + apply(Rule.ACYCLIC, acyclic(schedule, plan, reads)) + check("memory", memory(schedule)), reads
+    findings += apply(Rule.ACYCLIC, acyclic(schedule, plan, reads)) + check("memory", memory(schedule))
+    if schedule.header.asynchronous:
+        findings += check("versions", ties(schedule))
+    return findings, reads
 
 
 def _operations(header: Header, operations: Sequence[tuple[Worker, Compute]]) -> Findings:
@@ -139,13 +151,13 @@ def _operations(header: Header, operations: Sequence[tuple[Worker, Compute]]) ->
     return findings + apply(Rule.COMPLETE, complete(header, operations), groups(header, operations))
 
 
-def verify_program(program: Program, checked: Checked | None = None) -> Verified:
+def verify_program(level: Program | ProgramStream, checked: Checked | None = None) -> Verified:
     """Applies all rules to any program.
 
     Parameters
     ----------
-    program
-        Any.
+    level
+        Any program with a flush, or any stream.
     checked
         The result of `verify_schedule`; if the program has the same operations, they are not checked again.
 
@@ -155,36 +167,55 @@ def verify_program(program: Program, checked: Checked | None = None) -> Verified
         With all errors. If the operations are not complete and placed, or the messages make no sense, with these errors
         alone.
     """
+    program = view_of(level)
+    if level is program and program.header.asynchronous:
+        raise ValueError("some updates of a stream prove nothing about the others")
+    checked, findings, proofs = _proven(program, checked)
+    if isinstance(level, ProgramStream):
+        findings += apply(Rule.REPEATS, state_repeats(level))
+        raise_errors(findings.diagnostics)
+    return Verified(
+        level=level,
+        program=program,
+        checked=checked,
+        rules=findings.rules,
+        certificates=proofs,
+        live=live.whole(program.header, live.activations(checked.schedule)),
+        weights=copies(program),
+        seal=_SEAL,
+    )
+
+
+def verify_view(program: Program) -> Findings:
+    """Applies all rules but "repeats" to a program as it is, be it some updates of a stream.
+
+    Raises
+    ------
+    Rejected
+        As `verify_program`.
+    """
+    _, findings, _ = _proven(program, None)
+    return findings
+
+
+def _proven(program: Program, checked: Checked | None) -> tuple[Checked, Findings, tuple[Certificate, ...]]:
+    """The checked schedule of a program, the findings of all rules but "repeats", and the certificates."""
     schedule = schedule_of(program)
     if checked is None or schedule != checked.schedule:
         findings, reads = _schedule_findings(schedule, None)
-        checked = Checked(schedule, _clocks(None) + findings, reads)
+        checked = Checked(schedule, schedule, _clocks(None) + findings, reads)
     raise_errors(checked.findings.diagnostics)
-    in_lanes = cells(program)
-    where = places(program, in_lanes)
-    talk = check("channels", messages(program, in_lanes, where), slots(program, in_lanes, where))
-    findings = checked.findings + talk + _updates(program)
+    findings = checked.findings + _messages(program) + _updates(program)
     raise_errors(findings.diagnostics)
     findings += apply(Rule.MEMORY, memory_of_versions(program))
     raise_errors(findings.diagnostics)
     proofs = channels(program)
     findings += apply(Rule.CHANNELS, (proof for proof in proofs if isinstance(proof, Diagnostic)))
     raise_errors(findings.diagnostics)
-    if program.header.asynchronous:
-        findings += apply(Rule.REPEATS, repeats(program), state_repeats(program))
-        raise_errors(findings.diagnostics)
-    return Verified(
-        program=program,
-        checked=checked,
-        rules=findings.rules,
-        certificates=tuple(proof for proof in proofs if isinstance(proof, Certificate)),
-        live=live.whole(schedule.header, live.activations(schedule)),
-        weights=copies(program),
-        seal=_SEAL,
-    )
+    return checked, findings, tuple(proof for proof in proofs if isinstance(proof, Certificate))
 
 
-def verify_lowered(program: Program, checked: Checked) -> Verified:
+def verify_lowered(program: Program | ProgramStream, checked: Checked) -> Verified:
     """Applies all rules to a program that was made from a schedule without errors.
 
     Raises
@@ -202,6 +233,13 @@ def verify_lowered(program: Program, checked: Checked) -> Verified:
         raise Rejected([NotLowered(worst.span, worst.fill(worst.title), worst.fill(worst.label))]) from rejected
 
 
+def _messages(program: Program) -> Findings:
+    """The part of the rule "channels" that looks at lanes one by one: messages and their slots."""
+    in_lanes = cells(program)
+    where = places(program, in_lanes)
+    return check("channels", messages(program, in_lanes, where), slots(program, in_lanes, where))
+
+
 def _updates(program: Program) -> Findings:
     """Rules "gradients" and "versions"; the second needs steps in order, to know which version exists when."""
     streams = program.header.asynchronous
@@ -212,6 +250,7 @@ def _updates(program: Program) -> Findings:
 
 
 def _by_worker(schedule: Schedule) -> Iterator[tuple[Worker, Compute]]:
-    for worker, lane in enumerate(schedule.lanes):
+    for number, lane in enumerate(schedule.lanes):
+        worker = Worker(number)
         for operation in lane:
-            yield Worker(worker), operation
+            yield worker, operation

@@ -19,15 +19,14 @@ from chimera_ir.diagnostics.catalogue.program import (
     VersionsDiffer,
 )
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.ir.ids import Micro, Stage, Version, Worker
+from chimera_ir.ir.ids import Micro, Stage, Version, WeightGroup, Worker
 from chimera_ir.ir.levels import Header, Parts, Program
 from chimera_ir.ir.ops import Compute, Drop, Instruction, Stash, Step
-from chimera_ir.ir.text.printer import line
-from chimera_ir.source import Span
+from chimera_ir.ir.text.printer import group_name, line
 from chimera_ir.verify.copies import Lane, last_reads
 from chimera_ir.verify.gradients import not_held
 
-_Weights = tuple[Stage, Version]
+_Weights = tuple[WeightGroup, Version]
 
 
 def versions(program: Program) -> Iterator[Diagnostic]:
@@ -41,17 +40,17 @@ def versions(program: Program) -> Iterator[Diagnostic]:
     for number, lane in enumerate(program.lanes):
         worker = Worker(number)
         if not program.header.asynchronous:
-            yield from _one_version(worker, program.parts[number])
+            yield from _one_version(program.header, worker, program.parts[number])
             continue
         yield from _Walk(program.header, worker, lane, program.parts[number]).mistakes()
         yield from _differing(program.parts[number])
 
 
-def _one_version(worker: Worker, parts: Parts) -> Iterator[Diagnostic]:
-    stepped: dict[Stage, tuple[int, Span]] = {}
+def _one_version(header: Header, worker: Worker, parts: Parts) -> Iterator[Diagnostic]:
+    stepped: dict[WeightGroup, tuple[int, Step]] = {}
     for place, instruction in parts.updates:
         if isinstance(instruction, Step):
-            stepped.setdefault(instruction.stage, (place, instruction.origin))
+            stepped.setdefault(instruction.group, (place, instruction))
         elif isinstance(instruction, Stash | Drop):
             yield RedundantLine(
                 instruction.origin, worker, line(instruction), "a synchronous program has one version", ()
@@ -60,9 +59,11 @@ def _one_version(worker: Worker, parts: Parts) -> Iterator[Diagnostic]:
         return
     first = min(place for place, _ in stepped.values())
     for place, operation in islice(parts.computes, bisect_left(parts.computes.places, first), None):
-        step, origin = stepped.get(operation.stage, (place, operation.origin))
-        if step < place:
-            yield AfterStep(operation.origin, worker, line(operation), operation.stage, origin)
+        steps = [stepped[group] for group in header.groups_with[operation.stage] if group in stepped]
+        step = next((step for step_place, step in steps if step_place < place), None)
+        if step is not None:
+            group = group_name(step.group)
+            yield AfterStep(operation.origin, worker, line(operation), group, line(step), step.origin)
 
 
 def _differing(parts: Parts) -> Iterator[Diagnostic]:
@@ -86,11 +87,11 @@ class _Walk:
         self._worker = worker
         self._lane = lane
         self._lines = merge(parts.computes, parts.updates, key=itemgetter(0))
-        self._last = last_reads(parts)
+        self._last = last_reads(header, parts)
         self._steps = _first_places(parts, Step)
         self._stashes = _first_places(parts, Stash)
         self._drops = _first_places(parts, Drop)
-        self._newest = {stage: Version(0) for stage in header.stages_of[worker]}
+        self._newest = {group: Version(0) for group in header.groups_of[worker]}
         self._stashed: set[_Weights] = set()
         self._lacking: set[_Weights] = set()
 
@@ -98,10 +99,11 @@ class _Walk:
         """Operations that read a version that does not exist, once per version, and wrong stashes and drops."""
         for place, instruction in self._lines:
             match instruction:
-                case Step(stage):
-                    self._newest[stage] = Version(self._newest[stage] + 1)
-                case Compute():
-                    yield from self._read(instruction)
+                case Step(group):
+                    self._newest[group] = Version(self._newest[group] + 1)
+                case Compute(version=version) if version is not None:
+                    for group in self._header.groups_with[instruction.stage]:
+                        yield from self._read(instruction, (group, version))
                 case Stash():
                     yield from self._stray(instruction) or self._stash(place, instruction)
                 case Drop():
@@ -111,30 +113,28 @@ class _Walk:
         yield from self._left_over()
 
     def _stray(self, instruction: Stash | Drop) -> list[Diagnostic]:
-        stray = not_held(self._header, self._worker, instruction, instruction.stage)
+        stray = not_held(self._header, self._worker, instruction, instruction.group)
         return [] if stray is None else [stray]
 
-    def _read(self, operation: Compute) -> Iterator[Diagnostic]:
-        if operation.version is None or operation.version == self._newest[operation.stage]:
-            return
-        weights = operation.stage, operation.version
-        if weights in self._stashed or weights in self._lacking:
+    def _read(self, operation: Compute, weights: _Weights) -> Iterator[Diagnostic]:
+        group, version = weights
+        if version == self._newest[group] or weights in self._stashed or weights in self._lacking:
             return
         self._lacking.add(weights)
-        if operation.version > self._newest[operation.stage]:
+        if version > self._newest[group]:
             yield self._misplaced(operation, self._lane[self._steps[weights]], f"{_name(weights)} is not there yet")
         elif weights not in self._stashes:
-            step = line(self._lane[self._steps[operation.stage, Version(operation.version + 1)]])
+            step = line(self._lane[self._steps[group, Version(version + 1)]])
             reason = f"`{line(operation)}` reads {_name(weights)} after `{step}`"
             yield MissingLine(operation.origin, self._worker, line(Stash(*weights)), reason, f"before `{step}`")
 
     def _stash(self, place: int, stash: Stash) -> Iterator[Diagnostic]:
-        weights = stash.stage, stash.version
-        following = self._steps.get((stash.stage, Version(stash.version + 1)))
+        weights = stash.group, stash.version
+        following = self._steps.get((stash.group, Version(stash.version + 1)))
         if following is None:
             yield self._redundant(stash, f"no step follows {_name(weights)}")
             return
-        if stash.version > self._newest[stash.stage]:
+        if stash.version > self._newest[stash.group]:
             yield self._misplaced(stash, self._lane[self._steps[weights]], f"{_name(weights)} is not there yet")
         elif self._stashes[weights] != place:
             yield self._redundant(stash, f"{_name(weights)} is already stashed", self._stashes[weights])
@@ -143,7 +143,7 @@ class _Walk:
         self._stashed.add(weights)
 
     def _drop(self, place: int, drop: Drop) -> Iterator[Diagnostic]:
-        weights = drop.stage, drop.version
+        weights = drop.group, drop.version
         stash, last = self._stashes.get(weights, len(self._lane)), self._last.get(weights, -1)
         if self._drops[weights] != place:
             yield self._redundant(drop, f"{_name(weights)} is already dropped", self._drops[weights])
@@ -175,10 +175,10 @@ def _first_places(parts: Parts, kind: type[Step | Stash | Drop]) -> dict[_Weight
     places: dict[_Weights, int] = {}
     for place, instruction in parts.updates:
         if isinstance(instruction, kind) and instruction.version is not None:
-            places.setdefault((instruction.stage, instruction.version), place)
+            places.setdefault((instruction.group, instruction.version), place)
     return places
 
 
 def _name(weights: _Weights) -> str:
-    stage, version = weights
-    return f"version {version} of stage {stage}"
+    group, version = weights
+    return f"version {version} of {group_name(group)}"

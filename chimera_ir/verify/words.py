@@ -2,6 +2,7 @@
 
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.ops import Message
+from chimera_ir.ir.text.printer import group_name
 from chimera_ir.verify.index import Synchronisation
 
 
@@ -14,8 +15,10 @@ def content(message: Message) -> str:
 
 
 def summed(instruction: Synchronisation) -> str:
-    """The stage of a sum or a step, with its version: ``stage 1``, or ``stage 1 for version 3``."""
-    return f"stage {instruction.stage}" + ("" if instruction.version is None else f" for version {instruction.version}")
+    """The group of a sum or a step, with its version: ``stage 1``, or ``stage 1 for version 3``."""
+    return group_name(instruction.group) + (
+        "" if instruction.version is None else f" for version {instruction.version}"
+    )
 
 
 def workers(numbers: tuple[Worker, ...]) -> str:

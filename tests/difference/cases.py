@@ -18,6 +18,10 @@ SIZES: dict[str, list[dict[str, int]]] = {
     ],
     "chimera_doubling": [{"D": D, "N": N} for D, N in product((2, 4, 8), (2, 4, 8, 12, 24))],
     "chimera_halving": [{"D": D, "N": N} for D, N in product((2, 4, 8), (2, 4, 8, 12, 24))],
+    "interleaved": [{"P": P, "v": 2, "N": N, "hop": hop} for P, N, hop in product((2, 4), (1, 4, 9), (1, 2))],
+    "breadth_first": [{"P": P, "v": 2, "N": N} for P, N in product((2, 4), (1, 4, 9))],
+    "waves": [{"P": P, "w": 1, "N": N} for P, N in product((2, 3, 4), (1, 4, 9))],
+    "bitpipe": [{"P": P, "N": N} for P, N in product((2, 4), (1, 4, 9))],
     "pipedream": [{"D": D} for D in (1, 2, 3, 4, 8)],
     "pipedream_2bw": [{"D": D, "N": N} for D, N in ((1, 1), (2, 2), (2, 5), (4, 4), (4, 7), (8, 8))],
 }
@@ -63,9 +67,10 @@ def cases(root: Path) -> Iterator[Case]:
             yield _compile(
                 f"options/{scheme}{'_'.join(option).replace('/', 'over')}", scheme, *middle, *option, "--out", "out"
             )
+        four = "D=4" if "D" in sizes[0] else "P=2"  # stages of the profile
         for prediction in PREDICTIONS:
             name = "_".join(prediction)
-            words = [*PROFILED, *prediction, "--micro-batch-size", "4", "--set", "D=4", "--out", "out"]
+            words = [*PROFILED, *prediction, "--micro-batch-size", "4", "--set", four, "--out", "out"]
             yield _compile(f"predictions/{scheme}{name}", scheme, *words)
     for path in _texts(root, "docs/examples", "examples/schemes", "tests/errors/front", "tests/errors/middle"):
         yield _compile(f"texts/{path}", path, "--out", "out")
@@ -74,7 +79,6 @@ def cases(root: Path) -> Iterator[Case]:
     for options in PLANS:
         name = "_".join(options) or "plain"
         yield Case(f"plans/{name}", "chimera-plan", (*PROFILED, "--mini-batch", "256", "--json", *options))
-    yield Case("tables", "chimera-tables", ())
 
 
 def _compile(name: str, *arguments: str) -> Case:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from chimera_ir.cli import compile_command
+from chimera_ir.commands.compile_command import compile_command
 from tests.programs import TORCHRUN
 
 HERE = Path(__file__).resolve().parent
@@ -20,53 +19,27 @@ MODELS = HERE / "models"
 PATIENCE = 400
 
 
-def compiled(folder: Path, scheme: str, **parameters: int) -> Path:
-    """The output directory of a scheme: of the library, or a file."""
-    out = folder / "-".join([Path(scheme).stem, *(f"{k}{v}" for k, v in parameters.items())])
+def compiled(folder: Path, scheme: str, tied: tuple[str, ...] = (), **parameters: int) -> Path:
+    """The output directory of a scheme: of the library, or a file; ``tied`` are the stages that share parameters."""
+    out = folder / "-".join([Path(scheme).stem, *(f"{k}{v}" for k, v in parameters.items()), *tied])
     settings = [text for name, value in parameters.items() for text in ("--set", f"{name}={value}")]
+    settings += [text for tie in tied for text in ("--tied", tie)]
     result = CliRunner().invoke(compile_command, [scheme, *settings, "--out", str(out)])
     assert result.exit_code == 0, result.output
     return out
 
 
-def over_gloo(directory: Path) -> Path:
-    """A copy of generated scripts that sends short messages through gloo too, as between machines."""
-    copy = directory.with_name(f"{directory.name}-gloo")
-    shutil.copytree(directory, copy)
-    connections = copy / "support" / "connections.py"
-    text = connections.read_text()
-    assert text.count("SHORT = 2**16\n") == 1
-    connections.write_text(text.replace("SHORT = 2**16\n", "SHORT = 1\n"))
-    return copy
-
-
-REFUSED = """
-
-def _refused(*_: object) -> Transfer:
-    raise AssertionError("a short message to a rank on this machine goes through gloo")
-
-
-Peer.isend = Peer.irecv = _refused
-"""
-
-
-def over_sockets(directory: Path) -> Path:
-    """A copy of generated scripts in which no message may go through gloo: ranks fail unless they are connected."""
-    copy = directory.with_name(f"{directory.name}-sockets")
-    shutil.copytree(directory, copy)
-    with (copy / "runtime.py").open("a") as runtime:
-        runtime.write(REFUSED)
-    return copy
-
-
 @dataclass(frozen=True)
 class Job:
-    """A generated program and the options to run it with."""
+    """A generated program and the options to run it with.
+
+    Without a ``model``, ``directory`` is a script of its own and the arguments are all that it gets.
+    """
 
     name: str
     directory: Path
     arguments: tuple[str, ...] = ("--check-only",)
-    model: str = "zoo.py"
+    model: str | None = "zoo.py"
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -90,9 +63,10 @@ def run_all(folder: Path, ranks: int, jobs: Sequence[Job]) -> dict[str, Outcome]
     """Runs the jobs in turn under one torchrun."""
     listed = [
         {
-            "train": str(job.directory / "train.py"),
-            "arguments": ["--model", str(MODELS / job.model), "--timeout", "30", *job.arguments],
+            "train": str(job.directory if job.model is None else job.directory / "train.py"),
+            "arguments": [*_common(job), *job.arguments],
             "log": str(folder / f"{job.name}.log"),
+            "path": [] if job.model else [str(HERE.parent.parent)],
             "environment": dict(job.environment),
         }
         for job in jobs
@@ -104,6 +78,10 @@ def run_all(folder: Path, ranks: int, jobs: Sequence[Job]) -> dict[str, Outcome]
     )
     assert done.returncode == 0, done.stderr
     return {job.name: _outcome(folder, job, ranks) for job in jobs}
+
+
+def _common(job: Job) -> list[str]:
+    return [] if job.model is None else ["--model", str(MODELS / job.model), "--timeout", "30"]
 
 
 def _outcome(folder: Path, job: Job, ranks: int) -> Outcome:

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node=4 run_jobs.py JOBS.json
 
-JOBS.json is a list of {"train", "arguments", "log", "environment"}; rank r writes what the job's rank r said to
+JOBS.json is a list of {"train", "arguments", "log", "path", "environment"}; rank r writes what the job's rank r said to
 LOG.r, and its exit status to LOG.r.status. What every child would import, the first step of an optimizer included, is
 imported before.
 """
@@ -32,7 +32,7 @@ def child(job: dict[str, object], log: Path) -> None:
     train = str(job["train"])
     os.environ |= {str(k): str(v) for k, v in dict(job.get("environment") or {}).items()}  # type: ignore[call-overload]
     sys.argv = [train, *map(str, job["arguments"])]  # type: ignore[call-overload]
-    sys.path[0] = os.path.dirname(train)
+    sys.path[:1] = [os.path.dirname(train), *map(str, job.get("path") or [])]  # type: ignore[call-overload]
     status = 0
     try:
         runpy.run_path(train, run_name="__main__")

@@ -1,6 +1,5 @@
 """Memory is what the report says: measured while the generated loops train, with torch's hooks for saved tensors."""
 
-import ast
 import json
 import platform
 import re
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from chimera_runtime.program import RankFacts, load
 from tests.e2e.ranks import MODELS, Job, compiled, run_all, torchrun
 
 SCHEMES: dict[str, dict[str, int]] = {
@@ -44,22 +44,12 @@ def jobs(folder: Path) -> Iterator[Job]:
     yield job(folder, "growing", "chimera", {"N": 8}, GROWING="1")
 
 
-def scripts(job: Job) -> list[dict[str, Any]]:
-    """The constants of every rank's script."""
-    found = []
-    for rank in RANKS:
-        body = ast.parse((job.directory / f"rank_{rank}.py").read_text()).body
-        constants = [each for each in body if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name)]
-        found.append({each.targets[0].id: ast.literal_eval(each.value) for each in constants})
-    return found
-
-
 @dataclass(frozen=True)
 class Seen:
-    """A scheme's report, the constants of its scripts, what every rank measured of itself, and what rank 0 said."""
+    """A scheme's report, the facts of its program, what every rank measured of itself, and what rank 0 said."""
 
     report: dict[str, Any]
-    scripts: list[dict[str, Any]]
+    facts: tuple[RankFacts, ...]
     ranks: list[dict[str, Any]]
     said: str
 
@@ -74,7 +64,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
         outcomes[each.name].assert_passed()
         report = json.loads((each.directory / "report.json").read_text())
         ranks = [json.loads((folder / each.name / f"{rank}.json").read_text()) for rank in RANKS]
-        found[each.name] = Seen(report, scripts(each), ranks, outcomes[each.name].said[0])
+        found[each.name] = Seen(report, load(each.directory).ranks, ranks, outcomes[each.name].said[0])
     return found
 
 
@@ -99,9 +89,9 @@ def test_there_are_as_many_copies_of_the_weights_as_the_report_says(seen: dict[s
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_receive_buffers_are_as_many_as_the_scripts_say(seen: dict[str, Seen], scheme: str) -> None:
-    for rank, script in zip(seen[scheme].ranks, seen[scheme].scripts, strict=True):
-        said = {str(stage): [len(each) for each in slots] for stage, slots in script["SLOTS"].items()}
+def test_receive_buffers_are_as_many_as_the_program_says(seen: dict[str, Seen], scheme: str) -> None:
+    for rank, facts in zip(seen[scheme].ranks, seen[scheme].facts, strict=True):
+        said = {str(stage): [len(slots.inputs), len(slots.gradients)] for stage, slots in facts.stages.items()}
         assert rank["buffers"] == said
 
 
@@ -116,8 +106,8 @@ def test_where_stages_differ_it_counts_which_are_kept_at_the_same_time(seen: dic
     found = seen["growing"]
     m_a = {int(stage): size for rank in found.ranks for stage, size in rank["M_a"].items()}
     assert len(set(m_a.values())) == 4
-    for rank, script in zip(found.ranks, found.scripts, strict=True):
-        moments = [sum(kept * m_a[stage] for stage, kept, _ in moment) for moment in script["KEPT"]]
+    for rank, facts in zip(found.ranks, found.facts, strict=True):
+        moments = [sum(kept * m_a[stage] for stage, kept, _ in moment) for moment in facts.kept]
         assert rank["kept"] == max(moments)
 
 

@@ -88,7 +88,8 @@ def test_the_wheel_holds_the_package_with_its_grammars_templates_and_schemes_and
 ) -> None:
     with zipfile.ZipFile(built[1]) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
-    expected = sources("chimera_ir") | {f"chimera_ir/{name}" for name in sources("grammar") | sources("templates")}
+    inside = {f"chimera_ir/{name}" for name in sources("grammar") | sources("templates")}
+    expected = sources("chimera_ir") | sources("chimera_runtime") | inside
     assert held == expected
 
 
@@ -101,7 +102,8 @@ def test_an_installed_wheel_lists_and_compiles_as_the_checkout_does(installed: P
 
 
 def test_an_installed_wheel_knows_its_version_and_needs(installed: Path) -> None:
-    assert chimera_ir.__version__ in call(installed / "chimera-compile", "--version")
+    for command in (["chimera-compile"], ["chimera"], ["chimera", "run"], ["python", "-m", "chimera_ir", "trace"]):
+        assert chimera_ir.__version__ in call(installed / command[0], *command[1:], "--version")
     program = "import importlib.metadata as m; print(*m.requires('chimera_ir'), sep='\\n')"
     plain = [line for line in call(installed / "python", "-c", program).splitlines() if "extra ==" not in line]
     needs = {re.split(r"[^\w-]", line)[0] for line in plain}
@@ -121,7 +123,7 @@ def test_what_is_generated_imports_where_the_compiler_and_its_libraries_are_not(
         path.relative_to(directory).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
         for path in sorted(directory.rglob("*.py"))
     ]
-    assert {"train", "runtime", "rank_0", "rank_3", "support", "support.launch"} <= set(modules)
+    assert {"train", "rank_0", "rank_3", "chimera_runtime", "chimera_runtime.tools.launch"} <= set(modules)
     program = f"""
 import importlib, sys
 sys.path.insert(0, {str(directory)!r})

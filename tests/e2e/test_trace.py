@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from chimera_ir.commands.trace_command import main
 from chimera_ir.ir.ops import AllReduce, Send, WaitAllReduce, WaitRecv
 from chimera_ir.trace.compare import compare
 from chimera_ir.trace.events import events
 from chimera_ir.trace.match import lanes
 from chimera_ir.trace.read import Trace, read
-from chimera_ir.tracer import main
 from tests.e2e.ranks import MODELS, Job, Outcome, compiled, environment, interrupted, run_all, torchrun
 from tests.unit.trace_events import assert_valid
 
@@ -79,15 +79,15 @@ def test_what_was_recorded_is_the_lane_in_order_and_no_effect_precedes_its_cause
             if isinstance(span.operation, Send):
                 starts[rank.copy, span.update, span.operation.message].append(span.start)
             if isinstance(span.operation, AllReduce):
-                starts[span.update, span.operation.stage].append(span.start)
+                starts[span.update, span.operation.group].append(span.start)
     for rank, lane in zip(trace.ranks, found, strict=True):
         for span in lane:
             if isinstance(span.operation, WaitRecv):
                 (sent,) = starts[rank.copy, span.update, span.operation.message]
                 assert sent < span.end
             if isinstance(span.operation, WaitAllReduce):
-                launched = starts[span.update, span.operation.stage]
-                holders = trace.program.header.holders[span.operation.stage]
+                launched = starts[span.update, span.operation.group]
+                holders = trace.program.header.members(span.operation.group)
                 assert len(launched) == len(holders) * trace.about.copies
                 assert max(launched) < span.end
 

@@ -1,13 +1,12 @@
 """What is generated trains: every library scheme computes what one process computes, for any number of copies."""
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.ranks import MODELS, Job, Outcome, compiled, over_gloo, over_sockets, run_all, torchrun
+from tests.e2e.ranks import MODELS, Job, Outcome, compiled, run_all, torchrun
 
 SCHEMES = Path(__file__).resolve().parent / "schemes"
 LIBRARY = ("gpipe", "dapple", "gems", "chimera")
@@ -36,14 +35,10 @@ def four_ranks(folder: Path) -> Iterator[Job]:
     for scheme in ("wave", "shared", "crossed", "again"):
         yield Job(scheme, compiled(folder, str(SCHEMES / f"{scheme}.chim")))
     yield from several_at_once(folder)
+    yield from several_stages(folder)
     for items in ("1", "2", "4"):
         arguments = ("--check-only", "--micro-batch-size", items)
         yield Job(f"wide-{items}", compiled(folder, "chimera", D=4, N=4), arguments, "wide.py")
-    for scheme in ("dapple", "chimera"):
-        directory = compiled(folder, scheme, D=4, N=4)
-        yield Job(f"{scheme}-gloo", over_gloo(directory), ("--check", "--steps", "2"))
-        if sys.platform == "linux":
-            yield Job(f"{scheme}-sockets", over_sockets(directory), ("--check", "--steps", "2"))
 
 
 def several_at_once(folder: Path) -> Iterator[Job]:
@@ -63,14 +58,25 @@ def several_at_once(folder: Path) -> Iterator[Job]:
     yield Job("again-plain", compiled(folder, str(SCHEMES / "again.chim"), N=8), model="plain.py")
 
 
+def several_stages(folder: Path) -> Iterator[Job]:
+    """Workers with several stages of a pipe, neighbours and others; numbers of micro-batches that are no whole unit."""
+    for scheme, parameters in (
+        ("interleaved", {"P": 4, "N": 5}),
+        ("breadth_first", {"P": 4, "N": 3}),
+        ("waves", {"P": 4, "N": 6}),
+        ("bitpipe", {"P": 4, "N": 6}),
+        ("waves", {"P": 2, "w": 2, "N": 3}),
+        ("interleaved", {"P": 2, "v": 3, "N": 4, "hop": 2}),
+    ):
+        yield Job(f"{scheme}-{parameters}", compiled(folder, scheme, **parameters), ("--check", "--steps", "2"))
+
+
 def two_ranks(folder: Path) -> Iterator[Job]:
     """Gradients that are none, sparse or constant; buffers that come late; results that are only marked conjugate."""
     for what in ("unused-output", "constant-loss", "sparse", "late-buffer", "conjugate", "frozen-0", "frozen-1"):
         for scheme in ("dapple", "chimera"):
             directory = compiled(folder, scheme, D=2, N=2)
             yield Job(f"{what}-{scheme}", directory, ("--check", "--steps", "2"), "vary.py", {"VARY": what})
-    conjugate = over_gloo(compiled(folder, "chimera", D=2, N=2))
-    yield Job("conjugate-gloo", conjugate, ("--check", "--steps", "2"), "vary.py", {"VARY": "conjugate"})
 
 
 def eight_ranks(folder: Path) -> Iterator[Job]:
@@ -176,3 +182,21 @@ def test_replicas_of_a_stage_stay_bitwise_equal(eight: tuple[Path, dict[str, Out
     seen = weights(eight[0], scheme, 3)
     assert {stage: len(different) for stage, different in seen.items()} == dict.fromkeys("0123", 1), "replicas drifted"
     assert all(len(set(digests)) == 3 for of_stage in seen.values() for digests in of_stage), "one digest per step"
+
+
+NAMESAKES = ("train", "runtime", "rank_0", "program", "support/layers", "support/__init__", "links/stage")
+
+
+def test_modules_beside_the_model_file_may_be_called_like_ours(tmp_path: Path) -> None:
+    """Whatever lies beside train.py, or is part of the runtime, hides none of the user's modules."""
+    beside = tmp_path / "mine"
+    for name in NAMESAKES:
+        module = beside / f"{name}.py"
+        module.parent.mkdir(parents=True, exist_ok=True)
+        module.write_text(f"WHOSE = {str(module)!r}\n")
+    modules = [name.replace("/", ".") for name in NAMESAKES if not name.endswith("__init__")]
+    checks = "".join(f"import {name}\nassert {name}.WHOSE == {name}.__file__\n" for name in modules)
+    (beside / "model.py").write_text((MODELS / "zoo.py").read_text() + f"\n\n{checks}")
+    done = torchrun(compiled(tmp_path, "dapple", D=2, N=2), 2, "--model", str(beside / "model.py"), "--check-only")
+    assert done.returncode == 0, done.stderr
+    assert "check: passed" in done.stdout

@@ -17,10 +17,10 @@ from chimera_ir.cost.model import Costs
 from chimera_ir.cost.report import Report, report
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.cost.window import Window, steady_window
-from chimera_ir.lower.lower import lower
 from chimera_ir.request import Request
 from chimera_ir.verify.copies import copies
 from tests.literature.test_facts import BASELINE, EQUAL, PAPER, schedule
+from tests.lowered import lowered
 
 DEPTHS = [1, 2, 3, 4, 5, 8, 16]
 SIZES = [(D, N) for D in (1, 2, 3, 4, 8) for N in (D, D + 1, 2 * D, 3 * D + 2)]
@@ -29,7 +29,7 @@ SIZES = [(D, N) for D in (1, 2, 3, 4, 8) for N in (D, D + 1, 2 * D, 3 * D + 2)]
 @cache
 def streamed(name: str, costs: Costs = PAPER, **settings: int) -> Report:
     own = schedule(name, **settings)
-    program = lower(own)
+    program = lowered(own)
     flushed = schedule(BASELINE, D=settings["D"], N=settings.get("N", 1))
     return report(own, costs, flushed, copies(program), launches(program, simulate(own, costs)))
 
@@ -105,8 +105,8 @@ def test_the_timeline_shows_one_update_of_the_steady_state(name: str, settings: 
 
 def test_every_worker_launches_one_sum_and_makes_one_step_per_update() -> None:
     own = schedule("pipedream_2bw", D=4, N=4)
-    program, timeline = lower(own), simulate(own, PAPER)
-    assert [(each.worker, each.stage, each.flush) for each in launches(program, timeline)] == [
+    program, timeline = lowered(own), simulate(own, PAPER)
+    assert [(each.worker, each.group[0], each.flush) for each in launches(program, timeline)] == [
         (0, 0, 0),
         (1, 1, 0),
         (2, 2, 0),

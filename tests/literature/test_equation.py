@@ -31,7 +31,7 @@ Figures = dict[int, float]
 
 
 def program(source: Source, **settings: int) -> Program:
-    return Compilation(Request(source, settings), warn=lambda warning: pytest.fail(warning.code)).program
+    return Compilation(Request(source, settings), warn=lambda warning: pytest.fail(warning.code)).verified.program
 
 
 def scheme(name: str, **settings: int) -> Program:
@@ -57,7 +57,7 @@ def solve(
 
 
 def regions(found: Equation, worker: int) -> Figures:
-    return {each.stage: each.seconds for each in found.regions[worker]}
+    return {each.group[0]: each.seconds for each in found.regions[worker]}
 
 
 def test_the_papers_example_of_six_workers_has_6_forwards_and_10_backwards_on_its_critical_path() -> None:

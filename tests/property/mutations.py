@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.ir.ids import Micro, Slot, Stage, Worker
-from chimera_ir.ir.levels import Program
+from chimera_ir.ir.ids import Micro, Slot, Stage, WeightGroup, Worker
+from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import AllReduce, Drop, Instruction, Recv, Send, Stash, Step, WaitAllReduce
-from chimera_ir.verify.verify import verify_program
+from chimera_ir.ir.streams import ProgramStream, view_of
+from chimera_ir.verify.verify import verify_program, verify_view
 from tests.executor import verdicts
 
 RULES = {
@@ -18,6 +19,7 @@ RULES = {
     "CH312": "groups",
     "CH313": "groups",
     "CH314": "groups",
+    "CH317": "versions",
     "CH401": "missing",
     "CH402": "redundant",
     "CH403": "misplaced",
@@ -33,6 +35,7 @@ RULES = {
     "CH416": "no update",
     "CH417": "versions",
     "CH418": "copies",
+    "CH421": "not tied",
     "CH60": "repeats",
 }
 
@@ -41,7 +44,16 @@ RIGHT = {
     "duplicated": {"complete, placed", "redundant"},
     "peer": {"wrong peer"},
     "slot": {"slot in use", "slot too high"},
-    "stage": {"complete, placed", "groups", "missing", "unknown message", "redundant", "not held", "misplaced"},
+    "stage": {
+        "complete, placed",
+        "groups",
+        "missing",
+        "unknown message",
+        "redundant",
+        "not held",
+        "misplaced",
+        "not tied",
+    },
     "micro": {"complete, placed", "groups", "missing", "unknown message", "redundant"},
     "swapped": set(RULES.values())
     - {"complete, placed", "groups", "missing", "redundant", "wrong peer", "slot too high"},
@@ -109,6 +121,8 @@ def retargeted(program: Program, each: Instruction) -> Iterator[tuple[str, Instr
     for stage in range(-1, header.stages + 1):
         if hasattr(each, "stage") and stage != each.stage:
             yield "stage", replace(each, stage=Stage(stage))
+        if hasattr(each, "group"):
+            yield from (("stage", replace(each, group=group)) for group in regrouped_stages(header, each.group, stage))
         if hasattr(each, "message"):
             for end in ("source", "target"):
                 if getattr(each.message, end) != stage:
@@ -127,6 +141,13 @@ def retargeted(program: Program, each: Instruction) -> Iterator[tuple[str, Instr
             yield "micro", replace(each, micros=(Micro(micro),))
 
 
+def regrouped_stages(header: Header, group: WeightGroup, stage: int) -> Iterator[WeightGroup]:
+    """Other groups about a stage: it by itself, its ties, and the group with this stage taken out or put in."""
+    others = [(Stage(stage),), *(tie for tie in header.ties if stage in tie)]
+    others += [tuple(sorted({*group} ^ {Stage(stage)}))]
+    yield from (other for other in dict.fromkeys(others) if other and other != group)
+
+
 def regrouped(micros: tuple[Micro, ...]) -> Iterator[tuple[Micro, ...]]:
     """Other groups of the same micro-batches."""
     if len(micros) > 1:
@@ -135,10 +156,10 @@ def regrouped(micros: tuple[Micro, ...]) -> Iterator[tuple[Micro, ...]]:
         yield (*micros, micros[0])
 
 
-def rules(program: Program) -> set[str]:
-    """The rules that reject a program; none if it is verified."""
+def rules(program: Program | ProgramStream) -> set[str]:
+    """The rules that reject a program, or some updates of a stream; none if it is verified."""
     try:
-        verify_program(program)
+        verify_view(program) if isinstance(program, Program) else verify_program(program)
     except Rejected as rejected:
         found = rejected.diagnostics
     else:
@@ -148,18 +169,15 @@ def rules(program: Program) -> set[str]:
 
 
 def judged(
-    changed: Iterable[tuple[str, str, Program]], right: dict[str, set[str]]
+    changed: Iterable[tuple[str, str, Program | ProgramStream]], right: dict[str, set[str]]
 ) -> tuple[Counter[tuple[str, str]], list[tuple[str, set[str]]]]:
-    """The score of named mutants by kind and rule; and those that no right rule rejects and the executor not clears.
-
-    What the rule "repeats" alone rejects would do no harm to the updates that are there.
-    """
+    """The score of named mutants by kind and rule; and those that no right rule rejects and the executor not clears."""
     score: Counter[tuple[str, str]] = Counter()
     failures = []
     for name, kind, mutant in changed:
         found = rules(mutant)
-        if found <= {"repeats"}:
-            verdict = verdicts(mutant, seeds=3)
+        if not found:
+            verdict = verdicts(view_of(mutant), seeds=3)
             failures += [(name, verdict)] * (verdict != {"finished"})
         elif not found & right[kind]:
             failures.append((name, found))

@@ -1,12 +1,12 @@
 """Plans to test with: random ones, and the schemes of the paper, without the language."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from chimera_ir.ir.ids import Clock, Micro, Stage, Worker
+from chimera_ir.ir.ids import Clock, Micro, Stage, WeightGroup, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Plan, Planned
 from chimera_ir.ir.ops import Compute
@@ -90,7 +90,20 @@ def random_plan(seed: int, trouble: float) -> Plan:
                 Compute(BACKWARD, each, stage) for each in backwards if set(each) <= done and not set(each) <= before
             ]
     rng.shuffle(planned)
-    return Plan(header, tuple(planned))
+    return Plan(replace(header, ties=random_ties(rng, range(stages))), tuple(planned))
+
+
+def random_ties(rng: random.Random, stages: Sequence[int]) -> tuple[WeightGroup, ...]:
+    """No ties as often as some, of random stages."""
+    most = rng.choice([0, 0, 1, 2]) if len(stages) > 1 else 0
+    return tuple(
+        sorted({tuple(map(Stage, sorted(rng.sample(stages, rng.randint(2, len(stages)))))) for _ in range(most)})
+    )
+
+
+def with_ties(plan: Plan, *ties: tuple[int, ...]) -> Plan:
+    """The plan of a model whose stages share parameters."""
+    return replace(plan, header=replace(plan.header, ties=tuple(tuple(map(Stage, tie)) for tie in ties)))
 
 
 def _recomputing(pipe: Pipe, rng: random.Random) -> Pipe:

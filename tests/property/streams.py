@@ -3,20 +3,21 @@
 Written from the definitions, without the language: an oracle for what the compiler makes of a few updates.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
-from chimera_ir.ir.ids import Micro, Stage, Version, Worker
+from chimera_ir.ir.ids import Micro, Stage, Version, WeightGroup, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.ir.ops import Compute
+from tests.property.programs import random_ties
 
 
 @dataclass(frozen=True)
 class Stream:
     """``F(m, s) @ rate*m + forward[s]`` and ``B(m, s) @ rate*m + backward[s]``, stage s on worker ``places[s]``.
 
-    A micro-batch m of stage s reads version ``max(0, (m + shift[s]) // per_update)``.
+    A micro-batch m of stage s reads version ``max(0, (m + shift[s]) // per_update)``, the same on tied stages.
     """
 
     rate: int
@@ -25,6 +26,7 @@ class Stream:
     places: tuple[int, ...]
     shift: tuple[int, ...]
     per_update: int
+    ties: tuple[WeightGroup, ...] = ()
 
     def schedule(self, updates: int) -> Schedule:
         """The lanes of so many updates: sorted by clock, nothing else."""
@@ -39,6 +41,7 @@ class Stream:
             pipes=(Pipe("down", tuple(map(Worker, self.places)), tuple(map(Micro, range(total)))),),
             updates=updates,
             period=self.per_update,
+            ties=self.ties,
         )
         lanes: list[list[tuple[int, Compute]]] = [[] for _ in range(workers)]
         for m in range(total):
@@ -72,6 +75,18 @@ def one_forward_one_backward(stages: int, per_update: int) -> Stream:
     )
 
 
+def tied(stream: Stream, ties: tuple[WeightGroup, ...]) -> Stream:
+    """The stream with ties: each of their stages reads what is there when any of them needs it."""
+    shift = list(stream.shift)
+    for _ in ties:
+        for tie in ties:
+            behind = max(stream.backward[s] - stream.forward[t] for s in tie for t in tie) // stream.rate + 1
+            oldest = min(1 - behind, *(shift[s] for s in tie))
+            for s in tie:
+                shift[s] = oldest
+    return replace(stream, shift=tuple(shift), ties=ties)
+
+
 def random_stream(random: Random) -> Stream:
     """A stream in which stages may share workers, operations wait, and stages read weights of any age."""
     stages, per_update = random.randint(1, 4), random.randint(1, 3)
@@ -92,4 +107,11 @@ def random_stream(random: Random) -> Stream:
     # B(m', s) is over before F(m, s) begins if m' is at most m - behind: that many updates are there to be read.
     behind = [(backward[s] - forward[s]) // rate + 1 for s in range(stages)]
     shift = tuple(1 - behind[s] - random.choice([0, 0, per_update, random.randint(0, 3)]) for s in range(stages))
-    return Stream(rate, forward, backward, places, shift, per_update)
+    stream = Stream(rate, forward, backward, places, shift, per_update)
+    return tied(stream, tuple(tie for tie in random_ties(random, range(stages)) if _in_step(stream, tie)))
+
+
+def _in_step(stream: Stream, tie: WeightGroup) -> bool:
+    """Whether no backward of an update runs on a stage of a tie after one of the next update has on another."""
+    clocks = [stream.backward[s] for s in tie]
+    return max(clocks) - min(clocks) < stream.rate

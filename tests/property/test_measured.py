@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from chimera_ir.cost.simulate import Timeline, simulate, ticks
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.lower.lower import lower
 from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.replay import replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE
 from chimera_ir.verify.erase import schedule_of
 from chimera_ir.verify.verify import verify_program
+from tests.lowered import level, lowered
 from tests.property.streams import random_stream
 from tests.property.test_replay import SEEDS, STREAMS, operations, random_program, random_setting
 
@@ -53,20 +53,20 @@ def test_so_it_is_without_a_flush(name: str) -> None:
     schedule = STREAMS[name].schedule(2 * STREAMS[name].turns + 3)
     setting = free(schedule.header, Random(name))
     timeline = simulate(schedule, Measured.of(setting))
-    assert replay(lower(schedule), setting).seconds == timeline.makespan
+    assert replay(lowered(schedule), setting).seconds == timeline.makespan
     assert_costs_add_up(timeline)
 
 
-def lowered(schedule: Schedule, setting: Setting) -> None:
+def proven(schedule: Schedule, setting: Setting) -> None:
     _, duration = ticks(schedule.header, Measured.of(setting))
-    verify_program(lower(schedule, duration=duration))
+    verify_program(level(schedule, duration=duration))
 
 
 @settings(max_examples=100, deadline=None)
 @given(SEEDS)
 def test_whatever_stages_take_the_launches_are_proven(seed: int) -> None:
     schedule = schedule_of(random_program(seed))
-    lowered(schedule, random_setting(schedule.header, Random(seed)))
+    proven(schedule, random_setting(schedule.header, Random(seed)))
 
 
 @settings(max_examples=40, deadline=None)
@@ -74,7 +74,7 @@ def test_whatever_stages_take_the_launches_are_proven(seed: int) -> None:
 def test_so_they_are_without_a_flush(seed: int) -> None:
     stream = random_stream(Random(seed))
     schedule = stream.schedule(4 * stream.turns + 8)
-    lowered(schedule, random_setting(schedule.header, Random(seed)))
+    proven(schedule, random_setting(schedule.header, Random(seed)))
 
 
 @given(st.integers(1, 12), st.integers(1, 12), SEEDS)

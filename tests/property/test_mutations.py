@@ -6,13 +6,16 @@ from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
 from tests.executor import verdicts
 from tests.property.mutations import RIGHT, judged, mutants, rules, table
-from tests.property.programs import doubled, one_direction, random_plan, two_directions
+from tests.property.programs import doubled, one_direction, random_plan, two_directions, with_ties
 
 PROGRAMS = {
     "one direction": lower(order(one_direction(3, 4))),
     "two directions": lower(order(two_directions(4, 4))),
     "doubled": lower(order(doubled(2, 1))),
     "two units": lower(order(two_directions(2, 4)), 2),
+    "tied ends": lower(order(with_ties(one_direction(3, 3), (0, 2)))),
+    "tied in two directions": lower(order(with_ties(two_directions(2, 4), (0, 1)))),
+    "tied twice": lower(order(with_ties(one_direction(3, 2), (0, 1), (0, 1, 2)))),
     **{f"random {seed}": lower(order(random_plan(seed, 0.0))) for seed in range(12)},
 }
 

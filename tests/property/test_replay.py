@@ -11,17 +11,18 @@ from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.turns import longer
+from chimera_ir.ir.streams import longer, stream_of
 from chimera_ir.lower.lower import lower
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.idle import Cause, idle
 from chimera_ir.predict.replay import Event, Replay, pace, replay
 from chimera_ir.predict.setting import Setting
-from chimera_ir.profile.cluster import FREE, Cluster, Link, Short
+from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.verify.erase import schedule_of
 from tests.instructions import what
 from tests.literature.test_facts import schedule
+from tests.lowered import lowered
 from tests.property.programs import random_plan
 from tests.property.streams import one_forward_one_backward, random_stream
 from tests.property.test_random_schemes import compiled
@@ -72,19 +73,6 @@ def random_setting(header: Header, random: Random) -> Setting:
     return Setting(stages, cluster, random.choice([1, 2, 4, 8]), 2, random.random() < 0.5)
 
 
-def any_setting(header: Header, random: Random) -> Setting:
-    """Over about half of all links some messages, all or those of one kind, cost something else, less or more."""
-    setting = random_setting(header, random)
-    links = [with_short_messages(each, random) for each in (setting.cluster.between, setting.cluster.within)]
-    return replace(setting, cluster=replace(setting.cluster, between=links[0], within=links[1]))
-
-
-def with_short_messages(link: Link, random: Random) -> Link:
-    if random.random() < 0.5:
-        return link
-    return replace(link, short=Short(random.choice([1, 2, 4, 100]), replace(random_link(random), eager=True)))
-
-
 def with_shared_links(setting: Setting, random: Random) -> Setting:
     """All over one kind of link, so slow that messages meet."""
     slow = replace(setting.cluster.between, beta=float(random.randint(1, 3)), shared=True)
@@ -112,7 +100,7 @@ def agrees(program: Program, setting: Setting) -> Replay:
     assert operations(found) == set(simulated.computes)
     assert operations(found, Role.STEP) == {each for each in simulated.steps if each[3] > each[2]}
     assert [lane[-1].end if lane else 0 for lane in found.lanes] == [*map(simulated.ended.get, range(len(found.lanes)))]
-    sums = {(each.what.stage, each.what.version, each.start, each.end) for each in found.sums}
+    sums = {(each.what.group, each.what.version, each.start, each.end) for each in found.sums}
     assert sums == set(simulated.sums)
     return found
 
@@ -139,15 +127,15 @@ def shown(found: Replay, each: Event) -> list[Event]:
 @given(SEEDS)
 def test_every_event_is_when_a_simulation_of_processes_and_queues_has_it(seed: int) -> None:
     program = random_program(seed)
-    consistent(agrees(program, any_setting(program.header, Random(seed))))
+    consistent(agrees(program, random_setting(program.header, Random(seed))))
 
 
 @pytest.mark.parametrize(("name", "sizes"), SHARING)
 def test_messages_that_share_ports_take_as_long_as_in_the_simulation(name: str, sizes: dict[str, int]) -> None:
-    program = lower(schedule(name, **sizes))
+    program = lowered(schedule(name, **sizes))
     longer = 0.0
     for random in map(Random, range(3)):
-        setting = with_shared_links(any_setting(program.header, random), random)
+        setting = with_shared_links(random_setting(program.header, random), random)
         found, simulated = replay(program, setting), Simulator(program, setting)
         ends = {(worker, what): end for worker, what, _, end in simulated.computes}
         assert {(worker, what): end for worker, what, _, end in operations(found)} == pytest.approx(ends, rel=1e-9)
@@ -165,7 +153,7 @@ def under_way(found: Replay) -> float:
 @pytest.mark.parametrize("name", STREAMS)
 def test_so_it_is_without_a_flush(name: str) -> None:
     schedule = STREAMS[name].schedule(2 * STREAMS[name].turns + 3)
-    consistent(agrees(lower(schedule), any_setting(schedule.header, Random(name))))
+    consistent(agrees(lowered(schedule), random_setting(schedule.header, Random(name))))
 
 
 @_FEW
@@ -193,10 +181,11 @@ def free(header: Header) -> Setting:
 def test_the_steady_period_is_what_many_updates_take_on_average(name: str) -> None:
     """Also with links that cost something: of 240 updates the second half takes 120 periods, whatever the beginning."""
     stream = STREAMS[name]
-    few = lower(stream.schedule(2 * stream.turns + 3))
+    whole = lower(stream_of(stream.schedule(2 * stream.turns + 3)))
+    few = whole.shown
     assert replay(few, free(few.header)).seconds == simulate(schedule_of(few), Costs()).makespan
-    setting = replace(any_setting(few.header, Random(name)), copies=2)
-    spans = [replay(longer(few, updates), setting).span for updates in (120, 240)]
+    setting = replace(random_setting(few.header, Random(name)), copies=2)
+    spans = [replay(whole.view(updates), setting).span for updates in (120, 240)]
     assert replay(few, setting).seconds == pytest.approx((spans[1] - spans[0]) / 120, rel=1e-12)
 
 
@@ -204,7 +193,7 @@ def test_the_steady_period_is_what_many_updates_take_on_average(name: str) -> No
 @given(SEEDS)
 def test_the_pace_is_what_updates_take_on_average_that_follow_one_another(seed: int) -> None:
     program = random_program(seed)
-    setting = replace(any_setting(program.header, Random(seed)), copies=2)
+    setting = replace(random_setting(program.header, Random(seed)), copies=2)
     spans = [max(Simulator(longer(program, updates), setting).ended.values()) for updates in (24, 48)]
     found = pace(program, setting)
     assert found == pytest.approx((spans[1] - spans[0]) / 24, rel=1e-12)
@@ -217,7 +206,7 @@ def test_what_costs_more_makes_nothing_earlier(seed: int) -> None:
     """No anomaly of contention: who is served next is decided by the program, not by who comes first."""
     random = Random(seed)
     program = random_program(seed)
-    setting = any_setting(program.header, random)
+    setting = random_setting(program.header, random)
     slower = costlier(setting, random)
     before, after = replay(program, setting), replay(program, slower)
     for one, two in zip(before.lanes, after.lanes, strict=True):
@@ -226,22 +215,16 @@ def test_what_costs_more_makes_nothing_earlier(seed: int) -> None:
 
 
 def costlier(setting: Setting, random: Random) -> Setting:
-    """Where short messages have costs of their own no message grows: as a long one it might cost less."""
     which = random.choice(["between", "within", "sums", "stage"])
     if which == "stage":
         number = random.randrange(len(setting.stages))
         stage = setting.stages[number]
         timing = stage.at[2]
-        borders = any(link.short for link in (setting.cluster.between, setting.cluster.within))
-        larger = timing.gradient + (not borders)
-        dearer = replace(timing, forward=timing.forward + 1, gradient=larger)
+        dearer = replace(timing, forward=timing.forward + 1, gradient=timing.gradient + 1)
         changed = replace(stage, at={2: dearer}, step=stage.step and stage.step + 1)
         return replace(setting, stages=(*setting.stages[:number], changed, *setting.stages[number + 1 :]))
     old: Link = getattr(setting.cluster, which)
-    new = slower(old, random)
-    if old.short:
-        new = replace(new, short=replace(old.short, link=slower(old.short.link, random)))
-    return replace(setting, cluster=replace(setting.cluster, **{which: new}))
+    return replace(setting, cluster=replace(setting.cluster, **{which: slower(old, random)}))
 
 
 def slower(old: Link, random: Random) -> Link:
@@ -255,7 +238,7 @@ def test_no_update_is_shorter_than_its_parts(seed: int) -> None:
     """Than the work of any worker, than free communication, than a micro-batch's way through all stages and back."""
     random = Random(seed)
     program = random_program(seed)
-    setting = any_setting(program.header, random)
+    setting = random_setting(program.header, random)
     found = replay(program, setting)
     nothing = replace(setting, copies=1, cluster=replace(setting.cluster, between=FREE, within=FREE, sums=FREE))
     assert found.seconds >= replay(program, nothing).seconds
@@ -275,7 +258,7 @@ def test_no_update_is_shorter_than_its_parts(seed: int) -> None:
 @given(SEEDS)
 def test_a_worker_computes_or_posts_or_is_idle_for_one_reason(seed: int) -> None:
     program = random_program(seed)
-    setting = any_setting(program.header, Random(seed))
+    setting = random_setting(program.header, Random(seed))
     found = replay(program, setting)
     for lane, stretches in zip(found.lanes, idle(found), strict=True):
         times = sorted((each.start, each.end) for each in (*(e for e in lane if e.role is not Role.WAIT), *stretches))

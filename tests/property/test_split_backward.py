@@ -83,7 +83,7 @@ SCHEDULES = dict(programs())
 def lowered(schedule: Schedule) -> Program:
     checked = verify_schedule(schedule, None)
     assert not checked.findings.errors, [each.fill(each.title) for each in checked.findings.diagnostics]
-    return verify_program(lower(schedule), checked).program
+    return verify_program(lower(checked.level), checked).program
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -109,7 +109,9 @@ def test_a_sum_waits_for_the_last_weight_gradient_and_a_gradient_leaves_before(n
     for lane in lowered(SCHEDULES[name]).lanes:
         for place, each in enumerate(lane):
             if isinstance(each, AllReduce):
-                behind = [later for later in lane[place:] if isinstance(later, Compute) and later.stage == each.stage]
+                behind = [
+                    later for later in lane[place:] if isinstance(later, Compute) and (later.stage,) == each.group
+                ]
                 assert not any(later.kind.sums for later in behind)
 
 

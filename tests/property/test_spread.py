@@ -10,10 +10,10 @@ import pytest
 
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Compute
-from chimera_ir.ir.turns import longer
-from chimera_ir.lower.lower import lower
+from chimera_ir.ir.streams import ProgramStream, longer, view_of
 from chimera_ir.predict.replay import expected, pace
 from chimera_ir.predict.setting import Setting
+from tests.lowered import level
 from tests.property.test_replay import STREAMS, random_program, random_setting
 from tests.simulator import Simulator
 
@@ -51,9 +51,9 @@ def noisy(setting: Setting, random: Random) -> Setting:
     return replace(setting, stages=stages, copies=1)
 
 
-def agrees(program: Program, setting: Setting, seed: int) -> None:
+def agrees(level: Program | ProgramStream, setting: Setting, seed: int) -> None:
     """The mean of many simulated updates, as far as their scatter lets it be known."""
-    simulated = Drawn(longer(program, UPDATES), setting, seed + 1)
+    program, simulated = view_of(level), Drawn(longer(level, UPDATES), setting, seed + 1)
     ends: dict[int, float] = {}
     for _, step, _, end in simulated.steps:
         version = step.version or 0  # type: ignore[union-attr]
@@ -72,7 +72,7 @@ def test_many_updates_take_it_on_average(seed: int) -> None:
 @pytest.mark.parametrize("number", range(0, len(STREAMS), 3))
 def test_so_it_is_without_a_flush(number: int) -> None:
     stream = [*STREAMS.values()][number]
-    program = lower(stream.schedule(2 * stream.turns + 3))
+    program = level(stream.schedule(2 * stream.turns + 3))
     agrees(program, noisy(random_setting(program.header, Random(number)), Random(number)), number)
 
 

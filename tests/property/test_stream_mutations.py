@@ -12,12 +12,26 @@ import pytest
 
 from chimera_ir.ir.ids import Stage, Version
 from chimera_ir.ir.levels import Program
-from chimera_ir.ir.ops import AllReduce, Compute, Drop, Instruction, Stash, Step, WaitAllReduce
+from chimera_ir.ir.ops import (
+    AllReduce,
+    Compute,
+    Drop,
+    Instruction,
+    Recv,
+    Send,
+    Stash,
+    Step,
+    WaitAllReduce,
+    WaitRecv,
+    WaitSend,
+)
+from chimera_ir.ir.streams import ProgramStream
+from chimera_ir.ir.turns import Turn
 from chimera_ir.verify.verify import verify_program
 from tests.executor import verdicts
 from tests.property import mutations
 from tests.property.mutations import RULES, changed, judged, moved, rules, table
-from tests.property.updates import both_ways, double_buffered, every_one, in_turns, instance, synchronised
+from tests.property.updates import both_ways, double_buffered, every_one, in_turns, instance, level, synchronised
 
 STREAMS = {
     "every one": (every_one(2), 5),
@@ -28,6 +42,8 @@ STREAMS = {
     "in turns": (in_turns(2, 0), 6),
     "three in turns, late": (in_turns(3, 1), 9),
     "both ways, one": (both_ways(1), 8),
+    "tied ends": (double_buffered(2, 2)._replace(ties=((0, 1),)), 4),
+    "tied, both ways": (both_ways(2)._replace(ties=((0, 1),)), 4),
 }
 PROGRAMS = {name: instance(*stream) for name, stream in STREAMS.items()}
 
@@ -36,8 +52,8 @@ RIGHT = {
     "dropped": {"missing", "redundant"},
     "duplicated": {"redundant"},
     "version": {"missing", "redundant", "misplaced", "no update", "versions", "acyclic", "complete, placed"},
-    "both versions": {"missing", "redundant", "misplaced", "acyclic", "copies", "complete, placed"},
-    "stage": {"missing", "redundant", "not held", "misplaced"},
+    "both versions": {"missing", "redundant", "misplaced", "acyclic", "copies", "complete, placed", "versions"},
+    "stage": {"missing", "redundant", "not held", "not tied", "misplaced"},
     "crossed": {"missing", "redundant", "misplaced", "launch order", "deadlock"},
     "moved": TIMING,
     "sums": TIMING,
@@ -58,8 +74,9 @@ def mutants(program: Program, seed: int) -> Iterator[tuple[str, Program]]:
             if isinstance(each, Updating):
                 yield "dropped", changed(program, worker, place, [])
                 yield "duplicated", changed(program, worker, place, [each, each])
-                for stage in (-1, 1):
-                    yield "stage", changed(program, worker, place, [replace(each, stage=Stage(each.stage + stage))])
+                for by in (-1, 1):
+                    group = tuple(Stage(stage + by) for stage in each.group)
+                    yield "stage", changed(program, worker, place, [replace(each, group=group)])
                 for end in {*range(place - 4, place + 5), *rng.sample(range(len(lane)), 4)} - {place}:
                     if 0 <= end < len(lane):
                         yield "moved", moved(program, worker, place, end)
@@ -71,14 +88,14 @@ def mutants(program: Program, seed: int) -> Iterator[tuple[str, Program]]:
 def sums(program: Program) -> Iterator[tuple[str, Program]]:
     """A line of a sum elsewhere on all workers alike: right before or behind one of the same update or the next."""
     for kind, other in product((AllReduce, WaitAllReduce, Step), repeat=2):
-        for stage, version, by, behind in product(
-            range(program.header.stages), range(1, program.header.updates + 1), (-1, 0, 1), (0, 1)
+        for group, version, by, behind in product(
+            program.header.groups, range(1, program.header.updates + 1), (-1, 0, 1), (0, 1)
         ):
             lanes = [list(lane) for lane in program.lanes]
             for lane in lanes:
                 line, target = (
-                    kind(Stage(stage), version=Version(version)),
-                    other(Stage(stage), version=Version(version + by)),
+                    kind(group, version=Version(version)),
+                    other(group, version=Version(version + by)),
                 )
                 if line != target and line in lane and target in lane:
                     lane.remove(line)
@@ -123,20 +140,20 @@ def test_the_programs_themselves_are_verified_and_run(name):
 def test_updates_are_placed_where_the_definition_says(name):
     lanes = tuple(tuple(each for each in lane if not hasattr(each, "message")) for lane in PROGRAMS[name].lanes)
     defined = synchronised(*STREAMS[name])
-    if name == "both ways, one":  # the agreed order of launches holds some of them back
-        for stage in range(2):
-            assert of_stage(lanes, stage) == of_stage(defined, stage)
+    if name == "both ways, one" or STREAMS[name][0].ties:  # the agreed order of launches holds some of them back
+        for group in STREAMS[name][0].groups:
+            assert of_group(lanes, group) == of_group(defined, group)
     else:
         assert lanes == defined
 
 
-def of_stage(lanes, stage):
-    """The lines of a stage but for launches, and all that computes."""
+def of_group(lanes, group):
+    """The lines of a weight group but for launches, and all that computes."""
     return [
         [
             each
             for each in lane
-            if not isinstance(each, AllReduce) and (each.stage == stage or isinstance(each, Compute))
+            if isinstance(each, Compute) or (not isinstance(each, AllReduce) and each.group == group)
         ]
         for lane in lanes
     ]
@@ -145,14 +162,14 @@ def of_stage(lanes, stage):
 @pytest.mark.parametrize(("depth", "updates"), [(1, 4), (2, 6), (4, 16)])
 def test_an_update_per_micro_batch_takes_a_copy_for_every_stage_behind(depth, updates):
     """PipeDream's weight stashing: stage s keeps D - s versions."""
-    verified = verify_program(instance(every_one(depth), updates))
+    verified = verify_program(level(every_one(depth)))
     assert verified.weights == tuple(range(depth, 0, -1))
 
 
 @pytest.mark.parametrize(("depth", "per_update"), [(2, 2), (2, 3), (4, 4), (4, 6)])
 def test_double_buffering_takes_two_copies_of_every_stage(depth, per_update):
     """PipeDream-2BW."""
-    assert verify_program(instance(double_buffered(depth, per_update), 6)).weights == (2,) * depth
+    assert verify_program(level(double_buffered(depth, per_update))).weights == (2,) * depth
 
 
 def test_every_mutant_is_rejected_by_the_rule_that_should_or_harmless(capsys):
@@ -166,6 +183,66 @@ def test_every_mutant_is_rejected_by_the_rule_that_should_or_harmless(capsys):
         print(f"\n{table(score)}")
     assert not failures, failures[:5]
     assert {rule for _, rule in score} > {"missing", "redundant", "misplaced", "versions", "acyclic", "copies"}
+
+
+def turned(stream: ProgramStream, seed: int) -> Iterator[tuple[str, ProgramStream]]:
+    """Every single change of a line of a turn; of the moves all, as a turn is short."""
+    rng = random.Random(seed)
+    for worker, turn in enumerate(stream.turns):
+        lines = turn.instructions
+        for place, each in enumerate(lines):
+            yield "dropped", with_turn(stream, worker, (*lines[:place], *lines[place + 1 :]))
+            yield "duplicated", with_turn(stream, worker, (*lines[:place], each, *lines[place:]))
+            for kind, other in retold(stream, turn, each):
+                yield kind, with_turn(stream, worker, (*lines[:place], other, *lines[place + 1 :]))
+            for end in {place + 1, rng.randrange(len(lines))} - {place, len(lines)}:
+                others = [*lines[:place], *lines[place + 1 :]]
+                others.insert(end, each)
+                yield "moved", with_turn(stream, worker, tuple(others))
+        for key, count in turn.slots:
+            for more in (-1, 1):
+                sizes = tuple((shelf, count + more if shelf == key else slots) for shelf, slots in turn.slots)
+                if count + more:
+                    turns = (*stream.turns[:worker], Turn(lines, sizes), *stream.turns[worker + 1 :])
+                    yield "slots", replace(stream, turns=turns)
+
+
+def with_turn(stream: ProgramStream, worker: int, lines: tuple[Instruction, ...]) -> ProgramStream:
+    turn = Turn(lines, stream.turns[worker].slots)
+    return replace(stream, turns=(*stream.turns[:worker], turn, *stream.turns[worker + 1 :]))
+
+
+def retold(stream: ProgramStream, turn: Turn, each: Instruction) -> Iterator[tuple[str, Instruction]]:
+    """A line of another micro-batch, version, stage or slot."""
+    for step in (-stream.header.period, -1, 1, stream.header.period):
+        if isinstance(each, Compute | Updating):
+            yield "version", replace(each, version=each.version + step)
+        if isinstance(each, Compute):
+            yield "micro", replace(each, micros=tuple(micro + step for micro in each.micros))
+        if isinstance(each, Send | Recv | WaitSend | WaitRecv):
+            micros = tuple(micro + step for micro in each.message.micros)
+            yield "micro", replace(each, message=each.message._replace(micros=micros))
+    if isinstance(each, Recv):
+        for slot in range(dict(turn.slots)[each.message.source, each.message.target]):
+            if slot != each.slot:
+                yield "slot", replace(each, slot=slot)
+
+
+def test_every_mutant_of_a_turn_is_rejected_or_harmless(capsys):
+    """Whatever rule rejects it: a line that is wrong once a turn is wrong against any of the lines around it."""
+    streams = {name: level(stream) for name, (stream, _) in STREAMS.items()}
+    mutants_of = (
+        (f"{name}, {kind}", kind, mutant)
+        for seed, (name, stream) in enumerate(streams.items())
+        for kind, mutant in turned(stream, seed)
+    )
+    kinds = ("dropped", "duplicated", "version", "micro", "slot", "slots", "moved")
+    score, failures = judged(mutants_of, {kind: set(RULES.values()) for kind in kinds})
+    with capsys.disabled():
+        print(f"\n{table(score)}")
+    assert not failures, failures[:5]
+    assert {kind for kind, rule in score if rule != "harmless"} == set(kinds)
+    assert not score.keys() & {(kind, "harmless") for kind in ("dropped", "duplicated")}
 
 
 def test_messages_are_ruled_as_in_a_synchronous_program():

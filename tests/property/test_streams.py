@@ -1,22 +1,20 @@
 """Asynchronous lanes: a few updates tell what any number of them does."""
 
 import re
-import sys
 from collections.abc import Iterator
 from random import Random
-from types import ModuleType
-from typing import Any
 
 import pytest
 
-from chimera_ir.codegen.render import scripts
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow.net import reads_of
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Program
+from chimera_ir.ir.ops import Compute, Instruction
+from chimera_ir.ir.streams import ProgramStream, ScheduleStream, stream_of
 from chimera_ir.ir.text.parser import parse
 from chimera_ir.ir.text.printer import line, show
-from chimera_ir.ir.turns import body, unroll
+from chimera_ir.ir.turns import Turn
 from chimera_ir.lower.lower import lower
 from chimera_ir.source import Source
 from chimera_ir.verify.acyclic import acyclic
@@ -27,10 +25,12 @@ from chimera_ir.verify.gradients import gradients
 from chimera_ir.verify.index import cells
 from chimera_ir.verify.messages import messages, places
 from chimera_ir.verify.slots import slots
-from chimera_ir.verify.verify import Verified, verify_program, verify_schedule
+from chimera_ir.verify.verify import Verified, verify_program, verify_schedule, verify_view
 from chimera_ir.verify.versions import versions
+from tests.lowered import scripts_of
 from tests.property.streams import Stream, one_forward_one_backward, random_stream
-from tests.unit.journal import Journal
+from tests.unit.journal import journals, loaded
+from tests.unroller import lowered
 
 NAMED = {
     f"1f1b D={stages} K={per_update}": one_forward_one_backward(stages, per_update)
@@ -49,31 +49,42 @@ def shown(stream: Stream) -> int:
 def verified(stream: Stream) -> Verified:
     schedule = stream.schedule(shown(stream))
     assert verify_schedule(schedule, None).findings.diagnostics == ()
-    return verify_program(lower(schedule))
+    return verify_program(lower(stream_of(schedule)))
+
+
+def program_of(verified: Verified) -> ProgramStream:
+    assert isinstance(verified.level, ProgramStream)
+    return verified.level
 
 
 @pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)
 def test_the_schedule_of_any_number_of_updates_follows_from_one_turn(stream: Stream) -> None:
-    schedule = stream.schedule(shown(stream))
-    for worker, lane in enumerate(schedule.lanes):
-        turn = body(schedule.header, lane)
-        assert turn is not None
-        for updates in (1, 2, 3, shown(stream), shown(stream) + 5):
-            assert tuple(unroll(schedule.header, turn, updates)) == stream.schedule(updates).lanes[worker]
+    schedule = stream_of(stream.schedule(shown(stream)))
+    for updates in (1, 2, 3, shown(stream), shown(stream) + 5):
+        assert schedule.view(updates) == stream.schedule(updates)
 
 
 @pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)
 def test_the_program_of_any_number_of_updates_follows_from_one_turn_and_is_right(stream: Stream) -> None:
-    few = verified(stream).program
-    turns = [body(few.header, lane) for lane in few.lanes]
+    level = program_of(verified(stream))
     for updates in (*range(1, 6), shown(stream) + 4):
-        header = stream.schedule(updates).header
-        lanes = [tuple(unroll(few.header, turn, updates)) if turn else () for turn in turns]
-        program = Program(header, tuple(lanes))
+        program = level.view(updates)
         assert list(mistakes(program)) == []
         if updates > shown(stream):
-            assert program == lower(stream.schedule(updates))
-            verify_program(program)
+            assert program == lowered(stream.schedule(updates))
+            verify_view(program)
+
+
+@pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)
+def test_lowering_a_turn_gives_what_lowering_an_instance_gives(stream: Stream) -> None:
+    schedule = stream.schedule(shown(stream))
+    for ahead in (0, 1, 3):
+        assert lower(stream_of(schedule), ahead, slow).view(shown(stream)) == lowered(schedule, ahead, slow)
+
+
+def slow(operation: Compute) -> int:
+    """Durations that differ by kind and stage."""
+    return (2 if operation.kind.opens else 5) + 3 * operation.stage
 
 
 def mistakes(program: Program) -> Iterator[Diagnostic]:
@@ -93,47 +104,33 @@ def mistakes(program: Program) -> Iterator[Diagnostic]:
 
 @pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)
 def test_a_program_reads_back(stream: Stream) -> None:
-    program = verified(stream).program
-    assert parse(Source("stream.sir", show(program))) == program
+    program = program_of(verified(stream))
+    for level in (program, program.schedule):
+        text = show(level)
+        assert parse(Source("stream.sir", text)) == level
+        assert len(text.splitlines()) <= 20 + 2 * len(level.turns) + sum(map(len, stream_turns(level)))
+
+
+def stream_turns(level: ScheduleStream | ProgramStream) -> list[tuple[Instruction, ...]]:
+    return [turn.instructions if isinstance(turn, Turn) else turn for turn in level.turns]
 
 
 @pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)
-def test_the_loop_of_a_script_does_its_lane_for_any_number_of_updates(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_turns_of_a_script_do_its_lane_for_any_number_of_updates(stream: Stream) -> None:
     program = verified(stream)
-    written = scripts(program)
-    for worker, lane in enumerate(program.program.lanes):
-        run = loaded(written[f"rank_{worker}.py"], monkeypatch)["stream"]
-        turn = body(program.program.header, lane)
-        assert turn is not None
+    written, level = scripts_of(program), program_of(program)
+    for worker in range(level.header.workers):
+        script = loaded(written[f"rank_{worker}.py"])
         for updates in (1, 2, 3, shown(stream), 2 * shown(stream)):
-            journal = Journal(worker, len(stream.places), Alone(), asynchronous=True)
-            run(journal.lane(), updates)
-            assert journal.lines == [line(each) for each in unroll(program.program.header, turn, updates)]
-
-
-class Alone(dict[tuple[int, int, int], tuple[int, ...]]):
-    """Every message is about one micro-batch."""
-
-    def __missing__(self, key: tuple[int, int, int]) -> tuple[int, ...]:
-        return (key[0],)
-
-
-def loaded(text: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What a rank script defines, its runtime replaced by nothing."""
-    runtime = ModuleType("runtime")
-    runtime.Lane = object  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "runtime", runtime)
-    module: dict[str, Any] = {"__name__": "rank"}
-    exec(compile(text, "rank", "exec", dont_inherit=True), module)
-    return module
+            journal = journals(written)[worker]
+            journal.run(script, updates)
+            assert journal.lines == [line(each) for each in level.view(updates).lanes[worker]]
 
 
 @pytest.mark.parametrize("stream", NAMED.values(), ids=NAMED)
 def test_a_script_does_not_depend_on_how_many_updates_were_compiled(stream: Stream) -> None:
-    more = verify_program(lower(stream.schedule(shown(stream) + 3)))
-    some, others = (ranks(scripts(program)) for program in (verified(stream), more))
+    more = verify_program(lower(stream_of(stream.schedule(shown(stream) + 3))))
+    some, others = (ranks(scripts_of(program)) for program in (verified(stream), more))
     assert some == others
 
 

@@ -5,18 +5,22 @@ from random import Random
 
 import pytest
 
-from chimera_ir.codegen.render import scripts
 from chimera_ir.ir.ids import Micro, Stage, Version, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.ir.ops import Compute
-from chimera_ir.ir.text.printer import line
-from chimera_ir.ir.turns import body, initial, longer
+from chimera_ir.ir.streams import stream_of
+from chimera_ir.ir.text.parser import parse
+from chimera_ir.ir.text.printer import line, show
+from chimera_ir.ir.turns import initial
 from chimera_ir.lower.lower import lower
+from chimera_ir.source import Source
 from chimera_ir.verify.verify import verify_program, verify_schedule
 from tests.executor import verdicts
-from tests.property.test_streams import Alone, loaded
-from tests.unit.journal import Journal
+from tests.lowered import scripts_of
+from tests.property.test_streams import slow
+from tests.unit.journal import journals, loaded
+from tests.unroller import lowered
 
 
 def random_stream(random: Random) -> Schedule:
@@ -86,15 +90,19 @@ def test_a_legal_stream_has_a_program_that_runs(some: int) -> None:
         schedule = random_stream(Random(seed))
         checked = verify_schedule(schedule, None)
         if not checked.findings.diagnostics:
-            program = lower(schedule)
-            verify_program(program, checked)
+            level = lower(stream_of(schedule))
+            verify_program(level, checked)
+            program = level.view(schedule.header.updates)
+            assert program == lowered(schedule), seed
+            assert lower(stream_of(schedule), 2, slow).view(schedule.header.updates) == lowered(schedule, 2, slow), seed
             assert verdicts(program, seeds=1) == {"finished"}, seed
+            assert parse(Source("stream.sir", show(level))) == level, seed
             seen.append(uneven(schedule))
     assert seen.count(True) >= 5
     assert seen.count(False) >= 20
 
 
-def test_the_script_does_its_lane_for_any_number_of_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_does_its_lane_for_any_number_of_updates() -> None:
     """What is kept in place of versions below 0 included, however few updates there are."""
     kept = 0
     for seed in range(60):
@@ -102,14 +110,15 @@ def test_the_script_does_its_lane_for_any_number_of_updates(monkeypatch: pytest.
         checked = verify_schedule(schedule, None)
         if checked.findings.diagnostics or not uneven(schedule):
             continue
-        verified = verify_program(lower(schedule), checked)
-        written, header = scripts(verified), schedule.header
+        level = lower(stream_of(schedule))
+        verified = verify_program(level, checked)
+        written, header = scripts_of(verified), schedule.header
         for updates in (1, 2, 3, 5, header.updates + 4):
-            program = longer(verified.program, updates)
+            program = level.view(updates)
             assert verdicts(program, seeds=1) == {"finished"}, (seed, updates)
             for worker, lane in enumerate(program.lanes):
-                journal = Journal(worker, header.stages, Alone(), asynchronous=True)
-                loaded(written[f"rank_{worker}.py"], monkeypatch)["stream"](journal.lane(), updates)
+                journal = journals(written)[worker]
+                journal.run(loaded(written[f"rank_{worker}.py"]), updates)
                 assert journal.lines == [line(each) for each in lane], (seed, updates)
-        kept += sum(bool(initial(header, turn)) for lane in verified.program.lanes if (turn := body(header, lane)))
+        kept += sum(bool(initial(level.header, turn)) for turn in level.turns)
     assert kept >= 3

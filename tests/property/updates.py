@@ -10,10 +10,11 @@ from itertools import pairwise
 from math import lcm
 from typing import NamedTuple
 
-from chimera_ir.ir.ids import Micro, Stage, Version, Worker
+from chimera_ir.ir.ids import Micro, Stage, Version, WeightGroup, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Program, Schedule
 from chimera_ir.ir.ops import AllReduce, Compute, Drop, Instruction, Stash, Step, WaitAllReduce
+from chimera_ir.ir.streams import ProgramStream, stream_of
 from chimera_ir.lower.lower import lower
 
 
@@ -29,6 +30,12 @@ class Stream(NamedTuple):
     forward: Callable[[int, int], int]
     backward: Callable[[int, int], int]
     reads: Callable[[int, int], int]
+    ties: tuple[WeightGroup, ...] = ()
+
+    @property
+    def groups(self) -> tuple[WeightGroup, ...]:
+        """Each stage by itself, then the ties."""
+        return (*((Stage(s),) for s in range(len(self.places[0]))), *self.ties)
 
 
 def every_one(depth: int) -> Stream:
@@ -64,9 +71,16 @@ def _one_way(depth: int, per_update: int, reads: Callable[[int, int], int]) -> S
     return Stream([list(range(depth))], per_update, *clocks, reads)
 
 
+def level(stream: Stream) -> ProgramStream:
+    """The program without end, as the compiler lowers it."""
+    depth, pipes = len(stream.places[0]), len(stream.places)
+    turns = 4 * depth + 4 * pipes + 7
+    return lower(stream_of(schedule(stream, turns * lcm(stream.per_update, pipes) // stream.per_update)))
+
+
 def instance(stream: Stream, updates: int) -> Program:
-    """The program of the first updates, as the compiler lowers it."""
-    return lower(schedule(stream, updates))
+    """The program of the first updates."""
+    return level(stream).view(updates)
 
 
 def schedule(stream: Stream, updates: int) -> Schedule:
@@ -85,6 +99,7 @@ def schedule(stream: Stream, updates: int) -> Schedule:
         ),
         updates=updates,
         period=lcm(stream.per_update, pipes),
+        ties=stream.ties,
     )
     lanes = (_endless(stream, updates, worker) for worker in range(workers))
     return Schedule(header, tuple(tuple(_computes(stream, lane, micros)) for lane in lanes))
@@ -142,28 +157,30 @@ def _placed(
     """What stands right before and right after each operation of the endless lane."""
     before: dict[int, list[Instruction]] = defaultdict(list)
     after: dict[int, list[Instruction]] = defaultdict(list)
-    for stage in sorted({Stage(each.stage) for each in endless}):
-        here = [(index, each) for index, each in enumerate(endless) if each.stage == stage]
+    for group in stream.groups:
+        here = [(index, each) for index, each in enumerate(endless) if each.stage in group]
+        if not here:
+            continue
         for k in range(-1, updates):
             made, old = Version(k + 1), Version(k)
             added, next_added = (
                 [i for i, each in here if each.backward and each.micro // stream.per_update == number]
                 for number in (k, k + 1)
             )
-            readers = [i for i, each in here if stream.reads(each.micro, stage) == k]
+            readers = [i for i, each in here if stream.reads(each.micro, each.stage) == k]
             use = min(i for i, each in here if _uses(stream, each, k))
             if not next_added:
-                settled = _behind_sum(stream, updates, stage, k)
+                settled = _behind_sum(stream, updates, group, k)
                 use = min(use, next(i for i, each in enumerate(endless) if each in settled))
             stashed = max(readers, default=-1) >= use
             if k >= 0:
                 if added:
-                    after[max(added)].append(AllReduce(stage, version=made))
-                before[use] += [WaitAllReduce(stage, version=made), *([Stash(stage, old)] if stashed else [])]
-                before[use].append(Step(stage, version=made))
-                after[max(readers, default=-1)] += [Drop(stage, old)] if stashed else []
+                    after[max(added)].append(AllReduce(group, version=made))
+                before[use] += [WaitAllReduce(group, version=made), *([Stash(group, old)] if stashed else [])]
+                before[use].append(Step(group, version=made))
+                after[max(readers, default=-1)] += [Drop(group, old)] if stashed else []
             if not next_added and k + 1 < updates:
-                before[use].append(AllReduce(stage, version=Version(made + 1)))
+                before[use].append(AllReduce(group, version=Version(made + 1)))
     return before, after
 
 
@@ -173,17 +190,17 @@ def _uses(stream: Stream, each: _Endless, update: int) -> bool:
     return newer or stream.reads(each.micro, each.stage) > update
 
 
-def _behind_sum(stream: Stream, updates: int, stage: int, update: int) -> set[_Endless]:
+def _behind_sum(stream: Stream, updates: int, group: WeightGroup, update: int) -> set[_Endless]:
     """All operations that come after the sum of an update: by data, by their place in a lane, or by another sum."""
     lanes = [_endless(stream, updates, worker) for worker in range(_workers(stream))]
     operations = {(each.micro, each.stage, each.backward): each for lane in lanes for each in lane}
     following = dict(pair for lane in lanes for pair in pairwise(lane))
     last = len(stream.places[0]) - 1
 
-    def behind(stage: int, update: int) -> list[_Endless]:
-        return [each for each in operations.values() if each.stage == stage and _uses(stream, each, update)]
+    def behind(group: WeightGroup, update: int) -> list[_Endless]:
+        return [each for each in operations.values() if each.stage in group and _uses(stream, each, update)]
 
-    todo, seen = behind(stage, update), set[_Endless]()
+    todo, seen = behind(group, update), set[_Endless]()
     while todo:
         each = todo.pop()
         if each in seen:
@@ -193,5 +210,6 @@ def _behind_sum(stream: Stream, updates: int, stage: int, update: int) -> set[_E
         forward = (each.micro, each.stage + 1, False) if each.stage < last else (each.micro, last, True)
         data = [(each.micro, each.stage - 1, True)] if each.backward else [forward, (each.micro, each.stage, True)]
         todo += [operations[key] for key in data if key in operations]
-        todo += behind(each.stage, each.micro // stream.per_update) if each.backward else []
+        update = each.micro // stream.per_update
+        todo += [one for g in stream.groups if each.stage in g and each.backward for one in behind(g, update)]
     return seen

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir import cli, plan_command, tracer
+from chimera_ir.commands import compile_command, plan_command, trace_command
 from tests.unit.command import Ended, Run
 
 
-def _calling(
+def calling(
     main: Callable[[], object], name: str, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch
 ) -> Run:
     def call(*arguments: object) -> Ended:
@@ -28,16 +28,16 @@ def _calling(
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """Calls `chimera-compile` in an empty directory."""
     monkeypatch.chdir(tmp_path)
-    return _calling(cli.main, "chimera-compile", capsys, monkeypatch)
+    return calling(compile_command.main, "chimera-compile", capsys, monkeypatch)
 
 
 @pytest.fixture(name="planner")
 def _planner(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Calls `chimera-plan`."""
-    return _calling(plan_command.main, "chimera-plan", capsys, monkeypatch)
+    return calling(plan_command.main, "chimera-plan", capsys, monkeypatch)
 
 
 @pytest.fixture(name="tracer")
 def _tracer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Calls `chimera-trace`."""
-    return _calling(tracer.main, "chimera-trace", capsys, monkeypatch)
+    return calling(trace_command.main, "chimera-trace", capsys, monkeypatch)

@@ -1,161 +1,240 @@
-"""A runtime of fakes for rank scripts: it computes nothing, and writes down what a lane asks it to do."""
+"""Fakes for rank scripts: stages and links that compute nothing, and write down what a lane asks them to do."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
+
+from chimera_runtime.lane import Lane
+from chimera_runtime.numbering import Micros
+from chimera_runtime.program import Group, Job, RankFacts, group_text, parsed
+from chimera_runtime.turns import Run, StreamLane
 
 
 @dataclass
 class Journal:
     """Records what a lane does, in the words of the program, and checks what is handed to every call.
 
-    Knows of the runtime only what its interface says. Messages are triples (kind, micro-batches, stage): what a forward
-    of that stage makes (`y`), and what its backward makes (`dx`). ``groups`` are the micro-batches of the messages, by
-    the first of them and the two stages. In an ``asynchronous`` lane weights have versions: sums, steps and stashes
-    count them up, forwards and backwards name them.
+    Values are triples (kind, micro-batches, stage): what a forward of that stage makes (`y`), and what its backward
+    makes (`dx`). In a stream weights have versions: sums, steps and stashes count them up, forwards and backwards name
+    them.
     """
 
+    job: Job
+    facts: RankFacts
     worker: int
-    stages: int
-    groups: Mapping[tuple[int, int, int], tuple[int, ...]]
     lines: list[str] = field(default_factory=list)
-    asynchronous: bool = False
-    tags: list[tuple[str, int, int]] = field(default_factory=list)
 
-    def lane(self) -> SimpleNamespace:
-        made = VersionedStage if self.asynchronous else FakeStage
-        return SimpleNamespace(
-            stage=lambda s: made(self, s),
-            peer=lambda w: FakePeer(self, w),
-            input=lambda m: ("y", (m,), -1),
-            target=lambda m: ("target", m),
+    def lane(self) -> Lane:
+        made, tied = (VersionedStage, VersionedWeights) if self.facts.turns else (FakeStage, FakeWeights)
+        parts: tuple[Any, ...] = (
+            {number: made(self, number) for number in self.facts.stages},
+            {route: FakeIncoming(self, *route, self.rooms(*route)) for route in self.facts.incoming},
+            {route: FakeOutgoing(self, *route) for route in self.facts.outgoing},
+            lambda first, micro: ("y", (first + micro,), -1),
+            lambda first, micro: ("target", first + micro),
         )
+        ties = {tie.stages: tied(self, tie.stages) for tie in self.facts.ties}
+        if not self.facts.turns:
+            return Lane(*parts, ties)
+        return StreamLane(*parts, Run(self.job.passes), self.facts.initial, ties)
 
-    def route(self, tag: int) -> tuple[tuple[int, ...], int, int]:
-        """The micro-batches and the two stages that a tag stands for."""
-        micro, rest = divmod(tag, 2 * self.stages)
-        source, backwards = divmod(rest, 2)
-        target = source - 1 if backwards else source + 1
-        return self.groups[micro, source, target], source, target
+    def rooms(self, source: int, target: int, _worker: int) -> Sequence[int]:
+        """For how many micro-batches each slot of a link has room."""
+        facts = self.facts.stages[target]
+        return facts.inputs if source < target else facts.gradients
 
+    def run(self, script: Mapping[str, Any], updates: int) -> None:
+        """Runs the lane of a script: one update or, in a stream, so many."""
+        lane = self.lane()
+        if not isinstance(lane, StreamLane):
+            script["update"](lane)
+            return
+        assert self.facts.turns is not None
+        lane.run.updates = updates
+        for number in self.facts.turns.of(updates):
+            script["turn"](lane, number)
 
-@dataclass
-class FakePeer:
-    journal: Journal
-    worker: int
-
-    def isend(self, tensors: Any, tag: int) -> Any:
-        self.journal.tags.append(("isend", self.worker, tag))
-        micros, source, target = self.journal.route(tag)
-        assert tensors == ("y" if source < target else "dx", micros, source)
-        text = f"{listed(micros)} s{source}->s{target}"
-        self.journal.lines.append(f"send {text} to w{self.worker}")
-        return SimpleNamespace(wait=lambda: self.journal.lines.append(f"wait send {text}"))
-
-    def irecv(self, buffers: Any, tag: int) -> Any:
-        self.journal.tags.append(("irecv", self.worker, tag))
-        micros, source, target = self.journal.route(tag)
-        kind, stage, slot = buffers
-        assert (kind, stage) == ("inputs" if source < target else "gradients", target)
-        text = f"{listed(micros)} s{source}->s{target}"
-        self.journal.lines.append(f"recv {text} from w{self.worker} into {slot}")
-        return FakeReceipt(self.journal, text, ("y" if source < target else "dx", micros, source))
-
-
-class FakeReceipt:
-    def __init__(self, journal: Journal, text: str, content: tuple[str, tuple[int, ...], int]) -> None:
-        self.journal, self.text, self.content, self.arrived = journal, text, content, False
-
-    def wait(self) -> None:
-        self.journal.lines.append(f"wait recv {self.text}")
-        self.arrived = True
-
-    @property
-    def tensors(self) -> tuple[str, tuple[int, ...], int]:
-        assert self.arrived, f"{self.text} is read before it has arrived"
-        return self.content
+    def evaluate(self, script: Mapping[str, Any]) -> None:
+        """Runs the forwards alone."""
+        facts = self.facts.evaluation
+        lane = Lane(
+            {number: EvaluatedStage(self, number) for number in self.facts.stages},
+            {route: FakeIncoming(self, *route, facts.slots[route[1]]) for route in facts.incoming},
+            {route: FakeOutgoing(self, *route) for route in facts.outgoing},
+            lambda first, micro: ("y", (first + micro,), -1),
+            lambda first, micro: ("target", first + micro),
+        )
+        script["evaluate"](lane)
 
 
-class FakeStage:
-    def __init__(self, journal: Journal, number: int) -> None:
-        self.journal, self.number = journal, number
-        self.version = ""
-        self.inputs = Slots("inputs", number)
-        self.gradients = Slots("gradients", number)
+def journals(written: Mapping[str, str]) -> list[Journal]:
+    """A journal for every worker of a program."""
+    job, ranks = parsed(written["program.json"])
+    return [Journal(job, facts, worker) for worker, facts in enumerate(ranks)]
 
-    def forward(self, micro: int, inputs: Any) -> Any:
-        assert self.number < self.journal.stages - 1
-        return self._forward(micro, inputs)
 
-    def forward_loss(self, micro: int, inputs: Any, target: Any) -> Any:
-        assert self.number == self.journal.stages - 1
-        assert target == ("target", micro)
-        return self._forward(micro, inputs)
+def loaded(text: str, name: str = "rank") -> dict[str, Any]:
+    """What a rank script defines."""
+    module: dict[str, Any] = {"__name__": name}
+    exec(compile(text, name, "exec", dont_inherit=True), module)
+    return module
 
-    def _forward(self, micro: int, inputs: Any) -> Any:
-        assert inputs == ("y", (micro,), self.number - 1)
-        self.journal.lines.append(f"F m{micro} s{self.number}{self.version}")
-        return SimpleNamespace(micro=micro, stage=self.number, kept=False, take=lambda: ("y", (micro,), self.number))
 
-    def forward_keep_input(self, micro: int, inputs: Any) -> Any:
-        (state,), outputs = self.forward_keep_inputs((micro,), (inputs,) if self.number == 0 else inputs)
-        return state, outputs
+def group(micros: Micros) -> tuple[int, ...]:
+    return micros if isinstance(micros, tuple) else (micros,)
 
-    def forward_keep_inputs(self, micros: tuple[int, ...], inputs: Any) -> Any:
-        assert self.number < self.journal.stages - 1
-        return self._keep(micros, inputs), ("y", micros, self.number)
 
-    def forward_loss_keep_input(self, micro: int, inputs: Any, target: Any) -> Any:
-        (state,) = self.forward_loss_keep_inputs((micro,), (inputs,) if self.number == 0 else inputs, (target,))
-        return state
+def listed(micros: Micros) -> str:
+    return ",".join(f"m{micro}" for micro in group(micros))
 
-    def forward_loss_keep_inputs(self, micros: tuple[int, ...], inputs: Any, targets: Any) -> Any:
-        assert self.number == self.journal.stages - 1
-        assert targets == tuple(("target", micro) for micro in micros)
-        return self._keep(micros, inputs)
 
-    def _keep(self, micros: tuple[int, ...], inputs: Any) -> Any:
-        apart = tuple(("y", (micro,), -1) for micro in micros)
-        assert inputs == (apart if self.number == 0 else ("y", micros, self.number - 1))
-        self.journal.lines.extend(f"F m{micro} s{self.number}{self.version}" for micro in micros)
-        return tuple(SimpleNamespace(micro=micro, stage=self.number, kept=True) for micro in micros)
+class FakeLink:
+    def __init__(self, journal: Journal, source: int, target: int, worker: int) -> None:
+        self.journal, self.source, self.target, self.worker = journal, source, target, worker
+        self.kind = "y" if source < target else "dx"
+        self.under_way: set[Micros] = set()
 
-    def backward(self, state: Any, gradients: Any) -> Any:
-        assert gradients == ("dx", (state.micro,), self.number + 1)
-        return self._backward(state, kept=False)
+    def text(self, micros: Micros) -> str:
+        return f"{listed(micros)} s{self.source}->s{self.target}"
 
-    def backward_recompute(self, state: Any, gradients: Any) -> Any:
-        assert gradients == ("dx", (state.micro,), self.number + 1)
-        return self._backward(state, kept=True)
 
-    def backward_loss(self, state: Any) -> Any:
-        assert self.number == self.journal.stages - 1
-        return self._backward(state, kept=False)
+class FakeOutgoing(FakeLink):
+    def isend(self, micros: Micros, tensors: Any) -> None:
+        assert tensors == (self.kind, group(micros), self.source)
+        self.under_way.add(micros)
+        self.journal.lines.append(f"send {self.text(micros)} to w{self.worker}")
 
-    def backward_loss_recompute(self, state: Any) -> Any:
-        assert self.number == self.journal.stages - 1
-        return self._backward(state, kept=True)
+    def wait(self, micros: Micros) -> None:
+        self.under_way.remove(micros)
+        self.journal.lines.append(f"wait send {self.text(micros)}")
 
-    def _backward(self, state: Any, *, kept: bool) -> Any:
-        assert (state.stage, state.kept) == (self.number, kept)
-        self.journal.lines.append(f"B m{state.micro} s{self.number}{self.version}")
-        return ("dx", (state.micro,), self.number)
 
-    def all_reduce(self) -> Any:
-        self.journal.lines.append(f"all_reduce s{self.number}")
-        return SimpleNamespace(wait=lambda: self.journal.lines.append(f"wait all_reduce s{self.number}"))
+class FakeIncoming(FakeLink):
+    def __init__(self, journal: Journal, source: int, target: int, worker: int, rooms: Sequence[int]) -> None:
+        super().__init__(journal, source, target, worker)
+        self.rooms = rooms
+        self.arrived: set[Micros] = set()
+
+    def irecv(self, micros: Micros, into: int) -> None:
+        assert len(group(micros)) <= self.rooms[into]
+        self.under_way.add(micros)
+        self.journal.lines.append(f"recv {self.text(micros)} from w{self.worker} into {into}")
+
+    def wait(self, micros: Micros) -> None:
+        self.under_way.remove(micros)
+        self.arrived.add(micros)
+        self.journal.lines.append(f"wait recv {self.text(micros)}")
+
+    def take(self, micros: Micros) -> Any:
+        self.arrived.remove(micros)
+        return self.kind, group(micros), self.source
+
+
+class FakeWeights:
+    """The weights of a stage or a tie."""
+
+    def __init__(self, journal: Journal, stages: Group) -> None:
+        self.journal, self.name = journal, group_text(stages)
+
+    def all_reduce(self) -> None:
+        self.journal.lines.append(f"all_reduce {self.name}")
+
+    def wait_all_reduce(self) -> None:
+        self.journal.lines.append(f"wait all_reduce {self.name}")
 
     def step(self) -> None:
-        self.journal.lines.append(f"step s{self.number}")
+        self.journal.lines.append(f"step {self.name}")
 
 
-class VersionedStage(FakeStage):
-    """A stage whose sums and steps count the versions that they lead to; its forwards and backwards are told theirs."""
+class VersionedWeights(FakeWeights):
+    """Weights whose sums and steps count the versions that they lead to."""
+
+    def __init__(self, journal: Journal, stages: Group) -> None:
+        super().__init__(journal, stages)
+        self.sums = self.steps = 0
+        self.stashed: set[int] = set()
+
+    def all_reduce(self) -> None:
+        self.sums += 1
+        self.journal.lines.append(f"all_reduce {self.name} v{self.sums}")
+
+    def wait_all_reduce(self) -> None:
+        self.journal.lines.append(f"wait all_reduce {self.name} v{self.sums}")
+
+    def stash(self, version: int) -> None:
+        assert version == self.steps
+        self.stashed.add(version)
+        self.journal.lines.append(f"stash {self.name} v{version}")
+
+    def drop(self, version: int) -> None:
+        self.stashed.remove(version)
+        self.journal.lines.append(f"drop {self.name} v{version}")
+
+    def step(self) -> None:
+        self.steps += 1
+        self.journal.lines.append(f"step {self.name} v{self.steps}")
+
+
+class FakeStage(FakeWeights):
+    def __init__(self, journal: Journal, number: int) -> None:
+        super().__init__(journal, (number,))
+        self.number = number
+        self.version = ""
+        self.waiting: set[int] = set()
+        self.made: set[tuple[str, Micros]] = set()
+
+    def forward(self, micros: Micros, inputs: Any, targets: Any = None) -> None:
+        numbers = group(micros)
+        if self.number:
+            assert inputs == ("y", numbers, self.number - 1)
+        else:
+            loaded = tuple(("y", (micro,), -1) for micro in numbers)
+            assert inputs == (loaded if isinstance(micros, tuple) else loaded[0])
+        last = self.number == self.journal.job.stages - 1
+        judged = tuple(("target", micro) for micro in numbers)
+        assert targets == ((judged if isinstance(micros, tuple) else judged[0]) if last else None)
+        self.waiting |= {*numbers}
+        self.made |= set() if last else {("y", micros)}
+        self.journal.lines.append(f"F {listed(micros)} s{self.number}{self.version}")
+
+    def outputs(self, micros: Micros) -> Any:
+        self.made.remove(("y", micros))
+        return "y", group(micros), self.number
+
+    def backward(self, micros: Micros, gradients: Any = ()) -> None:
+        last = self.number == self.journal.job.stages - 1
+        assert gradients == (() if last else ("dx", group(micros), self.number + 1))
+        assert self.waiting >= {*group(micros)}
+        self.waiting -= {*group(micros)}
+        self.made |= {("dx", micros)} if self.number else set()
+        self.journal.lines.append(f"B {listed(micros)} s{self.number}{self.version}")
+
+    def input_gradients(self, micros: Micros) -> Any:
+        self.made.remove(("dx", micros))
+        return "dx", group(micros), self.number
+
+
+class EvaluatedStage(FakeStage):
+    """A stage that nothing but forwards may be asked of."""
+
+    def begin(self, update: int) -> None:
+        raise AssertionError
+
+    def backward(self, micros: Micros, gradients: Any = ()) -> None:
+        raise AssertionError
+
+    def all_reduce(self) -> None:
+        raise AssertionError
+
+    def step(self) -> None:
+        raise AssertionError
+
+
+class VersionedStage(VersionedWeights, FakeStage):
+    """A stage whose forwards and backwards are told their versions."""
 
     def __init__(self, journal: Journal, number: int) -> None:
-        super().__init__(journal, number)
+        FakeStage.__init__(self, journal, number)
         self.sums = self.steps = 0
         self.stashed: set[int] = set()
 
@@ -163,66 +242,3 @@ class VersionedStage(FakeStage):
         assert version == self.steps or version in self.stashed
         self.version = f" v{version}"
         return self
-
-    def all_reduce(self) -> Any:
-        self.sums += 1
-        text = f"all_reduce s{self.number} v{self.sums}"
-        self.journal.lines.append(text)
-        return SimpleNamespace(wait=lambda: self.journal.lines.append(f"wait {text}"))
-
-    def stash(self, version: int) -> None:
-        assert version == self.steps
-        self.stashed.add(version)
-        self.journal.lines.append(f"stash s{self.number} v{version}")
-
-    def drop(self, version: int) -> None:
-        self.stashed.remove(version)
-        self.journal.lines.append(f"drop s{self.number} v{version}")
-
-    def step(self) -> None:
-        self.steps += 1
-        self.journal.lines.append(f"step s{self.number} v{self.steps}")
-
-
-@dataclass
-class Slots:
-    kind: str
-    stage: int
-
-    def __getitem__(self, slot: int) -> tuple[str, int, int]:
-        return self.kind, self.stage, slot
-
-
-def listed(micros: tuple[int, ...]) -> str:
-    return ",".join(f"m{micro}" for micro in micros)
-
-
-def fake_part(tensors: Any, start: int, stop: int, of: int) -> Any:
-    kind, micros, stage = tensors
-    if kind in ("inputs", "gradients"):
-        assert (start, stop < of) == (0, True)
-        return tensors
-    assert len(micros) == of
-    return kind, micros[start:stop], stage
-
-
-def fake_join(messages: Any) -> Any:
-    ((kind, stage),) = {(kind, stage) for kind, _, stage in messages}
-    return kind, tuple(micro for _, micros, _ in messages for micro in micros), stage
-
-
-def groups_of(program: list[list[str]]) -> dict[tuple[int, int, int], tuple[int, ...]]:
-    """The micro-batches of every message, by the first of them and the two stages."""
-    found = (re.match(r"send (\S+) s(\d+)->s(\d+)", line) for lane in program for line in lane)
-    groups = ((tuple(int(m[1:]) for m in each[1].split(",")), int(each[2]), int(each[3])) for each in found if each)
-    return {(micros[0], source, target): micros for micros, source, target in groups}
-
-
-def one_by_one(lane: list[str]) -> list[str]:
-    """The lines of a lane, those of compute operations once for each of their micro-batches."""
-    lines: list[str] = []
-    for line in lane:
-        kind, micros, *rest = line.split()
-        many = micros.split(",") if kind in "FB" else [micros]
-        lines += [" ".join([kind, micro, *rest]) for micro in many]
-    return lines

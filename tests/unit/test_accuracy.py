@@ -24,7 +24,7 @@ def accuracy(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def program(scheme: str) -> Program:
     """A library scheme on two workers."""
-    return Compilation(Request(library.source(scheme), {"D": 2, "N": 2})).program
+    return Compilation(Request(library.source(scheme), {"D": 2, "N": 2})).verified.program
 
 
 def stage(forward: float) -> StageCosts:

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir import cache, cli, console, library, resources
+from chimera_ir import cache, console, library, resources
 from chimera_ir.answer import Answer, Output, read
-from chimera_ir.command import OUR_FAULT, WRONG_COMMAND, WRONG_TEXT
+from chimera_ir.commands import common, compile_command
 from tests.unit.command import TINY, Ended, Run, contents, on_a_terminal
 
 MIDDLE = Path(__file__).resolve().parent.parent / "errors" / "middle"
 WARNED = str(MIDDLE / "falling_clock_without_a_cycle.chim")
 KEEPING = (
-    "from chimera_ir import cache, cli, progress;"
-    "cache.WORTHWHILE = cache.SETTLED = 0.0; progress.AFTER = 3600.0; cli.main()"
+    "from chimera_ir import cache, progress; from chimera_ir.commands import compile_command;"
+    "cache.WORTHWHILE = cache.SETTLED = 0.0; progress.AFTER = 3600.0; compile_command.main()"
 )
-ANSWER = Answer(("a warning",), "a table\n", Output("tiny", 2, {"train.py": "pass\n", "support/x.py": ""}))
+ANSWER = Answer(("a warning",), "a table\n", Output("tiny", 2, {"train.py": "pass\n", "chimera_runtime/x.py": ""}))
 
 
 @pytest.fixture
@@ -37,13 +37,13 @@ def kept(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFacto
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What has been compiled so far, and not taken from the cache."""
     compiled: list[object] = []
-    produce = cli.produce
+    produce = compile_command.produce
 
     def counted(compilation: object, *arguments: object, **more: object) -> object:
         compiled.append(compilation)
         return produce(compilation, *arguments, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cli, "produce", counted)
+    monkeypatch.setattr(compile_command, "produce", counted)
     return compiled
 
 
@@ -115,7 +115,7 @@ def test_a_directory_that_is_not_ours_is_refused_whether_or_not_the_answer_is_kn
     (tmp_path / "o").mkdir()
     (tmp_path / "o" / "train.py").write_text("mine")
     first = run("chimera", "--out", "o")
-    first.assert_refused(WRONG_COMMAND, "was not written by chimera-compile")
+    first.assert_refused(common.WRONG_COMMAND, "was not written by chimera-compile")
     assert run("chimera", "--out", "o") == first
 
 
@@ -180,7 +180,7 @@ def test_another_compiler_is_asked_again(
 
 def test_the_compiler_is_every_file_of_the_package_the_grammars_and_the_templates() -> None:
     names = {path.name for path in resources.everything()}
-    assert {"answer.py", "cache.py", "library.toml", "chimera.chim", "scheme.lark", "rank.py.j2", "runtime.py"} < names
+    assert {"answer.py", "cache.py", "library.toml", "chimera.chim", "scheme.lark", "rank.py.j2", "lane.py"} < names
     assert not any(name.endswith(".pyc") for name in names)
 
 
@@ -206,7 +206,7 @@ def test_a_compiler_that_somebody_works_on_keeps_nothing(run: Run, kept: Path, m
 def test_what_was_compiled_while_the_compiler_changed_is_not_kept(
     run: Run, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, produce = tmp_path / "a.py", cli.produce
+    file, produce = tmp_path / "a.py", compile_command.produce
     file.write_text("before")
     monkeypatch.setattr(resources, "everything", lambda: iter([file]))
 
@@ -214,7 +214,7 @@ def test_what_was_compiled_while_the_compiler_changed_is_not_kept(
         file.write_text("after")
         return produce(*arguments, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cli, "produce", edited)
+    monkeypatch.setattr(compile_command, "produce", edited)
     assert run("chimera", "--emit", "report").status == 0
     assert not kept.exists()
 
@@ -228,9 +228,9 @@ def test_what_is_quickly_compiled_is_not_kept(run: Run, kept: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [
-        (["chimera", "--set", "D=3"], WRONG_TEXT),
-        (["chimera", "--set", "X=3"], WRONG_COMMAND),
-        ([str(MIDDLE / "falling_clock_with_a_cycle.chim")], WRONG_TEXT),
+        (["chimera", "--set", "D=3"], common.WRONG_TEXT),
+        (["chimera", "--set", "X=3"], common.WRONG_COMMAND),
+        ([str(MIDDLE / "falling_clock_with_a_cycle.chim")], common.WRONG_TEXT),
     ],
 )
 def test_what_is_refused_is_refused_again(run: Run, kept: Path, arguments: list[str], status: int) -> None:
@@ -241,8 +241,8 @@ def test_what_is_refused_is_refused_again(run: Run, kept: Path, arguments: list[
 
 
 def test_a_fault_of_ours_is_not_kept(run: Run, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "produce", lambda *_, **__: 1 / 0)
-    assert run("chimera").status == OUR_FAULT
+    monkeypatch.setattr(compile_command, "produce", lambda *_, **__: 1 / 0)
+    assert run("chimera").status == common.OUR_FAULT
     assert not kept.exists()
 
 
@@ -272,8 +272,8 @@ DAMAGED = {
     "of another kind": entry("[]"),
     "no warnings": entry('{"printed": "", "output": null}'),
     "a wrong type": entry('{"warnings": [1], "printed": "", "output": null}'),
-    "a path that leads up": entry(ANSWER.as_json().replace("support/x.py", "support/../../x.py")),
-    "a path that leads away": entry(ANSWER.as_json().replace("support/x.py", "/x.py")),
+    "a path that leads up": entry(ANSWER.as_json().replace("chimera_runtime/x.py", "chimera_runtime/../../x.py")),
+    "a path that leads away": entry(ANSWER.as_json().replace("chimera_runtime/x.py", "/x.py")),
     "a scheme that leads up": entry(ANSWER.as_json().replace("tiny", "../tiny")),
 }
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from chimera_ir import library
-from chimera_ir.command import WRONG_COMMAND, WRONG_TEXT
+from chimera_ir.commands.common import WRONG_COMMAND, WRONG_TEXT
 from tests.unit.command import Run
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chimera_ir import library
-from chimera_ir.command import OUR_FAULT, WRONG_COMMAND, WRONG_TEXT
+from chimera_ir.commands.common import OUR_FAULT, WRONG_COMMAND, WRONG_TEXT
 from chimera_ir.compilation import Level
 from chimera_ir.lower import lower
 from tests.unit.command import TINY, Run, contents, shell
@@ -353,7 +353,7 @@ def test_a_terminal_without_unicode_still_gets_a_report(tmp_path: Path, encoding
     assert b"makespan" in done.stdout
 
 
-@pytest.mark.parametrize("entry", ["compile_", "tables", "profile", "trace", "plan"])
+@pytest.mark.parametrize("entry", ["chimera", "module", "compile_", "plan", "profile", "trace"])
 def test_an_interrupt_while_a_command_is_imported_ends_it_as_any_other(entry: str) -> None:
     """The first import that a command makes stands for all of them."""
     program = (

@@ -3,68 +3,74 @@
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from chimera_ir import library
-from chimera_ir.codegen.render import scripts
+from chimera_ir.codegen import facts
 from chimera_ir.compilation import Compilation
 from chimera_ir.errors import TextError
+from chimera_ir.ir.ops import Send
 from chimera_ir.ir.text.printer import show
-from chimera_ir.request import Request
-from chimera_ir.resources import templates
+from chimera_ir.request import Request, Tie
+from chimera_ir.resources import runtime, templates
 from chimera_ir.source import Source
 from chimera_ir.verify.verify import Verified
+from chimera_runtime import program as program_facts
+from chimera_runtime.messages import tag_of
+from chimera_runtime.program import group_text, parsed, spread
+from tests.lowered import evaluated, scripts_of
 from tests.programs import program
-from tests.unit.journal import Journal, fake_join, fake_part, groups_of, one_by_one
+from tests.sizes import on_workers
+from tests.unit.journal import journals, loaded
 
 TESTS = Path(__file__).resolve().parent.parent
 GOLDEN = TESTS / "golden"
 WAVES = TESTS / "e2e" / "schemes"
 
-UNITS = ("chimera_doubling", "chimera_halving")
 """Schemes whose N is a multiple of D."""
 
 
-def sized(name: str, depth: int, micro_batches: int) -> tuple[tuple[str, int], ...]:
+def sized(name: str, workers: int, micro_batches: int) -> tuple[tuple[str, int], ...]:
     """A size for a library scheme, as far as it has one."""
-    sizes = {"D": depth, "N": micro_batches, "f": 1}
-    return tuple((word, sizes[word]) for word in re.findall(r"(\w+) =", library.parameters(name)))
+    return tuple(on_workers(name, workers, micro_batches).items())
 
 
 CASES = [
-    *((name, sized(name, 4, 12 if name in UNITS else 6)) for name in library.names()),
-    *((name, sized(name, 2, 4 if name in UNITS else 2)) for name in library.names()),
+    *((name, sized(name, 4, 6)) for name in library.names()),
+    *((name, sized(name, 2, 2)) for name in library.names()),
     *((name, sized(name, 4, 32)) for name in library.names()),
     ("chimera", (("D", 2), ("N", 1))),
     ("chimera", (("D", 8), ("N", 8), ("f", 2))),
     ("chimera", (("D", 8), ("N", 32))),
     ("dapple", (("D", 1), ("N", 3))),
     *((path.stem, ()) for path in sorted(WAVES.glob("*.chim"))),
+    *((name, sized(name, 4, 6), (("first", "last"),)) for name in library.names() if name != "pipedream"),
+    ("gpipe", (("D", 4), ("N", 4)), ((0, 3), (1, 2, 3))),
+    ("pipedream_2bw", (("D", 3), ("N", 3)), ((0, 1), (0, 1, 2))),
 ]
-"""Schemes with parameters: of the library, and those where a worker holds neighbouring stages or several pipes."""
+"""Schemes with parameters, some with ties: of the library, and where a worker holds several stages or pipes."""
 
 
-def named(case: tuple[str, tuple[tuple[str, int], ...]]) -> str:
-    return " ".join([case[0], *(f"{name}={value}" for name, value in case[1])])
+def named(case: Any) -> str:
+    name, parameters, *ties = case
+    return " ".join([name, *(f"{name}={value}" for name, value in parameters), *(f"tied {tie}" for tie in ties)])
 
 
 @cache
-def compiled(case: tuple[str, tuple[tuple[str, int], ...]]) -> Verified:
-    name, parameters = case
+def compiled(case: Any) -> Verified:
+    name, parameters, *ties = case
     path = WAVES / f"{name}.chim"
     source = Source(path.name, path.read_text()) if path.exists() else library.source(name)
-    return verified(source, dict(parameters))
+    return verified(source, dict(parameters), *ties)
 
 
-def verified(source: Source, parameters: Mapping[str, int] | None = None) -> Verified:
-    return Compilation(Request(source, parameters or {})).verified
+def verified(source: Source, parameters: Mapping[str, int] | None = None, ties: tuple[Tie, ...] = ()) -> Verified:
+    return Compilation(Request(source, parameters or {}, ties=ties)).verified
 
 
 def lanes(program: str) -> list[list[str]]:
@@ -84,7 +90,7 @@ def ranks(written: Mapping[str, str]) -> list[str]:
 
 def test_a_rank_script_reads_as_its_lane(update_goldens: bool) -> None:
     """Two stages, two micro-batches, one in each direction: by eye against schedule.sir."""
-    written = scripts(compiled(("chimera", (("D", 2), ("N", 2)))))
+    written = scripts_of(compiled(("chimera", (("D", 2), ("N", 2)))))
     for name in ("rank_0.py", "train.py"):
         golden, text = GOLDEN / f"{name}.two_directions_D2_N2.txt", DIGEST.sub("<digest>", written[name])
         if update_goldens:
@@ -100,53 +106,59 @@ def test_programs_have_the_same_digest_only_if_all_of_their_files_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cases = [*CASES, ("chimera", (("D", 4), ("N", 4), ("f", 2)))]
-    found = {named(case): scripts(compiled(case)) for case in cases}
-    folder = shutil.copytree(templates(), tmp_path / "templates")
-    monkeypatch.setattr("chimera_ir.codegen.render.templates", lambda: folder)
-    for changed in ("runtime.py", "support/job.py", "rank.py.j2", "train.py.j2"):
-        with (folder / changed).open("a") as file:
+    found = {named(case): scripts_of(compiled(case)) for case in cases}
+    shutil.copytree(templates(), tmp_path / "templates")
+    shutil.copytree(runtime(), tmp_path / "chimera_runtime")
+    monkeypatch.setattr("chimera_ir.codegen.render.templates", lambda: tmp_path / "templates")
+    monkeypatch.setattr("chimera_ir.codegen.render.runtime", lambda: tmp_path / "chimera_runtime")
+    for changed in ("chimera_runtime/lane.py", "templates/rank.py.j2", "templates/train.py.j2"):
+        with (tmp_path / changed).open("a") as file:
             file.write("# another version of the compiler\n")
-        found[changed] = scripts(compiled(cases[0]))
+        found[changed] = scripts_of(compiled(cases[0]))
     digests = {name: {*DIGEST.findall("".join(written.values()))} for name, written in found.items()}
     assert all(len(digest) == 1 for digest in digests.values())
     for name, (digest,) in digests.items():
         assert f'PROGRAM = "{digest}"' in found[name]["rank_0.py"]
-        assert f'program="{digest}"' in found[name]["train.py"]
+        assert f'PROGRAM = "{digest}"' in found[name]["train.py"]
     assert len(set.union(*digests.values())) == len({tuple(sorted(written.items())) for written in found.values()})
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_the_runtime_comes_first_then_the_ranks_and_train_last(case: Any) -> None:
     """That a rank's script is of a program says so of all that was imported before it."""
-    written = scripts(compiled(case))
+    written = scripts_of(compiled(case))
     order = [2 if name == "train.py" else int(name.startswith("rank_")) for name in written]
     assert order == sorted(order)
     assert order[0] == 0
     assert order[-2:] == [1, 2]
 
 
-UNSPOKEN = re.compile(
-    r"    (del \w+(, \w+)*|(stage|peer)(\d+) = lane\.\3\(\4\)|(y|dx)\w+ = join\(.*\)"
-    r"|((f|dx)\w+ = )?stage\d+\.(forward|backward)\w*\(.*\)|    \(.*\), [xy(].*|\))"
+BINDING = re.compile(
+    r"    (stage(\d+) = lane\.stage\(\2\)|tie(_s\d+)+ = lane\.tie\([0-9, ]+\)"
+    r"|(in|out)_s(\d+)_s(\d+)(_w\d+)? = lane\.(incoming|outgoing)\(\5, \6, worker=\d+\))"
 )
-"""Lines that no instruction stands behind: names, their end, the rest of an operation over several micro-batches."""
+"""Lines that no instruction stands behind."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_every_instruction_stands_behind_its_call_in_the_lanes_order(case: Any) -> None:
     program = compiled(case)
-    for text, lane in zip(ranks(scripts(program)), lanes(show(program.program)), strict=True):
-        if re.search(r"^ +for ", text, re.M):
-            continue
-        body = text[text.index("def update") :]
-        assert re.findall(r"^    \S.*?  # (.*)$", body, re.M) == lane
-        unspoken = [line for line in body.splitlines()[2:] if line and "  # " not in line]
-        assert all(UNSPOKEN.fullmatch(line) for line in unspoken)
+    both = (("update", lanes(show(program.program))), ("evaluate", lanes(show(evaluated(program).program))))
+    for name, expected in both:
+        for text, lane in zip(ranks(scripts_of(program)), expected, strict=True):
+            if f"def {name}(" not in text or re.search(r"^ +for ", text, re.M):
+                continue
+            body = text[text.index(f"def {name}(") :].split("\n\n\n")[0]
+            assert re.findall(r"^    \S.*?  # (.*)$", body, re.M) == lane
+            unspoken = [line for line in body.splitlines()[2:] if line and "  # " not in line]
+            assert all(BINDING.fullmatch(line) for line in unspoken)
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_every_generated_script_compiles_and_fits_on_a_screen(case: Any) -> None:
-    for name, text in scripts(compiled(case)).items():
+    written = scripts_of(compiled(case))
+    for name in (name for name in written if name.endswith(".py")):
+        text = written[name]
         compile(text, name, "exec", dont_inherit=True)
         assert text == "" or (text.endswith("\n") and not text.endswith("\n\n"))
         for number, line in enumerate(text.splitlines(), 1):
@@ -158,7 +170,7 @@ def test_every_generated_script_compiles_and_fits_on_a_screen(case: Any) -> None
 
 def test_a_linter_finds_no_undefined_or_unused_name(tmp_path: Path) -> None:
     for case in CASES:
-        for worker, text in enumerate(ranks(scripts(compiled(case)))):
+        for worker, text in enumerate(ranks(scripts_of(compiled(case)))):
             (tmp_path / f"{named(case).replace(' ', '_')}_{worker}.py").write_text(text)
     command = [
         program("ruff", "ruff"),
@@ -174,9 +186,9 @@ def test_a_linter_finds_no_undefined_or_unused_name(tmp_path: Path) -> None:
 
 
 def test_the_files_of_a_program_are_text_in_a_fixed_order_and_the_same_each_time() -> None:
-    first, second = (scripts(compiled(("chimera", (("D", 4), ("N", 6))))) for _ in range(2))
+    first, second = (scripts_of(compiled(("chimera", (("D", 4), ("N", 6))))) for _ in range(2))
     assert list(first.items()) == list(second.items())
-    assert {"train.py", "runtime.py", "support/__init__.py", "rank_0.py", "rank_3.py"} <= first.keys()
+    assert {"train.py", "chimera_runtime/lane.py", "rank_0.py", "rank_3.py"} <= first.keys()
     assert all(not name.startswith("/") and ".." not in name for name in first)
 
 
@@ -238,11 +250,11 @@ pipe {name}[i in 0..1] {{
 }}
 """
     program = verified(Source("n.chim", text))
-    written = scripts(program)
+    written = scripts_of(program)
     for file, content in written.items():
         compile(content, file, "exec", dont_inherit=True)
     again = verified(Source("n.sir", show(program.program)))
-    assert scripts(again) == written
+    assert scripts_of(again) == written
 
 
 @pytest.mark.parametrize("name", ['a"""b', "a'", "a b", "a{{1}}", "a\\", "a;b", "é", "a.b", "1a", "a-b", "$x", "<b>"])
@@ -263,98 +275,119 @@ def test_a_name_is_an_identifier_in_a_scheme_and_in_an_ir_text(name: str, place:
 # What the scripts do when they run.
 
 
-def loaded(text: str, name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What a rank script defines, its runtime replaced by nothing."""
-    runtime = ModuleType("runtime")
-    runtime.Lane = object  # type: ignore[attr-defined]
-    runtime.part, runtime.join = fake_part, fake_join  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "runtime", runtime)
-    module: dict[str, Any] = {"__name__": name}
-    exec(compile(text, name, "exec", dont_inherit=True), module)
-    return module
-
-
-def run(script: Mapping[str, Any], program: Verified, journal: Journal) -> None:
-    """Runs a script for the updates that its program shows."""
-    if program.program.header.asynchronous:
-        script["stream"](journal.lane(), program.program.header.updates)
-    else:
-        script["update"](journal.lane())
-
-
-def journal_of(program: Verified, worker: int, wanted: list[list[str]]) -> Journal:
-    header = program.program.header
-    return Journal(worker, header.stages, groups_of(wanted), asynchronous=header.asynchronous)
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_a_script_that_runs_does_its_lane_and_nothing_else(case: Any) -> None:
+    program = compiled(case)
+    written = scripts_of(program)
+    for text, lane, *twice in zip(
+        ranks(written), lanes(show(program.program)), journals(written), journals(written), strict=True
+    ):
+        for journal in twice:
+            journal.run(loaded(text), program.program.header.updates)
+            assert journal.lines == lane
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
-def test_a_script_that_runs_does_its_lane_and_nothing_else(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_and_links_are_those_that_the_lane_uses(case: Any) -> None:
     program = compiled(case)
-    wanted = lanes(show(program.program))
-    for worker, text in enumerate(ranks(scripts(program))):
-        script = loaded(text, f"rank_{worker}", monkeypatch)
-        for _ in range(2):
-            journal = journal_of(program, worker, wanted)
-            run(script, program, journal)
-            assert journal.lines == one_by_one(wanted[worker])
-
-
-@pytest.mark.parametrize("case", CASES, ids=named)
-def test_slots_and_peers_are_those_that_the_lane_uses(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = compiled(case)
-    for worker, (text, lane) in enumerate(zip(ranks(scripts(program)), lanes(show(program.program)), strict=True)):
-        script = loaded(text, f"rank_{worker}", monkeypatch)
-        peers = {int(found[1]) for line in lane if (found := re.search(r"(?:to|from) w(\d+)", line))}
-        assert script["PEERS"] == tuple(sorted(peers))
-        assert {f"step s{stage}" for stage in script["SLOTS"]} == {
-            line[:7] for line in lane if line.startswith("step ")
+    for journal, lane in zip(journals(scripts_of(program)), lanes(show(program.program)), strict=True):
+        facts = journal.facts
+        for word, there, routes in (("send", "to", facts.outgoing), ("recv", "from", facts.incoming)):
+            used = {
+                tuple(map(int, message.groups()))
+                for line in lane
+                if (message := re.match(rf"{word} \S+ s(\d+)->s(\d+) {there} w(\d+)", line))
+            }
+            assert used == set(routes)
+        assert {f"step {group_text(group)}" for group in facts.initial} == {
+            " ".join(line.split()[:2]) for line in lane if line.startswith("step ")
         }
-        needed: dict[int, tuple[dict[int, int], dict[int, int]]] = {stage: ({}, {}) for stage in script["SLOTS"]}
+        needed: dict[int, tuple[dict[int, int], dict[int, int]]] = {stage: ({}, {}) for stage in facts.stages}
         for line in lane:
-            if found := re.match(r"recv (\S+) s(\d+)->s(\d+) from w\d+ into (\d+)", line):
-                source, target, slot = map(int, found.groups()[1:])
+            if message := re.match(r"recv (\S+) s(\d+)->s(\d+) from w\d+ into (\d+)", line):
+                source, target, slot = map(int, message.groups()[1:])
                 rooms = needed[target][int(source > target)]
-                rooms[slot] = max(rooms.get(slot, 0), found[1].count("m"))
-        assert script["SLOTS"] == {
+                rooms[slot] = max(rooms.get(slot, 0), message[1].count("m"))
+        assert {stage: (of_stage.inputs, of_stage.gradients) for stage, of_stage in facts.stages.items()} == {
             stage: tuple(tuple(rooms[slot] for slot in range(len(rooms))) for rooms in both)
             for stage, both in needed.items()
         }
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
-def test_no_two_messages_between_the_same_workers_share_a_tag(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = compiled(case)
-    wanted = lanes(show(program.program))
-    for worker, text in enumerate(ranks(scripts(program))):
-        journal = journal_of(program, worker, wanted)
-        run(loaded(text, f"rank_{worker}", monkeypatch), program, journal)
-        assert len(set(journal.tags)) == len(journal.tags) > 0 or program.program.header.workers == 1
+def test_no_two_messages_between_the_same_workers_share_a_tag(case: Any) -> None:
+    program = compiled(case).program
+    for lane in program.lanes:
+        sends = [(line.to, line.message) for line in lane if isinstance(line, Send)]
+        stages = program.header.stages
+        tags = {(to, tag_of(message.micros, message.source, message.target, stages)) for to, message in sends}
+        assert len(tags) == len(sends)
 
 
 @pytest.mark.parametrize("name", library.names())
 def test_a_script_does_not_grow_with_the_micro_batches(name: str) -> None:
     few, many = (
-        [len(text.splitlines()) for text in ranks(scripts(compiled((name, sized(name, 4, size)))))]
+        [len(text.splitlines()) for text in ranks(scripts_of(compiled((name, sized(name, 4, size)))))]
         for size in (32, 256)
     )
     assert all(long <= 1.1 * short for short, long in zip(few, many, strict=True))
 
 
-def test_the_job_says_where_every_stage_of_every_pipe_is_and_who_talks_to_whom(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_job_says_where_every_stage_of_every_pipe_is_and_who_talks_to_whom() -> None:
     program = compiled(("chimera", (("D", 4), ("N", 6))))
-    train = scripts(program)["train.py"]
-    facts = train[train.index("JOB = Job(") : train.index("if __name__")]
-    module: dict[str, Any] = {"Job": SimpleNamespace}
-    exec(facts, module)
-    job = module["JOB"]
+    job, _ = parsed(scripts_of(program)["program.json"])
     assert (job.workers, job.stages, job.micro_batches) == (4, 4, 6)
     assert job.placement == ((0, 1, 2, 3), (3, 2, 1, 0))
     sends = {
-        (worker, int(found[1]))
+        (worker, int(message[1]))
         for worker, lane in enumerate(lanes(show(program.program)))
         for line in lane
-        if (found := re.match(r"send .* to w(\d+)", line))
+        if (message := re.match(r"send .* to w(\d+)", line))
     }
     assert set(job.links) == sends
+
+
+@pytest.mark.parametrize(
+    ("case", "loads"),
+    [
+        (("chimera", (("D", 4), ("N", 6))), {0: ({0, 1, 4}, {2, 3, 5}), 1: (set(), set()), 3: ({2, 3, 5}, {0, 1, 4})}),
+        (("chimera_halving", (("D", 2), ("N", 4))), {0: ({0, 2}, {1, 3}), 1: ({1, 3}, {0, 2})}),
+        (("pipedream_2bw", (("D", 2), ("N", 3))), {0: ({0, 1, 2}, set()), 1: (set(), {0, 1, 2})}),
+    ],
+    ids=["two directions", "halves", "a stream"],
+)
+def test_a_rank_loads_inputs_for_its_first_stages_and_targets_for_its_last_ones(
+    case: tuple[str, tuple[tuple[str, int], ...]], loads: dict[int, tuple[set[int], set[int]]]
+) -> None:
+    _, ranks = parsed(scripts_of(compiled(case))["program.json"])
+    for worker, (inputs, targets) in loads.items():
+        assert (set(spread(ranks[worker].inputs)), set(spread(ranks[worker].targets))) == (inputs, targets)
+
+
+def test_scripts_are_written_for_the_interface_that_the_runtime_has() -> None:
+    """The compiler does not import the runtime, so the number stands in both."""
+    assert facts.INTERFACE == program_facts.INTERFACE
+
+
+def test_a_stage_recomputes_the_micro_batches_of_the_pipes_that_say_so() -> None:
+    """Worker 1 holds stage 1 for both pipes, and only one of them recomputes."""
+    text = """\
+scheme mixed(N = 4)
+workers 2
+pipe a {
+  stages s in 0..2 on s
+  micros m in 0..N/2 as 2*m
+  recompute when s == 1
+  F(m, s) @ 4*m + s
+  B(m, s) @ 100 + 8*m + 3 - s
+}
+pipe b {
+  stages s in 0..2 on s
+  micros m in 0..N/2 as 2*m + 1
+  F(m, s) @ 4*m + 2 + s
+  B(m, s) @ 104 + 8*m + 3 - s
+}
+"""
+    _, (first, second) = parsed(scripts_of(verified(Source("mixed.chim", text)))["program.json"])
+    assert first.stages[0].recomputed == ()
+    assert [*spread(second.stages[1].recomputed)] == [0, 2]

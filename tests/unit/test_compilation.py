@@ -81,7 +81,10 @@ def test_what_a_level_does_not_need_is_not_imported() -> None:
         == set()
     )
     arguments = "['chimera', '--emit', 'program', '--no-cache']"
-    program = imported(f"from chimera_ir.cli import compile_command as run; run({arguments}, standalone_mode=False)")
+    program = imported(
+        "from chimera_ir.commands.compile_command import compile_command; "
+        f"compile_command({arguments}, standalone_mode=False)"
+    )
     assert program & {"rich", "jinja2", "chimera_ir.codegen", "chimera_ir.predict", "chimera_ir.profile"} == set()
 
 

@@ -16,10 +16,11 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from chimera_ir.cli import compile_command
-from chimera_ir.command import WRONG_TEXT
+from chimera_ir.commands.common import WRONG_TEXT
+from chimera_ir.commands.compile_command import compile_command
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.parser import parse
 from chimera_ir.source import Source
 from chimera_ir.trace.forecast import play
@@ -51,7 +52,7 @@ def schedule(*arguments: str) -> str:
 def played(program: str, updates: int) -> Files:
     """What ranks would record that never wait for a message."""
     level = parse(Source("p.sir", program))
-    assert isinstance(level, Program)
+    assert isinstance(level, Program | ProgramStream)
     first, *_, last = traced.lines(0)
     lanes = play(level, updates, lambda each: 1000 if isinstance(each, Compute) else 10)
     files = []

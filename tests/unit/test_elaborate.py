@@ -121,7 +121,7 @@ def test_operations_come_in_the_order_of_the_text() -> None:
 def test_an_operation_knows_its_line() -> None:
     source = Source("", f"scheme a {ONE} 2*m + s when s == 0 }}")
     plan, _ = elaborate(parse(source), {}, LIMIT)
-    start, end = plan.operations[0].operation.origin
+    start, end, _ = plan.operations[0].operation.origin
     assert source.text[start:end] == "F(m, s) @  2*m + s when s == 0"
 
 

@@ -10,19 +10,19 @@ import pytest
 import torch
 from torch import nn
 
-from support.blame import ModelError, describe
-from support.model import Model, load
+from chimera_runtime.blame import ModelError, describe
+from chimera_runtime.model import ModelFile, load
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = ROOT / "examples"
-Loader = Callable[..., Model]
+Loader = Callable[..., ModelFile]
 
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> Loader:
     """A model file as train.py loads it, under some settings; the path of imports is as before afterwards."""
 
-    def loaded(name: str, settings: str = "") -> Model:
+    def loaded(name: str, settings: str = "") -> ModelFile:
         monkeypatch.setenv("MODEL_SETTINGS", settings)
         monkeypatch.syspath_prepend(str(EXAMPLES))
         return load(EXAMPLES / f"{name}.py")
@@ -34,7 +34,7 @@ def count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def on_meta(model: Model, stages: int) -> list[nn.Module]:
+def on_meta(model: ModelFile, stages: int) -> list[nn.Module]:
     with torch.device("meta"):
         return [model.build_stage(stage, stages) for stage in range(stages)]
 
@@ -156,7 +156,7 @@ def test_padding_reaches_no_word_and_the_mask_goes_along(network: Loader) -> Non
     torch.testing.assert_close(follows, follow)
 
 
-def shortest(model: Model) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def shortest(model: ModelFile) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     data = model.dataset()
     found: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] = min(
         (data[i] for i in range(100)), key=lambda item: int(item[0]["attended"].sum())
@@ -245,8 +245,8 @@ def test_stages_that_cannot_share_the_layers_are_refused(network: Loader) -> Non
     model = network("bert48")
     with pytest.raises(ModelError) as raised:
         model.stage(0, 5, 0, torch.device("cpu"))
-    words = describe(raised.value, model.file)
-    assert "in build_stage: ValueError: 5 stages cannot share 48 layers evenly" in words
+    words = describe(raised.value)
+    assert "in build_stage): ValueError: 5 stages cannot share 48 layers evenly" in words
     assert "D = 1, 2, 3, 4, 6, 8, 12, 16, 24, 48" in words
 
 
@@ -269,8 +269,8 @@ def test_stages_that_cannot_share_the_layers_are_refused(network: Loader) -> Non
 def test_a_wrong_setting_is_told_by_a_line_that_names_the_place(network: Loader, settings: str, words: str) -> None:
     with pytest.raises(ModelError) as raised:
         network("bert48", settings)
-    line, *_ = describe(raised.value, EXAMPLES / "bert48.py").splitlines()
-    assert f"bert48.py:{line_of('CHOSEN = settings(SIZES)')} in <module>: ValueError: MODEL_SETTINGS: {words}" in line
+    line, *_ = describe(raised.value).splitlines()
+    assert f"bert48.py:{line_of('CHOSEN = settings(SIZES)')} in <module>): ValueError: MODEL_SETTINGS: {words}" in line
 
 
 def line_of(text: str) -> int:

@@ -11,10 +11,11 @@ from re import sub
 
 import pytest
 
-from chimera_ir.command import WRONG_COMMAND, WRONG_TEXT
+from chimera_ir.commands.common import WRONG_COMMAND, WRONG_TEXT
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Compute, Instruction
+from chimera_ir.ir.streams import view_of
 from chimera_ir.ir.text.printer import show
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.replay import pace, replay
@@ -135,10 +136,11 @@ def test_training_is_foretold_with_the_times_of_the_profile_and_its_steps(tmp_pa
 @pytest.mark.parametrize(("name", "settings"), SCHEMES, ids=lambda value: str(value))
 def test_lanes_are_those_of_the_replay_to_the_nanosecond(name: str, settings: dict[str, int]) -> None:
     """Computes also those of the simulator; instructions that are no events take no time where the lane is."""
-    _, program = compiled(name, **settings)
+    _, level = compiled(name, **settings)
+    program = view_of(level)
     header = program.header
     setting = random_setting(header, Random(name))
-    promised = foretell(program, setting, not header.asynchronous, header.updates // 2)
+    promised = foretell(level, setting, not header.asynchronous, header.updates // 2)
     events = [[each for each in lane if each.end > each.start] for lane in replay(program, setting).lanes]
     assert [[span.operation for span in lane] for lane in promised.lanes] == [*map(list, program.lanes)]
     for lane, expected in zip(promised.lanes, events, strict=True):
@@ -159,17 +161,18 @@ def test_lanes_are_those_of_the_replay_to_the_nanosecond(name: str, settings: di
 @pytest.mark.parametrize(("name", "settings"), SCHEMES, ids=lambda value: str(value))
 def test_updates_take_what_the_replay_and_the_pace_say(name: str, settings: dict[str, int]) -> None:
     """Also where it is one in several updates that takes longer than the others: then several are counted."""
-    _, program = compiled(name, **settings)
+    _, level = compiled(name, **settings)
+    program = view_of(level)
     header = program.header
     for seed in range(3):
         setting = random_setting(header, Random(seed))
-        promised = foretell(program, setting, False, header.updates // 2)
+        promised = foretell(level, setting, False, header.updates // 2)
         first, last = promised.windows[promised.counted[0]], promised.windows[promised.counted[-1]]
         for start, end in zip(first, last, strict=True):
             assert abs((end.end - start.start) / len(promised.counted) - 1e9 * pace(program, setting)) <= 1
         assert promised.shown in promised.counted
         if not header.asynchronous:
-            (window,) = foretell(program, setting, True, 0).windows
+            (window,) = foretell(level, setting, True, 0).windows
             assert {end - start for start, end in window} == {round(1e9 * replay(program, setting).seconds)}
 
 
@@ -192,10 +195,10 @@ def test_more_updates_are_replayed_where_the_beginning_is_slow_to_fade(latency: 
         tuple(StageCosts(1, 1, 0, {1: each}) for each in times), Cluster("c", 4, 1, 1, 0, link, link, link), 1, 1
     )
     promised = foretell(program, setting, False, 0)
-    assert len(promised.windows) > program.header.updates
+    assert len(promised.windows) > view_of(program).header.updates
     first, last = promised.windows[promised.counted[0]], promised.windows[promised.counted[-1]]
     for start, end in zip(first, last, strict=True):
-        assert (end.end - start.start) / 1e9 == pytest.approx(counted * pace(program, setting), abs=2e-9)
+        assert (end.end - start.start) / 1e9 == pytest.approx(counted * pace(view_of(program), setting), abs=2e-9)
     assert len(promised.counted) == counted
 
 
@@ -224,7 +227,7 @@ def test_a_stream_of_updates_is_foretold_at_its_pace(rehearse: dict[str, float] 
     directory = stream(tmp_path / "t", program, rehearse=rehearse, scheme="pipedream(D=2)")
     found = compared(directory, inputs())
     assert found.foretold is not None
-    expected = replay(program, found.foretold.setting).seconds
+    expected = replay(view_of(program), found.foretold.setting).seconds
     for worker in range(2):
         assert found.step(worker) == pytest.approx((expected, 0.008), abs=2e-9)
         steps = sum(row.predicted for row in found.rows[worker] if row.kind is Activity.STEP)
@@ -243,7 +246,7 @@ def test_a_rehearsal_sleeps_as_often_as_an_operation_has_micro_batches_recomputi
     setting = foretold(Trace(about(), program, ()), inputs()).setting
     taken = {
         (what(each.what), len(each.what.micros)): Fraction(each.end - each.start).limit_denominator(10_000)
-        for lane in replay(program, setting).lanes
+        for lane in replay(view_of(program), setting).lanes
         for each in lane
         if each.role is Role.COMPUTE and isinstance(each.what, Compute)
     }

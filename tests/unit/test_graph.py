@@ -5,7 +5,7 @@ from hypothesis import given
 
 from chimera_ir.flow.dag import Edge, build
 from chimera_ir.ir.kinds import FORWARD
-from chimera_ir.ir.levels import Schedule
+from chimera_ir.ir.levels import Plan, Schedule
 from chimera_ir.ir.text.parser import parse
 from chimera_ir.lower.order import order
 from chimera_ir.source import Source
@@ -16,8 +16,8 @@ from tests.repeatable import examples
 
 def read(text: str) -> Schedule:
     level = parse(Source("test.sir", text))
-    assert isinstance(level, Schedule)
-    return level
+    assert isinstance(level, Schedule | Plan)
+    return order(level) if isinstance(level, Plan) else level
 
 
 def test_two_stages_one_micro_batch():
@@ -56,8 +56,9 @@ def test_updates_follow_one_another():
     """One stage, three updates of one micro-batch; the second reads no new weights, the third those of the second."""
     dag = build(
         read(
-            "schedule x\nworkers 1\nstages 1\nmicro_batches 3\nupdates 3 period 1\npipe p on 0 micros 0..3\n"
-            "worker 0:\n F m0 s0 v0\n F m1 s0 v0\n B m0 s0 v0\n B m1 s0 v0\n F m2 s0 v2\n B m2 s0 v2\n"
+            "plan x\nworkers 1\nstages 1\nmicro_batches 3\nupdates 3 period 1\npipe p on 0 micros 0..3\n"
+            "F m0 s0 v0 @ 0 on w0\nF m1 s0 v0 @ 1 on w0\nB m0 s0 v0 @ 2 on w0\nB m1 s0 v0 @ 3 on w0\n"
+            "F m2 s0 v2 @ 4 on w0\nB m2 s0 v2 @ 5 on w0\n"
         )
     )
     _f0, _f1, b0, b1, f2, b2, sum1, sum2, sum3, step1, step2, step3 = range(len(dag))
@@ -86,8 +87,9 @@ def test_a_sum_of_every_update_waits_for_every_holder():
 def test_weights_cannot_come_from_gradients_that_need_them(version: int):
     dag = build(
         read(
-            "schedule x\nworkers 1\nstages 2\nmicro_batches 1\nupdates 1 period 1\npipe p on 0 0 micros 0..1\n"
-            f"worker 0:\n F m0 s0 v0\n F m0 s1 v0\n B m0 s1 v{version}\n B m0 s0 v0\n"
+            "plan x\nworkers 1\nstages 2\nmicro_batches 1\nupdates 1 period 1\npipe p on 0 0 micros 0..1\n"
+            "F m0 s0 v0 @ 0 on w0\nF m0 s1 v0 @ 1 on w0\n"
+            f"B m0 s1 v{version} @ 2 on w0\nB m0 s0 v0 @ 3 on w0\n"
         )
     )
     assert dag.cycle() == ((2,) if version else ())

@@ -4,10 +4,12 @@ import pytest
 
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
-from chimera_ir.ir.levels import Bound, Header, Pipe, Plan, Planned, Program, Quantity, Schedule
-from chimera_ir.ir.ops import AllReduce, Compute, Drop, Stash, Step, WaitAllReduce
+from chimera_ir.ir.levels import Bound, Header, Pipe, Plan, Planned, Quantity, Schedule
+from chimera_ir.ir.ops import AllReduce, Compute, Drop, Message, Recv, Stash, Step, WaitAllReduce, WaitSend
+from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.parser import parse
 from chimera_ir.ir.text.printer import show
+from chimera_ir.ir.turns import Turn
 from chimera_ir.source import Source
 
 HEADER = "workers 1\nstages 1\nmicro_batches 1\npipe p on 0 micros 0..1\n"
@@ -36,25 +38,29 @@ def test_a_header_with_everything():
     assert parse(Source("x.sir", text)) == level
 
 
-STREAM = "workers 1\nstages 1\nmicro_batches 4\nupdates 2 period 2\npipe p on 0 micros 0..4\n"
+STREAM = "workers 1\nstages 1\nmicro_batches 4\nupdates 2 per turn\npipe p on 0 micros 0..4\n"
+SOME = STREAM.replace("per turn", "period 2")
 
 
 def test_the_lines_of_an_asynchronous_program():
     lane = (
         Compute(FORWARD, (0, 1), 0, version=0),
-        Compute(BACKWARD, (0,), 0, version=0),
-        AllReduce(0, version=1),
-        WaitAllReduce(0, version=1),
-        Stash(0, 0),
-        Step(0, version=1),
-        Drop(0, 0),
+        Compute(BACKWARD, (-3,), 0, version=-1),
+        Recv(Message((2, -1), 0, 1), 0, 1),
+        WaitSend(Message((0,), 1, 0)),
+        AllReduce((0,), version=1),
+        WaitAllReduce((0,), version=0),
+        Stash((0,), -2),
+        Step((0,), version=1),
+        Drop((0,), 0),
     )
-    lines = ("F m0,m1 s0 v0", "B m0 s0 v0", "all_reduce s0 v1", "wait all_reduce s0 v1")
-    lines += ("stash s0 v0", "step s0 v1", "drop s0 v0")
-    level = parse(Source("x.sir", "program x\n" + STREAM + "worker 0:\n  " + "\n  ".join(lines)))
-    assert isinstance(level, Program)
-    assert level.lanes == (lane,)
-    assert (level.header.updates, level.header.period, level.header.per_update) == (2, 2, 2)
+    lines = ("F m,m+1 s0 v", "B m-3 s0 v-1", "recv m+2,m-1 s0->s1 from w0 into 1 of 3", "wait send m s1->s0")
+    lines += ("all_reduce s0 v+1", "wait all_reduce s0 v", "stash s0 v-2", "step s0 v+1", "drop s0 v")
+    header = STREAM.replace("stages 1", "stages 2").replace("on 0", "on 0 0")
+    level = parse(Source("x.sir", "program x\n" + header + "worker 0:\n  " + "\n  ".join(lines)))
+    assert isinstance(level, ProgramStream)
+    assert level.turns == (Turn(lane, (((0, 1), 3),)),)
+    assert (level.header.updates, level.header.period, level.header.per_update) == (2, 4, 2)
     assert parse(Source("x.sir", show(level))) == level
 
 
@@ -110,18 +116,41 @@ def test_many_mistakes_are_cut_short():
         ("program x\n" + HEADER + "pipe p on 0 micros none\n", "CH514"),
         ("program x\nmemory weights <= 1\nmemory weights <= 2\n" + HEADER, "CH514"),
         ("program x\nprogram y\n" + HEADER, "CH504"),
-        ("program x\n" + STREAM.replace("updates 2", "updates 3"), "CH517"),
-        ("program x\n" + STREAM.replace("updates 2", "updates 0"), "CH517"),
-        ("program x\n" + STREAM.replace("period 2", "period 3"), "CH517"),
-        ("program x\n" + STREAM.replace("period 2", "period 0"), "CH517"),
-        ("program x\nupdates 1 period 1\n" + STREAM, "CH514"),
-        ("program x\n" + STREAM.replace(" period 2", ""), "CH502"),
-        ("program x\n" + STREAM + "worker 0:\n F m0 s0 v3", "CH506"),
-        ("program x\n" + STREAM + "worker 0:\n F m0 s0 v" + "9" * 30, "CH506"),
-        ("program x\n" + STREAM + "worker 0:\n F m0 s0", "CH518"),
+        ("plan x\n" + SOME.replace("updates 2", "updates 3"), "CH517"),
+        ("plan x\n" + SOME.replace("updates 2", "updates 0"), "CH517"),
+        ("plan x\n" + SOME.replace("period 2", "period 3"), "CH517"),
+        ("plan x\n" + SOME.replace("period 2", "period 0"), "CH517"),
+        ("plan x\n" + SOME + "F m0 s0 v3 @ 0 on w0", "CH506"),
+        ("plan x\n" + SOME + "F m0 s0 @ 0 on w0", "CH518"),
+        ("plan x\n" + SOME + "F m s0 v0 @ 0 on w0", "CH522"),
+        ("plan x\n" + STREAM, "CH519"),
+        ("program x\n" + SOME, "CH519"),
+        ("schedule x\n" + SOME, "CH519"),
+        ("program x\n" + STREAM.replace("updates 2", "updates 3"), "CH520"),
+        ("program x\n" + STREAM.replace("updates 2", "updates 0"), "CH520"),
+        ("program x\nupdates 1 per turn\n" + STREAM, "CH514"),
+        ("program x\n" + STREAM.replace(" per turn", ""), "CH502"),
+        ("program x\n" + STREAM.replace(" per turn", " per"), "CH502"),
+        ("program x\n" + STREAM + "worker 0:\n F m-9999999 s0 v", "CH506"),
+        ("program x\n" + STREAM + "worker 0:\n F m s0 v-9999999", "CH506"),
+        ("program x\n" + STREAM + "worker 0:\n F m s0 v+" + "9" * 30, "CH506"),
+        ("program x\n" + STREAM + "worker 0:\n F m+" + "9" * 5000 + " s0 v", "CH506"),
+        ("program x\n" + STREAM + "worker 0:\n F m0 s0 v", "CH521"),
+        ("program x\n" + STREAM + "worker 0:\n F m,m1 s0 v", "CH521"),
+        ("program x\n" + STREAM + "worker 0:\n F m s0 v0", "CH521"),
+        ("program x\n" + STREAM + "worker 0:\n F m s+1 v", "CH502"),
+        ("program x\n" + STREAM + "worker 0:\n F m + 1 s0 v", "CH502"),
+        ("program x\n" + STREAM + "worker 0:\n recv m s0->s0 from w0 into 0", "CH523"),
+        ("program x\n" + STREAM + "worker 0:\n recv m s0->s0 from w0 into 0 of 0", "CH506"),
+        ("program x\n" + STREAM + "worker 0:\n recv m s0->s0 from w0 into 2 of 2", "CH506"),
+        ("program x\n" + STREAM + "worker 0:\n recv m s0->s0 from w0 into 0 of " + "9" * 19, "CH506"),
+        ("program x\n" + HEADER + "worker 0:\n recv m0 s0->s0 from w0 into 0 of 2", "CH502"),
+        ("program x\n" + HEADER + "worker 0:\n F m+1 s0", "CH522"),
+        ("program x\n" + HEADER + "worker 0:\n send m s0->s0 to w0", "CH522"),
+        ("program x\n" + STREAM + "worker 0:\n F m s0", "CH518"),
         ("program x\n" + STREAM + "worker 0:\n step s0", "CH518"),
         ("program x\n" + STREAM + "worker 0:\n stash s0", "CH502"),
-        ("schedule x\n" + STREAM + "worker 0:\n drop s0 v0", "CH513"),
+        ("schedule x\n" + STREAM + "worker 0:\n drop s0 v", "CH513"),
         ("program x\n" + HEADER + "worker 0:\n F m0 s0 v0", "CH518"),
         ("program x\n" + HEADER + "worker 0:\n stash s0 v0", "CH518"),
     ],

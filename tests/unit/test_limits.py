@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir import cli, library
-from chimera_ir.command import WRONG_COMMAND
+from chimera_ir import library
+from chimera_ir.commands import compile_command
+from chimera_ir.commands.common import WRONG_COMMAND
 from chimera_ir.compilation import Compilation
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.render import MAX_NOTES, MAX_SHOWN, render_all
@@ -21,7 +22,7 @@ from tests.unit.command import TINY, Run
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from large_inputs import NUMBERS, TEXTS, Input, scheme
+from large_inputs import NUMBERS, TEXTS, Input, scheme, turn
 
 CALLS = 150_000
 """Calls that an input of a few lines may cost; a scheme of one pipe costs a tenth of that."""
@@ -71,6 +72,16 @@ def test_a_huge_number_is_refused_with_work_that_does_not_depend_on_it(name: str
         assert "limit" in said or "out of range" in said or "cannot be made" in said, said
         assert "help: " in said
         assert calls < CALLS
+
+
+@pytest.mark.parametrize(
+    "line", ["B m-900000 s0 v", "B m s0 v-900000", "send m-900000 s0->s0 to w0", "drop s0 v-900000"]
+)
+def test_lines_that_are_many_turns_apart_are_refused_before_any_turn_is_made(line: str) -> None:
+    said, calls = counted(turn(f"{line}\n  F m s0 v"))
+    assert said.startswith("what shows the turns of the text, warm-up and drain included, has ")
+    assert "the limit is 1,000,000" in said
+    assert calls < CALLS
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -142,7 +153,7 @@ def test_more_than_fits_into_memory_is_no_fault_of_the_compiler(run: Run, monkey
     def produce(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(cli, "produce", produce)
+    monkeypatch.setattr(compile_command, "produce", produce)
     run("chimera", "--max-operations", 10**9).assert_refused(WRONG_COMMAND, "there is not enough memory")
 
 

@@ -120,7 +120,7 @@ def test_all_workers_launch_their_sums_in_one_order():
         "worker 0:\n F m0 s0\n F m0 s1\n B m0 s1\n B m0 s0\n"
         "worker 1:\n F m1 s0\n F m1 s1\n B m1 s1\n B m1 s0\n"
     )
-    orders = {tuple(each.stage for each in lane if isinstance(each, AllReduce)) for lane in lower(schedule).lanes}
+    orders = {tuple(each.group[0] for each in lane if isinstance(each, AllReduce)) for lane in lower(schedule).lanes}
     assert orders == {(1, 0)}
 
 

@@ -16,8 +16,8 @@ from chimera_ir.measure.samples import Samples, in_rounds, too_noisy
 from chimera_ir.measure.stages import StageRequest
 from chimera_ir.profile.cluster import Link
 from chimera_ir.profile.costs import StageCosts
-from support.faults import Misuse
-from support.model import load
+from chimera_runtime.errors import Misuse
+from chimera_runtime.model import load
 
 WIDTH, LAYERS, FLOAT = 24, 3, 4
 

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from chimera_ir import library
-from chimera_ir.command import WRONG_COMMAND, WRONG_TEXT
+from chimera_ir.commands.common import WRONG_COMMAND, WRONG_TEXT
 from chimera_ir.cost.model import COST_LETTERS
 from chimera_ir.elaborate.elaborate import Outline
 from chimera_ir.verify import verify
+from tests.sizes import of_stages
 from tests.unit.command import Ended, Run
 
 FILES = "--profile", "m.toml", "--cluster", "c.toml", "--micro-batch-size", "1", "--no-cache"
@@ -62,7 +63,8 @@ def reported(ended: Ended) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", library.names())
 def test_equal_stages_make_the_report_of_the_unit_costs_in_seconds(run: Run, measured: Run, name: str) -> None:
-    asked = name, "--set", "D=4", "--emit", "report"
+    sizes = of_stages(name, 4, 4).items()
+    asked = name, *(word for size in sizes for word in ("--set", "{}={}".format(*size))), "--emit", "report"
     plain, found = reported(run(*asked)), reported(measured(EQUAL, *asked))
     for report in (plain, found):
         report["times"] = [report["makespan"], report["baseline"].pop("makespan")]

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from chimera_ir import output
-from chimera_ir.command import OUR_FAULT, WRONG_COMMAND, WRONG_TEXT
+from chimera_ir.commands.common import OUR_FAULT, WRONG_COMMAND, WRONG_TEXT
 from tests.unit import dying
 from tests.unit.command import TINY, Run, contents, shell
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-SHARED = ("train.py", "runtime.py", "schedule.sir", "report.json", "timeline.svg")
+SHARED = ("train.py", "chimera_runtime/lane.py", "schedule.sir", "report.json", "timeline.svg")
 
 
 def test_the_directory_holds_what_the_contract_lists_and_is_named_after_the_scheme(run: Run, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_working_directory_that_is_gone_is_status_two(run: Run, tmp_path: Path
         run("chimera", *arguments).assert_refused(WRONG_COMMAND, "--out ", "the working directory is gone")
 
 
-@pytest.mark.parametrize("target", ["link", "support", "train.py", "rank_1.py"])
+@pytest.mark.parametrize("target", ["link", "chimera_runtime", "train.py", "rank_1.py"])
 def test_links_that_the_user_put_in_the_place_of_files_are_not_followed(run: Run, tmp_path: Path, target: str) -> None:
     """A link to the directory is, and stays one."""
     assert run("chimera", "--set", "D=2", "--out", "o").status == 0

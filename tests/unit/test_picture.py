@@ -16,9 +16,9 @@ from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.ir.ops import Compute
-from chimera_ir.lower.lower import lower
 from chimera_ir.picture import sheet, svg, terminal
 from chimera_ir.picture.words import HUES, INK, PAPER, label, step
+from tests.lowered import lowered
 from tests.unit.clocked import all_then_all, one_direction, one_version_each, two_directions, two_versions
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -209,7 +209,7 @@ def test_a_schedule_with_a_flush_has_no_bracket() -> None:
 @pytest.mark.parametrize("F", [1, 2])
 def test_every_event_is_marked_where_the_operation_before_it_ends(width: int, F: int) -> None:
     schedule = one_version_each(3, 9)
-    shown = eventful(timeline(schedule, Costs(F=Fraction(F))), lower(schedule))
+    shown = eventful(timeline(schedule, Costs(F=Fraction(F))), lowered(schedule))
     drawn = lanes(terminal.draw(shown, width))
     columns = Fraction(len(drawn[0]), shown.span)
     marks = {(worker, match.end()) for worker, line in enumerate(drawn) for match in re.finditer("▾", line)}
@@ -222,7 +222,7 @@ def test_every_event_is_marked_where_the_operation_before_it_ends(width: int, F:
 
 def test_the_launches_of_a_schedule_with_a_flush_are_marked() -> None:
     schedule = two_directions(4)
-    drawn = terminal.draw(eventful(timeline(schedule), lower(schedule)), 80)
+    drawn = terminal.draw(eventful(timeline(schedule), lowered(schedule)), 80)
     assert [line.count("▾") for line in lanes(drawn)] == [2, 1, 1, 2]
     assert drawn.plain.split("\n")[-1].endswith("▾ gradient sum launched")
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from chimera_ir import cli, library, plan_command
-from chimera_ir.command import WRONG_COMMAND, WRONG_TEXT
+from chimera_ir import library
+from chimera_ir.commands import compile_command, plan_command
+from chimera_ir.commands.common import WRONG_COMMAND, WRONG_TEXT
 from chimera_ir.planner import rank
 from tests.unit.command import Ended
 
@@ -85,11 +86,6 @@ def test_the_space_is_every_split_that_an_enumeration_finds(plan: Plan) -> None:
     """P = 8, a mini-batch of 16: all (D, B, N, W) with W D = P and B N W = 16, and what the schemes require of them."""
     asked = "--mini-batch", 16, "--json", "--asynchronous"
     result = found(plan(profile((2, 4, 8), (1, 2, 4)), cluster(8), *asked))
-    seen = {
-        (each["scheme"], each["D"], each["B"], each["N"], each["W"], each["settings"].get("f"))
-        for each in result["choices"]
-    }
-    assert len(seen) == len(result["choices"])
     requires: dict[str, Callable[[int, int, int, int], bool]] = {
         "gpipe": lambda D, B, N, f: f == 0,
         "dapple": lambda D, B, N, f: f == 0,
@@ -99,6 +95,9 @@ def test_the_space_is_every_split_that_an_enumeration_finds(plan: Plan) -> None:
         "chimera_halving": lambda D, B, N, f: f == 0 and N >= D and N % D == 0 and B % 2 == 0,
         "pipedream_2bw": lambda D, B, N, f: f == 0 and N >= D,
     }
+    choices = [choice for choice in result["choices"] if choice["scheme"] in (*requires, "pipedream")]
+    seen = {(each["scheme"], each["D"], each["B"], each["N"], each["W"], each["settings"].get("f")) for each in choices}
+    assert len(seen) == len(choices)
     expected = {
         (name, D, B, N, W, f or None)
         for name, holds in requires.items()
@@ -111,6 +110,34 @@ def test_the_space_is_every_split_that_an_enumeration_finds(plan: Plan) -> None:
     }
     expected |= {("pipedream", D, B, 1, 8 // D, None) for D in (2, 4, 8) for B in (1, 2, 4) if B * 8 // D <= 16}
     assert seen == expected
+
+
+def test_the_space_of_schemes_with_several_stages_on_a_worker_is_every_split_of_them(plan: Plan) -> None:
+    """P = 8, a mini-batch of 16: all (P, v, B, N, W) with W P = 8, B N W = 16 and as many stages as the profile has."""
+    names = {"interleaved": "v", "breadth_first": "v", "waves": "w", "bitpipe": "none"}
+    schemes = [word for name in names for word in ("--scheme", name)]
+    result = found(plan(profile((2, 4, 8), (1, 2, 4)), cluster(8), "--mini-batch", 16, "--json", *schemes))
+    seen = {
+        (each["scheme"], *(each["settings"].get(name, 0) for name in ("P", names[each["scheme"]], "N")), each["B"])
+        for each in result["choices"]
+    }
+    assert len(seen) == len(result["choices"])
+    stages: dict[str, Callable[[int, int], int]] = {
+        "interleaved": lambda P, v: P * v if v > 1 else 0,
+        "breadth_first": lambda P, v: P * v if v > 1 else 0,
+        "waves": lambda P, w: 2 * P * w,
+        "bitpipe": lambda P, none: 2 * P if (P % 2, none) == (0, 0) else 0,
+    }
+    assert seen == {
+        (name, P, v, N, B)
+        for name, of in stages.items()
+        for P in (1, 2, 4, 8)
+        for v in range(9)
+        for B in (1, 2, 4)
+        for N in range(1, 17)
+        if of(P, v) in (2, 4, 8) and B * N * (8 // P) == 16
+    }
+    assert not any({"g", "hop"} & each["settings"].keys() for each in result["choices"]), "they stay at their defaults"
 
 
 def makespans(plan: Plan, depth: int, count: int, *more: object) -> dict[str, float]:
@@ -202,8 +229,8 @@ def test_the_compile_line_compiles_just_what_was_predicted(plan: Plan, asked: tu
     result = found(plan(model, on, "--mini-batch", 32, "--json", *asked))
     best = result["choices"][0]
     words = shlex.split(result["commands"][0])
-    assert words.pop(0) == "chimera-compile"
-    ended = plan(model, on, *words, "--emit", "report", command=cli.main, name="chimera-compile")
+    assert [words.pop(0), words.pop(0)] == ["chimera", "compile"]
+    ended = plan(model, on, *words, "--emit", "report", command=compile_command.main, name="chimera-compile")
     report = json.loads(ended.out)
     prediction = report["prediction"]
     assert (best["T"], best["memory"]) == (pytest.approx(prediction["T"]), prediction["memory"])
@@ -321,7 +348,7 @@ def test_a_scheme_of_ones_own_is_verified_and_ranked(plan: Plan, tmp_path: Path)
     (tmp_path / "mine.chim").write_text(library.source("dapple").text.replace("scheme dapple", "scheme mine"))
     result = found(plan(profile((4,), (1,)), cluster(4), "--mini-batch", 8, "--scheme", "mine.chim", "--json"))
     assert [each["scheme"] for each in result["choices"]] == ["mine.chim"]
-    assert result["commands"][0].startswith("chimera-compile mine.chim --set D=4 --set N=8 ")
+    assert result["commands"][0].startswith("chimera compile mine.chim --set D=4 --set N=8 ")
     colliding = library.source("dapple").text.replace("@ 2*m + 2*D-1 - s", "@ 2*m + 2*D - s")
     (tmp_path / "mine.chim").write_text(colliding)
     ended = plan(profile((4,), (1,)), cluster(4), "--mini-batch", 8, "--scheme", "mine.chim")

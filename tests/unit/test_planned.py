@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from chimera_ir import cli, library
+from chimera_ir import library
+from chimera_ir.commands import compile_command
 from chimera_ir.elaborate.elaborate import Outline
 from chimera_ir.planner import space
 from chimera_ir.planner.lines import Files, compile_line, scheme_argument
@@ -34,8 +35,8 @@ def own(name: str, clause: str = "") -> Path:
 
 
 def compiled(plan: Plan, model: str, on: str, line: str) -> dict[str, Any]:
-    words = [*shlex.split(line)[1:], "--emit", "report", "--no-cache"]
-    return found(plan(model, on, *words, command=cli.main, name="chimera-compile"))
+    words = [*shlex.split(line)[2:], "--emit", "report", "--no-cache"]
+    return found(plan(model, on, *words, command=compile_command.main, name="chimera-compile"))
 
 
 def reasons(result: dict[str, Any]) -> dict[str, set[str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chimera_ir import cache
-from chimera_ir.command import WRONG_COMMAND, WRONG_TEXT
+from chimera_ir.commands.common import WRONG_COMMAND, WRONG_TEXT
 from tests.unit.command import Ended, Run
 
 PROFILE = """
@@ -132,17 +132,6 @@ def test_memory_is_told_in_bytes(run: Run, files: tuple[str, ...]) -> None:
     """
     found = predicted(run(*DAPPLE, *files, "--emit", "report"))
     assert found["memory"] == [(25 + 6 + 4 + 4) * 10**6, (40 + 1 + 4 + 4) * 10**6]
-
-
-@pytest.mark.parametrize(("up_to", "seconds"), [("2 MB", 0.004), ("1.9 MB", 0.001)])
-def test_short_messages_have_costs_of_their_own(
-    run: Run, files: tuple[str, ...], tmp_path: Path, up_to: str, seconds: float
-) -> None:
-    """As above, or 3 ms whatever the size, and 1 to post it."""
-    short = f'short = {{ up_to = "{up_to}", latency = "3 ms", bandwidth = "unlimited", overhead = "1 ms" }}'
-    (tmp_path / "c.toml").write_text(CLUSTER.replace('"2 GB/s" }', f'"2 GB/s", {short} }}'), encoding="utf-8")
-    found = predicted(run(*DAPPLE, *files, "--emit", "report"))
-    assert found["Comm_p2p"] == pytest.approx(seconds)
 
 
 def test_what_the_files_warn_of_stands_below_the_prediction(run: Run, files: tuple[str, ...], tmp_path: Path) -> None:

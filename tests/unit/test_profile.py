@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.diagnostics.render import render_all
 from chimera_ir.profile import document
-from chimera_ir.profile.cluster import Cluster, Link, Short
+from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
 from chimera_ir.profile.quantity import BANDWIDTH, RATE, SIZE, TIME, WORK, Dimension, split
 from chimera_ir.profile.read import read_cluster, read_profile
@@ -61,8 +61,7 @@ def profiles(draw: st.DrawFn) -> ModelProfile | WorkProfile:
 
 
 sums = st.builds(Link, times, st.just(0.0) | st.floats(1e-17, 0.5), times)
-short = st.builds(Short, st.integers(1, 10**15), st.builds(replace, sums, eager=st.just(True)))
-links = st.builds(replace, sums, shared=st.booleans(), short=st.none() | short)
+links = st.builds(replace, sums, shared=st.booleans())
 devices = st.builds(Device, st.floats(1, 1e20), st.floats(0.001, 1), st.floats(0, 10_000))
 
 
@@ -142,18 +141,6 @@ def test_shared_links_are_those_of_messages() -> None:
     assert cluster.sums == Link(2e-6, 1 / 9.7e9)
 
 
-def test_short_messages_may_cost_something_else_but_sums_do_not() -> None:
-    """Where nothing is said of a node's inside, all of that is as between nodes."""
-    text = (EXAMPLES / "small.cluster.toml").read_text(encoding="utf-8")
-    short = 'short = { up_to = "64 KiB", latency = "5 us", bandwidth = "1 GB/s", overhead = "3 us" }\n'
-    cluster = read_cluster(Source("short", text[: text.index("[links.within]")] + short))
-    assert cluster.between == cluster.within
-    assert cluster.between == Link(2e-6, 1 / 9.7e9, short=Short(2**16, Link(5e-6, 1e-9, 3e-6, eager=True)))
-    assert cluster.sums == Link(2e-6, 1 / 9.7e9)
-    assert cluster.between.message(2**16) == pytest.approx(5e-6 + 2**16 / 1e9 + 3e-6)
-    assert cluster.between.message(2**16 + 1) == pytest.approx(2e-6 + (2**16 + 1) / 9.7e9)
-
-
 def test_work_becomes_time_at_the_rate_of_its_micro_batch_size() -> None:
     """10 TFLOP/s, of which 0.5 are reached at most and half of that at 2 items: 2.5 TFLOP/s there, 4 at 8."""
     timing = Timing(1e12, 2e12, 3e12, 1, 1, 0, 0)
@@ -207,11 +194,11 @@ def test_every_value_is_found_where_it_stands() -> None:
     places, found = TomlPlaces(VALUES), leaves(tomllib.loads(VALUES), ())
     assert len(found) == 12
     for path, value in found:
-        start, end = places.value(path)
+        start, end, _ = places.value(path)
         assert tomllib.loads(f"it = {VALUES[start:end]}") == {"it": value}, path
-    assert VALUES[slice(*places.key(("t", 0, "u", 1)))] == "[[t.u]]"
+    assert VALUES[slice(*places.key(("t", 0, "u", 1))[:2])] == "[[t.u]]"
     assert places.key(("t", 0, "u", 1)) != places.key(("t", 0, "u", 0))
-    assert VALUES[slice(*places.key(("a", "b.c", "k")))] == "'k'"
+    assert VALUES[slice(*places.key(("a", "b.c", "k"))[:2])] == "'k'"
 
 
 PIECES = """\

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir import profiler
-from chimera_ir.command import INTERRUPTED, WRONG_COMMAND
+from chimera_ir.commands import common, profile_command
+from chimera_ir.commands.common import INTERRUPTED, WRONG_COMMAND
 from chimera_ir.measure import samples
 from chimera_ir.profile.costs import ModelProfile
 from chimera_ir.profile.read import read_profile
@@ -44,7 +44,7 @@ def profile(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     def call(*arguments: str) -> Ended:
         monkeypatch.setattr(sys, "argv", ["chimera-profile", *arguments])
         with pytest.raises(SystemExit) as end:
-            profiler.main()
+            profile_command.main()
         said = capsys.readouterr()
         return Ended(int(end.value.code or 0), said.out, said.err)
 
@@ -188,13 +188,13 @@ def test_links_without_torchrun_say_how_to_start_them(profile: Profile) -> None:
 
 def test_without_torch_the_extra_is_named(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
-    monkeypatch.setattr(profiler, "find_spec", lambda name: None if name == "torch" else found(name))
+    monkeypatch.setattr(common, "find_spec", lambda name: None if name == "torch" else found(name))
     profile(*COUNTED).assert_refused(WRONG_COMMAND, "pip install 'chimera_ir[train]'")
 
 
 def test_who_measures_on_a_terminal_sees_how_far_it_is_and_a_pipe_sees_nothing(tmp_path: Path) -> None:
     (tmp_path / "linear.py").write_text(LINEAR)
-    program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from chimera_ir.profiler import main; main()"
+    program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from chimera_ir.start import profile; profile()"
     ended = on_a_terminal(program, *COUNTED, cwd=tmp_path, env={"TERM": "xterm-256color"})
     assert ended.status == 0
     assert "6/6" in ended.out

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chimera_ir import source, texts
-from chimera_ir.command import WRONG_COMMAND
+from chimera_ir.commands.common import WRONG_COMMAND
 from chimera_ir.source import Source
 from tests.programs import COMPILE
 from tests.unit.command import TINY, Run

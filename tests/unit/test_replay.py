@@ -10,21 +10,21 @@ import pytest
 from chimera_ir.compilation import Compilation
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import simulate, ticks
-from chimera_ir.ir.ids import Micro, Stage, Worker
+from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
-from chimera_ir.ir.levels import Header, Pipe, Program, Schedule
-from chimera_ir.ir.ops import AllReduce, Compute, Recv, Send, Step, WaitRecv
-from chimera_ir.lower.lower import lower
+from chimera_ir.ir.levels import Program, Schedule
+from chimera_ir.ir.ops import AllReduce, Recv, Send, Step, WaitRecv
 from chimera_ir.predict.equation import equation
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.replay import Replay, pace, replay
 from chimera_ir.predict.setting import Setting
-from chimera_ir.profile.cluster import FREE, Cluster, Link, Short
+from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.request import Request
 from chimera_ir.source import Source
 from tests.instructions import what
 from tests.literature.test_facts import schedule
+from tests.lowered import lowered
 from tests.simulator import Simulator
 from tests.unit.clocked import all_then_all, one_direction, one_version_each, two_directions, two_versions
 from tests.unit.test_steady import uneven
@@ -50,7 +50,7 @@ def setting(
 
 
 def replayed(plan: Schedule, **how: object) -> Replay:
-    return replay(lower(plan), setting(plan.header.stages, **how))  # type: ignore[arg-type]
+    return replay(lowered(plan), setting(plan.header.stages, **how))  # type: ignore[arg-type]
 
 
 LIBRARY = [
@@ -59,6 +59,15 @@ LIBRARY = [
     *(("chimera", {"D": D, "N": N}) for D in (2, 4, 6, 8) for N in (2, D - 2, D, 2 * D, 3 * D) if N > 0),
     *(("chimera", {"D": 8, "N": N, "f": f}) for N in (8, 16) for f in (2, 4)),
     *((f"chimera_{kind}", {"D": D, "N": N * D}) for kind in ("doubling", "halving") for D in (2, 4, 8) for N in (2, 4)),
+    *(
+        ("interleaved", {"P": P, "v": 2, "N": N, "hop": hop})
+        for P in (2, 3, 4)
+        for N in (1, P, P + 1)
+        for hop in (1, 2)
+    ),
+    *(("breadth_first", {"P": P, "v": 3, "N": N}) for P in (2, 4) for N in (1, 2 * P)),
+    *(("waves", {"P": P, "w": w, "N": N}) for P in (2, 3, 4) for w in (1, 2) for N in (P, 2 * P + 1)),
+    *(("bitpipe", {"P": P, "N": N}) for P in (2, 4) for N in (P, 2 * P + 1)),
     *(("pipedream", {"D": D}) for D in (1, 2, 3, 4, 8)),
     *(("pipedream_2bw", {"D": D, "N": N}) for D in (1, 2, 3, 4, 8) for N in (D, D + 1, 2 * D)),
 ]
@@ -74,7 +83,7 @@ def test_with_free_communication_every_scheme_of_the_library_takes_its_makespan(
     timeline = simulate(plan, costs)
     tick, duration = ticks(plan.header, costs)
     whole = [float(cost / tick) for cost in (costs.F, costs.B, costs.recomputing)]
-    program = lower(plan, duration=duration)
+    program = lowered(plan, duration=duration)
     found = replay(program, setting(plan.header.stages, costs=(whole[0], whole[1], whole[2]), copies=2))
     assert Fraction(found.seconds) * tick == timeline.makespan
     assert found.span == timeline.span
@@ -116,7 +125,7 @@ def test_two_directions_hide_the_sums_that_were_launched_in_time() -> None:
     found = replayed(two_directions(4), sums=Link(0.0, 1.0))
     assert found.seconds == none + 1.0
     early = [each for each in found.sums if each.end < found.seconds - 1.0]
-    assert {each.what.stage for each in early if isinstance(each.what, AllReduce)} >= {Stage(3)}
+    assert {each.what.group for each in early if isinstance(each.what, AllReduce)} >= {(Stage(3),)}
 
 
 def test_sums_of_one_worker_follow_one_another() -> None:
@@ -136,7 +145,7 @@ def test_stages_differ_and_weights_too() -> None:
     )
     link, sums = Link(2.0, 0.5), Link(0.0, 1.0)
     how = Setting(stages, Cluster("any", 4, 1, 1, 0, link, link, sums), 2, 1)
-    found = replay(lower(one_direction(2, 1)), how)
+    found = replay(lowered(one_direction(2, 1)), how)
     first_ends = 2 + (2 + 5) + 7 + 11 + (2 + 10) + 3
     second_sums = 2 + (2 + 5) + 7 + 11 + 900
     assert found.seconds == max(first_ends + 100, second_sums) == second_sums
@@ -147,10 +156,10 @@ def test_messages_within_a_node_take_the_other_link() -> None:
     slow, quick = Link(0.0, 9.0), Link(0.0, 1.0)
     how = setting(4)
     how = replace(how, cluster=replace(how.cluster, per_node=2, between=slow, within=quick))
-    found = replay(lower(one_direction(4, 1)), how)
+    found = replay(lowered(one_direction(4, 1)), how)
     assert found.seconds == 4 * (F + B) + 2 * (1 + 9 + 1)
     copies = replace(how, copies=2, replica_layout=True)
-    assert replay(lower(one_direction(4, 1)), copies).seconds == 4 * (F + B) + 2 * (9 + 9 + 9)
+    assert replay(lowered(one_direction(4, 1)), copies).seconds == 4 * (F + B) + 2 * (9 + 9 + 9)
 
 
 LATE = """program late
@@ -203,39 +212,6 @@ def test_a_receive_that_is_posted_late_is_announced_before_anything_is_sent() ->
     assert (slow[0].workers, slow[0].start, slow[0].end) == ((1, 0), 0.0, 10.0)
 
 
-def test_a_short_message_leaves_whether_or_not_its_receipt_is_posted_and_its_send_is_over_at_once() -> None:
-    """As above, but that 7 + 2 is all that a message of one byte takes; one of two asks first, for 10."""
-    hasty = by_hand(
-        LATE.replace("  wait send m0 s0->s1\n", "").replace("  recv m0 s1", "  wait send m0 s0->s1\n  recv m0 s1")
-    )
-    link = Link(10.0, 1.0, short=Short(1, Link(7.0, 2.0, eager=True)))
-    found = replay(hasty, setting(2, link=link))
-    assert found.seconds == 2 * (F + B) + 2 * 9
-    assert [each.end - each.start for each in found.lanes[0]] == [F, 0.0, 9 + F + B + 9, B, 0.0]
-    assert Role.NOTICE not in {each.role for each in found.critical}
-    assert [(each.posted, each.start, each.end) for each in found.messages] == [
-        *((F, F, F + 9), (2 * F + B + 9, 2 * F + B + 9, 2 * F + B + 18))
-    ]
-    assert replay(hasty, setting(2, link=link, message=2)).seconds == 2 * (F + B) + (10 + 2 + 10 - F) + (10 + 2)
-
-
-def test_a_short_message_overtakes_a_long_one() -> None:
-    """An output takes 40: worker 0 has the first at 43, sends its own at 49 and at 54, after F and B, a gradient."""
-    ends = (Worker(0), Worker(1))
-    pipes = Pipe("down", ends, (Micro(0),)), Pipe("up", ends[::-1], (Micro(1),))
-    lanes = (
-        [(FORWARD, 1, 1), (FORWARD, 0, 0), (BACKWARD, 1, 1), (BACKWARD, 0, 0)],
-        [*((FORWARD, 1, 0), (FORWARD, 0, 1), (BACKWARD, 0, 1), (BACKWARD, 1, 0))],
-    )
-    plan = tuple(tuple(Compute(kind, (Micro(micro),), Stage(stage)) for kind, micro, stage in lane) for lane in lanes)
-    how = setting(2, link=Link(0.0, 10.0, short=Short(1, Link(0.0, 1.0, eager=True))))
-    stage = StageCosts(1, 1, 0, {1: Timing(F, B, F + B, 1, 1, 4, 1)})
-    found = replay(lower(Schedule(Header("two", (), 2, 2, 2, pipes), plan)), replace(how, stages=(stage, stage)))
-    assert [(each.workers, each.start, each.end) for each in found.messages] == [
-        *(((1, 0), 3, 43), ((0, 1), 49, 89), ((0, 1), 54, 55), ((1, 0), 97, 98))
-    ]
-
-
 def test_a_wait_tells_since_when() -> None:
     found = replayed(one_direction(2, 1), link=Link(0.0, 2.0), copies=2, sums=Link(0.0, 4.0))
     assert [(each.role, each.start, each.end) for each in found.lanes[1]] == [
@@ -270,7 +246,7 @@ def test_without_a_flush_sums_are_hidden_while_older_weights_are_read() -> None:
 @pytest.mark.parametrize("D", [2, 4, 8])
 def test_updates_in_a_row_hide_sums_where_a_lane_begins_late(D: int) -> None:
     """1F1B: the last stage begins D - 1 forwards late and ends D - 1 backwards early; a sum of that length is free."""
-    program = lower(one_direction(D, D))
+    program = lowered(one_direction(D, D))
     free = (2 * D - 1) * (F + B)
     assert pace(program, setting(D)) == replay(program, setting(D)).seconds == free
     stages = setting(D).stages
@@ -286,13 +262,13 @@ def test_updates_in_a_row_hide_sums_where_a_lane_begins_late(D: int) -> None:
 @pytest.mark.parametrize(("first", "last"), [(2.0, 0.0), (2.0, 7.0), (0.0, 4.0), (1.0, 12.0)])
 def test_with_a_flush_a_step_counts_where_its_lane_ends_last(N: int, first: float, last: float) -> None:
     """1F1B on two: the last stage ends a backward before the first, which hides as much of its step."""
-    program, how = lower(one_direction(2, N)), setting(2, steps=(first, last))
+    program, how = lowered(one_direction(2, N)), setting(2, steps=(first, last))
     makespan = (N + 1) * (F + B)
     found = replay(program, how)
     assert found.seconds == max(makespan + first, makespan - B + last)
     ends = [(makespan, first), (makespan - B, last)]
     assert [[(each.what, each.start, each.end) for each in lane if each.role is Role.STEP] for lane in found.lanes] == [
-        [(Step(Stage(stage)), end, end + step)] if step else [] for stage, (end, step) in enumerate(ends)
+        [(Step((Stage(stage),)), end, end + step)] if step else [] for stage, (end, step) in enumerate(ends)
     ]
     assert pace(program, how) == max(makespan + first, N * (F + B) + last)
 
@@ -322,8 +298,8 @@ def test_without_a_flush_the_longest_step_sets_the_pace(D: int, slow: int) -> No
 def test_workers_of_one_stage_wait_and_step_each_for_itself(lag: int, step: float, sums: Link) -> None:
     """In turns one has two micro-batches of an update and the other one: a simulation of many updates has the same."""
     how = setting(1, sums=sums, copies=2, gradients=2, steps=[step])
-    spans = [max(Simulator(lower(uneven(lag, updates)), how).ended.values()) for updates in (20, 40)]
-    assert replay(lower(uneven(lag)), how).seconds == (spans[1] - spans[0]) / 20
+    spans = [max(Simulator(lowered(uneven(lag, updates)), how).ended.values()) for updates in (20, 40)]
+    assert replay(lowered(uneven(lag)), how).seconds == (spans[1] - spans[0]) / 20
 
 
 def test_no_lane_no_time() -> None:
@@ -335,12 +311,12 @@ def test_no_lane_no_time() -> None:
 
 def test_other_stages_than_the_programs_are_refused() -> None:
     with pytest.raises(ValueError, match="costs are given of 3 stages, and the program has 2"):
-        replay(lower(one_direction(2, 1)), setting(3))
+        replay(lowered(one_direction(2, 1)), setting(3))
 
 
 def test_a_program_that_waits_in_a_circle_is_refused() -> None:
     """Worker 0 waits for the gradient before the forward that leads to it."""
-    program = lower(one_direction(2, 1))
+    program = lowered(one_direction(2, 1))
     lane = program.lanes[0]
     first = [each for each in lane if isinstance(each, Recv | WaitRecv)]
     stuck = Program(program.header, ((*first, *(each for each in lane if each not in first)), program.lanes[1]))
@@ -368,7 +344,7 @@ def test_forwards_over_two_micro_batches_cost_what_the_profile_says_for_as_many_
     know two items counts twice 1.5.
     """
     one, two = (Timing(time, 2.0, 2.0, 1, 1, 0, 0) for time in (1.5, 2.0))
-    program = lower(schedule("chimera_doubling", D=4, N=8))
+    program = lowered(schedule("chimera_doubling", D=4, N=8))
     assert replay(program, sized(4, 1, {1: one, 2: two})).seconds == 2 * (3 * 4 + 2)
     equal = Timing(1.0, 2.0, 2.0, 1, 1, 0, 0)
     assert replay(program, sized(4, 1, {1: equal})).seconds == 2 * (3 * 4 + 2)
@@ -378,7 +354,7 @@ def test_forwards_over_two_micro_batches_cost_what_the_profile_says_for_as_many_
 
 def test_backwards_over_half_a_micro_batch_cost_what_the_profile_says_for_half_the_items() -> None:
     """Half of a micro-batch of two items takes 1 of its 2; so does one item, if the profile says so, or 1.2."""
-    program = lower(schedule("chimera_halving", D=4, N=8))
+    program = lowered(schedule("chimera_halving", D=4, N=8))
     two, one, slow = (
         Timing(1.0, 2.0, 2.0, 1, 1, 0, 0),
         Timing(0.5, 1.0, 1.0, 1, 1, 0, 0),

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from chimera_ir.ir.levels import Schedule
-from chimera_ir.lower.lower import lower
 from chimera_ir.picture.replayed import draw_replay
 from chimera_ir.picture.words import STEP
 from chimera_ir.predict.events import Role
@@ -16,6 +15,7 @@ from chimera_ir.predict.replay import Replay, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing
+from tests.lowered import lowered
 from tests.unit.clocked import one_direction, two_directions, two_versions
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -28,7 +28,7 @@ def replayed(plan: Schedule, link: Link = LINK, name: str = "test") -> Replay:
         StageCosts(1, 10**7, 0, {8: Timing(0.010 + 0.001 * s, 0.020, 0.030, 1, 1, 10**6, 10**6)})
         for s in range(plan.header.stages)
     )
-    return replay(lower(plan), Setting(stages, Cluster(name, 4096, 1, 1, 0, link, link, link), 2, 8))
+    return replay(lowered(plan), Setting(stages, Cluster(name, 4096, 1, 1, 0, link, link, link), 2, 8))
 
 
 def parsed(document: str) -> ET.Element:
@@ -79,7 +79,7 @@ def stepping(plan: Schedule, link: Link, *seconds: float) -> Replay:
     """The same with steps that take time, stage by stage."""
     setting = replayed(plan, link).setting
     stages = tuple(replace(stage, step=step) for stage, step in zip(setting.stages, seconds, strict=True))
-    return replay(lower(plan), replace(setting, stages=stages))
+    return replay(lowered(plan), replace(setting, stages=stages))
 
 
 @pytest.mark.parametrize("N", [4, 600])

@@ -17,7 +17,7 @@ from chimera_ir.cost.simulate import simulate
 from chimera_ir.cost.table import per_worker, show
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Header, Pipe, Schedule
-from chimera_ir.lower.lower import lower
+from tests.lowered import lowered
 from tests.unit.clocked import (
     all_then_all,
     in_turns,
@@ -198,8 +198,8 @@ def test_a_launch_in_the_steady_state_is_told_up_to_its_step() -> None:
     The sum of stage 3 is ready 3 before the next forward comes.
     """
     own = streamed(4, 12, lambda m, s: max(0, m - 1), clock=lambda m, s: 4 * m + s)
-    found = launches(lower(own), simulate(own, Costs()))
-    assert {(each.stage, each.flush) for each in found} == {(s, 0) for s in range(4)}
+    found = launches(lowered(own), simulate(own, Costs()))
+    assert {(each.group[0], each.flush) for each in found} == {(s, 0) for s in range(4)}
     said = report(own, Costs(), one_direction(4, 1), (2,) * 4, found)
     assert "free between launch and step" in printed(said)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir.command import WRONG_TEXT
+from chimera_ir.commands.common import WRONG_TEXT
 from tests.unit import traced
 
 
@@ -107,7 +107,7 @@ def _surplus(directory: Path) -> None:
 MISTAKES = {
     _impossible_clock: ("rank_1.jsonl: garbles what a trace has", "nan is not a whole number"),
     _other_copy: ("rank_1.jsonl: says that it is of rank 1, worker 1 of copy 7",),
-    _not_verified: ("schedule.sir: is not a program that chimera-compile wrote (CH",),
+    _not_verified: ("schedule.sir: is not a program that chimera compile wrote (CH",),
     _with(copies=10**9): ("the files of ranks 2, 3, 4, 5, 6, 7, 8, 9 .. of 2,000,000,000 ranks are missing",),
     _with(copies=0): ("garbles what a trace has: 0 is not a whole number from 1 to",),
     _with(updates=10**9): ("is of 1,000,000,000 updates, and no rank recorded as many",),

@@ -11,11 +11,11 @@ from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Program, Schedule
 from chimera_ir.ir.ops import Compute
-from chimera_ir.lower.lower import lower
 from chimera_ir.predict import spread
 from chimera_ir.predict.replay import expected, pace
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import Link
+from tests.lowered import lowered
 from tests.unit.clocked import one_direction, two_directions, two_versions
 from tests.unit.test_replay import setting
 
@@ -52,7 +52,7 @@ def in_step(workers: int) -> Program:
         (Compute(FORWARD, (Micro(w),), Stage(0)), Compute(BACKWARD, (Micro(w),), Stage(0))) for w in range(workers)
     )
     pipes = tuple(Pipe(f"p{w}", (Worker(w),), (Micro(w),)) for w in range(workers))
-    return lower(Schedule(Header("in_step", (), workers, 1, workers, pipes), lanes))
+    return lowered(Schedule(Header("in_step", (), workers, 1, workers, pipes), lanes))
 
 
 def test_the_examples_run() -> None:
@@ -64,7 +64,7 @@ def test_a_worker_alone_takes_the_mean_of_each(noise: float) -> None:
     """The mean of a lognormal variable is exp(s s / 2) times its median."""
     how = noisy(setting(1, steps=[4.0]), noise)
     mean = (3 * (3 + 5) + 4) * exp(deviation(noise) ** 2 / 2)
-    assert expected(lower(one_direction(1, 3)), how) == pytest.approx(mean, rel=0.005)
+    assert expected(lowered(one_direction(1, 3)), how) == pytest.approx(mean, rel=0.005)
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.3, 1.0])
@@ -86,7 +86,9 @@ def test_a_sum_waits_for_all_workers_of_all_copies(workers: int, copies: int) ->
     assert expected(in_step(workers), how) == pytest.approx(10 * slowest, rel=0.01)
 
 
-@pytest.mark.parametrize("program", [lower(two_directions(4)), lower(two_versions(3, 4)), lower(one_direction(2, 5))])
+@pytest.mark.parametrize(
+    "program", [lowered(two_directions(4)), lowered(two_versions(3, 4)), lowered(one_direction(2, 5))]
+)
 def test_without_noise_it_is_the_pace_to_the_last_bit(program: Program) -> None:
     how = setting(program.header.stages, link=Link(0.3, 0.1, 0.07), sums=SUM, costs=(0.1, 0.2, 0.3))
     assert expected(program, how) == expected(program, noisy(how, 0.0)) == pace(program, how)
@@ -95,7 +97,7 @@ def test_without_noise_it_is_the_pace_to_the_last_bit(program: Program) -> None:
 
 def test_with_next_to_no_noise_it_is_next_to_the_pace() -> None:
     """Also where turns overlap: what is played takes what the critical cycle says."""
-    for program in (lower(two_directions(4)), lower(two_versions(3, 4)), lower(one_direction(4, 5))):
+    for program in (lowered(two_directions(4)), lowered(two_versions(3, 4)), lowered(one_direction(4, 5))):
         how = setting(program.header.stages, link=Link(0.3, 0.1, 0.07), sums=SUM)
         assert expected(program, noisy(how, 1e-9)) == pytest.approx(pace(program, how), rel=1e-7)
 
@@ -105,7 +107,7 @@ def test_slack_hides_what_is_late_now_and_then() -> None:
     how = setting(2)
     quick = replace(how.stages[0], at={1: replace(how.stages[0].at[1], forward=0.3, backward=0.5)})
     slow = how.stages[1]
-    program = lower(two_versions(2, 4))
+    program = lowered(two_versions(2, 4))
     assert expected(program, noisy(replace(how, stages=(quick, slow)), 0.0)) == 4 * (3 + 5)
     (late,) = noisy(replace(how, stages=(quick,)), 0.2).stages
     assert expected(program, replace(how, stages=(late, slow))) == pytest.approx(4 * (3 + 5), rel=0.001)

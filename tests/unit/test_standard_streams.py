@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir.command import WRONG_COMMAND
+from chimera_ir.commands import group
+from chimera_ir.commands.common import WRONG_COMMAND
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+
+COMPILE = pytest.mark.parametrize("compiling", [("chimera-compile",), ("chimera", "compile")], ids=" ".join)
+"""By either name."""
 
 UNSAID = ("2>&-", "2>/dev/full")
 """Standard error takes nothing, standard output does."""
@@ -26,80 +30,51 @@ def called(redirected: str, *words: str, cwd: Path) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=cwd)
 
 
-def script(name: str) -> tuple[str, ...]:
-    """A command of the package that the tests import."""
+def script(name: str, *words: str) -> tuple[str, ...]:
+    """A command of the package that the tests import, with its first words."""
     module, _, function = COMMANDS[name].partition(":")
-    return sys.executable, "-c", f"from {module} import {function}; {function}()"
+    return sys.executable, "-c", f"from {module} import {function}; {function}()", *words
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
+@pytest.mark.parametrize("name", [*sorted(COMMANDS), *(f"chimera {name}" for name in group.COMMANDS)])
 def test_a_mistake_has_its_status_where_nothing_can_be_said(tmp_path: Path, name: str) -> None:
-    done = called("2>&-", *script(name), "--no-such-option", cwd=tmp_path)
+    done = called("2>&-", *script(*name.split()), "--no-such-option", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (WRONG_COMMAND, "", "")
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
+@pytest.mark.parametrize("name", [*sorted(COMMANDS), *(f"chimera {name}" for name in group.COMMANDS)])
 def test_help_that_cannot_be_printed_is_an_error(tmp_path: Path, name: str) -> None:
-    done = called(">/dev/full", *script(name), "--help", cwd=tmp_path)
+    done = called(">/dev/full", *script(*name.split()), "--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (WRONG_COMMAND, "Error: standard output: No space left on device\n")
 
 
+@COMPILE
 @pytest.mark.parametrize("redirected", UNSAID)
-def test_a_compilation_is_the_same_without_a_standard_error(tmp_path: Path, redirected: str) -> None:
+def test_a_compilation_is_the_same_without_a_standard_error(
+    tmp_path: Path, redirected: str, compiling: tuple[str, ...]
+) -> None:
     """It has a warning to say."""
     late = str(ROOT / "docs" / "examples" / "late.chim")
-    done = called(redirected, *script("chimera-compile"), late, cwd=tmp_path)
+    done = called(redirected, *script(*compiling), late, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("late ")
 
 
+@COMPILE
 @pytest.mark.parametrize("redirected", [*UNSAID, *UNPRINTED])
-def test_a_rejected_scheme_has_its_status_whatever_can_be_said(tmp_path: Path, redirected: str) -> None:
+def test_a_rejected_scheme_has_its_status_whatever_can_be_said(
+    tmp_path: Path, redirected: str, compiling: tuple[str, ...]
+) -> None:
     clash = str(ROOT / "docs" / "examples" / "clash.chim")
-    assert called(redirected, *script("chimera-compile"), clash, cwd=tmp_path).returncode == 1
+    assert called(redirected, *script(*compiling), clash, cwd=tmp_path).returncode == 1
 
 
+@COMPILE
 @pytest.mark.parametrize("redirected", UNPRINTED)
-def test_what_cannot_be_printed_is_an_error_and_files_are_written(tmp_path: Path, redirected: str) -> None:
-    done = called(redirected, *script("chimera-compile"), "chimera", cwd=tmp_path)
+def test_what_cannot_be_printed_is_an_error_and_files_are_written(
+    tmp_path: Path, redirected: str, compiling: tuple[str, ...]
+) -> None:
+    done = called(redirected, *script(*compiling), "chimera", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (WRONG_COMMAND, "")
     assert ("standard output: " in done.stderr) == ("2>" not in redirected)
     assert (tmp_path / "chimera.out" / "train.py").is_file()
-
-
-RANK = """
-import support
-from support.streams import Unwritable, let_go, say, tell
-import os, sys
-opened = os.open(os.devnull, os.O_RDONLY)
-tell("an error")
-try:
-    say("a line")
-except Unwritable as error:
-    tell(str(error))
-    let_go()
-    sys.exit(2)
-say("another")
-let_go()
-sys.exit(3 if opened > 2 else 4)
-"""
-
-
-@pytest.mark.parametrize(
-    ("redirected", "status", "output", "errors"),
-    [
-        ("", 3, "a line\nanother\n", "an error\n"),
-        ("2>&-", 3, "a line\nanother\n", ""),
-        ("2>/dev/full", 3, "a line\nanother\n", ""),
-        (">&-", 2, "", "an error\nstandard output: Bad file descriptor\n"),
-        (">/dev/full", 2, "", "an error\nstandard output: No space left on device\n"),
-        (">&- 2>&-", 2, "", ""),
-        (">/dev/full 2>&1", 2, "", ""),
-        ("> >(true)", 3, "", "an error\n"),
-    ],
-)
-def test_a_rank_keeps_its_status_and_no_file_gets_the_number_of_a_closed_stream(
-    redirected: str, status: int, output: str, errors: str
-) -> None:
-    done = called(redirected, sys.executable, "-c", RANK, cwd=ROOT / "templates")
-    assert (done.returncode, done.stdout, done.stderr) == (status, output, errors)

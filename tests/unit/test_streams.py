@@ -3,19 +3,20 @@
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from chimera_ir import library
-from chimera_ir.codegen.render import scripts
 from chimera_ir.compilation import Compilation
 from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.verify.verify import Verified
-from support.job import Job
-from support.versions import Versions, masters
+from chimera_runtime.program import Job, parsed
+from chimera_runtime.turns import Run, StreamLane
+from chimera_runtime.versions import Versions, masters
+from tests.lowered import scripts_of
+from tests.unit.journal import journals, loaded
 
 STREAMS = Path(__file__).resolve().parent.parent / "e2e" / "schemes" / "streams"
 CASES = [
@@ -43,7 +44,6 @@ class Stage:
         stepped = masters([self.weight])
         self.weights = Versions([self.weight], stepped, SimpleNamespace(step=lambda: stepped[0].data.add_(1)))
         self.stash, self.drop, self.step = self.weights.stash, self.weights.drop, self.weights.step
-        self.inputs = self.gradients = [()] * 100
         self.read: dict[int, float] = {}
         self.read_back: dict[int, float] = {}
 
@@ -52,69 +52,59 @@ class Stage:
         assert self.weight.item() == version
         return self
 
-    def forward(self, micro: int, *_: object) -> Any:
+    def forward(self, micro: int, *_: object) -> None:
         self.read[micro] = self.weight.item()
-        return SimpleNamespace(micro=micro, take=tuple)
 
-    def backward(self, state: Any, *_: object) -> tuple[()]:
-        self.read_back[state.micro] = self.weight.item()
+    def backward(self, micro: int, *_: object) -> None:
+        self.read_back[micro] = self.weight.item()
+
+    def outputs(self, _: int) -> tuple[()]:
         return ()
 
-    def forward_keep_input(self, micro: int, inputs: object) -> Any:
-        return self.forward(micro, inputs), ()
+    input_gradients = outputs
 
-    forward_loss = forward
-    backward_loss = backward_recompute = backward
+    def all_reduce(self) -> None:
+        """Nothing to sum."""
 
-    def all_reduce(self) -> Any:
-        return SimpleNamespace(wait=lambda: None)
+    wait_all_reduce = all_reduce
 
 
-class Lane:
-    """What a script is called with: messages that have always arrived."""
+class Link:
+    """Messages that have always arrived."""
 
-    def __init__(self, stages: list[int]) -> None:
-        self.stages = {number: Stage(number) for number in stages}
-        self.stage = self.stages.__getitem__
+    def post(self, *_: object, **__: object) -> None:
+        """Nothing to do."""
 
-    def peer(self, _: int) -> Any:
-        def post(*_: object, **__: object) -> Any:
-            return SimpleNamespace(tensors=(), wait=lambda: None)
-
-        return SimpleNamespace(isend=post, irecv=post)
-
-    def input(self, _: int) -> None:
-        return None
-
-    target = input
+    isend = irecv = wait = take = post
 
 
-def run(written: dict[str, str], updates: int) -> Iterator[Lane]:
-    """Every lane, after so many updates."""
-    for name in sorted(name for name in written if name.startswith("rank_")):
-        script: dict[str, Any] = {"__name__": name}
-        exec(compile(written[name], name, "exec", dont_inherit=True), script)
-        lane = Lane([*script["SLOTS"]])
-        script["stream"](lane, updates)
-        yield lane
+def run(written: dict[str, str], updates: int) -> Iterator[dict[int, Stage]]:
+    """The stages of every worker, after so many updates."""
+    for worker, journal in enumerate(journals(written)):
+        stages = {number: Stage(number) for number in journal.facts.stages}
+        initial = {(number,): facts.initial for number, facts in journal.facts.stages.items()}
+        links = [{route: Link() for route in routes} for routes in (journal.facts.incoming, journal.facts.outgoing)]
+        loads = [lambda *_: None] * 2
+        lane = StreamLane(stages, *links, *loads, Run(journal.job.passes, updates), initial)
+        assert journal.facts.turns is not None
+        script = loaded(written[f"rank_{worker}.py"])
+        for number in journal.facts.turns.of(updates):
+            script["turn"](lane, number)
+        yield stages
 
 
 def job(written: dict[str, str]) -> Job:
-    """The facts of train.py."""
-    text = written["train.py"]
-    module: dict[str, Any] = {"Job": Job}
-    exec(text[text.index("JOB = Job(") : text.index("if __name__")], module)
-    found: Job = module["JOB"]
-    return found
+    """The facts of a program."""
+    return parsed(written["program.json"])[0]
 
 
 @pytest.mark.parametrize(("name", "parameters"), CASES)
 @pytest.mark.parametrize("updates", [1, 2, 3, 11])
 def test_every_pass_reads_the_version_that_the_job_says(name: str, parameters: dict[str, int], updates: int) -> None:
-    written = scripts(compiled(name, parameters))
+    written = scripts_of(compiled(name, parameters))
     facts = job(written)
-    for lane in run(written, updates):
-        for stage in lane.stages.values():
+    for stages in run(written, updates):
+        for stage in stages.values():
             offsets = [offset for offset, count in facts.reads[stage.number] for _ in range(count)]
             assert len(offsets) == facts.period
             turns = facts.period // facts.passes
@@ -127,12 +117,12 @@ def test_every_pass_reads_the_version_that_the_job_says(name: str, parameters: d
 @pytest.mark.parametrize(("name", "parameters"), CASES)
 def test_a_worker_keeps_as_many_copies_as_the_proof_says(name: str, parameters: dict[str, int]) -> None:
     program = compiled(name, parameters)
-    copies = [sum(s.weights.copies for s in lane.stages.values()) for lane in run(scripts(program), 20)]
+    copies = [sum(s.weights.copies for s in stages.values()) for stages in run(scripts_of(program), 20)]
     assert copies == list(program.weights)
 
 
 def test_the_versions_of_the_library_are_the_papers() -> None:
-    assert job(scripts(compiled("pipedream", {"D": 3}))).reads == (((-2, 1),), ((-1, 1),), ((0, 1),))
-    assert job(scripts(compiled("pipedream_2bw", {"D": 2, "N": 6}))).reads == (((-1, 6),), ((-1, 6),))
-    assert job(scripts(compiled("dapple", {"D": 2}))).reads == ()
-    assert job(scripts(compiled("dapple", {"D": 2}))).period == 0
+    assert job(scripts_of(compiled("pipedream", {"D": 3}))).reads == (((-2, 1),), ((-1, 1),), ((0, 1),))
+    assert job(scripts_of(compiled("pipedream_2bw", {"D": 2, "N": 6}))).reads == (((-1, 6),), ((-1, 6),))
+    assert job(scripts_of(compiled("dapple", {"D": 2}))).reads == ()
+    assert job(scripts_of(compiled("dapple", {"D": 2}))).period == 0

@@ -45,7 +45,7 @@ def overtaken(program: Program) -> list[dict[int, int]]:
     found = []
     for lane in program.lanes:
         compute = [isinstance(instruction, Compute) for instruction in lane]
-        found.append({i.stage: sum(compute[at:]) for at, i in enumerate(lane) if isinstance(i, AllReduce)})
+        found.append({i.group[0]: sum(compute[at:]) for at, i in enumerate(lane) if isinstance(i, AllReduce)})
     return found
 
 
@@ -61,7 +61,7 @@ def test_eager_is_right_after_the_last_backward_of_the_stage() -> None:
             if isinstance(instruction, AllReduce):
                 before = next(i for i in reversed(lane[:at]) if isinstance(i, Compute))
                 assert what(before) is BACKWARD
-                assert before.stage == instruction.stage
+                assert (before.stage,) == instruction.group
 
 
 def test_lazy_is_after_all_compute() -> None:
@@ -79,7 +79,7 @@ def test_whether_there_is_a_bubble_depends_on_the_costs() -> None:
 def test_launches_are_told_with_the_free_regions_of_figure_6() -> None:
     plan = two_directions(6, 6)
     program = lowered(plan)
-    told = {(each.worker, each.stage): each for each in launches(program, simulate(order(plan), Costs()))}
+    told = {(each.worker, each.group[0]): each for each in launches(program, simulate(order(plan), Costs()))}
     end = told[0, 5]
     assert (end.at, end.free, end.flush) == (14, 6, 0), "12 + 14 - 5D+4: regions (a) and (b) of P0 for N=D=6"
     assert told[0, 0].free == 0
@@ -97,7 +97,7 @@ def test_the_last_clause_that_speaks_of_a_stage_counts() -> None:
     text = """scheme a(D = 4) pipe p { stages s in 0..D on s  micros m in 0..2  sync lazy  sync eager when s > 1
               F(m, s) @ 2*m + s  B(m, s) @ 2*m + 2*D-1 - s }"""
     plan, _ = elaborate(parse(Source("a.chim", text)), {}, 1000)
-    assert [plan.header.strategy(Stage(s)).value for s in range(4)] == ["lazy", "lazy", "eager", "eager"]
+    assert [plan.header.strategy((Stage(s),)).value for s in range(4)] == ["lazy", "lazy", "eager", "eager"]
 
 
 @examples(250)

@@ -6,25 +6,24 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from chimera_ir import library
-from chimera_ir.command import WRONG_COMMAND
+from chimera_ir.commands.common import WRONG_COMMAND
 from chimera_ir.compilation import Compilation
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.ir.kinds import BACKWARD
 from chimera_ir.ir.levels import Program, Schedule
 from chimera_ir.ir.ops import Compute, Instruction
+from chimera_ir.ir.streams import ProgramStream, view_of
 from chimera_ir.request import Request
 from chimera_ir.trace.account import windows
 from chimera_ir.trace.compare import choose, compare
 from chimera_ir.trace.forecast import play
 from chimera_ir.trace.read import Offset, aligned, read
 from chimera_ir.trace.spans import Activity
-from support import clocks
 from tests.instructions import what
+from tests.sizes import on_workers
 from tests.unit import traced
 from tests.unit.command import contents
 from tests.unit.trace_events import assert_valid
@@ -104,20 +103,23 @@ def test_a_run_that_ended_early_is_compared_as_far_as_it_came(tmp_path: Path, tr
 COSTS = {"F": 3, "B": 5}
 
 
-def compiled(name: str, **settings: int) -> tuple[Schedule, Program]:
-    taken = {key: value for key, value in settings.items() if key in library.parameters(name)}
-    compilation = Compilation(Request(library.source(name), taken))
-    return compilation.schedule, compilation.program
+def compiled(name: str, **settings: int) -> tuple[Schedule, Program | ProgramStream]:
+    compilation = Compilation(Request(library.source(name), settings))
+    return compilation.verified.schedule, compilation.program
 
 
-SCHEMES = [(name, {"D": D, "N": N}) for name in library.names() for D, N in ((2, 2), (4, 4), (4, 8), (4, 12))]
+SCHEMES = [
+    (name, on_workers(name, workers, count))
+    for name in library.names()
+    for workers, count in ((2, 2), (4, 4), (4, 8), (4, 12))
+]
 
 
 @pytest.mark.parametrize(("name", "settings"), SCHEMES, ids=lambda value: str(value))
 def test_what_is_promised_is_the_timeline_of_the_compiler(name: str, settings: dict[str, int]) -> None:
     """Two simulators: one of schedules, exact; one of programs, with every wait in it."""
     schedule, program = compiled(name, **settings)
-    header = program.header
+    header = view_of(program).header
     costs = Costs(F=Fraction(COSTS["F"]), B=Fraction(COSTS["B"]), recomputing=Fraction(COSTS["B"]))
     expected = simulate(schedule, costs)
 
@@ -131,8 +133,8 @@ def test_what_is_promised_is_the_timeline_of_the_compiler(name: str, settings: d
     ]
     if header.asynchronous:
         middle = header.updates // 2
-        shown = {w.end - w.start for each in windows(header, lanes, False)[middle - 1 : middle + 1] for w in each}
-        assert shown == {expected.makespan / expected.tick}, "a step apart, in the steady state"
+        lengths = {w.end - w.start for each in windows(header, lanes, False)[middle - 1 : middle + 1] for w in each}
+        assert lengths == {expected.makespan / expected.tick}, "a step apart, in the steady state"
     else:
         assert {window.end - window.start for window in windows(header, lanes, True)[0]} == {expected.span}
 
@@ -150,26 +152,6 @@ def test_a_clock_that_runs_differently_is_set_right_from_its_two_offsets() -> No
 
 def test_an_offset_within_its_uncertainty_is_none() -> None:
     assert aligned((Offset(0, -900, 1000), Offset(10, 40, 50)), 7) == 7
-
-
-@given(
-    offset=st.integers(-(10**12), 10**12),
-    delays=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=16, max_size=16),
-)
-def test_the_offset_of_a_clock_is_within_its_uncertainty(offset: int, delays: list[tuple[int, int]]) -> None:
-    """However long question and answer take, and however differently."""
-    now, left = 0, iter(delays)
-
-    def ask() -> int:
-        nonlocal now
-        there, back = next(left)
-        theirs = now + there + offset
-        now += there + back
-        return theirs
-
-    found = clocks.estimate(ask, lambda: now)
-    assert abs(found.offset - offset) <= found.uncertainty
-    assert found.uncertainty <= min(map(sum, delays)) / 2 + 1
 
 
 def test_the_command_writes_a_page_a_picture_and_a_trace(tmp_path: Path, tracer) -> None:  # type: ignore[no-untyped-def]

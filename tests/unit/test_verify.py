@@ -16,9 +16,9 @@ from chimera_ir.source import Span
 from chimera_ir.verify import verify
 from chimera_ir.verify.findings import Findings, Rule, apply
 from chimera_ir.verify.transport import Transport
-from chimera_ir.verify.verify import Verified, schedule_of, verify_program, verify_schedule
+from chimera_ir.verify.verify import Verified, schedule_of, verify_program, verify_schedule, verify_view
 from tests.property.programs import one_direction, two_directions
-from tests.property.updates import both_ways, instance
+from tests.property.updates import both_ways, level
 
 
 def codes(schedule: Schedule) -> list[str]:
@@ -29,7 +29,7 @@ def codes(schedule: Schedule) -> list[str]:
 
 def rejected(program: Program) -> list[str]:
     with pytest.raises(Rejected) as caught:
-        verify_program(program)
+        verify_view(program) if program.header.asynchronous else verify_program(program)
     return [each.code for each in caught.value.diagnostics]
 
 
@@ -50,7 +50,7 @@ def test_the_papers_memory_of_every_worker(plan: Plan, live: tuple[int, ...], we
 def test_a_verified_program_comes_only_from_verification():
     verified = verify_program(lower(order(one_direction(2, 2))))
     with pytest.raises(TypeError, match="only verify_program"):
-        Verified(verified.program, verified.schedule, frozenset(Rule), (), (), (), object())
+        Verified(verified.level, verified.program, verified.schedule, frozenset(Rule), (), (), (), object())
     with pytest.raises((TypeError, ValueError)):
         replace(verified, live=(0, 0))
 
@@ -80,7 +80,7 @@ def test_a_certificate_replays(plan: Plan):
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_the_rules_of_a_program_are_those_that_were_applied(streams: bool):
-    program = instance(both_ways(2), 4) if streams else lower(order(one_direction(2, 2)))
+    program = level(both_ways(2)) if streams else lower(order(one_direction(2, 2)))
     assert verify_program(program).rules == set(Rule) - (set() if streams else {Rule.REPEATS})
 
 
@@ -93,7 +93,7 @@ def test_a_rule_that_is_not_applied_is_not_called_proven(left_out: Rule, monkeyp
     schedule = order(one_direction(2, 2))
     checked = verify_schedule(schedule, one_direction(2, 2))
     assert verify_program(lower(schedule), checked).rules == set(Rule) - {Rule.REPEATS, left_out}
-    assert left_out not in verify_program(instance(both_ways(2), 4)).rules or left_out is Rule.CONFLICT_FREE
+    assert left_out not in verify_program(level(both_ways(2))).rules or left_out is Rule.CONFLICT_FREE
 
 
 def test_many_warnings_are_cut_short_and_are_warnings_still():
@@ -169,47 +169,56 @@ def test_schedules_that_no_text_can_spell(header: Header, lanes: tuple, found: l
     assert codes(Schedule(header, lanes)) == found
 
 
-UPDATE = (AllReduce(0, version=1), WaitAllReduce(0, version=1), Step(0, version=1))
+UPDATE = (AllReduce((0,), version=1), WaitAllReduce((0,), version=1), Step((0,), version=1))
 
 
 @pytest.mark.parametrize(
     ("lane", "found"),
     [
-        ((*READING, *UPDATE), ["CH601"]),
-        ((*READING, *UPDATE, Stash(0, 1)), ["CH402"]),
-        ((*READING, Stash(0, -1), *UPDATE), ["CH402"]),
-        ((*READING, Stash(1, 0), *UPDATE), ["CH410"]),
-        ((*READING, *UPDATE, Drop(0, 0)), ["CH402"]),
-        ((*READING, *UPDATE, Drop(-1, 0)), ["CH410"]),
-        ((*READING, Stash(0, 0), Stash(0, 0), *UPDATE, Drop(0, 0), Drop(0, 0)), ["CH402", "CH402"]),
-        ((*READING, Drop(0, 0), Stash(0, 0), *UPDATE), ["CH403"]),
-        ((*READING, Stash(0, 0), *UPDATE, Drop(0, 0)), ["CH418"]),
-        ((*READING, *UPDATE, Step(0)), ["CH416"]),
-        ((*READING, *UPDATE, Step(0, version=2)), ["CH416"]),
+        ((*READING, *UPDATE, Stash((0,), 1)), ["CH402"]),
+        ((*READING, Stash((0,), -1), *UPDATE), ["CH402"]),
+        ((*READING, Stash((1,), 0), *UPDATE), ["CH410"]),
+        ((*READING, *UPDATE, Drop((0,), 0)), ["CH402"]),
+        ((*READING, *UPDATE, Drop((-1,), 0)), ["CH410"]),
+        ((*READING, Stash((0,), 0), Stash((0,), 0), *UPDATE, Drop((0,), 0), Drop((0,), 0)), ["CH402", "CH402"]),
+        ((*READING, Drop((0,), 0), Stash((0,), 0), *UPDATE), ["CH403"]),
+        ((*READING, Stash((0,), 0), *UPDATE, Drop((0,), 0)), ["CH418"]),
+        ((*READING, *UPDATE, Step((0,))), ["CH416"]),
+        ((*READING, *UPDATE, Step((0,), version=2)), ["CH416"]),
     ],
 )
 def test_lanes_with_versions_that_no_text_can_spell(lane: tuple, found: list[str]):
     assert rejected(Program(STREAM, (lane,))) == found
 
 
+def test_some_updates_of_a_stream_prove_nothing_of_the_others():
+    program = level(both_ways(2)).view(4)
+    assert verify_view(program).rules == set(Rule) - {Rule.REPEATS}
+    with pytest.raises(ValueError, match="about the others"):
+        verify_program(program)
+    with pytest.raises(ValueError, match="by themselves"):
+        lower(schedule_of(program))
+
+
 def test_a_synchronous_program_keeps_no_versions():
-    lane = (*LANE, AllReduce(0), WaitAllReduce(0), Stash(0, 0), Step(0), Drop(0, 0))
+    lane = (*LANE, AllReduce((0,)), WaitAllReduce((0,)), Stash((0,), 0), Step((0,)), Drop((0,), 0))
     assert rejected(Program(HAND, (lane,))) == ["CH402", "CH402"]
     assert Counter(rejected(Program(HAND, ((*LANE, *UPDATE),)))) == {"CH416": 3, "CH401": 3}
 
 
 def test_every_wait_of_an_asynchronous_program_has_its_own_sum():
     """A launch of the next update wakes no wait for this one: the sums of two updates are two events."""
-    program = instance(both_ways(2), 3)
-    for certificate in verify_program(program).certificates:
+    verified = verify_program(level(both_ways(2)))
+    program = verified.program
+    for certificate in verified.certificates:
         launched: Counter[AllReduce] = Counter()
         places = [0] * 2
         for worker, length in certificate.runs:
             for each in program.lanes[worker][places[worker] : places[worker] + length]:
                 if isinstance(each, AllReduce):
-                    launched[each.stage, each.version] += 1
+                    launched[each.group, each.version] += 1
                 if isinstance(each, WaitAllReduce):
-                    assert launched[each.stage, each.version] == 2
+                    assert launched[each.group, each.version] == 2
             places[worker] += length
 
 

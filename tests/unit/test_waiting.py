@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 
 from chimera_ir import library, progress
-from chimera_ir.command import INTERRUPTED
+from chimera_ir.commands.common import INTERRUPTED
 from chimera_ir.compilation import Compilation
 from chimera_ir.request import Request
 from tests.unit.command import Ended, Run, on_a_terminal
 
 SLOW = """
 import time
-from chimera_ir import cli
+from chimera_ir.commands import compile_command
 from chimera_ir.lower import lower as lowering
 lower = lowering.lower
 def slowly(*arguments, **more):
     time.sleep(SECONDS)
     return lower(*arguments, **more)
 lowering.lower = slowly
-cli.main()
+compile_command.main()
 """
 DOING = "adding messages and gradient sums, verifying the program"
 TERMINAL = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
@@ -100,4 +100,5 @@ def test_every_step_of_a_compilation_says_once_what_is_done() -> None:
         "simulating",
         "comparing with the baseline",
         "writing the scripts",
+        "ordering the forwards alone, verifying their program",
     ]

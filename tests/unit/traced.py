@@ -7,7 +7,7 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from chimera_ir.cli import compile_command
+from chimera_ir.commands.compile_command import compile_command
 
 LANES = (
     (

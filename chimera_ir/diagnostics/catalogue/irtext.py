@@ -246,3 +246,116 @@ class VersionUnsaid(Diagnostic):
     what: str
     label_text: str
     advice: str
+
+
+class WrongUpdates(Diagnostic):
+    """The `updates` line of a plan in a schedule or a program, or the other way round."""
+
+    code: ClassVar[str] = "CH519"
+    title: ClassVar[str] = "a {level} without a flush has another `updates` line"
+    label: ClassVar[str] = "{reason}"
+    help: ClassVar[str] = "{advice}"
+
+    level: str
+    reason: str
+    advice: str
+
+
+class UnevenTurn(Diagnostic):
+    """The micro-batches of a turn cannot be shared out to its updates."""
+
+    code: ClassVar[str] = "CH520"
+    title: ClassVar[str] = "{updates:update} of a turn cannot be made of {micro_batches:micro-batch}"
+    label: ClassVar[str] = "the updates would not have equally many micro-batches"
+    help: ClassVar[str] = "`updates U per turn`: U divides the micro-batches of the turn"
+
+    micro_batches: int
+    updates: int
+
+
+class NotOfTurn(Diagnostic):
+    """A number in a turn that is not counted from the turn."""
+
+    code: ClassVar[str] = "CH521"
+    title: ClassVar[str] = "`{number}` is not counted from the turn"
+    label: ClassVar[str] = "the header says `per turn`: this line comes again in every turn"
+    help: ClassVar[str] = (
+        "write `m` for the first micro-batch of the turn, `m+1` or `m-1` for others; `v` for the weights that the "
+        "updates before the turn have made"
+    )
+
+    number: str
+
+
+class NoTurnToCountFrom(Diagnostic):
+    """A number that is counted from a turn, in a level that has none."""
+
+    code: ClassVar[str] = "CH522"
+    title: ClassVar[str] = "`{number}` is counted from a turn, and this {level} has none"
+    label: ClassVar[str] = "which one?"
+    help: ClassVar[str] = "write its number, as in `m3`; {advice}"
+
+    number: str
+    level: str
+    advice: str
+
+
+class RingUnsaid(Diagnostic):
+    """A receive of a turn without the number of slots."""
+
+    code: ClassVar[str] = "CH523"
+    title: ClassVar[str] = "this `recv` does not say how many slots there are"
+    label: ClassVar[str] = "the next turn takes another slot"
+    help: ClassVar[str] = "add the number of slots that these messages take in turn, as in `into {slot} of {count}`"
+
+    slot: int
+    count: int
+
+
+class RingsDiffer(Diagnostic):
+    """Two receives of a turn that say other numbers of slots of the same shelf."""
+
+    code: ClassVar[str] = "CH524"
+    title: ClassVar[str] = "the messages s{source}->s{target} have {count:slot} here and {other:slot} before"
+    label: ClassVar[str] = "they go round the same slots"
+    help: ClassVar[str] = "say the same number in all of these lines"
+
+    source: int
+    target: int
+    count: int
+    other: int
+    before: Span
+
+    def notes(self) -> tuple[Note, ...]:
+        """Where the other number is."""
+        return (Note(f"here they have {self.other}", self.before),)
+
+
+class KindLacking(Diagnostic):
+    """A header with a kind of operation and without the kind that makes what it reads."""
+
+    code: ClassVar[str] = "CH525"
+    title: ClassVar[str] = "`{line}`: no operation makes what a {reader} reads"
+    label: ClassVar[str] = "{reason}"
+    help: ClassVar[str] = "name the kind that makes it as well; a header without this line has all kinds"
+
+    line: str
+    reader: str
+    reason: str
+
+
+class NoUpdates(Diagnostic):
+    """A line of a header about updates, where the kinds of operations make none."""
+
+    code: ClassVar[str] = "CH526"
+    title: ClassVar[str] = "`{word}` is about updates, and there are none"
+    label: ClassVar[str] = "nothing to say here"
+    help: ClassVar[str] = "leave it out; or remove `{line}`, and add the operations that make an update"
+
+    word: str
+    line: str
+    kinds: Span
+
+    def notes(self) -> tuple[Note, ...]:
+        """Where the kinds are."""
+        return (Note("operations of these kinds add to no gradients", self.kinds),)

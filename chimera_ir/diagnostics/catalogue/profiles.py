@@ -271,3 +271,16 @@ class StepOfWork(Diagnostic):
     title: ClassVar[str] = "`step` is a time, and the profile counts work"
     label: ClassVar[str] = "of which device?"
     help: ClassVar[str] = "remove `step`, which has no work to count, or give all other costs as times too"
+
+
+class ShortMessages(Diagnostic):
+    """A second line of costs, which older cluster files have for short messages."""
+
+    code: ClassVar[str] = "CH721"
+    title: ClassVar[str] = "{where} has `short`, and short messages no longer have costs of their own"
+    label: ClassVar[str] = "written by an older version"
+    help: ClassVar[str] = (
+        "measure again with `chimera profile links`, or remove `short` and let {where} stand for all messages"
+    )
+
+    where: str

@@ -214,17 +214,31 @@ class Deadlock(Diagnostic):
 
 
 class NotHeld(Diagnostic):
-    """Gradient synchronisation of a stage on a worker that does not hold it."""
+    """Gradient synchronisation of a stage, or of tied stages, on a worker that does not hold it, or any of them."""
 
     code: ClassVar[str] = "CH410"
-    title: ClassVar[str] = "`{line}` on worker {worker}, which does not hold stage {stage}"
-    label: ClassVar[str] = "stage {stage} is held by {holders}"
+    title: ClassVar[str] = "`{line}` on worker {worker}, which does not hold {group}"
+    label: ClassVar[str] = "{group} is held by {holders}"
     help: ClassVar[str] = "remove the line"
 
     worker: int
     line: str
-    stage: int
+    group: str
     holders: str
+
+
+class NotTied(Diagnostic):
+    """Gradient synchronisation of what stages share that are not tied."""
+
+    code: ClassVar[str] = "CH421"
+    title: ClassVar[str] = "`{line}` on worker {worker}: the stages {stages} share no parameters"
+    label: ClassVar[str] = "no line of the header ties them"
+    help: ClassVar[str] = "remove the line, or add `{header_line}` to the header"
+
+    worker: int
+    line: str
+    stages: str
+    header_line: str
 
 
 class LaunchOrder(Diagnostic):
@@ -249,13 +263,14 @@ class AfterStep(Diagnostic):
     """An operation that reads weights which the update has already changed."""
 
     code: ClassVar[str] = "CH412"
-    title: ClassVar[str] = "worker {worker} runs `{line}` after `step s{stage}`"
-    label: ClassVar[str] = "reads weights of stage {stage} that are one update too new"
-    help: ClassVar[str] = "on worker {worker}, move `step s{stage}` below `{line}`"
+    title: ClassVar[str] = "worker {worker} runs `{line}` after `{step}`"
+    label: ClassVar[str] = "reads weights of {group} that are one update too new"
+    help: ClassVar[str] = "on worker {worker}, move `{step}` below `{line}`"
 
     worker: int
     line: str
-    stage: int
+    group: str
+    step: str
     step_span: Span
 
     def notes(self) -> tuple[Note, ...]:
@@ -294,15 +309,15 @@ class VersionsDiffer(Diagnostic):
 
 
 class TooManyCopies(Diagnostic):
-    """More versions of a stage's weights kept than operations read."""
+    """More versions of a group's weights kept than operations read."""
 
     code: ClassVar[str] = "CH418"
-    title: ClassVar[str] = "worker {worker} keeps {kept:copy} of the weights of stage {stage}, {needed} {are} needed"
+    title: ClassVar[str] = "worker {worker} keeps {kept:copy} of the weights of {group}, {needed} {are} needed"
     label: ClassVar[str] = "one more copy from here on"
     help: ClassVar[str] = "{advice}"
 
     worker: int
-    stage: int
+    group: str
     kept: int
     needed: int
     advice: str
@@ -349,3 +364,14 @@ class MoreWarnings(MoreErrors):
     code: ClassVar[str] = "CH419"
     title: ClassVar[str] = '{count} more warnings by the rule "{rule}"'
     help: ClassVar[str] = "look at the first ones; these are of their kind"
+
+
+class NothingTrained(Diagnostic):
+    """A report or scripts for a text whose operations make no update."""
+
+    code: ClassVar[str] = "CH420"
+    title: ClassVar[str] = "the header says `{kinds}`: there is no update to report on, and none to write scripts for"
+    label: ClassVar[str] = "a part of what is compiled"
+    help: ClassVar[str] = "--emit program, or timeline, shows it; scripts come from the scheme, with its backwards"
+
+    kinds: str

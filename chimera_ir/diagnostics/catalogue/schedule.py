@@ -43,9 +43,7 @@ class Missing(Diagnostic):
     code: ClassVar[str] = "CH302"
     title: ClassVar[str] = "micro-batch {micro} has no {kind} on stage {stage}{others}"
     label: ClassVar[str] = "pipe {pipe} runs stage {stage} on worker {worker}"
-    help: ClassVar[str] = (
-        "add `{operation}` on worker {worker}: every micro-batch meets every stage once in each direction"
-    )
+    help: ClassVar[str] = "add `{operation}` on worker {worker}: every micro-batch meets every stage once{directions}"
 
     pipe: str
     worker: int
@@ -53,6 +51,7 @@ class Missing(Diagnostic):
     stage: int
     kind: str
     operation: str
+    directions: str
     count: int
 
     @property
@@ -67,12 +66,13 @@ class Duplicate(Diagnostic):
     code: ClassVar[str] = "CH303"
     title: ClassVar[str] = "`{operation}` is there twice{others}"
     label: ClassVar[str] = "the second, on worker {worker}"
-    help: ClassVar[str] = "keep one of the two: every micro-batch meets every stage once in each direction"
+    help: ClassVar[str] = "keep one of the two: every micro-batch meets every stage once{directions}"
 
     operation: str
     worker: int
     first_worker: int
     first_span: Span
+    directions: str
     count: int
 
     @property
@@ -177,6 +177,25 @@ class UnknownOperation(Diagnostic):
         return _more(self.count)
 
 
+class KindNotThere(Diagnostic):
+    """An operation of a kind that the header leaves out."""
+
+    code: ClassVar[str] = "CH316"
+    title: ClassVar[str] = "`{operation}` is on worker {worker}, but the header says `{kinds}`{others}"
+    label: ClassVar[str] = "of another kind"
+    help: ClassVar[str] = "remove the operation, or the `kinds` line of the header"
+
+    operation: str
+    worker: int
+    kinds: str
+    count: int
+
+    @property
+    def others(self) -> str:
+        """How many more there are."""
+        return _more(self.count)
+
+
 class ClockNotIncreasing(Diagnostic):
     """A clock that does not increase along a data dependency: legal, but the clock is then no proof, and slow."""
 
@@ -259,7 +278,7 @@ class UpdatesMixed(Diagnostic):
     """A backward whose gradients would count for several updates."""
 
     code: ClassVar[str] = "CH314"
-    title: ClassVar[str] = "`{operation}` is over micro-batches of two updates, {first} and {second}"
+    title: ClassVar[str] = "`{operation}` is over micro-batches of update {first} and of update {second}"
     label: ClassVar[str] = "its gradients are one sum, which one step uses"
     help: ClassVar[str] = "write one backward for each update"
 
@@ -322,3 +341,25 @@ class NotLowered(Diagnostic):
     def notes(self) -> tuple[Note, ...]:
         """Why the program that lowering makes is wrong."""
         return (Note(f"in the program that it tries: {self.reason}"),) if self.reason else ()
+
+
+class TiesDiffer(Diagnostic):
+    """Stages that share parameters, but read different versions of them."""
+
+    code: ClassVar[str] = "CH317"
+    title: ClassVar[str] = "stages {first} and {other} are tied, but read different versions of the weights"
+    label: ClassVar[str] = "`{other_line}` reads another version than `{first_line}`"
+    help: ClassVar[str] = (
+        "let both stages read one version of each micro-batch, as with double-buffered weights, or tie no stages: a "
+        "parameter that stages share has one version at a time"
+    )
+
+    first: int
+    other: int
+    first_line: str
+    other_line: str
+    first_span: Span
+
+    def notes(self) -> tuple[Note, ...]:
+        """The forward on the other stage."""
+        return (Note(f"`{self.first_line}` is here", self.first_span),)

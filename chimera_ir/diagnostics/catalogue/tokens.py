@@ -51,7 +51,7 @@ class NothingHere(Diagnostic):
     code = "CH105"
     title = "there is no scheme in this text"
     label = "expected `scheme name(parameters)`"
-    help = "start with a header like `scheme mine(D = 4, N = 8)`; `chimera-compile --list` shows complete schemes"
+    help = "start with a header like `scheme mine(D = 4, N = 8)`; `chimera compile --list` shows complete schemes"
 
 
 class NoHeader(Diagnostic):

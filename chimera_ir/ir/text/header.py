@@ -8,15 +8,21 @@ from lark import Token
 from chimera_ir.diagnostics.catalogue.irtext import (
     HalvesLeftOver,
     HeaderTwice,
+    KindLacking,
     MicroMissing,
     MicroTwice,
     MissingHeader,
+    NotCompiledYet,
+    NoUpdates,
     NumberOutOfRange,
     PlacementLength,
+    UnevenTurn,
     UnevenUpdates,
+    WrongUpdates,
 )
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
-from chimera_ir.ir.ids import Micro, Stage, Worker
+from chimera_ir.ir.ids import Micro, Stage, WeightGroup, Worker
+from chimera_ir.ir.kinds import KINDS, Kind, unmade
 from chimera_ir.ir.levels import (
     MAX_MICRO_BATCHES,
     MAX_STAGES,
@@ -28,6 +34,7 @@ from chimera_ir.ir.levels import (
     Strategy,
 )
 from chimera_ir.ir.text.mistakes import FORMS
+from chimera_ir.ir.text.printer import group_name
 from chimera_ir.source import Span
 
 _LIMITS = {"WORKERS": MAX_WORKERS, "STAGES": MAX_STAGES, "MICRO_BATCHES": MAX_MICRO_BATCHES}
@@ -82,9 +89,11 @@ class _Reader:
         self._counts: dict[str, int] = {}
         self._parameters: dict[str, int] = {}
         self._halves = False
+        self._kinds: Token | None = None
         self._updates: Token | None = None
         self._bounds: dict[Quantity, Bound] = {}
         self._syncs: list[Token] = []
+        self._ties: list[Token] = []
         self._pipes: list[Token] = []
         self._mistakes: list[Diagnostic] = []
 
@@ -99,8 +108,12 @@ class _Reader:
                 self._take_bound(token)
             elif token.type == "SYNC":
                 self._syncs.append(token)
+            elif token.type == "TIED":
+                self._ties.append(token)
+            elif token.type == "KINDS":
+                self._kinds = _once(token, "kinds", self._kinds)
             elif token.type == "UPDATES":
-                self._take_updates(token)
+                self._updates = _once(token, "updates", self._updates)
             else:
                 self._take_count(token)
         except Rejected as rejected:
@@ -118,11 +131,6 @@ class _Reader:
         if quantity in self._bounds:
             raise Rejected([HeaderTwice(span(token), f"the bound on {quantity.value}")])
         self._bounds[quantity] = Bound(quantity, integers(token, token)[-1])
-
-    def _take_updates(self, token: Token) -> None:
-        if self._updates is not None:
-            raise Rejected([HeaderTwice(span(token), "`updates`")])
-        self._updates = token
 
     def _take_count(self, token: Token) -> None:
         word, number = _WORDS[token.type], integers(token, token)[-1]
@@ -143,6 +151,7 @@ class _Reader:
         ]
         if self._mistakes or missing:
             raise Rejected([*self._mistakes, *missing])
+        only = self._read_kinds()
         updates, period = self._read_updates()
         return Header(
             scheme=self._title.split()[1],
@@ -156,14 +165,48 @@ class _Reader:
             strategies=self._read_strategies(),
             updates=updates,
             period=period,
+            only=only,
+            ties=self._read_ties(),
         )
 
+    def _read_kinds(self) -> tuple[Kind, ...]:
+        """The kinds that the header restricts operations to, in the order of the table; none if it has all of them."""
+        if self._kinds is None:
+            return ()
+        letters = self._kinds.split()[1:]
+        for place, letter in enumerate(letters):
+            if letter not in KINDS:
+                advice = "write `B` for a backward that does both parts"
+                raise Rejected([NotCompiledYet(span(self._kinds), "a split backward (`I` and `W`)", advice)])
+            if letter in letters[:place]:
+                raise Rejected([HeaderTwice(span(self._kinds), f"kind {letter}")])
+        kinds = tuple(kind for letter, kind in KINDS.items() if letter in letters)
+        for reader, value in unmade(kinds):
+            raise Rejected([KindLacking(span(self._kinds), str(self._kinds), reader.noun, value.reason)])
+        if not any(kind.sums for kind in kinds):
+            self._require_nothing_about_updates(self._kinds)
+        return () if len(kinds) == len(KINDS) else kinds
+
+    def _require_nothing_about_updates(self, kinds: Token) -> None:
+        """Checks that no line is about the updates that operations of these kinds never make."""
+        lines = [*([] if self._updates is None else [self._updates]), *self._syncs]
+        words = [(token, token.split()[0]) for token in lines]
+        words += [(token, "recompute") for token in self._pipes if "recompute" in token.split()[4:]]
+        if words:
+            raise Rejected([NoUpdates(span(token), word, str(kinds), span(kinds)) for token, word in words])
+
     def _read_updates(self) -> tuple[int, int]:
-        """The number of updates of an asynchronous level, and its period in micro-batches."""
+        """The number of updates that a plan shows, and its period in micro-batches; elsewhere those of a turn."""
         if self._updates is None:
             return 1, 0
-        updates, period = integers(self._updates, self._updates)
+        updates, *periods = integers(self._updates, self._updates)
         micro_batches = self._counts["MICRO_BATCHES"]
+        self._require_updates_of_level(self._updates, per_turn=not periods)
+        if not periods:
+            if updates < 1 or micro_batches % updates:
+                raise Rejected([UnevenTurn(span(self._updates), micro_batches, updates)])
+            return updates, micro_batches
+        period = periods[0]
         if updates < 1 or micro_batches % updates:
             reason = "the updates would not have equally many micro-batches"
         elif period < 1 or period % (micro_batches // updates):
@@ -171,6 +214,16 @@ class _Reader:
         else:
             return updates, period
         raise Rejected([UnevenUpdates(span(self._updates), micro_batches, updates, period, reason)])
+
+    def _require_updates_of_level(self, token: Token, *, per_turn: bool) -> None:
+        """Checks that a plan shows some updates, and that another level says what a turn is."""
+        level = self._title.split()[0]
+        if per_turn and level == "plan":
+            advice = "write `updates U period L`: the updates that the plan shows, and when its lanes repeat"
+            raise Rejected([WrongUpdates(span(token), level, "clocks have no turn to count from", advice)])
+        if not per_turn and level != "plan":
+            advice = "write `updates U per turn`, the micro-batches of a turn elsewhere, and one turn of every worker"
+            raise Rejected([WrongUpdates(span(token), level, "its lanes are one turn, over and over", advice)])
 
     def _read_strategies(self) -> tuple[tuple[Stage, Strategy], ...]:
         chosen: dict[Stage, Strategy] = {}
@@ -180,6 +233,24 @@ class _Reader:
                     raise Rejected([HeaderTwice(span(token), f"the synchronisation of stage {stage}")])
                 chosen[stage] = Strategy(token.split()[1])
         return tuple(sorted(chosen.items()))
+
+    def _read_ties(self) -> tuple[WeightGroup, ...]:
+        ties: dict[WeightGroup, None] = {}
+        for token in self._ties:
+            tie = self._read_tie(token)
+            if tie in ties:
+                raise Rejected([HeaderTwice(span(token), group_name(tie))])
+            ties[tie] = None
+        return tuple(sorted(ties))
+
+    def _read_tie(self, token: Token) -> WeightGroup:
+        stages, last = integers(token, token), self._counts["STAGES"] - 1
+        for number, stage in enumerate(stages):
+            if stage > last:
+                raise Rejected([NumberOutOfRange(span(token), "stage", str(stage), 0, last)])
+            if stage in stages[:number]:
+                raise Rejected([HeaderTwice(span(token), f"stage {stage}")])
+        return tuple(map(Stage, sorted(stages)))
 
     def _read_pipes(self) -> tuple[Pipe, ...]:
         pipes: dict[str, Pipe] = {}
@@ -238,6 +309,13 @@ class _Reader:
                 raise Rejected([MicroTwice(span(token), micro, last)])
             seen.add(micro)
             yield micro
+
+
+def _once(token: Token, word: str, before: Token | None) -> Token:
+    """A line that a header has once."""
+    if before is not None:
+        raise Rejected([HeaderTwice(span(token), f"`{word}`")])
+    return token
 
 
 def _run(token: Token, ends: list[int], last: int) -> Iterator[int]:

@@ -1,5 +1,6 @@
 """Explains lines that the grammar does not know, by their first word."""
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 
 from chimera_ir.diagnostics.catalogue.irtext import MalformedLine, UnknownKind
@@ -14,9 +15,11 @@ FORMS = {
     "workers": "workers 4",
     "stages": "stages 4",
     "micro_batches": "micro_batches 4",
-    "updates": "updates 10 period 1",
+    "kinds": "kinds F",
+    "updates": "updates 1 per turn",
     "memory": "memory activations <= 4",
     "sync": "sync lazy 0..2",
+    "tied": "tied s0 s3",
     "pipe": "pipe down on 0 1 2 3 micros 0..4",
     "worker": "worker 0:",
     "F": "F m0 s1",
@@ -26,21 +29,32 @@ FORMS = {
     "wait": "wait recv m0 s1->s2",
     "all_reduce": "all_reduce s1",
     "step": "step s1",
-    "stash": "stash s1 v0",
-    "drop": "drop s1 v0",
+    "wait send": "wait send m0 s1->s2",
+    "wait recv": "wait recv m0 s1->s2",
+    "wait all_reduce": "wait all_reduce s1",
+    "stash": "stash s1 v",
+    "drop": "drop s1 v",
 }
-"""The first word of every kind of line, with an example of a correct line."""
+"""The first word or words of every kind of line, with an example of a correct line."""
 
-_WAITS = {
-    "send": "wait send m0 s1->s2",
-    "recv": "wait recv m0 s1->s2",
-    "all_reduce": "wait all_reduce s1",
+FORMS_OF_TURN = FORMS | {
+    "F": "F m s1 v",
+    "B": "B m-1 s1 v-1",
+    "send": "send m s1->s2 to w2",
+    "recv": "recv m+1 s1->s2 from w1 into 0 of 2",
+    "wait": "wait recv m s1->s2",
+    "all_reduce": "all_reduce s1 v+1",
+    "step": "step s1 v+1",
+    "wait send": "wait send m-1 s1->s2",
+    "wait recv": "wait recv m s1->s2",
+    "wait all_reduce": "wait all_reduce s1 v+1",
 }
+"""The same of a turn, in which lines count from it."""
 
 _EXCERPT = 40
 
 
-def explain(text: str, start: int, *, plan: bool) -> Diagnostic:
+def explain(text: str, start: int, *, plan: bool, turn: bool) -> Diagnostic:
     """The diagnostic of a line that the grammar does not know.
 
     Parameters
@@ -51,23 +65,26 @@ def explain(text: str, start: int, *, plan: bool) -> Diagnostic:
         Where the line begins in the text.
     plan
         Whether the line is in a plan, where operations have clocks.
+    turn
+        Whether it is in a turn.
     """
+    forms = FORMS_OF_TURN if turn else FORMS
     words = text[:_EXCERPT].split()
     word = words[0] if words else text[:_EXCERPT]
     span = Span(start, start + len(text.rstrip()))
-    if word == "wait" and len(words) > 1 and words[1] in _WAITS:
-        return MalformedLine(span, f"wait {words[1]}", _WAITS[words[1]])
+    if word == "wait" and " ".join(words[:2]) in forms:
+        word = " ".join(words[:2])
     if plan and word in ("F", "B"):
-        return MalformedLine(span, word, f"{FORMS[word]} @ 3 on w1")
-    if word in FORMS:
-        return MalformedLine(span, word, FORMS[word])
-    return UnknownKind(Span(start, start + len(word)), _printable(word), _advice(word))
+        return MalformedLine(span, word, f"{forms[word]} @ 3 on w1")
+    if word in forms:
+        return MalformedLine(span, word, forms[word])
+    return UnknownKind(Span(start, start + len(word)), _printable(word), _advice(word, forms))
 
 
-def _advice(word: str) -> str:
-    close = get_close_matches(word, FORMS, n=1)
+def _advice(word: str, forms: Mapping[str, str]) -> str:
+    close = get_close_matches(word, forms, n=1)
     if close:
-        return f"did you mean `{close[0]}`, as in `{FORMS[close[0]]}`?"
+        return f"did you mean `{close[0]}`, as in `{forms[close[0]]}`?"
     return "operations are F, B, send, recv, wait, all_reduce, step, stash and drop"
 
 

@@ -6,25 +6,28 @@ here against the header; `verify` checks that the operations together make sense
 
 import re
 from collections.abc import Iterable, Iterator
-from functools import cache
 
-from lark import Lark, Token, Tree, UnexpectedToken
+from lark import Token, Tree
 
 from chimera_ir.diagnostics.catalogue.irtext import (
     LanesMissing,
     LaneTwice,
+    MalformedLine,
     MisplacedLine,
     MoreMistakes,
     NotCompiledYet,
-    NoTitle,
+    NotOfTurn,
+    NoTurnToCountFrom,
     NumberOutOfRange,
+    RingsDiffer,
+    RingUnsaid,
     VersionUnsaid,
     WrongLevel,
 )
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.ir.ids import Clock, Micro, Slot, Stage, Version, Worker
 from chimera_ir.ir.kinds import KINDS
-from chimera_ir.ir.levels import Header, Plan, Planned, Program, Schedule
+from chimera_ir.ir.levels import MAX_MICRO_BATCHES, Header, Plan, Planned, Program, Schedule
 from chimera_ir.ir.ops import (
     AllReduce,
     Compute,
@@ -39,16 +42,15 @@ from chimera_ir.ir.ops import (
     WaitRecv,
     WaitSend,
 )
+from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.ir.text.header import integers, read_header, span
-from chimera_ir.ir.text.mistakes import FORMS, explain
-from chimera_ir.resources import grammar
+from chimera_ir.ir.text.mistakes import FORMS, FORMS_OF_TURN
+from chimera_ir.ir.text.structure import MOST_MISTAKES, tree_of
+from chimera_ir.ir.turns import Shelf, Turn, shelf
 from chimera_ir.source import Source, Span
 
-_MOST_MISTAKES = 50
-_SHORT = 120
 
-
-def parse(source: Source) -> Plan | Schedule | Program:
+def parse(source: Source) -> Level:
     """The level of IR that a text describes; the origin of every operation is its line.
 
     Raises
@@ -57,7 +59,7 @@ def parse(source: Source) -> Plan | Schedule | Program:
         With all malformed lines; if there are none, with all mistakes of the header; if there are none either, with all
         mistakes of the operations.
     """
-    tree = _tree(source)
+    tree = tree_of(source)
     title, header_lines, body = tree.children[0], tree.children[1], tree.children[2:]
     assert isinstance(title, Tree)
     assert isinstance(header_lines, Tree)
@@ -71,83 +73,10 @@ def parse(source: Source) -> Plan | Schedule | Program:
     return level
 
 
-_HEADER = "plan|schedule|program|parameters|workers?|stages|micro_batches|updates|memory|sync|pipe"
-_ANY_LINE = re.compile(r"^[ \t]*[^\s#]", re.MULTILINE)
-_HEADER_LINE = re.compile(rf"^[ \t]*(?:{_HEADER})\b", re.MULTILINE)
-
-
-def count_lines(text: str) -> tuple[int, int]:
-    """The number of lines of operations and of headers and headings in a text, by their first words alone."""
-    lines, headers = (sum(1 for _ in form.finditer(text)) for form in (_ANY_LINE, _HEADER_LINE))
-    return lines - headers, headers
-
-
-@cache
-def _parser() -> Lark:
-    return Lark(grammar("ir.lark"), parser="lalr", lexer="basic")
-
-
-def _tree(source: Source) -> Tree[Token]:
-    try:
-        tree = _parser().parse(source.text)
-    except UnexpectedToken as unexpected:
-        raise Rejected(_structure(source, unexpected.token)) from None
-    lines = _lines(tree)
-    malformed = [token for token in lines if token.type == "OTHER"]
-    if malformed:
-        raise Rejected(_malformed(malformed, lines[0]))
-    return tree
-
-
-def _lines(tree: Tree[Token]) -> list[Token]:
-    lines: list[Token] = []
-    for child in tree.children:
-        if isinstance(child, Token):
-            lines.append(child)
-        else:
-            lines.extend(token for token in child.children if isinstance(token, Token))
-    return lines
-
-
-def _malformed(tokens: list[Token], title: Token) -> list[Diagnostic]:
-    plan = title.startswith("plan")
-    shown = [explain(str(token), token.start_pos or 0, plan=plan) for token in tokens[:_MOST_MISTAKES]]
-    rest = tokens[_MOST_MISTAKES:]
-    return [*shown, *([MoreMistakes(span(rest[0]), len(rest))] if rest else [])]
-
-
-def _structure(source: Source, unexpected: Token) -> list[Diagnostic]:
-    """The diagnostics of a text whose lines are not in the order of the grammar; malformed lines come first."""
-    tokens = list(_parser().lex(source.text))
-    if not tokens:
-        return [NoTitle(Span(0, 0))]
-    if tokens[0].type != "TITLE" and tokens[0].split()[:1] not in (["plan"], ["schedule"], ["program"]):
-        return [NoTitle(Span(span(tokens[0]).start, min(span(tokens[0])[1], span(tokens[0]).start + _SHORT)))]
-    malformed = [token for token in tokens if token.type == "OTHER"]
-    if malformed:
-        return _malformed(malformed, tokens[0])
-    lanes = any(token.type == "HEADING" for token in tokens)
-    if unexpected.type == "HEADING" and not tokens[0].startswith("plan"):
-        unexpected = next(token for token in tokens if token.type not in _MISPLACED)
-    under = " under their `worker` headings" if lanes else ""
-    return [
-        MisplacedLine(span(unexpected), _MISPLACED.get(unexpected.type, "an operation before the first heading"), under)
-    ]
-
-
-_MISPLACED = {
-    "TITLE": "the level is named once, in the first line",
-    "HEADING": "a heading after operations that have none",
-} | dict.fromkeys(
-    ("PARAMETERS", "WORKERS", "STAGES", "MICRO_BATCHES", "UPDATES", "MEMORY", "SYNC", "PIPE"),
-    "a header line after the first operation",
-)
-
-
 def _some(mistakes: list[Diagnostic]) -> list[Diagnostic]:
     """The first mistakes, and the number of further ones."""
-    rest = mistakes[_MOST_MISTAKES:]
-    return [*mistakes[:_MOST_MISTAKES], *([MoreMistakes(rest[0].span, len(rest))] if rest else [])]
+    rest = mistakes[MOST_MISTAKES:]
+    return [*mistakes[:MOST_MISTAKES], *([MoreMistakes(rest[0].span, len(rest))] if rest else [])]
 
 
 class _Reader:
@@ -156,17 +85,31 @@ class _Reader:
     def __init__(self, header: Header, level: str) -> None:
         self._header = header
         self._level = level
+        self._stream = header.asynchronous and level != "plan"
         self._last = (header.micro_batches - 1, header.stages - 1, header.workers - 1)
+        self._rings: dict[Shelf, tuple[int, Token]] = {}
         self.mistakes: list[Diagnostic] = []
 
-    def read(self, body: list[Token | Tree[Token]], title: Span) -> Plan | Schedule | Program:
+    def read(self, body: list[Token | Tree[Token]], title: Span) -> Level:
         """The level that operations or lanes make."""
         if self._level == "plan":
             return Plan(self._header, tuple(self._planned(body)))
         lanes = self._lanes(body, title)
+        if self._stream:
+            return self._turns(lanes)
         if self._level == "program":
             return Program(self._header, tuple(tuple(self._instructions(lane)) for lane in lanes))
         return Schedule(self._header, tuple(tuple(self._computes(lane)) for lane in lanes))
+
+    def _turns(self, lanes: Iterable[Iterable[Token]]) -> ScheduleStream | ProgramStream:
+        if self._level == "schedule":
+            return ScheduleStream(self._header, tuple(tuple(self._computes(lane)) for lane in lanes))
+        turns: list[Turn] = []
+        for lane in lanes:
+            self._rings = {}
+            instructions = tuple(self._instructions(lane))
+            turns.append(Turn(instructions, tuple((shelf, count) for shelf, (count, _) in self._rings.items())))
+        return ProgramStream(self._header, tuple(turns))
 
     def _planned(self, body: list[Token | Tree[Token]]) -> Iterator[Planned]:
         for item in body:
@@ -223,7 +166,7 @@ class _Reader:
                 yield instruction
 
     def _instruction(self, token: Token, numbers: list[int]) -> Instruction | None:
-        origin = span(token)
+        origin = self._origin(token)
         match token.type:
             case "FORWARD" | "BACKWARD" | "SPLIT":
                 return self._compute(token, numbers[:-1], numbers[-1])
@@ -233,10 +176,11 @@ class _Reader:
                     return None
                 return Send(message, Worker(numbers[-1]), origin)
             case "RECV":
+                count = numbers.pop() if _RING.search(token) else None
                 message = self._message(token, numbers[:-2])
                 if message is None or not self._within(token, "worker", numbers[-2], self._last[2]):
                     return None
-                if not self._within(token, "slot", numbers[-1], self._last[0]):
+                if not self._slot(token, message, numbers[-1], count):
                     return None
                 return Recv(message, Worker(numbers[-2]), Slot(numbers[-1]), origin)
             case "WAIT_SEND":
@@ -246,26 +190,44 @@ class _Reader:
                 message = self._message(token, numbers)
                 return None if message is None else WaitRecv(message, origin)
             case "ALL_REDUCE" | "WAIT_ALL_REDUCE" | "STEP" | "STASH" | "DROP":
-                return self._synchronisation(token, numbers[0])
+                return self._synchronisation(token, numbers)
             case _:
                 self._wrong_level(token)
                 return None
 
-    def _synchronisation(self, token: Token, stage: int) -> Instruction | None:
-        if not self._within(token, "stage", stage, self._last[1]):
+    def _slot(self, token: Token, message: Message, slot: int, count: int | None) -> bool:
+        """Whether a slot is one of its shelf, which has ``count`` slots; only a turn says how many."""
+        if not self._stream:
+            if count is not None:
+                self._reject(MalformedLine(span(token), "recv", FORMS["recv"]))
+            return count is None and self._within(token, "slot", slot, self._last[0])
+        if count is None:
+            self._reject(RingUnsaid(span(token), slot, slot + 1))
+            return False
+        if not 1 <= count <= MAX_MICRO_BATCHES:
+            self._reject(NumberOutOfRange(span(token), "number of slots", str(count), 1, MAX_MICRO_BATCHES))
+            return False
+        other, before = self._rings.setdefault(shelf(message), (count, token))
+        if count != other:
+            self._reject(RingsDiffer(span(token), message.source, message.target, count, other, span(before)))
+        return count == other and self._within(token, "slot", slot, count - 1)
+
+    def _synchronisation(self, token: Token, stages: list[int]) -> Instruction | None:
+        if not self._within(token, "stage", max(stages), self._last[1]):
             return None
-        version, origin = self._version(token), span(token)
+        version, origin = self._version(token), self._origin(token)
+        group = tuple(map(Stage, sorted(stages)))
         if version is not None and token.type in ("STASH", "DROP"):
-            return (Stash if token.type == "STASH" else Drop)(Stage(stage), version, origin)
-        return _SYNCS[token.type](Stage(stage), origin, version) if token.type in _SYNCS else None
+            return (Stash if token.type == "STASH" else Drop)(group, version, origin)
+        return _SYNCS[token.type](group, origin, version) if token.type in _SYNCS else None
 
     def _version(self, token: Token) -> Version | None:
         """The version that an operation names; a mistake if it lacks one or may not have one."""
         match = _VERSION.search(token)
         if (match is not None) is not self._header.asynchronous:
-            self._reject(_unsaid(token, asynchronous=self._header.asynchronous))
-        version = integers(token, match[1])[0] if match else 0
-        within = self._within(token, "version", version, self._header.updates)
+            self._reject(_unsaid(token, asynchronous=self._header.asynchronous, stream=self._stream))
+        version = integers(token, match[1] or "0")[0] if match else 0
+        within = self._of_turn(token, "version", version, self._header.updates)
         return Version(version) if match and within else None
 
     def _compute(self, token: Token, micros: list[int], stage: int) -> Compute | None:
@@ -274,19 +236,31 @@ class _Reader:
             advice = "write `B` for a backward that does both parts"
             self._reject(NotCompiledYet(span(token), "a split backward (`I` and `W`)", advice))
             return None
-        if not self._within(token, "micro-batch", max(micros), self._last[0]):
+        if not all(self._of_turn(token, "micro-batch", micro, self._last[0]) for micro in {min(micros), max(micros)}):
             return None
         if not self._within(token, "stage", stage, self._last[1]):
             return None
-        return Compute(row, tuple(map(Micro, micros)), Stage(stage), span(token), self._version(token))
+        return Compute(row, tuple(map(Micro, micros)), Stage(stage), self._origin(token), self._version(token))
 
     def _message(self, token: Token, numbers: list[int]) -> Message | None:
         *micros, source, target = numbers
-        if not self._within(token, "micro-batch", max(micros), self._last[0]):
+        if not all(self._of_turn(token, "micro-batch", micro, self._last[0]) for micro in {min(micros), max(micros)}):
             return None
         if not self._within(token, "stage", max(source, target), self._last[1]):
             return None
         return Message(tuple(map(Micro, micros)), Stage(source), Stage(target))
+
+    def _origin(self, token: Token) -> Span:
+        return span(token)._replace(turn=(0, 0) if self._stream else ())
+
+    def _of_turn(self, token: Token, what: str, value: int, last: int) -> bool:
+        """Whether a micro-batch or a version is in range: in a turn not too far from it, else up to the last."""
+        if not self._stream:
+            return self._within(token, what, value, last)
+        if abs(value) <= MAX_MICRO_BATCHES:
+            return True
+        self._reject(NumberOutOfRange(span(token), what, f"{value:+}", -MAX_MICRO_BATCHES, MAX_MICRO_BATCHES))
+        return False
 
     def _within(self, token: Token, what: str, value: int, last: int) -> bool:
         if value <= last:
@@ -295,15 +269,26 @@ class _Reader:
         return False
 
     def _numbers(self, token: Token) -> list[int]:
-        """The numbers of a line without its version; no numbers, and a mistake, if one is out of all bounds."""
+        """The numbers of a line without its version; no numbers, and a mistake, if they are not those of the level."""
+        wrong = (_NOT_OF_TURN if self._stream else _OF_TURN).search(token)
+        if wrong:
+            self._reject(self._miscounted(token, wrong[1]))
+            return []
         try:
-            return integers(token, _VERSION.sub("", token))
+            return integers(token, _MICRO.sub(lambda micro: (micro[1] or "0").lstrip("+"), _VERSION.sub("", token)))
         except Rejected as rejected:
             self.mistakes.extend(rejected.diagnostics)
             return []
 
+    def _miscounted(self, token: Token, number: str) -> Diagnostic:
+        if self._stream:
+            return NotOfTurn(span(token), number)
+        turn = "or add `updates U per turn` to the header, for a scheme without a flush"
+        advice = turn if self._level != "plan" else "a plan shows some updates from the first one on"
+        return NoTurnToCountFrom(span(token), number, self._level, advice)
+
     def _wrong_level(self, token: Token) -> None:
-        form = f"{FORMS['F']} @ 3 on w1" if self._level == "plan" else FORMS["F"]
+        form = f"{FORMS['F']} @ 3 on w1" if self._level == "plan" else (FORMS_OF_TURN if self._stream else FORMS)["F"]
         other = "plan" if token.type == "PLANNED" else "program"
         self._reject(WrongLevel(span(token), self._level, other, form))
 
@@ -311,20 +296,24 @@ class _Reader:
         self.mistakes.append(mistake)
 
 
-def _unsaid(token: Token, *, asynchronous: bool) -> Diagnostic:
+def _unsaid(token: Token, *, asynchronous: bool, stream: bool) -> Diagnostic:
     word = f"`{token.split()[0]}`"
     if asynchronous:
         what, advice = (
             f"this {word} names no version of the weights",
-            "add the version, as in `F m3 s0 v1`, `step s0 v2`",
+            f"add the version, as in `{'F m+1 s0 v-1`, `step s0 v+1' if stream else 'F m3 s0 v1'}`",
         )
         return VersionUnsaid(span(token), what, "the header says `updates`: weights have versions", advice)
     change = "remove the line" if token.type in ("STASH", "DROP") else "leave the version out"
-    advice = f"{change}; or add `updates U period L` to the header of an asynchronous program"
+    advice = f"{change}; or add `updates U per turn` to the header of a program without a flush"
     return VersionUnsaid(span(token), f"this {word} names a version", "a synchronous program has one", advice)
 
 
-_VERSION = re.compile(r"[ \t]v([0-9]+)")
+_VERSION = re.compile(r"[ \t]v([+-]?[0-9]+)?(?![^ \t\r])")
+_MICRO = re.compile(r"(?<![^ \t,])m([+-]?[0-9]+)?(?![^ \t\r,])")
+_OF_TURN = re.compile(r"(?<![^ \t,])([mv](?:[+-][0-9]+)?)(?![^ \t\r,])")
+_NOT_OF_TURN = re.compile(r"(?<![^ \t,])([mv][0-9]+)")
+_RING = re.compile(r"[ \t]of[ \t]")
 _UNDER = " under their `worker` headings"
 _SYNCS: dict[str, type[AllReduce | WaitAllReduce | Step]] = {
     "ALL_REDUCE": AllReduce,

@@ -16,10 +16,10 @@ worker 1:
   B m0 s1
 """
 
-from collections.abc import Iterable, Iterator
-from typing import assert_never
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, assert_never
 
-from chimera_ir.ir.ids import Micro, Stage, Version
+from chimera_ir.ir.ids import Micro, Stage, Version, WeightGroup
 from chimera_ir.ir.levels import Header, Pipe, Plan, Program, Schedule, Strategy
 from chimera_ir.ir.ops import (
     AllReduce,
@@ -35,9 +35,11 @@ from chimera_ir.ir.ops import (
     WaitRecv,
     WaitSend,
 )
+from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
+from chimera_ir.ir.turns import Turn, shelf
 
 
-def show(level: Plan | Schedule | Program) -> str:
+def show(level: Level) -> str:
     """The text of a level, with a newline at its end; equal levels have equal texts."""
     match level:
         case Plan():
@@ -49,71 +51,129 @@ def show(level: Plan | Schedule | Program) -> str:
             lines = [*_header("schedule", level.header), *_lanes(level.lanes)]
         case Program():
             lines = [*_header("program", level.header), *_lanes(level.lanes)]
+        case ScheduleStream():
+            lines = [*_header("schedule", level.header, stream=True), *_turns(map(Turn, level.turns))]
+        case ProgramStream():
+            lines = [*_header("program", level.header, stream=True), *_turns(level.turns)]
         case _:
             assert_never(level)
     return "\n".join(lines) + "\n"
 
 
-def line(instruction: Instruction) -> str:
+class Numbers(NamedTuple):
+    """How a line names a micro-batch, a version, and the slot of a receive."""
+
+    micro: Callable[[Micro], str]
+    version: Callable[[Version], str]
+    slot: Callable[[Recv], str]
+
+
+ABSOLUTE = Numbers(lambda micro: f"m{micro}", lambda version: f"v{version}", lambda recv: str(recv.slot))
+"""The numbers themselves: ``m3``, ``v2``, ``0``."""
+
+
+def numbers_of(turn: Turn) -> Numbers:
+    """Numbers counted from the first micro-batch and version of a turn: ``m+3``, ``v-1``, ``0 of 4``."""
+    return Numbers(
+        lambda micro: _counted("m", micro),
+        lambda version: _counted("v", version),
+        lambda recv: f"{recv.slot} of {turn.rings[shelf(recv.message)].slots}",
+    )
+
+
+def line(instruction: Instruction, numbers: Numbers = ABSOLUTE) -> str:
     """An instruction as one line, without indentation: ``send m0 s1->s2 to w2``."""
+
+    def of(version: Version | None) -> str:
+        return "" if version is None else f" {numbers.version(version)}"
+
     match instruction:
         case Compute(kind, micros, stage, version=version):
-            return f"{kind.letter} {_micros(micros)} s{stage}{_of(version)}"
+            return f"{kind.letter} {_micros(micros, numbers)} s{stage}{of(version)}"
         case Send(sent, to):
-            return f"send {message_text(sent)} to w{to}"
-        case Recv(received, source, slot):
-            return f"recv {message_text(received)} from w{source} into {slot}"
+            return f"send {message_text(sent, numbers)} to w{to}"
+        case Recv(received, source):
+            return f"recv {message_text(received, numbers)} from w{source} into {numbers.slot(instruction)}"
         case WaitSend(sent):
-            return f"wait send {message_text(sent)}"
+            return f"wait send {message_text(sent, numbers)}"
         case WaitRecv(received):
-            return f"wait recv {message_text(received)}"
-        case AllReduce(stage, version=version):
-            return f"all_reduce s{stage}{_of(version)}"
-        case WaitAllReduce(stage, version=version):
-            return f"wait all_reduce s{stage}{_of(version)}"
-        case Step(stage, version=version):
-            return f"step s{stage}{_of(version)}"
-        case Stash(stage, version):
-            return f"stash s{stage} v{version}"
-        case Drop(stage, version):
-            return f"drop s{stage} v{version}"
+            return f"wait recv {message_text(received, numbers)}"
+        case AllReduce(group, version=version):
+            return f"all_reduce {group_text(group)}{of(version)}"
+        case WaitAllReduce(group, version=version):
+            return f"wait all_reduce {group_text(group)}{of(version)}"
+        case Step(group, version=version):
+            return f"step {group_text(group)}{of(version)}"
+        case Stash(group, version):
+            return f"stash {group_text(group)}{of(version)}"
+        case Drop(group, version):
+            return f"drop {group_text(group)}{of(version)}"
         case _:
             assert_never(instruction)
 
 
-def message_text(message: Message) -> str:
+def group_text(group: WeightGroup) -> str:
+    """A weight group as in the text: ``s1``, or ``s0+s3`` for parameters that stages share."""
+    return "+".join([f"s{stage}" for stage in group])
+
+
+def group_name(group: WeightGroup) -> str:
+    """A weight group in messages: ``stage 1``, or ``the tie of stages 0 and 3``."""
+    *most, last = map(str, group)
+    return f"the tie of stages {', '.join(most)} and {last}" if most else f"stage {last}"
+
+
+def message_text(message: Message, numbers: Numbers = ABSOLUTE) -> str:
     """A message as in the text: ``m0 s1->s2``."""
-    return f"{_micros(message.micros)} s{message.source}->s{message.target}"
+    return f"{_micros(message.micros, numbers)} s{message.source}->s{message.target}"
 
 
-def _of(version: Version | None) -> str:
-    return "" if version is None else f" v{version}"
+def _counted(letter: str, number: int) -> str:
+    return f"{letter}{number:+}" if number else letter
 
 
-def _micros(micros: tuple[Micro, ...]) -> str:
-    return ",".join([f"m{micro}" for micro in micros])
+def _micros(micros: tuple[Micro, ...], numbers: Numbers) -> str:
+    return ",".join([numbers.micro(micro) for micro in micros])
 
 
 def _lanes(lanes: Iterable[tuple[Instruction, ...]]) -> Iterator[str]:
-    for worker, lane in enumerate(lanes):
+    return _headed([line(instruction) for instruction in lane] for lane in lanes)
+
+
+def _turns(turns: Iterable[Turn]) -> Iterator[str]:
+    return _headed([line(instruction, numbers_of(turn)) for instruction in turn.instructions] for turn in turns)
+
+
+def _headed(lanes: Iterable[list[str]]) -> Iterator[str]:
+    """The lines of every worker under its heading."""
+    for worker, lines in enumerate(lanes):
         yield ""
         yield f"worker {worker}:"
-        yield from (f"  {line(instruction)}" for instruction in lane)
+        yield from (f"  {text}" for text in lines)
 
 
-def _header(level: str, header: Header) -> Iterator[str]:
+def _header(level: str, header: Header, *, stream: bool = False) -> Iterator[str]:
     yield f"{level} {header.scheme}"
     if header.parameters:
         yield "parameters " + " ".join(f"{name}={value}" for name, value in header.parameters)
     yield f"workers {header.workers}"
     yield f"stages {header.stages}"
     yield f"micro_batches {header.micro_batches}" + (" halves" if header.halves else "")
-    yield from [f"updates {header.updates} period {header.period}"] if header.asynchronous else []
+    if header.only:
+        yield kinds_line(header)
+    if header.asynchronous:
+        yield f"updates {header.updates} " + ("per turn" if stream else f"period {header.period}")
     yield from (f"memory {bound.quantity.value} <= {bound.limit}" for bound in header.bounds)
     for strategy in Strategy:
         stages = tuple(stage for stage, chosen in header.strategies if chosen is strategy)
         yield from [f"sync {strategy.value} {_runs(stages)}"] if stages else []
+    yield from (f"tied {' '.join(f's{stage}' for stage in tie)}" for tie in header.ties)
     yield from (_pipe(pipe) for pipe in header.pipes)
+
+
+def kinds_line(header: Header) -> str:
+    """The line of a header that has not all kinds of operations: ``kinds F``."""
+    return "kinds " + " ".join(kind.letter for kind in header.kinds)
 
 
 def _pipe(pipe: Pipe) -> str:

@@ -8,7 +8,6 @@ import ctypes
 import json
 import os
 from pathlib import Path
-from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -16,15 +15,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from support import compute
-from support.saved import Saved, memory_of
+from chimera_runtime import stage as compute
+from chimera_runtime.saved import Saved, memory_of
 
 WIDTH = 32
 ROWS = 8
 FILE = Path(os.environ["MEASURED"], f"{os.environ['RANK']}.json")
 MODULES = []
 STAGES = []
-STASHED = WeakSet()
 
 
 class Block(nn.Module):
@@ -58,16 +56,6 @@ class Alive(TorchDispatchMode):
         return result
 
 
-class Stash(compute.Kept):
-    """An input that is kept to run the forward again."""
-
-    __slots__ = ("__weakref__",)
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        STASHED.add(self)
-
-
 class Figures:
     """What this rank has kept at most."""
 
@@ -79,7 +67,8 @@ class Figures:
 
     def look(self) -> None:
         """To be called when a forward has saved what it saves."""
-        stashed = [each.inputs for each in STASHED if each.inputs is not None]
+        waiting = [each for stage in STAGES for each in stage._waiting.values()]
+        stashed = [each.inputs for each in waiting if isinstance(each, compute.Kept)]
         self.stashed = max(self.stashed, len(stashed))
         self.kept = max(self.kept, sum((memory_of(stashed) | self.saved.sizes).values()))
         self.copies = max(self.copies, sum(getattr(stage._weights, "copies", 1) for stage in STAGES))
@@ -162,7 +151,7 @@ def reserve(stage, *arguments):
     RESERVE(stage, *arguments)
 
 
-RESERVE, compute.Stage.reserve, compute.Kept = compute.Stage.reserve, reserve, Stash
+RESERVE, compute.Stage.reserve = compute.Stage.reserve, reserve
 WATCHING = FIGURES.saved.watching()
 WATCHING.__enter__()
 FIGURES.alive.__enter__()

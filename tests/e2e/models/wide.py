@@ -1,4 +1,4 @@
-"""Messages as long as a short one may be: of two items the gradients have 64 KiB, the activations 16 B more."""
+"""Messages that are under way while stages compute, 32 KiB an item: a buffer that is used too soon would show."""
 
 import torch
 from torch import nn

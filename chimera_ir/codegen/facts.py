@@ -1,0 +1,192 @@
+"""program.json: what the runtime must know of a program beside the scripts. chimera_runtime/program.py reads it."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from chimera_ir.codegen.loops import reach
+from chimera_ir.codegen.pace import PacedTurn, lag, paces
+from chimera_ir.codegen.statements import links
+from chimera_ir.ir.ids import Stage, WeightGroup, Worker
+from chimera_ir.ir.levels import Header, Parts, Program
+from chimera_ir.ir.streams import ProgramStream
+from chimera_ir.ir.turns import initial, updates_a_turn
+from chimera_ir.verify.verify import Verified
+
+INTERFACE = 3
+"""The interface of chimera_runtime that scripts are written for."""
+
+Facts = dict[str, Any]
+
+
+def title(header: Header) -> str:
+    """The scheme with its parameters, as in ``name(D=4, N=8)``."""
+    return f"{header.scheme}({', '.join(f'{name}={value}' for name, value in header.parameters)})"
+
+
+def facts(verified: Verified, evaluation: Verified) -> Facts:
+    """The content of program.json but for the digest of the program; ``evaluation`` are the forwards alone."""
+    program = verified.program
+    header = program.header
+    known = paces(verified.level) if isinstance(verified.level, ProgramStream) else []
+    return {
+        "interface": INTERFACE,
+        "name": title(header),
+        "workers": header.workers,
+        "stages": header.stages,
+        "micro_batches": header.whole_micro_batches,
+        "evaluated": evaluation.program.header.whole_micro_batches,
+        "parts": header.parts,
+        "recomputing": sorted({stage for pipe in header.pipes for stage in pipe.recompute}),
+        "grouped": _grouped(program),
+        "placement": [pipe.workers for pipe in header.pipes],
+        "ties": [[*tie] for tie in header.ties],
+        "links": _links(program),
+        "period": header.period,
+        "reads": _reads(program),
+        "lag": lag(known) if known else 0,
+        "ranks": [
+            {**_rank(verified, Worker(worker), known), "evaluation": _evaluation(parts)}
+            for worker, parts in enumerate(evaluation.program.parts)
+        ],
+    }
+
+
+def show(content: Mapping[str, Any]) -> str:
+    """Facts as JSON: a line for each, and for each entry of the longer lists."""
+    lines = (f"  {json.dumps(name)}: {_lines(value)}" for name, value in content.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _lines(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], list | tuple | dict):
+        return "[\n" + ",\n".join(f"    {json.dumps(entry)}" for entry in value) + "\n  ]"
+    return json.dumps(value)
+
+
+def _grouped(program: Program) -> list[int]:
+    """The stages that have an operation over several micro-batches."""
+    return sorted(
+        {
+            int(operation.stage)
+            for parts in program.parts
+            for operation in parts.computes.lines
+            if len(operation.micros) > 1
+        }
+    )
+
+
+def _links(program: Program) -> list[tuple[int, int]]:
+    """The pairs of sender and receiver."""
+    return sorted({(worker, int(send.to)) for worker, parts in enumerate(program.parts) for send in parts.sends.lines})
+
+
+def _reads(program: Program) -> list[list[tuple[int, int]]]:
+    """For each stage the versions that are read, as runs of (offset, count); none in a synchronous program.
+
+    They are those of the last whole period, in which the warm-up no longer matters.
+    """
+    header = program.header
+    if not header.asynchronous:
+        return []
+    period = header.period
+    last = header.micro_batches // period - 1
+    updates = last * updates_a_turn(header)
+    versions = _versions_read(program)
+    stages = [[versions[stage, last * period + i] - updates for i in range(period)] for stage in range(header.stages)]
+    return [[(offset, len([*run])) for offset, run in groupby(offsets)] for offsets in stages]
+
+
+def _versions_read(program: Program) -> dict[tuple[int, int], int]:
+    """By stage and micro-batch, the version that the forward reads."""
+    return {
+        (int(operation.stage), int(micro)): int(operation.version)
+        for parts in program.parts
+        for operation in parts.computes.lines
+        if operation.kind.opens and operation.version is not None
+        for micro in operation.micros
+    }
+
+
+def _rank(verified: Verified, worker: Worker, known: Sequence[PacedTurn]) -> Facts:
+    program = verified.program
+    header, parts, held = program.header, program.parts[worker], verified.held[worker]
+    rooms, copies = _rooms(parts), dict(held.copies)
+    sending = {sums.stage: (sums.activations, sums.gradients) for sums in held.sending}
+    turns, initials = _turns(header, known[worker]) if known else (None, {})
+    used = links(parts)
+    return {
+        "stages": {
+            str(stage): {
+                "inputs": rooms.get((stage, True), ()),
+                "gradients": rooms.get((stage, False), ()),
+                "copies": copies[stage],
+                "sending": sending[stage],
+                "recomputed": _recomputed(header, worker, stage),
+                "initial": initials.get((stage,), (0, 0)),
+            }
+            for stage in header.stages_of[worker]
+        },
+        "ties": [{"stages": tie, "copies": count, "initial": initials.get(tie, (0, 0))} for tie, count in held.tied],
+        "incoming": list(used.incoming),
+        "outgoing": list(used.outgoing),
+        "kept": held.fullest,
+        "turns": turns,
+        "inputs": _loaded(header, worker, 0),
+        "targets": _loaded(header, worker, -1),
+    }
+
+
+def _evaluation(parts: Parts) -> Facts:
+    """The receive buffers by stage, and the links, of a worker's forwards alone."""
+    used = links(parts)
+    return {
+        "slots": {str(stage): rooms for (stage, _), rooms in sorted(_rooms(parts).items())},
+        "incoming": list(used.incoming),
+        "outgoing": list(used.outgoing),
+    }
+
+
+def _turns(header: Header, pace: PacedTurn) -> tuple[Facts, dict[WeightGroup, tuple[int, int]]]:
+    """Which turns a run has, and the groups whose initial weights are not kept like version 0 of the steady state."""
+    initials = initial(header, pace.turn)
+    first, behind = reach(header, pace.turn, initials)
+    turns = {"first": first, "behind": behind, "step": updates_a_turn(header), "ahead": pace.ahead}
+    return turns, {group: (kept.stash, kept.drop) for group, kept in initials.items()}
+
+
+def _loaded(header: Header, worker: Worker, stage: int) -> list[tuple[int, int]]:
+    """The micro-batches of a cycle, whole ones, whose first or last stage a worker holds, as runs."""
+    cycle = header.period or header.micro_batches
+    passes = {micro % cycle for pipe in header.pipes for micro in pipe.micros if pipe.workers[stage] == worker}
+    return list(_runs(sorted({micro // header.parts for micro in passes})))
+
+
+def _recomputed(header: Header, worker: Worker, stage: Stage) -> list[tuple[int, int]]:
+    """The micro-batches of a cycle of which the stage keeps its input alone, as runs."""
+    cycle = header.period or header.micro_batches
+    micros = {
+        micro % cycle
+        for pipe in header.pipes
+        for micro in pipe.micros
+        if pipe.workers[stage] == worker and stage in pipe.recompute
+    }
+    return list(_runs(sorted(micros)))
+
+
+def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Ascending numbers as runs, half open."""
+    for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        members = [number for _, number in run]
+        yield members[0], members[-1] + 1
+
+
+def _rooms(parts: Parts) -> dict[tuple[Stage, bool], tuple[int, ...]]:
+    """By receiving stage, and whether it receives activations, the micro-batches that each slot has room for."""
+    rooms_of: dict[tuple[Stage, bool], dict[int, int]] = {}
+    for recv in parts.recvs.lines:
+        message, slot = recv.message, recv.slot
+        rooms = rooms_of.setdefault((message.target, message.source < message.target), {})
+        rooms[slot] = max(rooms.get(slot, 1), len(message.micros))
+    return {key: tuple(rooms.get(slot, 1) for slot in range(max(rooms) + 1)) for key, rooms in rooms_of.items()}

@@ -1,0 +1,1 @@
+"""The commands: what users type, what each prints, and how it ends."""

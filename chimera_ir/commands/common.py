@@ -1,0 +1,172 @@
+"""What the commands share: exit statuses, ``--set``, standard streams, and an end for whatever happens."""
+
+import io
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from importlib.util import find_spec
+from typing import Any, NoReturn, TextIO, cast
+
+import click
+
+from chimera_ir.errors import CompileError, TextError
+from chimera_ir.visible import visible_lines
+
+WRONG_TEXT = 1
+WRONG_COMMAND = 2
+OUR_FAULT = 70
+INTERRUPTED = 130
+
+
+class Misuse(click.ClickException):
+    """Something on the command line is wrong."""
+
+    exit_code = WRONG_COMMAND
+
+
+def parse_settings(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, int]:
+    """The values of a repeatable option ``--set NAME=VALUE``, by name."""
+    values: dict[str, int] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        digits = value.removeprefix("-")
+        if not (name and equals and digits.isascii() and digits.isdecimal()):
+            raise Misuse(f"--set {text}: write NAME=INTEGER, as in --set D=8")
+        if len(digits) > 18:
+            raise Misuse(f"--set {name}: a value has at most 18 digits")
+        if name in values:
+            raise Misuse(f"--set {name}: given twice")
+        values[name] = int(value)
+    return values
+
+
+def require_torch(doing: str) -> None:
+    """Makes sure that torch is installed, without importing it; ``doing`` is what needs it.
+
+    Raises
+    ------
+    Misuse
+        If it is not.
+    """
+    if find_spec("torch") is None:
+        raise Misuse(f"{doing} needs torch, which is not installed: pip install 'chimera_ir[train]'")
+
+
+def write(text: str) -> None:
+    """Writes to standard output."""
+    click.echo(text, nl=False)
+
+
+class _Output:
+    """Standard output: a reader who has left has seen enough; that a disk is full is the user's to know."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Writes a text to the stream, with its errors as the class says."""
+        with self._told():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        """Flushes the stream, with its errors as the class says."""
+        with self._told():
+            self._stream.flush()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            _let_go(self._stream)
+        except OSError as error:
+            _let_go(self._stream)
+            raise Misuse(f"standard output: {error.strerror}") from error
+
+
+class _Errors(_Output):
+    """Standard error: what cannot be written is lost, and the exit status says what is left to say."""
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            _let_go(self._stream)
+
+
+def _let_go(stream: TextIO) -> None:
+    """Drops what cannot be written, and all that follows, so that the interpreter does not fail over it at the end."""
+    try:
+        stream.flush()
+    except OSError:
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _open_closed() -> None:
+    """Opens standard streams that are closed, or other files would get their numbers; writing to them still fails."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
+def run(command: click.Command, name: str) -> NoReturn:
+    """Runs a command to its end: whatever happens ends in one of the documented exit statuses."""
+    _open_closed()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    output, errors = cast(TextIO, _Output(sys.stdout)), cast(TextIO, _Errors(sys.stderr))
+    with redirect_stdout(output), redirect_stderr(errors):
+        status = _status(command, name)
+    for stream in (sys.stdout, sys.stderr):
+        _let_go(stream)
+    sys.exit(status)
+
+
+def _status(command: click.Command, name: str) -> Any:
+    try:
+        return command.main(prog_name=name, standalone_mode=False)
+    except click.ClickException as error:
+        _tell(error)
+        return error.exit_code
+    except TextError as error:
+        click.echo(error.rendered(sys.stderr.isatty()), err=True)
+        return WRONG_TEXT
+    except CompileError as error:
+        _tell(Misuse(str(error)))
+        return WRONG_COMMAND
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except SystemExit as end:
+        return end.code
+    except MemoryError:
+        click.echo(f"{name}: there is not enough memory for this; choose smaller parameters", err=True)
+        return WRONG_COMMAND
+    except Exception:
+        traceback.print_exc()
+        click.echo(f"{name}: this is a fault of the compiler, not of your scheme; please report it", err=True)
+        return OUR_FAULT
+
+
+def _tell(error: click.ClickException) -> None:
+    said = _Everything()
+    error.show(said)
+    click.echo(visible_lines(said.getvalue()), nl=False, err=True)
+
+
+class _Everything(io.StringIO):
+    """What is written as to a terminal, from which nothing is taken away."""
+
+    def isatty(self) -> bool:
+        return True

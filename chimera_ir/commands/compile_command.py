@@ -1,0 +1,252 @@
+"""``chimera compile``: a scheme to the scripts of its ranks. The options that every compiling command shares."""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial, reduce
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from chimera_ir import __version__, cache, library, output, progress, texts
+from chimera_ir.answer import Answer, Output, produce
+from chimera_ir.commands import completion
+from chimera_ir.commands.common import Misuse, parse_settings, run, write
+from chimera_ir.compilation import Compilation, Level
+from chimera_ir.cost.model import COST_LETTERS, Costs
+from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.diagnostics.render import blocks
+from chimera_ir.errors import AboveMaxOperations, NoSuchLevel, NoSuchTie, ParameterError, TooLarge, UnreadableText
+from chimera_ir.options import MOST, Options
+from chimera_ir.request import MAX_OPERATIONS, Request
+from chimera_ir.syntax.ast import SyncMode
+from chimera_ir.visible import as_argument, command_line, visible
+
+_FILE = click.Path(path_type=Path)
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _costs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    costs: dict[str, str] = {}
+    for text in given:
+        kind, equals, value = text.partition("=")
+        if not (equals and kind in COST_LETTERS):
+            raise Misuse(
+                f"--cost {text}: write KIND=COST with one of the kinds {', '.join(COST_LETTERS)}, as in --cost B=2.5"
+            )
+        if kind in costs:
+            raise Misuse(f"--cost {kind}: given twice")
+        try:
+            Costs.parse(kind, value)
+        except ValueError as error:
+            raise Misuse(f"--cost {text}: {error}") from error
+        costs[kind] = value
+    return costs
+
+
+def _ties(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[list[int | str]]:
+    """The groups of stages of a repeatable option ``--tied STAGE,STAGE``."""
+    ties: list[list[int | str]] = []
+    for text in given:
+        stages = text.split(",")
+        known = all(stage in ("first", "last") or (stage.isascii() and stage.isdecimal()) for stage in stages)
+        if len(stages) < 2 or not known:
+            raise Misuse(f"--tied {text}: write two stages or more, as in --tied first,last or --tied 0,3")
+        if any(len(stage) > 18 for stage in stages):
+            raise Misuse(f"--tied {text[:40]}: a stage has at most 18 digits")
+        ties.append([int(stage) if stage.isdecimal() else stage for stage in stages])
+    return ties
+
+
+def _listed(directories: tuple[Path, ...]) -> str:
+    """A line for each library scheme."""
+    further = library.further(directories, _as_written("library"))
+    names = library.names(further)
+    width = max(map(len, names))
+    return "".join(f"{visible(f'{name:<{width}}  {_described(name, further)}')}\n" for name in names)
+
+
+def _described(name: str, further: tuple[Path, ...]) -> str:
+    try:
+        return f"({library.parameters(name, further)}) {library.summary(name, further)}"
+    except Rejected:
+        return f"a text with mistakes: {library.source(name, further).name}"
+    except UnreadableText as error:
+        return str(error)
+
+
+_SHARED = (
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        callback=parse_settings,
+        shell_complete=completion.settings,
+        metavar="NAME=VALUE",
+        help="Set a parameter.",
+    ),
+    click.option(
+        "--cost",
+        "costs",
+        multiple=True,
+        callback=_costs,
+        metavar="KIND=VALUE",
+        help="Cost of F, B, I or W per micro-batch.",
+    ),
+    click.option("--recompute", is_flag=True, help="Every stage keeps only its input, and runs its forward again."),
+    click.option(
+        "--sync", type=click.Choice([mode.value for mode in SyncMode]), help="When every stage's gradients are summed."
+    ),
+    click.option(
+        "--tied",
+        multiple=True,
+        callback=_ties,
+        metavar="STAGE,STAGE",
+        help="Stages that share parameters, as the model's tied() says: by number, first or last.",
+    ),
+    click.option("--out", type=_FILE, metavar="DIR", help="Output directory [default: ./<scheme>.out]."),
+    click.option(
+        "--max-operations",
+        type=click.IntRange(min=1),
+        default=MAX_OPERATIONS,
+        show_default=True,
+        help="Limit on the size.",
+    ),
+    click.option("--no-cache", is_flag=True, help="Take nothing from earlier calls, and keep nothing."),
+    click.option(
+        "--library",
+        type=_FILE,
+        multiple=True,
+        metavar="DIR",
+        help="A directory of further schemes, beside those of CHIMERA_LIBRARY.",
+    ),
+)
+
+
+def compiling(function: Function) -> Function:
+    """The function with the options of every command that compiles a scheme."""
+    return reduce(lambda decorated, decorate: decorate(decorated), reversed(_SHARED), function)
+
+
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    short_help="Compile a scheme to PyTorch scripts, proven free of deadlock.",
+)
+@click.argument("scheme", required=False, metavar="SCHEME", shell_complete=completion.schemes)
+@compiling
+@click.option("--emit", type=click.Choice([level.value for level in Level]), help="Print one level and write nothing.")
+@click.option(
+    "--profile",
+    type=_FILE,
+    metavar="FILE",
+    help="What the model's stages cost; the report is then in seconds, with a prediction.",
+)
+@click.option("--cluster", type=_FILE, metavar="FILE", help="What the model runs on.")
+@click.option("--copies", type=click.IntRange(1, MOST), metavar="W", help="Copies of the pipelines [default: 1].")
+@click.option("--micro-batch-size", type=click.IntRange(1, MOST), metavar="B", help="Items of a micro-batch.")
+@click.option(
+    "--layout", type=click.Choice(["pipeline", "replica"]), help="Which ranks share a node [default: pipeline]."
+)
+@click.option("--list", "listing", is_flag=True, help="List the library schemes.")
+@click.version_option(__version__)
+def compile_command(
+    scheme: str | None,
+    settings: dict[str, int],
+    out: Path | None,
+    emit: str | None,
+    no_cache: bool,
+    listing: bool,
+    **options: Any,
+) -> None:
+    """Compile SCHEME to one PyTorch script per worker, proven free of deadlock.
+
+    SCHEME is a .chim file, an IR text (.sir), a pipe with either, or the name of a library scheme (--list).
+
+    Exit status: 0 compiled and verified, 1 something is wrong in the text, 2 on the command line, 70 in the compiler;
+    130 interrupted.
+    """
+    if listing:
+        write(_listed(options["library"]))
+        return
+    if scheme is None:
+        raise Misuse("Missing argument 'SCHEME'")
+    wanted = Level(emit) if emit else None
+    request, answer = answered(scheme, settings, options, wanted, no_cache)
+    if answer.output is None:
+        write(answer.printed)
+        return
+    directory = delivered(answer.printed, answer.output, out)
+    write(f"wrote {visible(str(directory))}: run it with\n")
+    workers, script = answer.output.workers, f"{directory}/train.py"
+    words = ["torchrun", f"--nproc-per-node={workers}", as_argument(script), "--model", "MODEL.py"]
+    line = request.forecast.torchrun(workers, script) if request.forecast else command_line(words)
+    write(f"  {line} --check\n")
+
+
+def answered(
+    scheme: str, settings: dict[str, int], options: Mapping[str, Any], wanted: Level | None, no_cache: bool
+) -> tuple[Request, Answer]:
+    """What SCHEME compiles to with `Options` of these names, now or in an earlier call; warnings are shown."""
+    source = texts.scheme_or_ir(scheme, options["library"], _as_written("library"))
+    color = sys.stderr.isatty()
+    try:
+        request = Options(**options).request(source, settings, _as_written)
+        make = partial(_compiled, request, wanted, color)
+        answer = make() if no_cache else cache.recall(partial(_question, request, wanted, color), make)
+    except ParameterError as error:
+        raise Misuse(f"--set: {error}") from error
+    except NoSuchTie as error:
+        raise Misuse(f"--tied {error.tie}: {error.problem}") from error
+    except NoSuchLevel as error:
+        raise Misuse(f"--emit {error.level}: {error.text} enters below that level") from error
+    except AboveMaxOperations as error:
+        raises = f"--max-operations {error.operations} raises it"
+        raise Misuse(f"{source.name}: {error.excess}; {raises}") from error
+    except TooLarge as error:
+        raise Misuse(f"{source.name}: {error}") from error
+    _say(answer.warnings)
+    return request, answer
+
+
+def delivered(printed: str, made: Output, out: Path | None) -> Path:
+    """Writes the output directory, prints the tables, in this order; which directory it is."""
+    directory = out or Path(f"{made.scheme}.out")
+    output.write(directory, made.files)
+    write(printed)
+    return directory
+
+
+def _as_written(name: str) -> str:
+    """How an option is written on the command line, by its name."""
+    return next(option.opts[0] for option in compile_command.params if option.name == name)
+
+
+def _question(request: Request, wanted: Level | None, color: bool) -> str:
+    """Everything that an answer depends on beside the compiler."""
+    if wanted not in (None, Level.TIMELINE):
+        return repr((request, wanted, color))
+    from chimera_ir.console import appearance
+
+    return repr((request, wanted, color, appearance()))
+
+
+def _compiled(request: Request, wanted: Level | None, color: bool) -> Answer:
+    """The answer, made now; if there is none, its warnings are shown all the same."""
+    warnings: list[Diagnostic] = []
+    try:
+        with progress.shown() as tell:
+            shown, written = produce(Compilation(request, warn=warnings.append, tell=tell), wanted)
+    except BaseException:
+        _say(blocks(warnings, request.source, color))
+        raise
+    return Answer(tuple(blocks(warnings, request.source, color)), shown, written)
+
+
+def _say(warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        click.echo(warning, err=True)
+
+
+def main() -> NoReturn:
+    """The entry point of the alias."""
+    run(compile_command, "chimera-compile")

@@ -1,0 +1,38 @@
+"""What a shell may complete: names of library schemes, and the parameters of the scheme on the command line."""
+
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+from chimera_ir import library, texts
+from chimera_ir.diagnostics.model import Rejected
+from chimera_ir.errors import CompileError
+
+
+def schemes(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of library schemes that begin like this, each with its summary; and files, where no name does."""
+    names = [name for name in library.names() if name.startswith(incomplete)]
+    return [
+        CompletionItem(incomplete, type="file"),
+        *(CompletionItem(name, help=library.summary(name)) for name in names),
+    ]
+
+
+def settings(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Parameters of the scheme that stands before the option, each with the value that it has now, as in ``D=4``."""
+    from chimera_ir.elaborate.settings import SettingError, evaluate_globals
+    from chimera_ir.syntax.parser import parse
+
+    positional = (context.params.get("scheme"), *context.args)  # an option that lacks its value leaves words in `args`
+    name = next(filter(None, positional), "")
+    chosen = context.params.get("settings") or {}
+    if name not in library.names() and not Path(name).is_file():
+        return []
+    try:
+        scheme = parse(texts.scheme_or_ir(name))
+        values = evaluate_globals(scheme, chosen).parameters
+    except (CompileError, Rejected, SettingError):
+        return []
+    words = [f"{name}={value}" for name, value in values if name not in chosen]
+    return [CompletionItem(word) for word in words if word.startswith(incomplete)]

@@ -1,0 +1,64 @@
+"""``chimera``: all commands under one name. Each is imported when it is called for, so that none waits for another."""
+
+import gc
+from importlib import import_module
+from typing import NoReturn
+
+import click
+
+from chimera_ir import __version__
+from chimera_ir.commands.common import run
+from chimera_ir.diagnostics.suggest import closest
+from chimera_ir.undisturbed import undisturbed
+
+NAME = "chimera"
+
+COMMANDS = ("compile", "run", "plan", "profile", "trace")
+"""The names of the commands, in the order of the help; the command ``x`` is ``x_command`` in ``x_command.py``."""
+
+
+class _Commands(click.Group):
+    """The commands, none of which is imported before it is needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of the commands."""
+        return [*COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a name, imported now."""
+        if cmd_name not in COMMANDS:
+            return None
+        with undisturbed():
+            module = import_module(f"chimera_ir.commands.{cmd_name}_command")
+            gc.freeze()
+        command = getattr(module, f"{cmd_name}_command")
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the first word names; a word that names none gets a suggestion."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            guess = closest(name, COMMANDS)
+            advice = f"did you mean {guess}?" if guess else f"there are {', '.join(COMMANDS)}"
+            ctx.fail(f"no such command '{name}' ({advice})")
+        return super().resolve_command(ctx, args)
+
+
+@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def group() -> None:
+    """Compile schedules of pipeline-parallel training, plan them, run them, and compare what was recorded.
+
+    Each command has its own --help.
+
+    Exit status: 0, 1 something is wrong in a text or a file, 2 on the command line, 70 in the program;
+    130 interrupted. That of run is torchrun's once it has started.
+    """
+
+
+def main(name: str) -> NoReturn:
+    """The entry point, by the name that the user calls it."""
+    run(group, name)

@@ -1,0 +1,225 @@
+"""``chimera plan``: a ranking of schemes, copies, stages and micro-batches by their predicted time."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from chimera_ir import __version__, library, progress, texts
+from chimera_ir.commands import completion
+from chimera_ir.commands.common import WRONG_TEXT, Misuse, parse_settings, run, write
+from chimera_ir.compilation import Compilation
+from chimera_ir.console import printed
+from chimera_ir.elaborate.elaborate import parameter_names
+from chimera_ir.errors import CompileError
+from chimera_ir.options import read_inputs
+from chimera_ir.planner import listing
+from chimera_ir.planner.judge import Judge
+from chimera_ir.planner.lines import Files
+from chimera_ir.planner.notes import notes
+from chimera_ir.planner.rank import Ranking, rank
+from chimera_ir.planner.space import MAX_OPERATIONS, Question, Recomputation
+from chimera_ir.profile.choose import Inputs
+from chimera_ir.request import Request
+from chimera_ir.source import Source
+from chimera_ir.syntax.ast import Scheme, SyncMode
+from chimera_ir.visible import visible
+
+ERROR = 0.1
+"""The default error of equation 1: within 10 % of the measured time (section 4.2.2)."""
+
+MOST = 10**6
+"""The most workers, and the most items of a mini-batch."""
+
+_FILE = click.Path(path_type=Path)
+_LIBRARY = "--library"
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is shown: the first ``top`` choices and the command lines of choice number ``choose``, or all as JSON.
+
+    ``error`` is the share by which the model may be off; ``warnings`` are those of the files.
+    """
+
+    top: int
+    choose: int
+    error: float
+    as_json: bool
+    files: Files
+    warnings: tuple[str, ...]
+
+
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    short_help="Rank every way to train a model on a cluster.",
+)
+@click.option("--profile", type=_FILE, required=True, metavar="FILE", help="What the model's stages cost.")
+@click.option("--cluster", type=_FILE, required=True, metavar="FILE", help="What the model runs on.")
+@click.option("--mini-batch", type=click.IntRange(1, MOST), required=True, metavar="ITEMS", help="Items of an update.")
+@click.option("--workers", type=click.IntRange(1, MOST), metavar="P", help="How many to use [default: the cluster's].")
+@click.option(
+    "--scheme",
+    "schemes",
+    multiple=True,
+    shell_complete=completion.schemes,
+    metavar="NAME_OR_FILE",
+    help="Consider this one [default: the library].",
+)
+@click.option(
+    "--set", "settings", multiple=True, callback=parse_settings, metavar="NAME=VALUE", help="Fix a parameter."
+)
+@click.option(
+    "--asynchronous/--synchronous-only",
+    default=None,
+    help="Consider schemes without a flush, or none [default: those that --scheme names].",
+)
+@click.option("--greedy", is_flag=True, help="For each W and D only the largest B that fits, as the paper does.")
+@click.option(
+    "--recompute/--no-recompute",
+    default=None,
+    help="Every stage, or none but the scheme's [default: what must to fit].",
+)
+@click.option(
+    "--sync",
+    "syncs",
+    multiple=True,
+    type=click.Choice([mode.value for mode in SyncMode]),
+    default=[SyncMode.EAGER_OPT.value],
+    help="Consider this strategy [default: eager_opt].",
+)
+@click.option(
+    "--layout", type=click.Choice(["pipeline", "replica"]), default="pipeline", help="Which ranks share a node."
+)
+@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many to show.")
+@click.option("--choose", type=click.IntRange(min=1), default=1, help="Which one's commands to write [default: 1].")
+@click.option("--error", type=click.FloatRange(0, 1), default=ERROR, show_default=True, help="The model's, a share.")
+@click.option(
+    "--max-operations", type=click.IntRange(min=1), default=MAX_OPERATIONS, show_default=True, help="Limit on the size."
+)
+@click.option(
+    _LIBRARY,
+    "directories",
+    type=_FILE,
+    multiple=True,
+    metavar="DIR",
+    help="A directory of further schemes, beside those of CHIMERA_LIBRARY.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
+@click.version_option(__version__)
+def plan_command(
+    profile: Path,
+    cluster: Path,
+    mini_batch: int,
+    workers: int | None,
+    schemes: tuple[str, ...],
+    settings: dict[str, int],
+    asynchronous: bool | None,
+    greedy: bool,
+    recompute: bool | None,
+    syncs: tuple[str, ...],
+    layout: str,
+    top: int,
+    choose: int,
+    error: float,
+    max_operations: int,
+    directories: tuple[Path, ...],
+    as_json: bool,
+) -> None:
+    """Rank every way to train a model on a cluster that fits its memory.
+
+    For each scheme every number of stages D that the profile has, W copies so that all workers have something to do,
+    every micro-batch size B of the profile with as many micro-batches N as the mini-batch takes (B N W items), and
+    every value of further parameters that divides D or is listed beside the scheme. The first ones are replayed.
+
+    Exit status: 0, 1 something is wrong in a file or no configuration is left, 2 on the command line, 70 in the
+    compiler; 130 interrupted.
+    """
+    sources = tuple(_scheme(name, directories) for name in schemes) if schemes else _library(directories)
+    recomputation = {None: Recomputation.WHERE_NEEDED, True: Recomputation.ALWAYS, False: Recomputation.NEVER}[
+        recompute
+    ]
+    inputs = read_inputs(profile, cluster, "--{}".format)
+    model = inputs.model()
+    number = _workers(inputs, workers)
+    parsed = _parsed(sources, settings)
+    modes = tuple(dict.fromkeys(map(SyncMode, syncs)))
+    streams = bool(schemes) if asynchronous is None else asynchronous
+    question = Question(number, mini_batch, settings, recomputation, modes, streams, max_operations)
+    trusted = frozenset(map(library.source, library.names()))
+    judge = Judge(parsed, model, inputs.cluster, layout == "replica", recomputation, max_operations, trusted)
+    files = Files(str(profile), str(cluster), layout == "replica", max_operations)
+    with progress.shown() as doing:
+        ranking = rank(sources, question, judge, greedy, max(top, choose), doing)
+    _deliver(ranking, _Wanted(top, choose, error, as_json, files, inputs.warnings))
+
+
+def _deliver(ranking: Ranking, wanted: _Wanted) -> None:
+    """Show the ranking, and the commands of the chosen configuration."""
+    choices = ranking.choices
+    if choices and wanted.choose > len(choices):
+        raise Misuse(f"--choose {wanted.choose}: there are {len(choices)} choices")
+    said = notes(ranking, wanted.error, wanted.warnings)
+    chosen = choices[wanted.choose - 1] if choices else None
+    if wanted.as_json:
+        write(json.dumps(listing.as_json(ranking, said, wanted.warnings, chosen, wanted.files), indent=2) + "\n")
+    else:
+        write(printed(lambda console: console.print(listing.table(ranking, said, wanted.top))))
+        if chosen:
+            write(listing.lines(chosen, ranking, wanted.files))
+    if not choices:
+        sys.exit(WRONG_TEXT)
+
+
+def _library(directories: tuple[Path, ...]) -> tuple[Source, ...]:
+    """Every scheme of the library; a file of a further directory that holds none is passed over with a warning."""
+    further = library.further(directories, _LIBRARY)
+    shipped, sources = library.names(), []
+    for name in library.names(further):
+        try:
+            source = library.source(name, further)
+            if name not in shipped:
+                _ = Compilation(Request(source)).scheme
+        except CompileError as error:
+            reason = visible(str(error).splitlines()[0])
+            click.echo(f"warning: {name} is left out of the plan: {reason}", err=True)
+        else:
+            sources.append(source)
+    return tuple(sources)
+
+
+def _scheme(name: str, directories: tuple[Path, ...]) -> Source:
+    source = texts.scheme_or_ir(name, directories, _LIBRARY)
+    if source.is_ir:
+        raise Misuse(f"--scheme {name}: an IR text has no parameters to choose; name its scheme")
+    return source
+
+
+def _parsed(sources: tuple[Source, ...], settings: dict[str, int]) -> dict[Source, Scheme]:
+    """The schemes and the library's baseline, parsed; every setting names a parameter of one of the schemes."""
+    parsed = {source: Compilation(Request(source)).scheme for source in sources}
+    known = dict.fromkeys(name for scheme in parsed.values() for name in parameter_names(scheme))
+    for name in settings:
+        if name not in known:
+            raise Misuse(f"--set {name}: no scheme has such a parameter; there are {', '.join(known)}")
+    baseline, _ = library.baseline(1, 1)
+    return parsed if baseline in parsed else {**parsed, baseline: Compilation(Request(baseline)).scheme}
+
+
+def _workers(inputs: Inputs, asked: int | None) -> int:
+    """P: all workers of the cluster, or as many as are asked for if they fill whole nodes."""
+    cluster = inputs.cluster
+    number = cluster.workers if asked is None else asked
+    if number > cluster.workers:
+        raise Misuse(f"--workers {number}: the cluster {cluster.name} has {cluster.workers}")
+    if number > cluster.per_node and number % cluster.per_node:
+        raise Misuse(f"--workers {number}: a node has {cluster.per_node}, and torchrun starts equally many on each")
+    return number
+
+
+def main() -> NoReturn:
+    """The entry point of the alias."""
+    run(plan_command, "chimera-plan")

@@ -1,0 +1,240 @@
+"""``chimera profile``: the costs of a model's stages and a cluster's links, measured or counted."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from chimera_ir import __version__
+from chimera_ir.commands.common import Misuse, require_torch, run
+from chimera_ir.output import OutputRefused, refuse_file, write_file
+from chimera_ir.profile.warnings import WARNING
+from chimera_ir.profile.write import write_cluster, write_profile
+
+MARK = "# Written by chimera-profile, which writes over it again; without this line it does not.\n"
+
+SIZES = tuple(4**power for power in range(3, 13))
+"""Sizes of the messages and sums that are measured: 64 B to 16 MiB."""
+
+KIB = 1024
+
+
+def _numbers(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[int, ...]:
+    """The numbers of an option that takes several and may be repeated: ascending, each once."""
+    words = [word for text in given for word in text.replace(",", " ").split()]
+    wrong = [word for word in words if not (word.isascii() and word.isdecimal() and 0 < int(word) < 10**6)]
+    if wrong:
+        example = f"{parameter.opts[0]} 4, or several as in {parameter.opts[0]} 4,8"
+        raise Misuse(f"{parameter.opts[0]} {wrong[0]}: not a whole number from 1 to 999,999; write {example}")
+    return tuple(sorted({int(word) for word in words}))
+
+
+_out = click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE.toml", help="What to write."
+)
+_force = click.option("--force", is_flag=True, help="Write over a file that this command did not write.")
+_rounds = click.option(
+    "--rounds",
+    type=click.IntRange(min=5),
+    default=30,
+    show_default=True,
+    help="Measure each figure at most so often.",
+)
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    short_help="Measure what a model and a cluster cost.",
+)
+@click.version_option(__version__)
+def profile_command() -> None:
+    """Measure what a model's stages and a cluster's links cost, and write it as files that people can read.
+
+    Exit status: 0, 1 the ranks lost each other, 2 something is wrong on the command line or in the model file,
+    70 in the profiler; 130 interrupted.
+    """
+
+
+@profile_command.command()
+@click.argument("model", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="MODEL.py")
+@click.option(
+    "--stages",
+    "depths",
+    multiple=True,
+    required=True,
+    callback=_numbers,
+    metavar="D",
+    help="Cut the model into so many stages; several as in 4,8.",
+)
+@click.option(
+    "--micro-batch-size",
+    "sizes",
+    multiple=True,
+    required=True,
+    callback=_numbers,
+    metavar="B",
+    help="Items per micro-batch; several as in 1,2,4,8.",
+)
+@_out
+@click.option("--count", is_flag=True, help="Count work on shapes instead of measuring time.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option(
+    "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of the CPU, as a rank has."
+)
+@_rounds
+@click.option("--seed", type=int, default=0, show_default=True, help="Of weights and data, as train.py's.")
+@_force
+def stages(
+    model: Path,
+    depths: tuple[int, ...],
+    sizes: tuple[int, ...],
+    out: Path,
+    count: bool,
+    device: str,
+    threads: int,
+    rounds: int,
+    seed: int,
+    force: bool,
+) -> None:
+    """Measure every stage of MODEL.py in this process: times, bytes of weights, activations and messages."""
+    _make_ready()
+    from chimera_ir.measure import model as measure
+    from chimera_ir.measure.stages import StageRequest
+
+    with _refusals(OutputRefused, measure.BadFile):
+        refuse_file(out, MARK, force)
+        request = StageRequest(depths, sizes, rounds, seed)
+        remarks: tuple[str, ...] = ()
+        with _bar() as progress:
+            if count:
+                text = write_profile(measure.counted(model, request, progress))
+            else:
+                profile, remarks = measure.timed(model, request, device, threads, progress)
+                text = write_profile(profile)
+        _warn(remarks)
+        write_file(out, text + _commented("", _warnings(remarks)), MARK, force)
+
+
+@profile_command.command()
+@_out
+@click.option("--name", help="The cluster's name; else that of the file.")
+@click.option("--backend", type=click.Choice(["gloo", "nccl"]), default="gloo", show_default=True)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Seconds that any wait may take.",
+)
+@click.option(
+    "--largest",
+    type=click.IntRange(1, SIZES[-1] // KIB),
+    default=SIZES[-1] // KIB,
+    show_default=True,
+    metavar="KIB",
+    help="Measure no message larger than so many KiB.",
+)
+@click.option(
+    "--sum-ranks",
+    type=click.IntRange(2),
+    metavar="R",
+    help="Measure sums over R neighbours each [default: over all ranks, and over pairs].",
+)
+@_rounds
+@_force
+def links(
+    out: Path,
+    name: str | None,
+    backend: str,
+    timeout: float,
+    largest: int,
+    sum_ranks: int | None,
+    rounds: int,
+    force: bool,
+) -> None:
+    """Measure messages between the ranks that torchrun started, and sums over them: latency and bandwidth.
+
+    Start it with torchrun --no-python; started without, it says how.
+    """
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        called = click.get_current_context().command_path
+        launch = f"torchrun --nproc-per-node=4 --no-python {called} --out cluster.toml"
+        raise Misuse(f"links are measured between ranks: start it with torchrun, as in\n  {launch}")
+    _make_ready()
+    from chimera_ir.measure.links import LinkRequest
+    from chimera_ir.measure.network import described
+    from chimera_ir.measure.ranks import run as run_rank
+
+    with _bar() if os.environ["RANK"] == "0" else _no_bar() as progress:
+        sizes = tuple(size for size in SIZES if size <= largest * KIB)
+        request = LinkRequest(sizes, rounds, backend, timeout, sum_ranks)
+        measured = run_rank(request, lambda: refuse_file(out, MARK, force), progress)
+    if measured is None:
+        return
+    made = described(name or out.stem, measured)
+    _warn(made.remarks)
+    comments = _commented("\n", made.table) + _commented("\n", _warnings(made.remarks))
+    with _refusals(OutputRefused):
+        write_file(out, write_cluster(made.cluster) + comments, MARK, force)
+
+
+def _commented(before: str, lines: tuple[str, ...]) -> str:
+    """Lines as comments of a file, which tell later users how certain the figures are."""
+    return before + "".join(f"# {line}\n" for line in lines) if lines else ""
+
+
+def _make_ready() -> None:
+    """Check that torch is installed."""
+    require_torch("measuring")
+
+
+@contextmanager
+def _refusals(*bad: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except bad as error:
+        raise Misuse(str(error)) from error
+
+
+def _warn(remarks: tuple[str, ...]) -> None:
+    for warning in _warnings(remarks):
+        click.echo(warning, err=True)
+
+
+def _warnings(remarks: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{WARNING}{remark}" for remark in remarks)
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar on standard error; none if that is not a terminal."""
+    console = Console(stderr=True)
+    if not (sys.stderr.isatty() and console.is_interactive):
+        with _no_bar() as silent:
+            yield silent
+        return
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda doing, done, steps: progress.update(task, description=doing, completed=done, total=steps)
+
+
+@contextmanager
+def _no_bar() -> Iterator[Callable[[str, int, int], None]]:
+    yield lambda _doing, _done, _steps: None
+
+
+def main() -> NoReturn:
+    """The entry point of the alias."""
+    run(profile_command, "chimera-profile")

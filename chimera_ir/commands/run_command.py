@@ -1,0 +1,166 @@
+"""``chimera run``: compiles a scheme and becomes the torchrun that trains with it, on this machine."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from chimera_ir import __version__
+from chimera_ir.commands import completion
+from chimera_ir.commands.common import Misuse, require_torch, write
+from chimera_ir.commands.compile_command import Function, answered, compiling, delivered
+from chimera_ir.options import MOST
+from chimera_ir.visible import as_argument, command_line, visible
+
+_TRAINING = (
+    click.option(
+        "--model",
+        type=click.Path(exists=True, dir_okay=False),
+        required=True,
+        metavar="MODEL.py",
+        help="Python file with build_stage, loss, dataset, optimizer.",
+    ),
+    click.option("--steps", type=click.IntRange(1), metavar="STEPS", help="Weight updates [default: 10]."),
+    click.option(
+        "--micro-batch-size", type=click.IntRange(1, MOST), metavar="B", help="Items of a micro-batch [default: 1]."
+    ),
+    click.option("--seed", type=int, metavar="SEED", help="Of weights, data order and dropout [default: 0]."),
+    click.option("--check", is_flag=True, help="First compare with one-process training."),
+    click.option("--check-only", is_flag=True, help="Compare, then stop."),
+    click.option("--rehearse", metavar="F=S,B=S", help="Sleep instead of computing; S in seconds."),
+    click.option(
+        "--clip-norm",
+        type=click.FloatRange(0, min_open=True),
+        metavar="NORM",
+        help="Scale gradients down to this norm of the whole model.",
+    ),
+    click.option("--stop-on-nan", is_flag=True, help="End when the loss of an update is no finite number."),
+    click.option("--log", type=click.Path(), metavar="FILE", help="Append a line of JSON for every update, at once."),
+    click.option("--metrics", type=click.Path(), metavar="FILE", help="Write losses and times of all updates as JSON."),
+    click.option("--trace", type=click.Path(), metavar="DIR", help="Record every operation of the training, by rank."),
+    click.option("--memory-limit", metavar="SIZE", help="Stop before training if a rank needs more, as in 16GiB."),
+    click.option(
+        "--timeout",
+        type=click.FloatRange(0, min_open=True),
+        metavar="SECONDS",
+        help="How long any wait may take [default: 60].",
+    ),
+    click.option("--backend", type=click.Choice(["gloo", "nccl"]), help="gloo: CPU; nccl: one GPU per rank."),
+    click.option("--layout", type=click.Choice(["pipeline", "replica"]), help="Which ranks are neighbours."),
+)
+"""The options of train.py, by their names there; what is not given is left to it."""
+
+_MACHINES = (
+    "--nnodes",
+    "--node-rank",
+    "--rdzv-backend",
+    "--rdzv-endpoint",
+    "--rdzv-id",
+    "--master-addr",
+    "--master-port",
+)
+"""Options of torchrun that are about several machines."""
+
+
+def _refuse_machines(_: click.Context, option: click.Parameter, given: object) -> None:
+    if given is not None:
+        raise Misuse(
+            f"{option.opts[0]}: run starts every rank on this machine; for several machines compile, copy the output "
+            "directory to each, and start torchrun there"
+        )
+
+
+def _training(function: Function) -> Function:
+    """The function with the options of train.py; those that are torchrun's for several machines are explained."""
+    refused = (
+        click.option(name, hidden=True, expose_value=False, callback=_refuse_machines, metavar="VALUE")
+        for name in _MACHINES
+    )
+    return reduce(lambda decorated, decorate: decorate(decorated), (*refused, *reversed(_TRAINING)), function)
+
+
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    short_help="Compile a scheme and train a model with it on this machine.",
+)
+@click.argument("scheme", shell_complete=completion.schemes)
+@compiling
+@click.option(
+    "--copies", type=click.IntRange(1, MOST), default=1, metavar="W", help="Copies of the pipelines [default: 1]."
+)
+@_training
+@click.version_option(__version__)
+def run_command(
+    scheme: str,
+    settings: dict[str, int],
+    costs: dict[str, str],
+    recompute: bool,
+    sync: str | None,
+    tied: list[list[int | str]],
+    out: Path | None,
+    max_operations: int,
+    library: tuple[Path, ...],
+    no_cache: bool,
+    copies: int,
+    **training: Any,
+) -> None:
+    """Compile SCHEME and train MODEL.py with it on this machine, under torchrun.
+
+    SCHEME is a .chim file, an IR text (.sir) or the name of a library scheme (see chimera compile --list). It is
+    compiled as by the command compile; then torchrun starts train.py in the output directory, with a rank for each
+    worker of each of the W copies.
+
+    Exit status: 1 something is wrong in the text, 2 on the command line, 70 in the compiler, 130 interrupted;
+    once torchrun has started, its own.
+    """
+    require_torch("training")
+    _refuse_together(training)
+    options = {
+        "costs": costs,
+        "recompute": recompute,
+        "sync": sync,
+        "tied": tied,
+        "max_operations": max_operations,
+        "library": library,
+    }
+    _, answer = answered(scheme, settings, options, None, no_cache)
+    assert answer.output is not None, "a whole compilation has an output directory"
+    directory = delivered(answer.printed, answer.output, out)
+    ranks = copies * answer.output.workers
+    started = ["--standalone", f"--nproc-per-node={ranks}", as_argument(f"{directory}/train.py"), *_words(training)]
+    write(f"wrote {visible(str(directory))}, running\n  {command_line(('torchrun', *started))}\n")
+    _become([sys.executable, "-P", "-m", "torch.distributed.run", *started])
+
+
+def _refuse_together(training: Mapping[str, Any]) -> None:
+    """Refuses what train.py would refuse on every rank, before anything is compiled or started."""
+    modes = [name for name in ("check", "check_only", "rehearse") if training[name]]
+    if len(modes) > 1:
+        given = ", ".join(word.partition("=")[0] for word in _words({name: training[name] for name in modes}))
+        raise Misuse(f"{given}: these exclude each other; give one of them")
+    if training["trace"] and training["check_only"]:
+        raise Misuse("--trace: there is no training to record with --check-only; give --check instead")
+
+
+def _words(training: Mapping[str, Any]) -> Iterator[str]:
+    """The options of train.py that were given, each as one word."""
+    for name, value in training.items():
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            yield from [option] if value else []
+        elif value is not None:
+            yield f"{option}={value}"
+
+
+def _become(command: list[str]) -> NoReturn:
+    """Goes on as another program in this process, which so gets every signal, and whose exit status is ours."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execv(command[0], command)
+    except OSError as error:
+        raise Misuse(f"{command[0]}: {error.strerror}") from error

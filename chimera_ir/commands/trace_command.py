@@ -1,0 +1,90 @@
+"""``chimera trace``: what ``train.py --trace`` recorded, beside what the schedule promised."""
+
+import json
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from chimera_ir import __version__
+from chimera_ir import output as output_directory
+from chimera_ir.commands.common import WRONG_TEXT, Misuse, run, write
+from chimera_ir.console import printed
+from chimera_ir.options import read_inputs
+from chimera_ir.profile.choose import Inputs
+from chimera_ir.profile.warnings import WARNING, shown
+from chimera_ir.trace import show
+from chimera_ir.trace.compare import compare
+from chimera_ir.trace.drawing import draw
+from chimera_ir.trace.events import events
+from chimera_ir.trace.foretold import foretold
+from chimera_ir.trace.page import page
+from chimera_ir.trace.read import BadTrace, read
+from chimera_ir.visible import visible
+
+NAME = "chimera-trace"
+
+_FILE = click.Path(path_type=Path)
+
+
+class Unreadable(click.ClickException):
+    """Something is wrong in the trace."""
+
+    exit_code = WRONG_TEXT
+
+
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    short_help="Compare what ranks recorded with what was promised.",
+)
+@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--out", metavar="DIR", type=click.Path(path_type=Path), help="Where to write; by default the folder view in DIR."
+)
+@click.option("--profile", type=_FILE, metavar="FILE", help="What the model's stages cost; with it goes --cluster.")
+@click.option("--cluster", type=_FILE, metavar="FILE", help="What the model runs on: compares with that prediction.")
+@click.option("--json", "as_json", is_flag=True, help="Print the residuals as JSON.")
+@click.version_option(__version__)
+def trace_command(directory: Path, out: Path | None, profile: Path | None, cluster: Path | None, as_json: bool) -> None:
+    """Compare what the ranks recorded in DIR with what their schedule promises.
+
+    DIR is what train.py --trace DIR wrote, with the files of all ranks. Prints the residuals by kind and worker, and
+    writes trace.html (the page), compare.svg (its picture) and trace.json (for Perfetto or chrome://tracing).
+
+    The promise is made from what operations took in the run itself, with messages that take no time; with --profile
+    and --cluster it is the prediction that these made before: a replay of the program.
+
+    Exit status: 0, 1 something is wrong in the trace or a file, 2 on the command line, 70 our own fault;
+    130 interrupted.
+    """
+    try:
+        inputs = _inputs(profile, cluster)
+        for warning in shown(inputs.warnings if inputs else ()):
+            click.echo(f"{WARNING}{warning}", err=True)
+        trace = read(directory)
+        comparison = compare(trace, foretold(trace, inputs) if inputs else None)
+    except BadTrace as error:
+        raise Unreadable(str(error)) from error
+    drawing = draw(comparison)
+    files = {"trace.html": page(comparison, drawing), "compare.svg": drawing, "trace.json": events(trace, comparison)}
+    target = directory / "view" if out is None else out
+    output_directory.write(target, files, f".{NAME}")
+    if as_json:
+        write(json.dumps(show.as_json(comparison), indent=2) + "\n")
+        return
+    write(printed(lambda console: console.print(show.text(comparison))))
+    write(f"wrote {visible(str(target))}: {', '.join(files)}\n")
+
+
+def _inputs(profile: Path | None, cluster: Path | None) -> Inputs | None:
+    if profile is None and cluster is None:
+        return None
+    if profile is None or cluster is None:
+        alone = "--profile" if cluster is None else "--cluster"
+        raise Misuse(f"{alone}: a prediction needs --profile and --cluster together")
+    return read_inputs(profile, cluster, "--{}".format)
+
+
+def main() -> NoReturn:
+    """The entry point of the alias."""
+    run(trace_command, NAME)

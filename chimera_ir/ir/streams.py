@@ -1,0 +1,187 @@
+"""Schedules and programs without end: the levels of a scheme without a flush, as one turn of every worker.
+
+schedule stashing                 what two updates show
+workers 2
+stages 2
+micro_batches 1
+updates 1 per turn
+pipe down on 0 1 micros 0..1
+
+worker 0:                         worker 0:
+  F m s0 v-1                        F m0 s0 v0
+  B m-1 s0 v-2                      F m1 s0 v0
+                                    B m0 s0 v0
+                                    B m1 s0 v0
+worker 1:                         worker 1:
+  F m s1 v                          F m0 s1 v0
+  B m s1 v                          B m0 s1 v0
+                                    F m1 s1 v1
+                                    B m1 s1 v1
+
+Where a turn begins says nothing: it is over and over the same. The header is that of a turn.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from chimera_ir.ir.ids import Micro
+from chimera_ir.ir.levels import Header, Plan, Program, Schedule
+from chimera_ir.ir.ops import Compute, Instruction
+from chimera_ir.ir.turns import Turn, moved, turns_of, unroll, updates_a_turn
+
+MARGIN = 3
+"""Turns on either side of the middle one beyond those that the spread of a turn needs; versions may use them."""
+
+
+@dataclass(frozen=True)
+class ScheduleStream:
+    """``turns[w]``: the compute operations of a turn of worker w, in the order in which it runs them."""
+
+    header: Header
+    turns: tuple[tuple[Compute, ...], ...]
+
+    def view(self, updates: int) -> Schedule:
+        """The schedule of the first updates."""
+        lanes = (unroll(self.header, Turn(turn), updates) for turn in self.turns)
+        return Schedule(header_of(self.header, updates), tuple(tuple(computes(lane)) for lane in lanes))
+
+    @cached_property
+    def shown(self) -> Schedule:
+        """The schedule of as many updates as show all that ever happens."""
+        return self.view(updates_shown(self.header, self.turns))
+
+    @property
+    def operations(self) -> int:
+        """The number of operations in all turns of which `shown` has any."""
+        return _operations(self.header, map(Turn, self.turns), updates_shown(self.header, self.turns))
+
+
+@dataclass(frozen=True)
+class ProgramStream:
+    """``turns[w]``: the turn of worker w."""
+
+    header: Header
+    turns: tuple[Turn, ...]
+
+    def view(self, updates: int) -> Program:
+        """The program of the first updates."""
+        lanes = (tuple(unroll(self.header, turn, updates)) for turn in self.turns)
+        return Program(header_of(self.header, updates), tuple(lanes))
+
+    @cached_property
+    def shown(self) -> Program:
+        """The program of as many updates as show all that ever happens: warm-up, some turns and drain."""
+        return self.view(updates_shown(self.header, self.schedule.turns))
+
+    @property
+    def operations(self) -> int:
+        """The number of instructions in all turns of which `shown` has any."""
+        return _operations(self.header, self.turns, updates_shown(self.header, self.schedule.turns))
+
+    @property
+    def schedule(self) -> ScheduleStream:
+        """The stream of the compute operations alone, in the same order."""
+        return ScheduleStream(self.header, tuple(tuple(computes(turn.instructions)) for turn in self.turns))
+
+
+Level = Plan | Schedule | ScheduleStream | Program | ProgramStream
+"""Whatever a text of IR says."""
+
+
+def computes(lane: Iterable[Instruction]) -> Iterator[Compute]:
+    """The compute operations of a lane."""
+    return (instruction for instruction in lane if isinstance(instruction, Compute))
+
+
+def header_of(turn: Header, updates: int) -> Header:
+    """The header of a number of updates, from that of a turn; the other way round, too."""
+    count, period = updates * turn.per_update, turn.period
+    starts = range(0, count, period)
+    pipes = tuple(
+        replace(
+            pipe,
+            micros=tuple(
+                Micro(start + micro) for start in starts for micro in pipe.micros if micro < min(period, count - start)
+            ),
+        )
+        for pipe in turn.pipes
+    )
+    return replace(turn, micro_batches=count, updates=updates, pipes=pipes)
+
+
+def stream_of(schedule: Schedule) -> ScheduleStream:
+    """The stream of which an asynchronous schedule shows the first updates.
+
+    Raises
+    ------
+    ValueError
+        If a lane shows no turn.
+    """
+    turns = [turn_in(schedule.header, lane) for lane in schedule.lanes]
+    if None in turns:
+        raise ValueError("the schedule shows no turn of a steady state")
+    header = header_of(schedule.header, updates_a_turn(schedule.header))
+    return ScheduleStream(header, tuple(turn for turn in turns if turn is not None))
+
+
+def turn_in(header: Header, lane: Sequence[Compute]) -> tuple[Compute, ...] | None:
+    """The turn in the middle of an asynchronous lane, as the first turn; None if the lane has none.
+
+    It reaches from the first operation on one of its micro-batches to the same operation a turn later.
+    """
+    if not lane:
+        return ()
+    turn = header.micro_batches // header.period // 2
+    updates = turn * updates_a_turn(header)
+    within = range(turn * header.period, (turn + 1) * header.period)
+    start = next((place for place, operation in enumerate(lane) if min(operation.micros) in within), len(lane))
+    again = [moved(operation, header.period, updates_a_turn(header)) for operation in lane[start : start + 1]]
+    stop = next((place for place in range(start + 1, len(lane)) if lane[place] == again[0]), None)
+    if stop is None:
+        return None
+    return tuple(computes(moved(operation, -within.start, -updates) for operation in lane[start:stop]))
+
+
+def updates_shown(header: Header, turns: Sequence[Sequence[Compute]]) -> int:
+    """The number of updates of which the turn in the middle is one of the steady state.
+
+    Operations that run at the same time belong to micro-batches up to ``spread`` turns apart. All of these must be
+    there, and must read the versions of the steady state, which all do from turn ``settled`` on.
+    """
+    per_turn, period = updates_a_turn(header), header.period
+    operations = [operation for turn in turns for operation in turn]
+    places = [micro // period for operation in operations for micro in operation.micros]
+    spread = max(places, default=0) - min(places, default=0)
+    settled = max(
+        (-((operation.version or 0) // per_turn) + min(operation.micros) // period for operation in operations),
+        default=0,
+    )
+    return per_turn * (2 * (spread + max(MARGIN, settled)) + 1)
+
+
+def _operations(header: Header, turns: Iterable[Turn], updates: int) -> int:
+    """A number of operations that is counted before any is made; what is kept of the initial weights is left out."""
+    return sum(len(turns_of(header, turn, updates, {})) * len(turn.instructions) for turn in turns)
+
+
+def view_of(program: Program | ProgramStream) -> Program:
+    """A program with a flush itself; of a stream the view that shows all that ever happens."""
+    return program if isinstance(program, Program) else program.shown
+
+
+def longer(program: Program | ProgramStream, updates: int) -> Program:
+    """A program of a number of updates that follow one another without a barrier.
+
+    A program with a flush becomes one long update, in which the numbers of micro-batches and sums continue.
+    """
+    if isinstance(program, ProgramStream):
+        return program.view(updates)
+    assert not program.header.asynchronous, "what some updates of a stream show ends with these"
+    old, every = program.header, range(updates)
+    again = [tuple(Micro(m + u * old.per_update) for u in every for m in pipe.micros) for pipe in old.pipes]
+    pipes = tuple(replace(pipe, micros=micros) for pipe, micros in zip(old.pipes, again, strict=True))
+    return Program(
+        replace(old, micro_batches=updates * old.per_update, pipes=pipes),
+        tuple(tuple(moved(line, u * old.per_update, u) for u in every for line in lane) for lane in program.lanes),
+    )

@@ -1,0 +1,99 @@
+"""The lines of a text of IR in the order of the grammar, `grammar/ir.lark`; what they say is no matter here."""
+
+import re
+from functools import cache
+
+from lark import Lark, Token, Tree, UnexpectedToken
+
+from chimera_ir.diagnostics.catalogue.irtext import MisplacedLine, MoreMistakes, NoTitle
+from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.ir.text.header import span
+from chimera_ir.ir.text.mistakes import explain
+from chimera_ir.resources import grammar
+from chimera_ir.source import Source, Span
+
+MOST_MISTAKES = 50
+"""The most mistakes of a text that are told."""
+
+_SHORT = 120
+
+_HEADER = "plan|schedule|program|parameters|workers?|stages|micro_batches|kinds|updates|memory|sync|tied|pipe"
+_ANY_LINE = re.compile(r"^[ \t]*[^\s#]", re.MULTILINE)
+_HEADER_LINE = re.compile(rf"^[ \t]*(?:{_HEADER})\b", re.MULTILINE)
+
+
+def count_lines(text: str) -> tuple[int, int]:
+    """The number of lines of operations and of headers and headings in a text, by their first words alone."""
+    lines, headers = (sum(1 for _ in form.finditer(text)) for form in (_ANY_LINE, _HEADER_LINE))
+    return lines - headers, headers
+
+
+@cache
+def _parser() -> Lark:
+    return Lark(grammar("ir.lark"), parser="lalr", lexer="basic")
+
+
+def tree_of(source: Source) -> Tree[Token]:
+    """The lines of a text: title, header, and operations or lanes.
+
+    Raises
+    ------
+    Rejected
+        With all lines that the grammar does not know; if there are none, with the first one that is in a wrong place.
+    """
+    try:
+        tree = _parser().parse(source.text)
+    except UnexpectedToken as unexpected:
+        raise Rejected(_structure(source, unexpected.token)) from None
+    lines = _lines(tree)
+    malformed = [token for token in lines if token.type == "OTHER"]
+    if malformed:
+        raise Rejected(_malformed(malformed, lines))
+    return tree
+
+
+def _lines(tree: Tree[Token]) -> list[Token]:
+    lines: list[Token] = []
+    for child in tree.children:
+        if isinstance(child, Token):
+            lines.append(child)
+        else:
+            lines.extend(token for token in child.children if isinstance(token, Token))
+    return lines
+
+
+def _malformed(malformed: list[Token], tokens: list[Token]) -> list[Diagnostic]:
+    """The diagnostics of the lines that the grammar does not know, among the lines of a text."""
+    plan = tokens[0].startswith("plan")
+    turn = not plan and any(token.type == "UPDATES" for token in tokens)
+    shown = [explain(str(token), token.start_pos or 0, plan=plan, turn=turn) for token in malformed[:MOST_MISTAKES]]
+    rest = malformed[MOST_MISTAKES:]
+    return [*shown, *([MoreMistakes(span(rest[0]), len(rest))] if rest else [])]
+
+
+def _structure(source: Source, unexpected: Token) -> list[Diagnostic]:
+    """The diagnostics of a text whose lines are not in the order of the grammar; malformed lines come first."""
+    tokens = list(_parser().lex(source.text))
+    if not tokens:
+        return [NoTitle(Span(0, 0))]
+    if tokens[0].type != "TITLE" and tokens[0].split()[:1] not in (["plan"], ["schedule"], ["program"]):
+        return [NoTitle(Span(span(tokens[0]).start, min(span(tokens[0])[1], span(tokens[0]).start + _SHORT)))]
+    malformed = [token for token in tokens if token.type == "OTHER"]
+    if malformed:
+        return _malformed(malformed, tokens)
+    lanes = any(token.type == "HEADING" for token in tokens)
+    if unexpected.type == "HEADING" and not tokens[0].startswith("plan"):
+        unexpected = next(token for token in tokens if token.type not in _MISPLACED)
+    under = " under their `worker` headings" if lanes else ""
+    return [
+        MisplacedLine(span(unexpected), _MISPLACED.get(unexpected.type, "an operation before the first heading"), under)
+    ]
+
+
+_MISPLACED = {
+    "TITLE": "the level is named once, in the first line",
+    "HEADING": "a heading after operations that have none",
+} | dict.fromkeys(
+    ("PARAMETERS", "WORKERS", "STAGES", "MICRO_BATCHES", "KINDS", "UPDATES", "MEMORY", "SYNC", "TIED", "PIPE"),
+    "a header line after the first operation",
+)

@@ -1,0 +1,43 @@
+"""Instructions put around the compute operations of a lane."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from chimera_ir.ir.ids import Slot
+from chimera_ir.ir.ops import Compute, Instruction, Recv, Send, WaitRecv, WaitSend
+from chimera_ir.lower.comm import Traffic
+from chimera_ir.lower.sync import Insertions
+
+
+def placed(
+    lane: Sequence[Compute], places: range, traffic: Traffic, slots: Iterable[Slot], insertions: Insertions
+) -> Iterator[Instruction]:
+    """The operations of a lane at some places, each with what belongs right before it and right behind it.
+
+    ``slots`` are those of the receives that are posted there. An inserted instruction has the origin of the operation
+    that it serves.
+    """
+    posted = _posted(lane, places, traffic, slots)
+    before, after = insertions.before, insertions.after
+    received, sent, retired = traffic.received, traffic.sent, traffic.retired
+    for place in places:
+        operation = lane[place]
+        yield from posted.get(place, ())
+        yield from before.get(place, ())
+        if place in received:
+            yield WaitRecv(received[place].message, operation.origin)
+        for transfer in retired.get(place, ()):
+            yield WaitSend(transfer.message, lane[transfer.produced].origin)
+        yield operation
+        if place in sent:
+            yield Send(sent[place].message, sent[place].receiver, operation.origin)
+        yield from after.get(place, ())
+
+
+def _posted(lane: Sequence[Compute], places: range, traffic: Traffic, slots: Iterable[Slot]) -> dict[int, list[Recv]]:
+    """The receives to post before each operation."""
+    posted: dict[int, list[Recv]] = defaultdict(list)
+    postings = (posting for posting in traffic.postings if posting.before in places)
+    for (before, transfer), slot in zip(postings, slots, strict=True):
+        posted[before].append(Recv(transfer.message, transfer.sender, slot, lane[transfer.used].origin))
+    return posted

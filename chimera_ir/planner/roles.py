@@ -1,0 +1,111 @@
+"""What a plan does with each parameter of a scheme: seen from the headers that it compiles to, not from its name.
+
+Every parameter is set to another value, the others at their defaults. One that changes the number of stages or workers
+is a *size*; one that is the number of micro-batches counts them; of any further one a plan tries the divisors of
+the sizes. What a ``library.toml`` beside the scheme says goes before.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from chimera_ir import library
+from chimera_ir.diagnostics.model import Rejected
+from chimera_ir.elaborate.elaborate import outline, parameter_names
+from chimera_ir.errors import UnreadableText
+from chimera_ir.ir.levels import Header
+from chimera_ir.source import Source
+from chimera_ir.syntax.ast import Scheme
+
+SIZE, MICRO_BATCHES, DIVISOR, DEFAULT = "size", "micro_batches", "divisor", "default"
+"""What a ``library.toml`` may say of a parameter, beside the values to try."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The parameters of a scheme by what a plan does with them.
+
+    ``sizes`` give the numbers of stages and workers, ``micro_batches`` is N, if there is one. Of ``divisors`` a plan
+    tries the divisors of the sizes, of ``listed`` the values given. Any other parameter stays at its default.
+    """
+
+    sizes: tuple[str, ...] = ()
+    micro_batches: str | None = None
+    divisors: tuple[str, ...] = ()
+    listed: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    def without_micro_batches(self, settings: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+        """The settings of all parameters but N."""
+        return tuple(setting for setting in settings if setting[0] != self.micro_batches)
+
+
+def roles(source: Source, scheme: Scheme, max_operations: int) -> Roles:
+    """What a plan does with each parameter of a scheme.
+
+    Raises
+    ------
+    UnreadableText
+        If the ``library.toml`` beside the scheme says what cannot be.
+    """
+    stated = _stated(source, scheme)
+    derived = _derived(scheme, max_operations) if set(parameter_names(scheme)) - stated.keys() else {}
+    by_name = {name: stated.get(name, derived.get(name, DIVISOR)) for name in parameter_names(scheme)}
+    counters = [name for name, role in by_name.items() if role == MICRO_BATCHES]
+    return Roles(
+        tuple(name for name, role in by_name.items() if role == SIZE),
+        counters[0] if counters else None,
+        tuple(name for name, role in by_name.items() if role == DIVISOR or name in counters[1:]),
+        tuple((name, role) for name, role in by_name.items() if isinstance(role, tuple)),
+    )
+
+
+def _stated(source: Source, scheme: Scheme) -> dict[str, str | tuple[int, ...]]:
+    """What the file beside a scheme says of its parameters."""
+    stated: dict[str, str | tuple[int, ...]] = {}
+    for name, role in library.stated(source).items():
+        where = f"library.toml beside {source.name}: {name}"
+        if name not in parameter_names(scheme):
+            raise UnreadableText(f"{where}: {Path(source.name).stem} has no such parameter")
+        values = isinstance(role, list) and role and all(type(value) is int for value in role)
+        if not values and role not in (SIZE, MICRO_BATCHES, DIVISOR, DEFAULT):
+            words = ", ".join(f'"{word}"' for word in (SIZE, MICRO_BATCHES, DIVISOR, DEFAULT))
+            raise UnreadableText(f"{where}: write a list of values to try, or one of {words}")
+        stated[name] = tuple(role) if isinstance(role, list) else str(role)
+    return stated
+
+
+def _derived(scheme: Scheme, max_operations: int) -> Mapping[str, str]:
+    """What the headers say of the parameters; nothing where the defaults have none."""
+    header = _header(scheme, {}, max_operations)
+    if header is None:
+        return {}
+    defaults = dict(header.parameters)
+    return {name: _role(name, defaults, header, scheme, max_operations) for name in defaults}
+
+
+def _role(name: str, defaults: Mapping[str, int], header: Header, scheme: Scheme, max_operations: int) -> str:
+    """What the headers at a parameter's default and at the first other value that the scheme accepts differ in."""
+    for settings in _variations(name, defaults):
+        other = _header(scheme, settings, max_operations)
+        if other is None:
+            continue
+        if (header.stages, header.workers) != (other.stages, other.workers):
+            return SIZE
+        counted = header.whole_micro_batches, other.whole_micro_batches
+        return MICRO_BATCHES if counted == (defaults[name], settings[name]) else DIVISOR
+    return DIVISOR
+
+
+def _variations(name: str, defaults: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Settings in which a parameter has another value: the others first at the values of their defaults, then free."""
+    value = defaults[name]
+    values = [2 * value, value + 1, value + 2, 3 * value, 4 * value, value // 2, value - 1]
+    for fixed in (dict(defaults), {}):
+        yield from ({**fixed, name: other} for other in values if other != value and other >= 1)
+
+
+def _header(scheme: Scheme, settings: Mapping[str, int], max_operations: int) -> Header | None:
+    try:
+        return outline(scheme, settings, max_operations).header
+    except Rejected:
+        return None

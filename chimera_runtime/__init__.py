@@ -1,0 +1,36 @@
+"""What generated ranks run on, and `Pipeline`, which runs them in a training loop of one's own.
+
+`tools` has what train.py adds.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from chimera_runtime.auxiliary import auxiliary_loss
+    from chimera_runtime.blame import ModelError
+    from chimera_runtime.errors import BadModel, Misuse, PeerLost
+    from chimera_runtime.outcome import Outcome
+    from chimera_runtime.pipeline import Pipeline
+    from chimera_runtime.stepping import StageStep
+
+__all__ = ["BadModel", "Misuse", "ModelError", "Outcome", "PeerLost", "Pipeline", "StageStep", "auxiliary_loss"]
+
+_HOMES = {
+    "BadModel": "errors",
+    "Misuse": "errors",
+    "ModelError": "blame",
+    "Outcome": "outcome",
+    "PeerLost": "errors",
+    "Pipeline": "pipeline",
+    "StageStep": "stepping",
+    "auxiliary_loss": "auxiliary",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports torch when it is needed: train.py opens its standard streams before that."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

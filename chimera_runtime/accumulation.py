@@ -1,0 +1,81 @@
+"""Gradients of several steps as those of one larger mini-batch."""
+
+from collections.abc import Mapping
+
+import torch
+
+from chimera_runtime.errors import Misuse
+from chimera_runtime.outcome import Outcome
+from chimera_runtime.shards import local
+from chimera_runtime.sums import main_gradient, show
+
+
+class Accumulation:
+    """Before a step: are the gradients of the one before cleared? After it: their mean with those that were kept.
+
+    Parameters
+    ----------
+    named
+        The parameters, by the names that messages give them. What requires no gradient now is frozen.
+    """
+
+    def __init__(self, named: Mapping[str, torch.nn.Parameter]) -> None:
+        self._named = {name: (parameter, parameter.requires_grad) for name, parameter in named.items()}
+        self._parameters = [parameter for parameter, trained in self._named.values() if trained]
+        self._kept: dict[torch.nn.Parameter, torch.Tensor] = {}
+        self._left: dict[torch.nn.Parameter, int] = {}
+        self._before: list[Outcome] = []
+
+    def begin(self, accumulate: bool) -> None:
+        """A step begins, and will make new gradients.
+
+        Raises
+        ------
+        Misuse
+            If gradients are there and are not to be kept, or a parameter was frozen or trained at the start and is so
+            no longer.
+        """
+        present = {name: p for name, (p, _) in self._named.items() if self._is_set(p)}
+        changed = next((name for name, (p, trained) in self._named.items() if p.requires_grad != trained), None)
+        if changed is not None:
+            raise Misuse(
+                f"requires_grad of {changed} has changed since the pipeline was made; set it in build_stage, or make a "
+                "new pipeline"
+            )
+        if present and not accumulate:
+            raise Misuse(
+                f"{next(iter(present))} still has the gradient of the step before: call optimizer.zero_grad() after "
+                "optimizer.step(), or step(accumulate=True) to add to it"
+            )
+        self._before = self._before if present else []
+        self._kept = {p: g.clone() for p in present.values() if (g := main_gradient(p)) is not None}
+
+    @torch.no_grad()
+    def end(self, outcome: Outcome) -> None:
+        """The step is over: each gradient is the mean over it and the steps that were kept, by what they weigh."""
+        if self._kept:
+            before = sum(kept.weight for kept in self._before)
+            self._add_kept(before / (before + outcome.weight) if before else 0.0)
+        self._before.append(outcome)
+        self._left = {p: local(p.grad)._version for p in self._parameters if p.grad is not None}
+
+    def _add_kept(self, share: float) -> None:
+        """Makes each gradient the mean; those that were kept have this share in it."""
+        for parameter in self._parameters:
+            kept, made = self._kept.get(parameter), main_gradient(parameter)
+            if made is None:
+                made = kept if kept is None else kept.mul_(share)
+            else:
+                made.mul_(1 - share)
+                if kept is not None:
+                    made.add_(kept, alpha=share)
+            if made is not None:
+                show(parameter, made)
+        self._kept = {}
+
+    def _is_set(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether a gradient is there: more than the zeros that ``zero_grad(set_to_none=False)`` has written since."""
+        if parameter.grad is None:
+            return False
+        gradient = local(parameter.grad)
+        return gradient._version == self._left.get(parameter) or bool(gradient.any())

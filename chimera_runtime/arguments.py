@@ -1,0 +1,87 @@
+"""What the functions of a model file may take by name, beside what they are called with."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chimera_runtime.errors import Misuse
+
+_NAMED = "named_parameters"
+_NAME = "_name_in_model"
+"""The attribute in which a parameter carries its name, for an optimizer that asks for it."""
+
+
+def bound(function: Callable[..., Any], positional: int, offered: Mapping[str, Any], file: Path) -> Callable[..., Any]:
+    """The function with what it takes by name of what is offered; ``positional`` are the arguments it is called with.
+
+    Raises
+    ------
+    Misuse
+        If it needs something else.
+    """
+    try:
+        parameters = [*inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError):
+        return function
+    by_name = [p for p in parameters[positional:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    given = {p.name: offered[p.name] for p in by_name if p.name in offered}
+    unknown = [p.name for p in by_name if p.name not in offered and p.default is p.empty]
+    if unknown:
+        raise Misuse(
+            f"{file}: {getattr(function, '__name__', 'a function')} takes {', '.join(unknown)}, which it is not given: "
+            f"by name it may take {', '.join(offered) or 'nothing here'}"
+        )
+    if not given:
+        return function
+
+    @wraps(function)
+    def called(*arguments: Any) -> Any:
+        return function(*arguments, **given)
+
+    return called
+
+
+def takes_names(optimizer: Callable[..., Any]) -> bool:
+    """Whether the parameter of an optimizer's function is called ``named_parameters``."""
+    try:
+        return next(iter(inspect.signature(optimizer).parameters), None) == _NAMED
+    except (TypeError, ValueError):
+        return False
+
+
+def naming(build_stage: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
+    """A ``build_stage`` whose parameters know their names: ``stages.<stage>.<name>``."""
+
+    @wraps(build_stage)
+    def built(stage: int, stages: int) -> Any:
+        module = build_stage(stage, stages)
+        if isinstance(module, torch.nn.Module):
+            for name, parameter in module.named_parameters():
+                setattr(parameter, _NAME, _name(stage, name))
+        return module
+
+    return built
+
+
+def rename(parameter: torch.nn.Parameter, stage: int, name: str) -> None:
+    """Gives a parameter that knows its name that of another place, at which it is as well."""
+    if hasattr(parameter, _NAME):
+        setattr(parameter, _NAME, _name(stage, name))
+
+
+def _name(stage: int, name: str) -> str:
+    return f"stages.{stage}.{name}"
+
+
+def with_names(optimizer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """An ``optimizer(named_parameters)`` as one that is called with parameters of a stage that `naming` built."""
+
+    @wraps(optimizer)
+    def made(parameters: Sequence[torch.nn.Parameter]) -> Any:
+        return optimizer([(getattr(parameter, _NAME), parameter) for parameter in parameters])
+
+    return made

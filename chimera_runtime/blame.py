@@ -1,0 +1,205 @@
+"""Errors of the model file's code: kept apart from ours, and told with the user's part of the traceback."""
+
+import os
+import signal
+import sysconfig
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+_OURS = str(Path(__file__).parent) + os.sep
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_LIBRARY = str(Path(sysconfig.get_paths()["stdlib"])) + os.sep
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_IMPORTING = "<frozen "
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation of a lane: its kind as schedule.sir has it, on which micro-batches of which update.
+
+    Micro-batches are numbered as in schedule.sir, none for a step; updates count from 0, and in words from 1. The step
+    of parameters that stages share has these in place of a stage.
+    """
+
+    kind: str
+    stage: int | tuple[int, ...]
+    micro_batches: tuple[int, ...]
+    update: int
+
+    def __str__(self) -> str:
+        stages = self.stage if isinstance(self.stage, tuple) else (self.stage,)
+        group = "+".join(f"s{stage}" for stage in stages)
+        return " ".join([self.kind, *([self._numbers] if self.micro_batches else []), group])
+
+    @property
+    def _numbers(self) -> str:
+        return ",".join(f"m{micro}" for micro in self.micro_batches)
+
+    @property
+    def words(self) -> str:
+        """As in ``micro-batch 2 of update 4, F m2 s1``."""
+        if not self.micro_batches:
+            return f"update {self.update + 1}, {self}"
+        noun = "micro-batch" if len(self.micro_batches) == 1 else "micro-batches"
+        return f"{noun} {', '.join(map(str, self.micro_batches))} of update {self.update + 1}, {self}"
+
+
+class ModelError(Exception):
+    """The user's code raised an error: the cause of this one, whose traceback begins in that code.
+
+    Attributes
+    ----------
+    doing
+        What the code was called for.
+    status
+        How a rank of train.py ends.
+    operation
+        The operation of the schedule in which that was, if it was in one; it has the stage, the micro-batch and the
+        update.
+    rank, worker
+        Where that was, once it is known: see `Located`.
+    """
+
+    def __init__(self, doing: str, status: int) -> None:
+        super().__init__(doing)
+        self.doing = doing
+        self.status = status
+        self.operation: Operation | None = None
+        self.rank: int | None = None
+        self.worker: int | None = None
+
+    def during(self, operation: Operation) -> None:
+        """The error was in an operation of the schedule."""
+        self.operation = operation
+
+    def __str__(self) -> str:
+        """Rank, worker, what was done in which operation, where in the user's code it went wrong and how: a line."""
+        place = "" if self.rank is None else f"rank {self.rank}: "
+        if self.worker is not None:
+            place = f"rank {self.rank} (worker {self.worker}): "
+        doing = self.doing if self.operation is None else f"{self.doing} ({self.operation.words})"
+        return f"{place}{doing}{'' if self.__cause__ is None else f': {_cause(self.__cause__)}'}"
+
+
+class Calling:
+    """A context around calls of the user's code, used again and again: what they raise becomes a `ModelError`.
+
+    That holds for SystemExit as well, and for KeyboardInterrupt where Ctrl-C does not raise it. What a call within the
+    call has blamed already stays so.
+    """
+
+    __slots__ = ("_doing", "_status")
+
+    def __init__(self, doing: str, status: int) -> None:
+        self._doing = doing
+        self._status = status
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, ModelError):
+            return
+        if isinstance(error, KeyboardInterrupt) and _ctrl_c_raises():
+            return
+        inside = None if trace is None else trace.tb_next
+        begin = _behind(inside, _OURS, _TORCH, _IMPORTING) or _behind(inside, _OURS, _IMPORTING)
+        raise ModelError(self._doing, self._status) from error.with_traceback(begin)
+
+
+class Located:
+    """A context around what a rank does: a `ModelError` learns its rank and worker, and loses the frames inside.
+
+    So an uncaught one is shown as the user's traceback and the line from which the user came here. An error for lack of
+    memory, the user's or not, gets a note with what ``memory_state`` returns. Afterwards ``failed`` says that there was
+    an error.
+    """
+
+    def __init__(self, rank: int, worker: int, memory_state: Callable[[], str]) -> None:
+        self._rank = rank
+        self._worker = worker
+        self._memory_state = memory_state
+        self.failed = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.failed = self.failed or error is not None
+        if error is not None and not hasattr(error, "__notes__") and (ran_out(error) or ran_out(error.__cause__)):
+            error.add_note(self._memory_state())
+        if isinstance(error, ModelError):
+            error.rank, error.worker = self._rank, self._worker
+            error.__traceback__ = None
+
+
+def ran_out(error: BaseException | None) -> bool:
+    """Whether an error says that memory could not be had, on a GPU or on the host."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+def _ctrl_c_raises() -> bool:
+    return signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def describe(error: ModelError) -> str:
+    """The error in a line; below it the traceback of the user's code, if there is one, and what was noted."""
+    cause = error.__cause__
+    assert cause is not None
+    shown = traceback.TracebackException.from_exception(cause)
+    text = "".join(shown.format_exception_only() if cause.__traceback__ is None else shown.format()).rstrip()
+    return "\n".join([str(error), *([text] if "\n" in text else []), *getattr(error, "__notes__", ())])
+
+
+def _cause(error: BaseException) -> str:
+    return f"{_place(error)}{type(error).__name__}{_words(error)}"
+
+
+def _words(error: BaseException) -> str:
+    try:
+        lines = str(error).strip().splitlines()
+    except BaseException:
+        return ": (its message cannot be shown: __str__ raises an error)"
+    return f": {lines[0]}" if lines else ""
+
+
+def _behind(trace: TracebackType | None, *left_out: str) -> TracebackType | None:
+    """The traceback without the first frames that are in certain places."""
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(left_out):
+        trace = trace.tb_next
+    return trace
+
+
+def _place(error: BaseException) -> str:
+    """The last line of the user's own files that was running, and the one in the file that was called if it is another.
+
+    Where there is none of these, the last line of other code than torch's.
+    """
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{error.filename}:{error.lineno}: "
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((_OURS, _TORCH, "<"))]
+    frames = [frame for frame in frames if not _is_installed(frame.filename)] or frames
+    if not frames:
+        return ""
+    *_, entry = (frame for frame in frames if frame.filename == frames[0].filename)
+    came_from = "" if frames[-1].filename == entry.filename else f" (from {_line(entry)})"
+    return f"{_line(frames[-1])}{came_from}: "
+
+
+def _line(frame: traceback.FrameSummary) -> str:
+    return f"{frame.filename}:{frame.lineno} in {frame.name}"
+
+
+def _is_installed(file: str) -> bool:
+    return file.startswith(_LIBRARY) or any(folder in file for folder in _INSTALLED)

@@ -1,0 +1,103 @@
+"""What was seen of a stage at start: the tensors that it hands on, and how it runs."""
+
+import math
+from dataclasses import dataclass, replace
+from itertools import compress
+
+import torch
+
+from chimera_runtime.nested import Form
+from chimera_runtime.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What a stage hands to the next one, for every micro-batch: found once, at start.
+
+    ``form`` is the structure of what it returned; the rest is about its tensors, in order. ``recorded`` marks those
+    that require a gradient, ``differentiable`` those of them whose gradients come back: the later stages use them.
+    Where ``counted``, the gradients come with what their micro-batch counts in the loss, a number in float64.
+    """
+
+    form: Form
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    recorded: tuple[bool, ...]
+    differentiable: tuple[bool, ...]
+    counted: bool = False
+
+    def shape(self, tensor: int, micros: int) -> tuple[int, ...]:
+        """The shape of a tensor that holds several micro-batches along dimension 0."""
+        rows = self.shapes[tensor]
+        return rows if micros == 1 else (micros * rows[0], *rows[1:])
+
+    def buffers(self, device: torch.device, micros: int = 1) -> Tensors:
+        """Room for one message of activations."""
+        return tuple(
+            torch.zeros(self.shape(i, micros), dtype=dtype, device=device) for i, dtype in enumerate(self.dtypes)
+        )
+
+    def gradient_buffers(self, device: torch.device, micros: int = 1) -> Tensors:
+        """Room for one message of gradients: of the differentiable tensors alone, and of the count."""
+        gradients = compress(self.buffers(device, micros), self.differentiable)
+        counts = (torch.zeros(micros, dtype=torch.float64, device=device),) if self.counted else ()
+        return (*gradients, *counts)
+
+    def views(self, memory: Tensors, micros: int) -> Tensors:
+        """The first part of a message's memory that is as large as a message of this boundary."""
+        return tuple(_first_part(tensor, self.shape(i, micros)) for i, tensor in enumerate(memory))
+
+    def gradient_views(self, memory: Tensors, micros: int) -> Tensors:
+        """The same of a message of gradients; its count is a number for each micro-batch."""
+        shapes = compress([self.shape(i, micros) for i in range(len(self.shapes))], self.differentiable)
+        counts = [(micros,)] if self.counted else []
+        return tuple(map(_first_part, memory, [*shapes, *counts]))
+
+    def excess(self, outputs: Tensors, form: Form) -> str | None:
+        """How outputs of a smaller update do not fit into the memory of this boundary, or nothing."""
+        if form != self.form:
+            return f"{form}, and {self.form} for the example"
+        for output, shape, dtype in zip(outputs, self.shapes, self.dtypes, strict=True):
+            if output.numel() > math.prod(shape) or output.dtype != dtype:
+                return f"a tensor {tuple(output.shape)} {output.dtype}, and {shape} {dtype} for the example"
+        return None
+
+    def of_items(self, items: int, whole: int) -> "Boundary | None":
+        """What is handed on of a micro-batch of fewer items than a ``whole`` one; None if that cannot be said.
+
+        It can if the rows of every tensor are shared out evenly among the items.
+        """
+        if not all(shape and shape[0] % whole == 0 for shape in self.shapes):
+            return None
+        return replace(self, shapes=tuple((shape[0] // whole * items, *shape[1:]) for shape in self.shapes))
+
+    def mismatch(self, outputs: Tensors, form: Form, micros: int) -> str | None:
+        """How outputs differ from what was found at start, or nothing; gradients count where they are recorded."""
+        if len(outputs) != len(self.shapes):
+            return f"{len(outputs)} tensor{'' if len(outputs) == 1 else 's'} instead of {len(self.shapes)}"
+        for i, output in enumerate(outputs):
+            shape = self.shape(i, micros)
+            if output.shape != shape or output.dtype != self.dtypes[i]:
+                now, before = f"{tuple(output.shape)} {output.dtype}", f"{shape} {self.dtypes[i]}"
+                return f"tensor {i} is {now} and was {before} for the first micro-batch"
+            if torch.is_grad_enabled() and output.requires_grad != self.recorded[i]:
+                return f"tensor {i} requires a gradient for one micro-batch and none for another"
+        return None if form == self.form else f"{form} and was {self.form} for the first micro-batch"
+
+
+def _first_part(memory: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    return memory.view(-1)[: math.prod(shape)].view(shape)
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a stage was seen to do with the first micro-batch.
+
+    ``buffers`` are those that it updates; ``alone`` says why it cannot run several micro-batches at once, if so.
+    ``keywords`` are the keyword arguments that it takes, ``auxiliary`` the names of its auxiliary losses.
+    """
+
+    buffers: tuple[str, ...]
+    alone: str
+    keywords: tuple[str, ...] = ()
+    auxiliary: tuple[str, ...] = ()

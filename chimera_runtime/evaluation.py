@@ -1,0 +1,394 @@
+"""Forwards alone: the loss or the outputs of a model with its weights as they are, by ``evaluate`` of the rank scripts.
+
+Modules run in evaluation mode and without a graph, and are as before afterwards. No seed is drawn from: the caller sees
+to the generators. A micro-batch may hold fewer items than in training, or none: then what the script does about it
+does nothing.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from chimera_runtime.batches import Triple, as_triple
+from chimera_runtime.blame import Calling
+from chimera_runtime.boundary import Boundary
+from chimera_runtime.errors import FAILED, BadModel, Misuse
+from chimera_runtime.keywords import Keywords
+from chimera_runtime.lane import Lane
+from chimera_runtime.links import Incoming, Outgoing
+from chimera_runtime.losses import Loss, as_pair
+from chimera_runtime.nested import lengths, mapped, rows, taken_apart, to_device
+from chimera_runtime.numbering import Micros
+from chimera_runtime.program import Job
+from chimera_runtime.setting import Setting
+from chimera_runtime.shards import rest
+from chimera_runtime.stage import Stage
+from chimera_runtime.tensors import Tensors, join, plain
+from chimera_runtime.turns import StreamIncoming, StreamOutgoing
+
+_BATCH = "a batch of an evaluation"
+_LOADING = Calling("the function that gives the micro-batches of an evaluation", FAILED)
+
+
+@dataclass(frozen=True)
+class Round:
+    """Micro-batches that a copy's pipelines run together: ``sizes`` has the items of each, 0 where it is not there.
+
+    ``load(m)`` gives the inputs, the targets and the keyword arguments of micro-batch m.
+    """
+
+    sizes: Sequence[int]
+    load: Callable[[int], Triple]
+
+
+def rounds(job: Job, size: int, batch: Any) -> Iterator[Round]:
+    """A batch as rounds of as many micro-batches as an evaluation has.
+
+    Parameters
+    ----------
+    size
+        The items of a micro-batch.
+    batch
+        A pair of inputs and targets with any number of items in dimension 0, of which the last micro-batches of the
+        last round hold what is left; or a function of the micro-batch's number that gives a pair with ``size`` items,
+        for one round.
+
+    Raises
+    ------
+    Misuse
+        If it is none of these.
+    """
+    whole, count = size // job.parts, job.evaluated * job.parts
+    if callable(batch):
+        yield Round((whole,) * count, partial(_part_of, batch, size, job.parts))
+        return
+    batch = as_triple(batch, _BATCH)
+    items = _items(batch)
+    for start in range(0, items, whole * count):
+        sizes = tuple([max(0, min(whole, items - start - whole * micro)) for micro in range(count)])
+        yield Round(sizes, partial(_rows_of, batch, start, whole, sizes))
+
+
+def _rows_of(batch: Any, start: int, whole: int, sizes: Sequence[int], micro: int) -> Any:
+    """The rows of a micro-batch of a round that begins with an item of a batch."""
+    return rows(batch, start + whole * micro, sizes[micro])
+
+
+def _part_of(load: Callable[[int], Any], size: int, parts: int, micro: int) -> Any:
+    """A part of a micro-batch that a function gives."""
+    number, part = divmod(micro, parts)
+    with _LOADING:
+        loaded = load(number)
+    batch = as_triple(loaded, _BATCH)
+    if _items(batch) != size:
+        raise Misuse(
+            f"micro-batch {number} of an evaluation: dimension 0 of its tensors is {_items(batch)}, and was {size} in "
+            "the example"
+        )
+    return rows(batch, part * size // parts, size // parts)
+
+
+def _items(batch: Triple) -> int:
+    """The items of inputs, targets and keyword arguments."""
+    sizes = lengths(batch)
+    if len(sizes) != 1:
+        said = f"tensors with {' and '.join(map(str, sorted(sizes)))} there" if sizes else "no tensor"
+        raise Misuse(f"a batch of an evaluation has items in dimension 0 of its tensors, and this one has {said}")
+    (items,) = sizes
+    if not items:
+        raise Misuse("a batch of an evaluation has no item")
+    return items
+
+
+class Ending(Protocol):
+    """The end of a stage in an evaluation."""
+
+    def finish(self, micro: int, items: int, returned: Any, target: Any) -> Tensors:
+        """What is handed on of what was returned for a micro-batch."""
+
+
+class Passing:
+    """The end of a stage that has a next one; raises BadModel if tensors differ from those of training."""
+
+    def __init__(self, number: int, after: Boundary, whole: int) -> None:
+        self._number = number
+        self._after = after
+        self._whole = whole
+
+    def finish(self, micro: int, items: int, returned: Any, _target: Any) -> Tensors:
+        """The tensors that were returned."""
+        after = self._after if items == self._whole else self._after.of_items(items, self._whole)
+        assert after is not None, "Evaluation.rounds has refused that"
+        tensors, form = taken_apart(returned)
+        wrong = after.mismatch(tensors, form, 1)
+        if wrong:
+            raise BadModel(
+                f"stage {self._number} returned for micro-batch {micro} of an evaluation: {wrong}; return the same in "
+                "evaluation mode"
+            )
+        return tuple(map(plain, tensors))
+
+
+class Weighing:
+    """The end of the last stage, with the loss: its sum, in which a mean counts as often as its micro-batch has items.
+
+    ``items`` and ``count`` are of all that was judged on this rank.
+    """
+
+    def __init__(self, judge: Callable[[Any, Any], Loss]) -> None:
+        self._judge = judge
+        self._total = torch.zeros((), dtype=torch.float64)
+        self.items = 0
+        self.count = 0.0
+
+    def finish(self, _micro: int, items: int, returned: Any, target: Any) -> Tensors:
+        """Nothing is handed on."""
+        loss, count = as_pair(self._judge(returned, target))
+        total = loss.reshape(()).double()
+        self._total = self._total.to(loss.device) + (total * items if count is None else total)
+        self.items += items
+        self.count += items if count is None else count.item()
+        return ()
+
+    @property
+    def total(self) -> float:
+        """The sum over all that was judged on this rank."""
+        return self._total.item()
+
+
+class Keeping:
+    """The end of the last stage that keeps its outputs, by micro-batch, in memory of their own."""
+
+    def __init__(self) -> None:
+        self._outputs: dict[int, Any] = {}
+        self.received: frozenset[int] = frozenset()
+
+    def finish(self, micro: int, _items: int, returned: Any, _target: Any) -> Tensors:
+        """Nothing is handed on."""
+        self._outputs[micro] = mapped(returned, self._own)
+        return ()
+
+    def take(self) -> dict[int, Any]:
+        """The outputs of the micro-batches that ended on this rank; they are forgotten."""
+        outputs, self._outputs = self._outputs, {}
+        return outputs
+
+    def _own(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor, in memory that no later message overwrites."""
+        return tensor.clone() if tensor.untyped_storage().data_ptr() in self.received else tensor
+
+
+class _Now:
+    """The round that is under way."""
+
+    def __init__(self) -> None:
+        self.round = Round((), lambda _micro: (None, None, {}))
+
+    def size(self, micros: Micros) -> int:
+        """The items of some micro-batches together."""
+        return sum(self.round.sizes[micro] for micro in (micros if isinstance(micros, tuple) else (micros,)))
+
+    def has(self, micros: Micros) -> bool:
+        """Whether any of some micro-batches is there."""
+        return self.size(micros) > 0
+
+    def load(self, micro: int, which: int, device: torch.device) -> Any:
+        """The inputs, the targets or the keyword arguments of a micro-batch; None if it is not there."""
+        return to_device(self.round.load(micro)[which], device) if self.has(micro) else None
+
+
+class EvaluationStage:
+    """A stage for forwards alone: it keeps what it hands on until that is taken, and nothing else."""
+
+    def __init__(
+        self,
+        number: int,
+        module: torch.nn.Module,
+        before: Boundary | None,
+        ending: Ending,
+        now: _Now,
+        last: bool,
+        load_keywords: Callable[[int], Keywords] = lambda _micro: {},
+    ) -> None:
+        self._module = module
+        self._before = before
+        self._ending = ending
+        self._now = now
+        self._last = last
+        self._load_keywords = load_keywords
+        self._outputs: dict[Micros, Tensors] = {}
+        self._running = Calling(f"the forward of stage {number} in an evaluation", FAILED)
+
+    def begin(self, _update: int) -> None:
+        """Does nothing: an evaluation numbers its micro-batches anew in every round."""
+
+    def forward(self, micros: Micros, inputs: Any, targets: Any = None) -> None:
+        """Runs the stage on a micro-batch or on several, one after the other; arguments as of `Stage.forward`."""
+        if not self._now.has(micros):
+            return
+        arguments = [(micros, inputs, targets)] if isinstance(micros, int) else self._apart(micros, inputs, targets)
+        outputs = [self._run(micro, *values) for micro, *values in arguments if self._now.has(micro)]
+        if not self._last:
+            self._outputs[micros] = outputs[0] if len(outputs) == 1 else join(outputs)
+
+    def outputs(self, micros: Micros) -> Tensors:
+        """What the forward of these micro-batches hands on: once; nothing of those that are not there."""
+        return self._outputs.pop(micros) if self._now.has(micros) else ()
+
+    def _apart(self, micros: tuple[int, ...], inputs: Any, targets: Any) -> Iterator[tuple[int, Any, Any]]:
+        """Each micro-batch with its inputs, which lie one after another in dimension 0 if they were received."""
+        total, end = self._now.size(micros), 0
+        for number, micro in enumerate(micros):
+            start, end = end, end + self._now.size(micro)
+            shares = inputs[number] if self._before is None else tuple(_share(t, start, end, total) for t in inputs)
+            yield micro, shares, None if targets is None else targets[number]
+
+    def _run(self, micro: int, inputs: Any, target: Any) -> Tensors:
+        argument = inputs if self._before is None else self._before.form.filled(inputs)
+        keywords = self._load_keywords(micro)
+        with self._running:
+            returned = self._module(argument, **keywords)
+        return self._ending.finish(micro, self._now.size(micro), returned, target)
+
+
+def _share(tensor: torch.Tensor, start: int, end: int, items: int) -> torch.Tensor:
+    """The rows of the items from ``start`` to before ``end`` in a tensor that has the same number of rows for each."""
+    first = len(tensor) * start // items
+    return tensor.narrow(0, first, len(tensor) * end // items - first)
+
+
+class _PartlyIncoming(Incoming):
+    """An incoming link whose messages may hold fewer items than a slot has room for."""
+
+    def __init__(
+        self, link: tuple[Any, int, int, int], slots: Sequence[Tensors], rooms: Sequence[int], now: _Now, whole: int
+    ) -> None:
+        super().__init__(*link, slots, rooms)
+        self._now = now
+        self._whole = whole
+
+    def _buffers(self, micros: Micros, into: int) -> Tensors:
+        items, room = self._now.size(micros), self._rooms[into] * self._whole
+        if items == room:
+            return self._slots[into]
+        return tuple(_share(tensor, 0, items, room) for tensor in self._slots[into])
+
+
+class Evaluation:
+    """Runs rounds of micro-batches through the copy's pipelines; every rank of the copy runs the same rounds.
+
+    Nothing waits between one round and the next, so the pipelines stay full from the first to the last.
+
+    Parameters
+    ----------
+    setting, stages
+        What the rank trains with; no update is under way.
+    size
+        The items of a micro-batch as it was at start.
+    last
+        What becomes of what the last stage returns.
+    """
+
+    def __init__(self, setting: Setting, stages: Mapping[int, Stage], size: int, last: Weighing | Keeping) -> None:
+        world, facts, self._boundaries = setting.world, setting.facts.evaluation, setting.findings.boundaries
+        job, device = world.job, world.device
+        self._device = device
+        self._keywords = [traits.keywords for traits in setting.findings.traits]
+        self._script, self._stages, self._job, self._size = setting.script, stages, job, size
+        whole = self._whole = size // job.parts
+        now = self._now = _Now()
+        slots = {
+            s: [self._boundaries[s - 1].buffers(device, room) for room in rooms] for s, rooms in facts.slots.items()
+        }
+        if isinstance(last, Keeping):
+            buffers = (tensor for several in slots.values() for slot in several for tensor in slot)
+            last.received = frozenset(tensor.untyped_storage().data_ptr() for tensor in buffers)
+        peers = {worker: world.peer(worker) for *_, worker in (*facts.incoming, *facts.outgoing)}
+        self._lane = Lane(
+            {number: self._stage(number, stage, last) for number, stage in stages.items()},
+            {
+                (source, target, worker): StreamIncoming(
+                    _PartlyIncoming(
+                        (peers[worker], source, target, job.stages), slots[target], facts.slots[target], now, whole
+                    ),
+                    now,
+                )
+                for source, target, worker in facts.incoming
+            },
+            {
+                (source, target, worker): StreamOutgoing(Outgoing(peers[worker], source, target, job.stages), now)
+                for source, target, worker in facts.outgoing
+            },
+            lambda _update, micro: now.load(micro, 0, device),
+            lambda _update, micro: now.load(micro, 1, device),
+        )
+
+    def rounds(self, batch: Any) -> Iterator[Round]:
+        """A batch as `rounds`, of which each can be run.
+
+        Raises
+        ------
+        Misuse
+            As `rounds`, and if a micro-batch lacks items and a stage hands on tensors whose rows are not of items.
+        """
+        for of in rounds(self._job, self._size, batch):
+            for size in {*of.sizes} - {0, self._whole}:
+                self._require_rows_of_items(size)
+            yield of
+
+    def run(self, of: Round) -> None:
+        """The forwards of a round.
+
+        Raises
+        ------
+        BadModel, ModelError, PeerLost
+            If a forward or a message fails.
+        """
+        self._now.round = of
+        with evaluating([stage.newest().module for stage in self._stages.values()]):
+            self._script.evaluate(self._lane)
+
+    def _require_rows_of_items(self, size: int) -> None:
+        for stage, boundary in enumerate(self._boundaries):
+            if boundary.of_items(size, self._whole) is None:
+                raise Misuse(
+                    f"the last micro-batch of an evaluation is smaller, {size} in place of {self._whole}, and what "
+                    f"stage {stage} hands on has no rows of single items in dimension 0: leave the last items out "
+                    "(drop_last=True)"
+                )
+
+    def _stage(self, number: int, stage: Stage, last: Weighing | Keeping) -> EvaluationStage:
+        is_last = number == len(self._boundaries)
+        ending: Ending = last if is_last else Passing(number, self._boundaries[number], self._whole)
+        before = self._boundaries[number - 1] if number else None
+        names = self._keywords[number]
+
+        def load_keywords(micro: int) -> Keywords:
+            loaded = self._now.load(micro, 2, self._device) if names else {}
+            if missing := [name for name in names if name not in loaded]:
+                raise Misuse(f"a batch of an evaluation has no keyword argument {missing[0]}, and the example had")
+            return {name: loaded[name] for name in names}
+
+        return EvaluationStage(number, stage.module, before, ending, self._now, is_last, load_keywords)
+
+
+@contextmanager
+def evaluating(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Inside, modules are in evaluation mode and nothing is recorded; afterwards each is in the mode of before."""
+    modules = list(modules)
+    modes = [[(submodule, submodule.training) for submodule in module.modules()] for module in modules]
+    try:
+        for module in modules:
+            module.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for module, before in zip(modules, modes, strict=True):
+            module.train(before[0][1])
+            for submodule, training in before:
+                submodule.training = training
+            rest(module)

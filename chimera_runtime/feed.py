@@ -1,0 +1,134 @@
+"""Mini-batches as a training loop has them, taken apart into micro-batches."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from chimera_runtime.batches import Batches, Triple, as_triple
+from chimera_runtime.blame import Calling
+from chimera_runtime.errors import FAILED, Misuse
+from chimera_runtime.keywords import Keywords
+from chimera_runtime.nested import leaves, lengths, rows
+from chimera_runtime.program import Job
+
+Pair = tuple[Any, Any] | Triple
+"""An input and a target, as pytrees; as a third there may be keyword arguments."""
+
+_LOADING = Calling("the function that was given to step", FAILED)
+
+
+@dataclass
+class Feed:
+    """The mini-batches of this copy that are under way, by their update.
+
+    ``size`` is B, the items of a micro-batch along dimension 0 of every tensor.
+    """
+
+    job: Job
+    size: int
+    _pairs: dict[int, Callable[[int], Pair] | Batches] = field(default_factory=dict)
+
+    def put(self, update: int, batch: Any) -> None:
+        """Takes the mini-batch of an update in one of the forms of `Pipeline.step`.
+
+        Raises
+        ------
+        Misuse
+            If it is none of these, or has another number of items than B*N.
+        """
+        if callable(batch) or isinstance(batch, Batches):
+            self._pairs[update] = batch
+        else:
+            self._pairs[update] = _Whole(as_triple(batch, "a batch"), self.size, self.job.micro_batches)
+
+    def put_example(self, example: "Pair | Batches") -> None:
+        """Takes what the first update is to begin with: one micro-batch, or all that there are."""
+        self._pairs[0] = example if isinstance(example, Batches) else lambda _micro: example
+
+    def put_apart(self, update: int, pairs: Sequence[Pair]) -> None:
+        """Takes the micro-batches of an update.
+
+        Raises
+        ------
+        Misuse
+            If they are not N.
+        """
+        if len(pairs) != self.job.micro_batches:
+            raise Misuse(
+                f"{self.job.name} has N = {self.job.micro_batches}: a step takes so many pairs, not {len(pairs)}"
+            )
+        self._pairs[update] = pairs.__getitem__
+
+    def drop(self, update: int) -> None:
+        """Lets a mini-batch go."""
+        del self._pairs[update]
+
+    def input(self, update: int, micro: int) -> Any:
+        """The inputs of a micro-batch, counted from the first of an update."""
+        return self._part(update, micro, 0)
+
+    def target(self, update: int, micro: int) -> Any:
+        """The targets of a micro-batch, counted from the first of an update."""
+        return self._part(update, micro, 1)
+
+    def keywords(self, update: int, micro: int) -> Keywords:
+        """The keyword arguments of a micro-batch, counted from the first of an update."""
+        keywords: Keywords = self._part(update, micro, 2)
+        return keywords
+
+    def _part(self, update: int, micro: int, which: int) -> Any:
+        later, number = divmod(micro, self.job.passes)
+        whole, part = divmod(number, self.job.parts)
+        pairs = self._pairs[update + later]
+        if isinstance(pairs, Batches):
+            return (pairs.input, pairs.target, pairs.keywords)[which](update + later, number)
+        with _LOADING:
+            loaded = pairs(whole)
+        value = as_triple(loaded, "a batch")[which]
+        if wrong := next(_other_sizes(value, self.size), None):
+            raise Misuse(f"micro-batch {whole}: dimension 0 of a tensor is {wrong}, and was {self.size} in the example")
+        size = self.size // self.job.parts
+        return value if self.job.parts == 1 else rows(value, part * size, size)
+
+
+class _Whole:
+    """The micro-batches of a mini-batch in one piece."""
+
+    def __init__(self, batch: Triple, size: int, count: int) -> None:
+        if wrong := next(_other_sizes(batch, size * count), None):
+            raise Misuse(
+                f"dimension 0 of a tensor of the mini-batch is {wrong}, and a step takes B*N = {size}*{count} = "
+                f"{size * count} on every rank: micro-batches as large as the example"
+            )
+        self._batch = batch
+        self._size = size
+
+    def __call__(self, micro: int) -> Pair:
+        batch: Triple = rows(self._batch, micro * self._size, self._size)
+        return batch
+
+
+def _other_sizes(value: Any, size: int) -> Iterator[int]:
+    """Of tensors with another number of items: how many they have."""
+    for leaf in leaves(value):
+        if isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) != size:
+            yield len(leaf)
+
+
+def items_of(example: Any) -> int:
+    """B: the items along dimension 0 of an example's tensors.
+
+    Raises
+    ------
+    Misuse
+        If it has no tensor with a dimension 0, or tensors that differ in it.
+    """
+    if isinstance(example, Batches):
+        return example.micro_batch_size
+    sizes = lengths(example)
+    if len(sizes) != 1:
+        said = f"tensors with {' and '.join(map(str, sorted(sizes)))} there" if sizes else "no tensor"
+        raise Misuse(f"the example is to be one micro-batch (input, target), items in dimension 0, and has {said}")
+    return sizes.pop()

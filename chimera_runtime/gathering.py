@@ -1,0 +1,66 @@
+"""Results of ranks put together, outside of the schedule."""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from chimera_runtime.nested import mapped
+from chimera_runtime.world import World
+
+
+def added_over_all(world: World, *numbers: float) -> list[float]:
+    """The sums over all ranks, of each number by itself: the same everywhere.
+
+    Raises
+    ------
+    PeerLost
+        If a rank does not answer in time, or has ended.
+    """
+    sums = torch.tensor(numbers, dtype=torch.float64)
+    with world.waiting(_SUMS):
+        work = dist.all_reduce(sums, group=world.chat, async_op=True)
+    world.settle(work, _SUMS)
+    return [float(total) for total in sums]
+
+
+def gathered(world: World, workers: Sequence[int], mine: dict[int, Any]) -> dict[int, Any]:
+    """What some workers of a copy know by micro-batch, on every rank of the copy, in order, on the CPU.
+
+    Raises
+    ------
+    PeerLost
+        If a rank does not answer in time, or has ended.
+    """
+    place = world.place
+    known: dict[int, Any] = {}
+    ranks = [place.rank_of(place.copy, worker) for worker in range(place.workers)]
+    for worker in workers:
+        source = ranks[worker]
+        if source == place.rank:
+            content = mapped(mine, torch.Tensor.cpu)
+            bits = _packed(content)
+            for rank in (rank for rank in ranks if rank != source):
+                world.send(torch.tensor([len(bits)]), rank, _OUTPUTS)
+                world.send(bits, rank, _OUTPUTS)
+        else:
+            length = torch.zeros(1, dtype=torch.int64)
+            world.recv(length, source, _OUTPUTS)
+            bits = torch.empty(int(length), dtype=torch.uint8)
+            world.recv(bits, source, _OUTPUTS)
+            content = torch.load(io.BytesIO(bits.numpy().tobytes()), weights_only=False)
+        known |= content
+    return {micro: known[micro] for micro in sorted(known)}
+
+
+def _packed(content: Any) -> torch.Tensor:
+    """A value with tensors as bytes; of a tensor that is a view, its part alone."""
+    buffer = io.BytesIO()
+    torch.save(mapped(content, torch.Tensor.clone), buffer)
+    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+
+
+_SUMS = "for the loss of an evaluation"
+_OUTPUTS = "for the outputs of an evaluation"

@@ -1,0 +1,35 @@
+"""Where a `Pipeline` lets tools take part: those of train.py check, measure, rehearse and record by these."""
+
+from collections.abc import Callable
+
+import torch
+
+from chimera_runtime.lane import Lane
+from chimera_runtime.setting import Setting
+from chimera_runtime.stage import Stage
+
+
+class Hooks:
+    """Points in the making of a `Pipeline`, in the order of the methods; here nothing happens at any of them.
+
+    Attributes
+    ----------
+    measures
+        Whether the memory that a forward of each stage keeps is measured at start.
+    loads
+        Whether data are loaded; a rehearsal needs none.
+    """
+
+    measures = False
+    loads = True
+
+    def ready(self, setting: Setting, modules: dict[int, torch.nn.Module]) -> None:
+        """The modules of this rank are built and what they hand on is known; no buffers are allocated yet."""
+
+    def stage_maker(self, setting: Setting) -> Callable[..., Stage]:
+        """What makes the stages: it is called like `Stage`."""
+        return Stage
+
+    def lane(self, setting: Setting, stages: dict[int, Stage]) -> Lane:
+        """What the rank's script is called with."""
+        return setting.lane(setting.parts(stages))

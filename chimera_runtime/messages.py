@@ -1,0 +1,146 @@
+"""Messages between workers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from chimera_runtime.errors import PeerLost
+from chimera_runtime.numbering import Micros
+from chimera_runtime.tensors import Tensors
+
+_TAGS = 2**30
+"""Tags on the wire repeat after so many: where micro-batches are counted over the whole run, theirs grow and grow."""
+
+
+def tag_of(micros: Micros, source: int, target: int, stages: int) -> int:
+    """A number for a message; no two messages of a lane between the same stages share a micro-batch."""
+    first = micros[0] if isinstance(micros, tuple) else micros
+    return (first * stages + source) * 2 + (source > target)
+
+
+@dataclass(frozen=True)
+class Names:
+    """Turns what a handle knows about itself into words, when something went wrong."""
+
+    rank: int
+    worker: int
+    stages: int
+    timeout: float
+
+    def operation(self, verb: str, tag: int) -> str:
+        """The line of schedule.sir behind a tag of `tag_of`, as in ``recv m0 s0->s1``."""
+        micro, rest = divmod(tag, 2 * self.stages)
+        source, backwards = divmod(rest, 2)
+        return f"{verb} m{micro} s{source}->s{source - 1 if backwards else source + 1}"
+
+    def lost(self, operation: str, peers: Sequence[int], error: Exception) -> PeerLost:
+        """The one message that a failed wait leaves behind; no peers stand for all ranks."""
+        peer = f"rank{'s' if len(peers) > 1 else ''} {', '.join(map(str, peers))}" if peers else "the other ranks"
+        text = str(error)
+        if "imed out" in text:
+            cause = f"no answer within {self.timeout:g} s (--timeout); it may be stuck, or slower than that"
+        elif "onnection" in text or "reset" in text or "EOF" in text:
+            cause = "the connection was closed; it has died or ended"
+        else:
+            cause = text.split("\n", 1)[0]
+        return PeerLost(f"rank {self.rank} (worker {self.worker}): wait {operation}: {peer}: {cause}", peers)
+
+
+class Pending(Protocol):
+    """What was posted to a backend and can be waited for."""
+
+    def wait(self, timeout: timedelta = ..., /) -> object:
+        """Returns when it is over, or raises a RuntimeError."""
+
+
+class Transfer:
+    """Messages under way; ``tensors`` may be read (received) or let go (sent) after ``wait``."""
+
+    __slots__ = ("_peer", "_tag", "_verb", "_works", "tensors")
+
+    def __init__(self, tensors: Tensors, works: Sequence[Pending], peer: "Peer", verb: str, tag: int) -> None:
+        self.tensors = tensors
+        self._works = works
+        self._peer = peer
+        self._verb = verb
+        self._tag = tag
+
+    def wait(self) -> None:
+        """Returns when the message is over.
+
+        Raises
+        ------
+        PeerLost
+            If that takes longer than the time-out, or the peer has ended.
+        """
+        peer = self._peer
+        try:
+            for work in self._works:
+                peer.settle(work)
+        except RuntimeError as error:
+            raise peer.lost(self._verb, self._tag, error) from error
+        self._works = ()
+        if self._verb == "send":
+            self.tensors = ()
+
+
+class Peer:
+    """Another worker of the same copy, reached by messages.
+
+    Posts to the group itself: what ``dist.isend`` looks up and checks each time is known before the first message.
+    ``rank`` is its number within the pipelines, ``member`` that in the default process group.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        member: int,
+        outgoing: dist.ProcessGroup,
+        incoming: dist.ProcessGroup,
+        names: Names,
+        settle: Callable[[Pending], object],
+    ) -> None:
+        self._rank = rank
+        self._outgoing = outgoing
+        self._incoming = incoming
+        self._target = dist.get_group_rank(outgoing, member)
+        self._source = dist.get_group_rank(incoming, member)
+        self._names = names
+        self.settle = settle
+
+    def isend(self, tensors: Tensors, tag: int) -> Transfer:
+        """Posts the sending of all the tensors of a message."""
+        try:
+            works = [self._outgoing.send([_real(t)], self._target, tag % _TAGS) for t in tensors]
+        except RuntimeError as error:
+            raise self.lost("send", tag, error) from error
+        return Transfer(tensors, works, self, "send", tag)
+
+    def irecv(self, buffers: Tensors, tag: int) -> Transfer:
+        """Posts the receipt of a message into buffers of the right shapes."""
+        try:
+            works = [self._incoming.recv([_real(t)], self._source, tag % _TAGS) for t in buffers]
+        except RuntimeError as error:
+            raise self.lost("recv", tag, error) from error
+        return Transfer(buffers, works, self, "recv", tag)
+
+    def lost(self, verb: str, tag: int, error: Exception) -> PeerLost:
+        """What to tell the user when a message to or from this peer has failed."""
+        return self._names.lost(self._names.operation(verb, tag), [self._rank], error)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as a backend takes it: NCCL knows no complex numbers."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def waiter(backend: str, timeout: float) -> Callable[[Pending], object]:
+    """How a posted operation is waited for: with a time-out on gloo; on NCCL its own watchdog keeps the time."""
+    if backend == "nccl":
+        return lambda work: work.wait()
+    limit = timedelta(seconds=timeout)
+    return lambda work: work.wait(limit)

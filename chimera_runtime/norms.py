@@ -1,0 +1,63 @@
+"""The norm of the gradients of the whole model: each parameter counts once, however many ranks hold it."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+
+from chimera_runtime.program import Group
+from chimera_runtime.shards import by_layout, local, whole
+from chimera_runtime.sums import main_gradient
+from chimera_runtime.world import World
+
+
+def total_norm(world: World, gradients: Mapping[Group, Sequence[torch.Tensor]], norm_type: float) -> torch.Tensor:
+    """The norm over all weights, a number in float64, the same on every rank; every rank calls it.
+
+    ``gradients`` are those of this rank by weight group. Replicas have the same ones: the first rank that holds a group
+    counts them.
+    """
+    counted = [g for group, tensors in gradients.items() if _counts(world, group) for g in tensors]
+    norms = [whole(torch.nn.utils.get_total_norm(tensors, norm_type)) for tensors in by_layout(counted)]
+    numbers = torch.tensor([float(norm) for norm in norms], dtype=torch.float64)
+    largest = math.isinf(norm_type)
+    total = (numbers.amax() if largest and norms else (numbers**norm_type).sum()).reshape(1)
+    with world.waiting("for the norm of the gradients"):
+        work = dist.all_reduce(
+            total, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=world.chat, async_op=True
+        )
+    world.settle(work, "for the norm of the gradients")
+    return (total if largest else total ** (1 / norm_type)).reshape(())
+
+
+def _counts(world: World, group: Group) -> bool:
+    """Whether it is this rank that counts a weight group that it holds."""
+    return world.ranks_of(*group)[0] == world.place.rank
+
+
+def gradients_of(parameters: Mapping[Group, Iterable[torch.nn.Parameter]]) -> dict[Group, list[torch.Tensor]]:
+    """The gradients of parameters, by weight group, in the dtype that they were summed in."""
+    return {
+        group: [g for p in of_group if (g := main_gradient(p)) is not None] for group, of_group in parameters.items()
+    }
+
+
+def scale_down(parameters: Iterable[torch.nn.Parameter], max_norm: float, norm: torch.Tensor) -> None:
+    """Scales gradients in place to a norm of at most ``max_norm``, as torch.nn.utils.clip_grads_with_norm_ does."""
+    share = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    shown = [(parameter.grad, main_gradient(parameter)) for parameter in parameters]
+    gradients = {id(gradient): gradient for pair in shown for gradient in pair if gradient is not None}
+    if gradients:
+        parts = [local(gradient) for gradient in gradients.values()]
+        torch._foreach_mul_(parts, share.to(parts[0].device))
+
+
+def largest_anywhere(world: World, numbers: Sequence[torch.Tensor]) -> None:
+    """Makes each number the largest that any rank has in its place; every rank calls it with as many."""
+    together = torch.tensor([float(number) for number in numbers], dtype=torch.float64)
+    with world.waiting("for the largest of all ranks"):
+        work = dist.all_reduce(together, dist.ReduceOp.MAX, group=world.chat, async_op=True)
+    world.settle(work, "for the largest of all ranks")
+    for number, largest in zip(numbers, together, strict=True):
+        number.fill_(float(largest))

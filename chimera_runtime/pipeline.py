@@ -1,0 +1,452 @@
+"""`Pipeline`: a compiled schedule in the training loop of its user."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+
+from chimera_runtime import assemble, probe
+from chimera_runtime.accumulation import Accumulation
+from chimera_runtime.batches import Batches
+from chimera_runtime.blame import Located
+from chimera_runtime.errors import Misuse
+from chimera_runtime.evaluation import Evaluation, Keeping, Weighing
+from chimera_runtime.exhaustion import memory_state
+from chimera_runtime.feed import Feed, Pair, items_of
+from chimera_runtime.gathering import added_over_all, gathered
+from chimera_runtime.hooks import Hooks
+from chimera_runtime.lengths import Lengths
+from chimera_runtime.losses import Loss, Tally, added
+from chimera_runtime.model import Model, file_of
+from chimera_runtime.nested import is_rows, joined
+from chimera_runtime.norms import gradients_of, largest_anywhere, scale_down, total_norm
+from chimera_runtime.outcome import Outcome, Outcomes
+from chimera_runtime.program import Group, load, spread
+from chimera_runtime.setting import Setting
+from chimera_runtime.stepping import Hook, Named, Steppers
+from chimera_runtime.streaming import Streaming, hooks_of
+from chimera_runtime.ties import End, by_group, named
+from chimera_runtime.world import join_group
+
+_NO_HOOKS = Hooks()
+
+
+class Pipeline:
+    """Trains a model with a compiled schedule; process group, loop, data and optimizer are the caller's.
+
+    It takes no signal, prints nothing and never ends the process. All ranks of the process group make it, with the same
+    arguments; several live side by side. The random numbers of the process are as before after every call.
+
+    Parameters
+    ----------
+    directory
+        What ``chimera compile`` wrote.
+    build_stage
+        ``build_stage(stage, num_stages)``, the module of a stage; called for the stages that this rank holds.
+    loss
+        ``loss(output, target)``, the mean over the micro-batch, a tensor of one number; or ``(sum, count)``, and then
+        the loss of a mini-batch is the sum of all sums through that of all counts.
+    example
+        One micro-batch ``(input, target)`` or ``(input, target, keywords)``, of B items along dimension 0, or
+        `Batches`, of which it is the first: it says what the stages hand on, and which keyword arguments each takes.
+    group
+        The ranks of the pipelines, W copies of the workers; by default all. With one such as ``mesh["pp"].get_group()``
+        every rank of the default process group makes a pipeline, over the group that it is a part of.
+    device
+        Where the stages are: the CPU, with messages over gloo, or a GPU, over NCCL. By default what the group is for.
+    layout
+        Which ranks are neighbours: those of one ``"pipeline"``, or the ``"replica"``\\ s of one worker.
+    seed
+        Of weights and dropout: with update, copy, micro-batch and stage it decides every number that is drawn.
+    timeout
+        Seconds that any wait for another rank may take.
+    tied
+        The parameters that stages share, each by its ends ``(stage, name)``, the first of which gives the initial
+        value: ``[[(0, "words.weight"), (3, "head.weight")]]``, for a schedule compiled with ``--tied 0,3``. Or a
+        function of num_stages that returns that.
+    sum_dtype
+        Adds gradients up over micro-batches and replicas in this dtype, as float32 for weights in bfloat16: parameters
+        then have the sum as ``main_grad``, and rounded as ``grad``. By default the parameters' own.
+    optimizer
+        For a schedule without a flush, whose stages step inside it: ``optimizer(named_parameters)``, called once for
+        what stages share, and for the rest of each stage that this rank holds, with its (name, parameter) pairs.
+    before_step, after_step
+        There, called with a `StageStep` before and after each of these steps: to clip, or to step a scheduler.
+    varying
+        The shapes of a mini-batch may be smaller than the example's, in other dimensions than 0 and from step to step:
+        every rank then looks at the input of each. Messages take a part of buffers that are made for the example.
+    hooks
+        Where tools take part; those of train.py do.
+
+    Raises
+    ------
+    Misuse
+        If directory, process group, stages or example do not fit together.
+    ModelError
+        If ``build_stage`` or a stage raises an error.
+    PeerLost
+        If another rank does not answer in time, or has ended.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        build_stage: Callable[[int, int], torch.nn.Module],
+        loss: Callable[[Any, Any], Loss],
+        example: Pair | Batches,
+        *,
+        group: dist.ProcessGroup | None = None,
+        device: torch.device | str | None = None,
+        layout: str = "pipeline",
+        seed: int = 0,
+        timeout: float = 60.0,
+        tied: Sequence[Sequence[End]] | Callable[[int], Sequence[Sequence[End]]] = (),
+        sum_dtype: torch.dtype | None = None,
+        varying: bool = False,
+        optimizer: Callable[[Named], Any] | None = None,
+        before_step: Hook | None = None,
+        after_step: Hook | None = None,
+        hooks: Hooks = _NO_HOOKS,
+    ) -> None:
+        compiled = load(Path(directory).resolve())
+        job = compiled.job
+        steps = hooks_of(job, optimizer, before_step, after_step)
+        size = items_of(example)
+        if size % job.parts:
+            raise Misuse(
+                f"{job.name} cuts every micro-batch into {job.parts}, and dimension 0 of the example is {size}"
+            )
+        world = join_group(job, group, layout, None if device is None else torch.device(device), timeout)
+        script, facts = compiled.script(world.place.worker), compiled.ranks[world.place.worker]
+        # After an error inside it nothing more is to be run: messages may still be under way.
+        self._located = Located(world.place.rank, world.place.worker, lambda: memory_state(world.device, facts))
+        model = Model(file_of(build_stage), build_stage, loss, tied=tied if callable(tied) else lambda _stages: tied)
+        self._feed = Feed(job, size)
+        self._feed.put_example(example)
+        with self._located, self._random_numbers():
+            built = assemble.modules(world, model, seed)
+            assemble.agree_on_weights(world, built)
+            findings = probe.find(world, model, self._feed, built, seed, hooks.measures)
+        source = self._feed if hooks.loads else None
+        self._setting = Setting(world, script, facts, model, findings, seed, source)
+        hooks.ready(self._setting, built)
+        self._modules = built
+        self._named = named(built, self._setting.ties)
+        self._groups = by_group(built, self._setting.ties)
+        self._steppers = None if steps is None else Steppers(built, steps, self._setting.ties)
+        self._stages = assemble.assemble(
+            self._setting, built, self._steppers, hooks.stage_maker(self._setting), sum_dtype=sum_dtype
+        )
+        self._accumulation = Accumulation(dict(self.named_parameters()))
+        self._lane = hooks.lane(self._setting, self._stages)
+        self._outcomes = Outcomes(world, findings.expected_count is not None, findings.auxiliary)
+        self._stream = (
+            Streaming(self._setting, self._lane, self._stages, self._feed, self._outcomes) if job.period else None
+        )
+        self._sum_dtype = sum_dtype
+        self._lengths = Lengths(world, self._feed, built, self._stages, findings) if varying else None
+        self._update = 0
+
+    # ---- what this rank holds
+
+    @property
+    def stages(self) -> dict[int, torch.nn.Module]:
+        """The modules of the stages that this rank holds, by their number."""
+        return dict(self._modules)
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """The parameters of this rank, as ``stages.<stage>.<name>``.
+
+        What stages share is there once, by the end that is declared first: so its name is the same on every rank.
+        """
+        for (stage, name), parameter in self._named.items():
+            yield f"stages.{stage}.{name}", parameter
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """The parameters of this rank."""
+        for _, parameter in self.named_parameters():
+            yield parameter
+
+    @property
+    def micro_batches(self) -> int:
+        """N: the micro-batches of a mini-batch, which a copy takes in a step."""
+        return self._setting.world.job.micro_batches
+
+    @property
+    def copies(self) -> int:
+        """W: the copies of the pipelines; they train on different mini-batches."""
+        return self._setting.world.place.copies
+
+    @property
+    def copy(self) -> int:
+        """The copy that this rank is a part of, from 0."""
+        return self._setting.world.place.copy
+
+    @property
+    def optimizers(self) -> dict[int | Group, Any]:
+        """What ``optimizer`` has made, by stage, or by the stages that share: empty where the caller steps."""
+        return {} if self._steppers is None else self._steppers.optimizers
+
+    @property
+    def needs(self) -> frozenset[int]:
+        """The micro-batches of a mini-batch whose input or target this rank uses: a loader may leave out the others."""
+        facts, count = self._setting.facts, self._setting.world.job.micro_batches
+        return frozenset(micro % count for micro in spread((*facts.inputs, *facts.targets)))
+
+    # ---- training
+
+    def step(
+        self,
+        batch: Pair | Callable[[int], Pair] | Batches | None = None,
+        *,
+        micro_batches: Sequence[Pair] | None = None,
+        accumulate: bool = False,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> Outcome | None:
+        """Forward, backward and sums of one update: afterwards ``.grad`` is the gradient of the mini-batch's loss.
+
+        Without a flush it gives the schedule one update more, and each stage makes its steps when their time has come:
+        the outcome is that of the newest update that all stages have made, None while there is none.
+
+        Parameters
+        ----------
+        batch
+            What this rank's copy trains on: a pair (input, target) of pytrees with B*N items along dimension 0 of every
+            tensor, or a function of the micro-batch's number that gives a pair with B items. It is asked for what this
+            rank needs alone. A third is a dict of keyword arguments, for the stages that know their names. `Batches`
+            give those of the update, inputs, targets and keyword arguments apart.
+        micro_batches
+            The same as N pairs.
+        accumulate
+            Keeps the gradients that there are, as if the mini-batches since they were cleared had been one; each weighs
+            its count, where ``loss`` returns one.
+        scaler
+            Multiplies the loss by its scale, the same on all ranks: see `unscale_`.
+
+        Raises
+        ------
+        Misuse
+            If the batch has another size, or gradients of the step before are still there.
+        BadModel, ModelError, PeerLost
+            If the step fails; there is no further one then.
+        """
+        self._require_sound()
+        if (batch is None) == (micro_batches is None):
+            raise Misuse("step takes either a batch or micro_batches")
+        if micro_batches is None:
+            self._feed.put(self._update, batch)
+        else:
+            self._feed.put_apart(self._update, micro_batches)
+        if self._lengths is not None:
+            self._lengths.check(self._update)
+        if self._stream is not None:
+            self._stream.check(accumulate, scaler is not None)
+        else:
+            self._begin(accumulate, scaler)
+        with self._located, self._random_numbers():
+            if self._lengths is not None:
+                self._lengths.begin(self._update)
+            outcome = self._run() if self._stream is None else self._stream.give()
+        self._update += 1
+        return outcome
+
+    def _begin(self, accumulate: bool, scaler: torch.amp.GradScaler | None) -> None:
+        """Readies gradients and the scale of the loss for an update."""
+        if scaler is not None and self._sum_dtype is not None:
+            raise Misuse("a GradScaler unscales grad, not main_grad: scale for fp16, or sum in a wider dtype, not both")
+        self._accumulation.begin(accumulate)
+        scale = self._scale_of(scaler)
+        for stage in self._stages.values():
+            for group in stage.groups:
+                group.clear_gradients()
+            stage.scale_loss(scale)
+
+    def _run(self) -> Outcome:
+        """An update from its first forward to its sums."""
+        self._lane.begin(self._update)
+        self._setting.script.update(self._lane)
+        tally = added(stage.take_loss(self._update) for stage in self._stages.values())
+        outcome = self._outcomes.launch(self._update, tally)
+        self._feed.drop(self._update)
+        self._accumulation.end(outcome)
+        return outcome
+
+    def drain(self) -> list[Outcome]:
+        """Completes the updates that are under way: their outcomes, and others that no call has returned yet.
+
+        Every rank calls it. Afterwards all parameters are those of the last update, and the next step begins anew: its
+        first micro-batches read them. With a flush nothing is ever under way.
+
+        Raises
+        ------
+        BadModel, ModelError, PeerLost
+            If that fails; there is no further step then.
+        """
+        self._finish()
+        return [] if self._stream is None else self._stream.untold()
+
+    def _finish(self) -> None:
+        """Completes what is under way."""
+        self._require_sound()
+        if self._stream is not None:
+            with self._located, self._random_numbers():
+                self._stream.finish()
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """As torch.nn.utils.clip_grad_norm_, over the whole model: each parameter counts once, replicas or not.
+
+        Every rank calls it, and gets the same norm: a number in float64, of before.
+
+        Raises
+        ------
+        RuntimeError
+            If the norm is no finite number and ``error_if_nonfinite``.
+        PeerLost
+            If another rank does not answer in time, or has ended.
+        """
+        self._require_flush(
+            "the stages make an update at different times, so there is no norm of all its gradients: clip those of a "
+            "stage in before_step, as in clip_grad_norm_([p for _, p in step.named_parameters], 1.0)"
+        )
+        with self._located:
+            norm = total_norm(self._setting.world, gradients_of(self._groups), float(norm_type))
+        if error_if_nonfinite and not norm.isfinite():
+            raise RuntimeError(f"the norm of order {norm_type:g} of the gradients is {float(norm)}")
+        scale_down(self.parameters(), max_norm, norm)
+        return norm
+
+    def unscale_(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+        """As ``scaler.unscale_(optimizer)``; infinity or NaN on any rank is known to all, so that all skip the step.
+
+        Every rank calls it, between `step` and ``scaler.step(optimizer)``, with an optimizer of this rank's parameters.
+        """
+        self._require_flush("stages step without a scaler: train in bfloat16, which needs none")
+        scaler.unscale_(optimizer)
+        seen = scaler._found_inf_per_device(optimizer)
+        with self._located:
+            largest_anywhere(self._setting.world, [*seen.values()])
+
+    def _scale_of(self, scaler: torch.amp.GradScaler | None) -> float:
+        """What a scaler multiplies a loss by; one that has not done so yet is made ready by that."""
+        if scaler is None:
+            return 1.0
+        return float(scaler.scale(torch.ones((), device=self._setting.world.device)))
+
+    # ---- evaluation
+
+    def evaluate(self, batches: Iterable[Pair | Callable[[int], Pair]]) -> float:
+        """The mean loss over all items of some batches, on the weights as they are: the same number on every rank.
+
+        Modules are in evaluation mode meanwhile, and nothing that training depends on changes. But for the updates of
+        a stream that are under way: they are completed first, and `drain` returns their outcomes.
+
+        Parameters
+        ----------
+        batches
+            What this rank's copy evaluates, the same on all of its ranks: pairs (input, target) with items along
+            dimension 0, any number of them; or functions as `step` takes them. Copies may have different numbers of
+            batches. A micro-batch counts by its items if ``loss`` is a mean over them, and else by its count; where
+            nothing counts the result is not a number.
+
+        Raises
+        ------
+        Misuse
+            If a batch is none of these, or there is no item at all.
+        BadModel, ModelError, PeerLost
+            If a forward or a message fails; nothing more runs on this pipeline then.
+        """
+        weighing = Weighing(self._setting.model.judge)
+        evaluation = self._evaluation(weighing)
+        for batch in batches:
+            for of in evaluation.rounds(batch):
+                with self._located, self._random_numbers():
+                    evaluation.run(of)
+        with self._located:
+            sums = added_over_all(self._setting.world, weighing.items, weighing.total, weighing.count)
+        items, total, count = sums
+        if not items:
+            raise Misuse("there is nothing to evaluate: no batch was given")
+        return Tally(total, count).mean
+
+    def predict(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The outputs of the last stage for some batches of inputs, one by one, items in their order, on the CPU.
+
+        Every rank of the copy gets them. Modules and weights are as in `evaluate`.
+
+        Parameters
+        ----------
+        batches
+            What this rank's copy predicts, the same on all of its ranks: pytrees with items along dimension 0, any
+            number of them; or functions of the micro-batch's number, which are asked for what this rank needs.
+
+        Raises
+        ------
+        Misuse, BadModel, ModelError, PeerLost
+            As `evaluate`; Misuse also if the outputs have no dimension 0 to put them together along.
+        """
+        keeping = Keeping()
+        evaluation = self._evaluation(keeping)
+        for batch in batches:
+            yield self._predicted(evaluation, keeping, batch)
+
+    def _evaluation(self, last: Weighing | Keeping) -> Evaluation:
+        self._finish()
+        return Evaluation(self._setting, self._stages, self._feed.size, last)
+
+    def _predicted(self, evaluation: Evaluation, keeping: Keeping, batch: Any) -> Any:
+        world = self._setting.world
+        with_targets = (lambda micro: (batch(micro), None)) if callable(batch) else (batch, None)
+        outputs: list[Any] = []
+        self._finish()
+        for of in evaluation.rounds(with_targets):
+            with self._located, self._random_numbers():
+                evaluation.run(of)
+                outputs += gathered(world, world.job.holders[-1], keeping.take()).values()
+        if not all(map(is_rows, outputs)):
+            raise Misuse("the last stage returns something else than tensors with the items in dimension 0")
+        return joined(outputs)
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Lets go of the communicators; all ranks call it. The process group that was given stays.
+
+        Outcomes can be read afterwards: what is under way of them is waited for.
+        """
+        if not self._located.failed:
+            self._outcomes.settle()
+        self._located.failed = True
+        self._setting.world.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            if not self._located.failed:
+                self.drain()
+            self._setting.world.meet("for everybody to finish")
+            self.close()
+
+    def _require_sound(self) -> None:
+        if self._located.failed:
+            raise Misuse("an update has failed on this pipeline: make a new one, from the last checkpoint")
+
+    def _require_flush(self, reason: str) -> None:
+        if self._stream is not None:
+            raise Misuse(f"{self._setting.world.job.name} has no flush: {reason}")
+
+    @contextmanager
+    def _random_numbers(self) -> Iterator[None]:
+        """Afterwards the generators of torch are as before."""
+        devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+        with torch.random.fork_rng(devices):
+            yield

@@ -1,0 +1,324 @@
+"""Finds out, once at start, what the stages hand to one another: one micro-batch down the first pipe and back.
+
+Nothing remains of it: random state, buffers such as batch-norm statistics, and gradients are as before.
+"""
+
+import json
+import pickle
+from contextlib import nullcontext
+from dataclasses import astuple, dataclass, replace
+from itertools import compress
+from typing import Any
+
+import torch
+
+from chimera_runtime.auxiliary import listening, roots_of
+from chimera_runtime.batches import Source
+from chimera_runtime.blame import Calling
+from chimera_runtime.boundary import Boundary, Traits
+from chimera_runtime.errors import FAILED, Misuse
+from chimera_runtime.keywords import Keywords, accepted
+from chimera_runtime.losses import as_pair, expected_count
+from chimera_runtime.model import Model
+from chimera_runtime.nested import ONE_TENSOR, Form, is_rows, leaves, to_device
+from chimera_runtime.saved import Footprint, Saved
+from chimera_runtime.shards import rest
+from chimera_runtime.tensors import Tensors, draw_seed
+from chimera_runtime.world import World
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What each stage hands to the next, what it was seen to do and, if that was asked for, what it keeps.
+
+    ``expected_count`` is what an update may count if ``loss`` returns a sum and a count; None if it returns a mean.
+    ``auxiliary`` are the names of the auxiliary losses of all stages.
+    """
+
+    boundaries: list[Boundary]
+    traits: list[Traits]
+    footprints: list[Footprint]
+    expected_count: float | None
+    auxiliary: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sight:
+    """A stage's forward on the first micro-batch: its inputs, what it returned or the loss, and how it was before.
+
+    ``form`` and ``traits`` are as in `Boundary` and `Findings`, the ``footprint`` is empty unless it was measured;
+    ``in_place`` says that the stage changed its input, ``buffers`` are copies from before; ``count`` is what came with
+    the loss, if something did, ``auxiliary`` are roots as well.
+    """
+
+    inputs: Tensors
+    outputs: Tensors
+    buffers: dict[str, torch.Tensor]
+    form: Form
+    traits: Traits
+    footprint: Footprint
+    in_place: bool
+    count: float | None
+    auxiliary: Tensors
+
+
+def find(
+    world: World, model: Model, batches: Source, built: dict[int, torch.nn.Module], seed: int, measures: bool
+) -> Findings:
+    """The findings, the same on every rank; every rank calls it. Footprints are among them if it ``measures``.
+
+    Raises
+    ------
+    Misuse
+        If a stage returns what it must not.
+    """
+    prober = _Prober(world, model, batches, built, seed, measures)
+    boundaries, traits = prober.forward()
+    expected = expected_count(prober.count(), world.job.passes * world.place.copies)
+    known = [replace(boundary, counted=expected is not None) for boundary in prober.backward(boundaries)]
+    names = sorted({name for of_stage in traits for name in of_stage.auxiliary})
+    return Findings(known, traits, prober.footprints, expected, tuple(names))
+
+
+class _Prober:
+    def __init__(
+        self,
+        world: World,
+        model: Model,
+        batches: Source,
+        built: dict[int, torch.nn.Module],
+        seed: int,
+        measures: bool,
+    ) -> None:
+        self._world = world
+        self._model = model
+        self._batches = batches
+        self._built = built
+        self._seed = seed
+        self._measures = measures
+        self._runs: dict[int, Sight] = {}
+        self.footprints: list[Footprint] = []
+
+    def _rank(self, stage: int) -> int:
+        return self._world.place.rank_of(0, self._world.job.placement[0][stage])
+
+    def _is_mine(self, stage: int) -> bool:
+        return self._world.place.rank == self._rank(stage)
+
+    def forward(self) -> tuple[list[Boundary], list[Traits]]:
+        """Shapes, dtypes and traits; that a tensor is recorded says nothing yet of whether its gradient comes back."""
+        world, last = self._world, self._world.job.stages - 1
+        boundaries: list[Boundary] = []
+        traits: list[Traits] = []
+        names = self._names()
+        for stage in range(world.job.stages):
+            if self._is_mine(stage):
+                before = boundaries[-1] if stage else None
+                with torch.random.fork_rng():
+                    torch.manual_seed(draw_seed("shapes", self._seed, stage))
+                    form, seen = self._run(stage, before, self._handed(stage, before), names)
+                self._say(f"traits/{stage}", astuple(seen))
+                if stage < last:
+                    self._describe(stage, _boundary(form, self._runs[stage].outputs))
+                    self._pass_on(stage)
+            buffers, alone, keywords, auxiliary = self._hear(f"traits/{stage}", stage)
+            traits.append(Traits(tuple(buffers), alone, tuple(keywords), tuple(auxiliary)))
+            if self._measures:
+                self.footprints.append(Footprint(*self._hear(f"footprint/{stage}", stage)))
+            if stage < last:
+                boundaries.append(self._described(stage))
+        if unknown := sorted(set(names) - {name for of_stage in traits for name in of_stage.keywords}):
+            raise Misuse(f"no stage takes the keyword argument {unknown[0]}: its forward has no parameter of that name")
+        return boundaries, traits
+
+    def _names(self) -> tuple[str, ...]:
+        """The names of keyword arguments, as the first stage sees them."""
+        if self._is_mine(0):
+            with torch.random.fork_rng():
+                self._say("keywords", list(self._batches.keywords(0, 0)))
+        return tuple(self._hear("keywords", 0))
+
+    def count(self) -> float | None:
+        """What came with the loss, if something did."""
+        last = self._world.job.stages - 1
+        if self._is_mine(last):
+            self._say("count", self._runs[last].count)
+        count: float | None = self._hear("count", last)
+        return count
+
+    def backward(self, boundaries: list[Boundary]) -> list[Boundary]:
+        """The boundaries, once it is known which tensors' gradients come back."""
+        known: list[Boundary] = []
+        roots_follow: tuple[bool, ...] = ()
+        for stage in reversed(range(1, self._world.job.stages)):
+            if self._is_mine(stage):
+                with torch.random.fork_rng():
+                    self._say(f"gradients/{stage - 1}", self._run_back(stage, roots_follow))
+            roots_follow = tuple(self._hear(f"gradients/{stage - 1}", stage))
+            known.append(replace(boundaries[stage - 1], differentiable=roots_follow))
+        for stage, seen in self._runs.items():
+            restore(self._built[stage], seen.buffers)
+            rest(self._built[stage])
+        return known[::-1]
+
+    def _run_back(self, stage: int, follow: tuple[bool, ...]) -> list[bool]:
+        """Which inputs of a stage receive a gradient, if those outputs do that ``follow`` marks."""
+        last = stage == self._world.job.stages - 1
+        return look_back(stage, self._built[stage], self._runs[stage], None if last else follow)
+
+    def _run(self, stage: int, before: Boundary | None, handed: Any, names: tuple[str, ...]) -> tuple[Form, Traits]:
+        world, last = self._world, stage == self._world.job.stages - 1
+        target = to_device(self._batches.target(0, 0), world.device) if last else None
+        taken_names = accepted(self._built[stage], names)
+        loaded = to_device(self._batches.keywords(0, 0), world.device) if taken_names else {}
+        keywords = {name: loaded[name] for name in taken_names}
+        seen = look(self._model, stage, self._built[stage], before, handed, target, last, self._measures, keywords)
+        if self._measures:
+            self._say(f"footprint/{stage}", astuple(seen.footprint))
+        self._runs[stage] = seen
+        if seen.in_place and stage in world.job.recomputing:
+            raise Misuse(f"stage {stage} changes its input in place, but is to run on it again; let it work on a copy")
+        if stage in world.job.grouped and not last and not is_rows(seen.outputs):
+            raise Misuse(
+                f"stage {stage} returns a tensor without dimensions, but handles several micro-batches in one "
+                "operation; return tensors with the micro-batch in dimension 0"
+            )
+        return seen.form, seen.traits
+
+    def _describe(self, stage: int, boundary: Boundary) -> None:
+        self._world.store.set(f"boundary/{stage}", pickle.dumps(boundary).hex())
+
+    def _described(self, stage: int) -> Boundary:
+        """What another rank of this job has found; classes in its structure may be the user's."""
+        what = f"for what stage {stage} hands on"
+        text = self._world.learn(f"boundary/{stage}", self._rank(stage), what, self._world.timeout).decode()
+        boundary: Boundary = pickle.loads(bytes.fromhex(text))
+        return boundary
+
+    def _say(self, key: str, fact: object) -> None:
+        self._world.store.set(key, json.dumps(fact))
+
+    def _hear(self, key: str, stage: int) -> Any:
+        what = f"for what stage {stage} does with the first micro-batch"
+        return json.loads(self._world.learn(key, self._rank(stage), what, self._world.timeout))
+
+    def _pass_on(self, stage: int) -> None:
+        """Sends the outputs of a stage to the rank of the next one, unless it is this one."""
+        target = self._rank(stage + 1)
+        if target != self._world.place.rank:
+            for tensor in self._runs[stage].outputs:
+                self._world.send(tensor, target, f"for stage {stage + 1} to take the first micro-batch")
+
+    def _handed(self, stage: int, before: Boundary | None) -> Any:
+        """What a stage is called on: the first inputs of the dataset, or what the stage before returned."""
+        device = self._world.device
+        if before is None:
+            return to_device(self._batches.input(0, 0), device)
+        if self._is_mine(stage - 1):
+            return self._runs[stage - 1].outputs
+        buffers = before.buffers(torch.device("cpu"))
+        for tensor in buffers:
+            self._world.recv(tensor, self._rank(stage - 1), f"for the first micro-batch of stage {stage - 1}")
+        return tuple(t.to(device) for t in buffers)
+
+
+def look(
+    model: Model,
+    stage: int,
+    module: torch.nn.Module,
+    before: Boundary | None,
+    handed: Any,
+    target: Any,
+    last: bool,
+    measures: bool,
+    keywords: Keywords,
+) -> Sight:
+    """Runs a stage on a micro-batch, the last one with the loss; footprints are counted if it ``measures``."""
+    inputs: Tensors = ()
+    argument = handed
+    if before is not None:
+        inputs = tuple(t.detach().requires_grad_(d) for t, d in zip(handed, before.recorded, strict=True))
+        argument = before.form.filled(inputs)
+    buffers = {name: (buffer.clone(), buffer._version) for name, buffer in module.named_buffers()}
+    versions, random = _versions(argument), _random_state()
+    saved = Saved(module.parameters)
+    with saved.watching() if measures else nullcontext():
+        with Calling(f"the forward of stage {stage}", FAILED), listening() as auxiliary:
+            returned = module(argument, **keywords)
+        form, outputs = model.outputs(stage, returned) if not last else (ONE_TENSOR, ())
+        count = None
+        if last:
+            loss, count = as_pair(model.judge(returned, target))
+            outputs = (loss,)
+    draws = any(not torch.equal(a, b) for a, b in zip(random, _random_state(), strict=True))
+    changed = tuple(n for n, b in module.named_buffers() if n in buffers and not _same(b, *buffers[n]))
+    return Sight(
+        inputs=inputs,
+        outputs=outputs,
+        buffers={name: copy for name, (copy, _) in buffers.items()},
+        form=form,
+        traits=Traits(
+            changed,
+            "has auxiliary losses"
+            if auxiliary
+            else _alone(draws, changed, is_rows((argument, keywords)), is_rows(returned)),
+            tuple(keywords),
+            tuple(sorted({name for name, _ in auxiliary})),
+        ),
+        footprint=saved.footprint(argument, outputs, (target, keywords)),
+        in_place=versions != _versions(argument),
+        count=None if count is None else 0.0 if count.is_meta else count.item(),
+        auxiliary=roots_of(auxiliary),
+    )
+
+
+def look_back(stage: int, module: torch.nn.Module, seen: Sight, follow: tuple[bool, ...] | None) -> list[bool]:
+    """Which inputs of a stage receive a gradient, if those outputs do that ``follow`` marks; None is for the loss."""
+    handed_on = seen.outputs if follow is None else compress(seen.outputs, follow)
+    roots = [t for t in (*handed_on, *seen.auxiliary) if t.requires_grad]
+    if roots:
+        with Calling(f"the backward of stage {stage}", FAILED):
+            torch.autograd.backward(roots, [torch.zeros_like(root) for root in roots])
+    for parameter in module.parameters():
+        parameter.grad = None
+    return [leaf.grad is not None for leaf in seen.inputs]
+
+
+def _boundary(form: Form, tensors: Tensors) -> Boundary:
+    recorded = tuple(t.requires_grad for t in tensors)
+    return Boundary(form, tuple(tuple(t.shape) for t in tensors), tuple(t.dtype for t in tensors), recorded, recorded)
+
+
+def _versions(argument: Any) -> list[int]:
+    return [leaf._version for leaf in leaves(argument) if isinstance(leaf, torch.Tensor)]
+
+
+def _random_state() -> list[torch.Tensor]:
+    cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if cuda else [])]
+
+
+def _same(buffer: torch.Tensor, copy: torch.Tensor, version: int) -> bool:
+    """Whether a buffer is as it was; one without values (on the meta device) tells it by its version."""
+    if buffer.is_meta:
+        return buffer._version == version
+    return buffer.shape == copy.shape and torch.equal(buffer, copy)
+
+
+@torch.no_grad()
+def restore(module: torch.nn.Module, buffers: dict[str, torch.Tensor]) -> None:
+    """Undoes what the probe did to buffers; one that the forward made or replaced by another size stays."""
+    for name, buffer in module.named_buffers():
+        if name in buffers and buffer.shape == buffers[name].shape:
+            buffer.copy_(buffers[name])
+
+
+def _alone(draws: bool, buffers: tuple[str, ...], joinable: bool, separable: bool) -> str:
+    """Why a stage cannot run several micro-batches at once, or nothing."""
+    if draws:
+        return "draws random numbers"
+    if buffers:
+        return f"updates its buffer{'s' if len(buffers) > 1 else ''} {', '.join(buffers)}"
+    if not joinable:
+        return "has inputs that are not tensors with the micro-batch in dimension 0"
+    return "" if separable else "has outputs that are not tensors with the micro-batch in dimension 0"

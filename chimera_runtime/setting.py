@@ -1,0 +1,120 @@
+"""What a rank knows before it builds its stages."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from chimera_runtime.batches import Source
+from chimera_runtime.blame import ModelError, Operation
+from chimera_runtime.keywords import Keywords
+from chimera_runtime.lane import Lane, Load
+from chimera_runtime.links import Incoming, Outgoing
+from chimera_runtime.model import Model
+from chimera_runtime.nested import to_device
+from chimera_runtime.probe import Findings
+from chimera_runtime.program import Group, RankFacts, RankScript
+from chimera_runtime.stage import Stage
+from chimera_runtime.ties import Tie, declared
+from chimera_runtime.turns import Driver, Run, StreamLane
+from chimera_runtime.world import World
+
+
+class Parts(NamedTuple):
+    """What a lane is made of: stages, other workers by their number, how inputs and targets are loaded, and ties."""
+
+    stages: Mapping[int, Any]
+    peers: Mapping[int, Any]
+    load_input: Load
+    load_target: Load
+    ties: Mapping[Group, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The same for the check and for the training that follows it; without a ``source`` no data are loaded."""
+
+    world: World
+    script: RankScript
+    facts: RankFacts
+    model: Model
+    findings: Findings
+    seed: int
+    source: Source | None
+
+    @property
+    def share(self) -> float:
+        """What backwards begin with: what the loss of a micro-batch counts in that of its update, over all copies.
+
+        Where it is a sum and a count that is known after the last forward; until then it is what can be expected.
+        """
+        return 1 / (self.findings.expected_count or self.world.job.passes * self.world.place.copies)
+
+    def parts(self, stages: dict[int, Stage]) -> Parts:
+        """What a lane is made of."""
+        ties = {tie.group: tie for stage in stages.values() for tie in stage.ties}
+        return Parts(stages, {worker: self.world.peer(worker) for worker in self.facts.peers}, *self.loads(), ties)
+
+    @property
+    def ties(self) -> tuple[Tie, ...]:
+        """The parameters that stages share."""
+        return declared(self.model.tied, self.world.job, self.model.file)
+
+    def loads(self) -> tuple[Load, Load]:
+        """How inputs and targets are loaded."""
+        source = self.source
+        if source is None:
+            return (lambda _update, _micro: None), (lambda _update, _micro: None)
+        last = self.world.job.stages - 1
+        return self._load("load input", source.input, 0), self._load("load target", source.target, last)
+
+    def _load(self, kind: str, load: Load, stage: int) -> Load:
+        device, passes = self.world.device, self.world.job.passes
+
+        def loaded(update: int, micro: int) -> Any:
+            try:
+                return to_device(load(update, micro), device)
+            except ModelError as error:
+                later, number = divmod(micro, passes)
+                error.during(Operation(kind, stage, (number,), update + later))
+                raise
+
+        return loaded
+
+    def keywords(self, update: int, micro: int) -> Keywords:
+        """The keyword arguments of a micro-batch, counted from the first of an update."""
+        if self.source is None:
+            return {}
+        keywords: Keywords = to_device(self.source.keywords(update, micro), self.world.device)
+        return keywords
+
+    def lane(self, parts: Parts) -> Lane:
+        """What the rank's script is called with."""
+        job, facts = self.world.job, self.facts
+        outgoing = {
+            (source, target, worker): Outgoing(parts.peers[worker], source, target, job.stages)
+            for source, target, worker in facts.outgoing
+        }
+        incoming = {route: self._incoming(parts, *route) for route in facts.incoming}
+        loads = parts.load_input, parts.load_target
+        if not job.period:
+            return Lane(parts.stages, incoming, outgoing, *loads, parts.ties)
+        return StreamLane(parts.stages, incoming, outgoing, *loads, Run(job.passes), facts.initial, parts.ties)
+
+    def _incoming(self, parts: Parts, source: int, target: int, worker: int) -> Incoming:
+        stage, facts = parts.stages[target], self.facts.stages[target]
+        slots, rooms = (stage.inputs, facts.inputs) if source < target else (stage.gradients, facts.gradients)
+        return Incoming(parts.peers[worker], source, target, self.world.job.stages, slots, rooms)
+
+    def driver(self, lane: Lane) -> Driver:
+        """What runs the turns of a stream."""
+        assert isinstance(lane, StreamLane)
+        assert self.facts.turns is not None
+        return Driver(self.script.turn, lane, self.facts.turns)
+
+    def run(self, lane: Lane, updates: int) -> None:
+        """So many updates of a stream, from the first to the last."""
+        driver = self.driver(lane)
+        for _ in range(updates):
+            driver.give()
+        driver.drain()

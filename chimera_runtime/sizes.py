@@ -1,0 +1,16 @@
+"""Numbers of bytes, as a person reads them."""
+
+UNITS = ("KiB", "MiB", "GiB", "TiB")
+
+_FOUR_DIGITS = 999.5
+"""From here on a number needs a fourth digit."""
+
+
+def shown(count: int) -> str:
+    """Bytes with three digits, as in ``1.18 MiB``."""
+    value, unit = float(count), "B"
+    for larger in UNITS:
+        if value < _FOUR_DIGITS:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.3g} {unit}" if value < _FOUR_DIGITS else f"{value:.0f} {unit}"

@@ -1,0 +1,359 @@
+"""The stages: what a forward keeps for its backward, and the compute of a lane.
+
+Everything that can be decided before the first update is decided in the constructors.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence, Set
+from itertools import compress
+from typing import Any, NamedTuple, Self
+
+import torch
+
+from chimera_runtime.auxiliary import Auxiliary, listening, roots_of
+from chimera_runtime.blame import Calling, ModelError, Operation
+from chimera_runtime.boundary import Boundary, Traits
+from chimera_runtime.endings import Ending
+from chimera_runtime.errors import FAILED, BadModel
+from chimera_runtime.keywords import Keywords
+from chimera_runtime.losses import Tally, added
+from chimera_runtime.nested import joined
+from chimera_runtime.numbering import Micros, Numbering
+from chimera_runtime.sums import GradientSum
+from chimera_runtime.tensors import Tensors, join, part, plain, seed_torch
+from chimera_runtime.versions import Weights
+from chimera_runtime.weights import WeightGroup
+
+
+class Saved(NamedTuple):
+    """A micro-batch between its forward and its backward: the graph, from its leaves to its roots.
+
+    ``auxiliary`` are further roots, those of auxiliary losses.
+    """
+
+    leaves: Tensors
+    roots: Tensors
+    auxiliary: Tensors
+
+
+class Passed(NamedTuple):
+    """A forward: the tensors whose gradients are wanted, what the module returned, and its auxiliary losses."""
+
+    leaves: Tensors
+    returned: Any
+    auxiliary: Auxiliary
+
+
+class Kept(NamedTuple):
+    """A micro-batch in a stage that recomputes, between its forward and its backward: how to run the forward again.
+
+    ``buffers`` are copies of those that the stage updates, from before its forward.
+    """
+
+    seed: int
+    inputs: Any
+    target: Any
+    keywords: Keywords
+    buffers: dict[str, torch.Tensor]
+
+
+class Stage(WeightGroup):
+    """A stage's module on this rank, its buffers and its part of an update.
+
+    As a weight group it has the parameters that are the stage's own. ``ties`` are the groups of those that it shares,
+    ``groups`` all of these.
+
+    ``inputs[k]`` and ``gradients[k]`` are the receive buffers that schedule.sir calls slot k.
+
+    What a forward or a backward hands on stays here, by its micro-batches, until `outputs` or `input_gradients` takes
+    it; so does what a forward keeps for its backward.
+
+    Parameters
+    ----------
+    before
+        What the stage receives, None for the first.
+    ending
+        What becomes of what the module returns: it is handed on, or goes to the loss.
+    recomputed
+        The micro-batches, modulo ``numbering.cycle``, of which a forward keeps its input alone.
+    load_keywords
+        Loads the keyword arguments of a micro-batch, counted from the first of an update; asked for where the stage
+        takes any.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        module: torch.nn.Module,
+        weights: Weights,
+        before: Boundary | None,
+        ending: Ending,
+        gradients: GradientSum,
+        traits: Traits,
+        numbering: Numbering,
+        recomputed: Set[int] = frozenset(),
+        ties: Sequence[WeightGroup] = (),
+        load_keywords: Callable[[int, int], Keywords] | None = None,
+    ) -> None:
+        super().__init__((number,), weights, gradients, numbering)
+        self.ties = ties
+        self.groups: tuple[WeightGroup, ...] = (self, *ties)
+        self.number = number
+        self.module = module
+        self.inputs: list[Tensors] = []
+        self.gradients: list[Tensors] = []
+        self.load_keywords = load_keywords
+        self._before = before
+        self._ending = ending
+        self._traits = traits
+        self._recomputed = recomputed
+        self._waiting: dict[int, Saved | Kept] = {}
+        self._auxiliary: defaultdict[int, Auxiliary] = defaultdict(list)
+        self._outputs: dict[Micros, Tensors] = {}
+        self._input_gradients: dict[Micros, Tensors] = {}
+        self._received: frozenset[int] = frozenset()
+        self._memory: tuple[list[Tensors], list[Tensors]] = [], []
+        self._rooms: tuple[Sequence[int], Sequence[int]] = (), ()
+        self._forwarding = Calling(f"the forward of stage {number}", FAILED)
+        self._going_back = Calling(f"the backward of stage {number}", FAILED)
+
+    def reserve(self, inputs: Sequence[int], gradients: Sequence[int], device: torch.device) -> None:
+        """Allocates the receive buffers: for each slot of activations and gradients, room for so many micro-batches."""
+        if self._before is not None:
+            self.inputs = [self._before.buffers(device, micros) for micros in inputs]
+        if self._ending.after is not None:
+            self.gradients = [self._ending.after.gradient_buffers(device, micros) for micros in gradients]
+        self._memory = list(self.inputs), list(self.gradients)
+        self._rooms = inputs, gradients
+        self._received = frozenset(t.untyped_storage().data_ptr() for slot in self.gradients for t in slot)
+
+    def resize(self, before: Boundary | None, after: Boundary | None) -> None:
+        """From now on what is received and handed on has other shapes, none larger than at first."""
+        self._before = before
+        self._ending.resize(after)
+        (inputs, gradients), (input_rooms, gradient_rooms) = self._memory, self._rooms
+        if before is not None:
+            self.inputs[:] = [before.views(*slot) for slot in zip(inputs, input_rooms, strict=True)]
+        if after is not None:
+            self.gradients[:] = [after.gradient_views(*slot) for slot in zip(gradients, gradient_rooms, strict=True)]
+
+    def begin(self, update: int) -> None:
+        """From now on micro-batches are counted from the first of an update, and versions from the newest weights."""
+        self._numbering.first = update
+        for group in self.groups:
+            group.restart()
+
+    def at(self, version: int) -> Self:
+        """The stage with a version of its weights that is alive."""
+        for group in self.groups:
+            group.select(version)
+        return self
+
+    def newest(self) -> Self:
+        """The stage with the newest version of its weights."""
+        for group in self.groups:
+            group.select_newest()
+        return self
+
+    # ---- forward
+
+    def forward(self, micros: Micros, inputs: Any, targets: Any = None) -> None:
+        """Runs the stage on a micro-batch or on several.
+
+        Parameters
+        ----------
+        micros
+            Its number, or a tuple of numbers.
+        inputs
+            Tensors received, with the micro-batches along dimension 0; on stage 0 a batch of the dataset, or a tuple
+            with one for each micro-batch.
+        targets
+            For the loss, on the last stage: a batch, or a tuple with one for each micro-batch.
+        """
+        try:
+            if isinstance(micros, tuple):
+                outputs = self._forward_several(micros, inputs, targets)
+            else:
+                outputs = self._forward(micros, inputs, targets)
+        except ModelError as error:
+            error.during(self._operation("F", micros))
+            raise
+        if self._ending.after is not None:
+            self._outputs[micros] = outputs
+
+    def outputs(self, micros: Micros) -> Tensors:
+        """What the forward of these micro-batches hands on, to be sent or to be read by the next stage: once."""
+        return self._outputs.pop(micros)
+
+    def _forward(self, micro: int, inputs: Any, target: Any) -> Tensors:
+        if micro % self._numbering.cycle in self._recomputed:
+            return self._forward_keeping_inputs((micro,), inputs, [inputs], (target,))
+        passed = self._run(micro, inputs, self._keywords_of(micro))
+        results, roots = self._ending.finish((micro,), passed.returned, (target,))
+        self._note(micro, passed.auxiliary)
+        self._waiting[micro] = Saved(passed.leaves, roots, roots_of(passed.auxiliary))
+        return _payload(results)
+
+    def _forward_several(self, micros: tuple[int, ...], inputs: Any, targets: Any) -> Tensors:
+        """At once where the micro-batches are run again later, and the stage can."""
+        first = self._before is None
+        apart = list(inputs) if first else [part(inputs, i, i + 1, len(micros)) for i in range(len(micros))]
+        targets = (None,) * len(micros) if targets is None else targets
+        if micros[0] % self._numbering.cycle in self._recomputed and not self._traits.alone:
+            return self._forward_keeping_inputs(micros, joined(inputs) if first else inputs, apart, targets)
+        outputs = [self._forward(*arguments) for arguments in zip(micros, apart, targets, strict=True)]
+        return join(outputs)
+
+    @torch.no_grad()
+    def _forward_keeping_inputs(
+        self, micros: tuple[int, ...], together: Any, apart: Sequence[Any], targets: Sequence[Any]
+    ) -> Tensors:
+        keywords: list[Keywords] = []
+        for micro, inputs, target in zip(micros, apart, targets, strict=True):
+            buffers = {name: self.module.get_buffer(name).clone() for name in self._traits.buffers}
+            keywords.append(self._keywords_of(micro))
+            self._waiting[micro] = Kept(self._seed_of(micro), inputs, target, keywords[-1], buffers)
+        passed = self._run(micros[0], together, joined(keywords))
+        results, _ = self._ending.finish(micros, passed.returned, targets)
+        self._note(micros[0], passed.auxiliary)
+        return _payload(results)
+
+    def _seed_of(self, micro: int) -> int:
+        return self._numbering.forward_seed(micro, self.number)
+
+    def _keywords_of(self, micro: int) -> Keywords:
+        names = self._traits.keywords
+        if not names or self.load_keywords is None:
+            return {}
+        loaded = self.load_keywords(self._numbering.first, micro)
+        if missing := [name for name in names if name not in loaded]:
+            raise BadModel(
+                f"micro-batch {micro} has no keyword argument {missing[0]}, and the first had; give all the same names"
+            )
+        return {name: loaded[name] for name in names}
+
+    def _note(self, micro: int, auxiliary: Auxiliary) -> None:
+        """Adds up the auxiliary losses of a micro-batch, by update; only a stage that has none runs several at once."""
+        for name, value in auxiliary:
+            if name not in self._traits.auxiliary:
+                raise BadModel(
+                    f"stage {self.number} has the auxiliary loss {name} for micro-batch {micro}, and had it not for "
+                    "the first; have the same every time, of 0 where there is nothing to add"
+                )
+            self._auxiliary[self._numbering.place(micro)[0]].append((name, value.detach()))
+
+    def _run(self, micro: int, inputs: Any, keywords: Keywords) -> Passed:
+        seed_torch(self._seed_of(micro))
+        leaves, argument = self._argument(inputs)
+        with self._forwarding, listening() as auxiliary:
+            return Passed(leaves, self.module(argument, **keywords), auxiliary)
+
+    def _run_again(self, kept: Kept) -> Passed:
+        """As `_run`, from what the first run began with; what it does to buffers is lost with their copies."""
+        leaves, argument = self._argument(kept.inputs)
+        seed_torch(kept.seed)
+        with self._forwarding, listening() as auxiliary:
+            if not kept.buffers:
+                return Passed(leaves, self.module(argument, **kept.keywords), auxiliary)
+            returned = torch.func.functional_call(self.module, kept.buffers, (argument,), kept.keywords)
+        return Passed(leaves, returned, auxiliary)
+
+    def _argument(self, inputs: Any) -> tuple[Tensors, Any]:
+        """The tensors whose gradients are wanted, and what the module is called on."""
+        boundary = self._before
+        if boundary is None:
+            return (), inputs
+        leaves = tuple(t.detach().requires_grad_(r) for t, r in zip(inputs, boundary.recorded, strict=True))
+        return leaves, boundary.form.filled(leaves)
+
+    # ---- backward
+
+    def backward(self, micros: Micros, gradients: Tensors = ()) -> None:
+        """Adds to the gradients of the weights; runs the forward again first, where it kept its input alone.
+
+        Parameters
+        ----------
+        micros
+            A micro-batch, or a tuple of several.
+        gradients
+            Those of what the forward handed on, with the micro-batches along dimension 0; none on the last stage.
+        """
+        try:
+            if isinstance(micros, tuple):
+                apart = [part(gradients, i, i + 1, len(micros)) for i in range(len(micros))]
+                results = join([self._backward(*arguments) for arguments in zip(micros, apart, strict=True)])
+            else:
+                results = self._backward(micros, gradients)
+        except ModelError as error:
+            error.during(self._operation("B", micros))
+            raise
+        if self._before is not None:
+            self._input_gradients[micros] = results
+
+    def input_gradients(self, micros: Micros) -> Tensors:
+        """What the backward of these micro-batches hands back to the stage before: once."""
+        return self._input_gradients.pop(micros)
+
+    def _backward(self, micro: int, gradients: Tensors) -> Tensors:
+        leaves, roots, auxiliary = self._graph(micro)
+        counts = self._ending.counts(micro, gradients)
+        if roots or auxiliary:
+            shares = [torch.full_like(value, self._ending.share * self._ending.scale) for value in auxiliary]
+            with self._going_back:
+                torch.autograd.backward((*roots, *auxiliary), (*self._ending.gradients(roots, gradients), *shares))
+        for group in self.groups:
+            group.collect()
+            if group.group[0] == self.number:
+                group.count(counts)
+        if self._before is None:
+            return ()
+        for leaf, expected in zip(leaves, self._before.differentiable, strict=True):
+            if leaf.grad is not None and not expected:
+                raise BadModel(
+                    f"stage {self.number} uses a tensor of stage {self.number - 1} that it did not use for the first "
+                    "micro-batch; use the same tensors every time"
+                )
+        return (*map(self._own, compress(leaves, self._before.differentiable)), *[count.clone() for count in counts])
+
+    def _graph(self, micro: int) -> Saved:
+        """The graph of a micro-batch: as its forward left it, or made again."""
+        waiting = self._waiting.pop(micro)
+        if isinstance(waiting, Saved):
+            return waiting
+        passed = self._run_again(waiting)
+        _, roots = self._ending.finish((micro,), passed.returned, (waiting.target,))
+        return Saved(passed.leaves, roots, roots_of(passed.auxiliary))
+
+    def _own(self, leaf: torch.Tensor) -> torch.Tensor:
+        """The leaf's gradient, in memory that no later message overwrites."""
+        gradient = leaf.grad
+        if gradient is None:
+            return torch.zeros_like(leaf)
+        if gradient.untyped_storage().data_ptr() in self._received:
+            return plain(gradient).clone(memory_format=torch.contiguous_format)
+        return plain(gradient)
+
+    def _operation(self, kind: str, micros: Micros) -> Operation:
+        return self._numbering.operation(kind, micros, self.number)
+
+    # ---- update
+
+    @property
+    def disturbed(self) -> str | None:
+        """The name of a parameter whose gradient of an update under way was taken away, if there is one."""
+        disturbed = next((p for group in self.groups if (p := group.disturbed_parameter) is not None), None)
+        return next((name for name, parameter in self.module.named_parameters() if parameter is disturbed), None)
+
+    def scale_loss(self, scale: float) -> None:
+        """Multiplies the gradients of what the stage adds to the loss by a number from now on."""
+        self._ending.scale = scale
+
+    def take_loss(self, update: int) -> Tally:
+        """The losses of an update that were computed here: the loss on the last stage, auxiliary losses on any."""
+        auxiliary = self._auxiliary.pop(update, [])
+        return added([self._ending.take_loss(update), *(Tally(auxiliary={name: v.item()}) for name, v in auxiliary)])
+
+
+def _payload(results: Tensors) -> Tensors:
+    """Results as they are sent: without a graph, in memory of one piece."""
+    return tuple([plain(t.detach()) for t in results])

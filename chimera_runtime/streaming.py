@@ -1,0 +1,118 @@
+"""What `Pipeline` does where there is no flush: updates are given one by one, and completed some updates later."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from chimera_runtime.errors import Misuse
+from chimera_runtime.feed import Feed
+from chimera_runtime.lane import Lane
+from chimera_runtime.losses import added
+from chimera_runtime.outcome import Outcome, Outcomes
+from chimera_runtime.program import Job
+from chimera_runtime.setting import Setting
+from chimera_runtime.stage import Stage
+from chimera_runtime.stepping import Hook, Named, StepHooks
+
+
+def hooks_of(
+    job: Job, optimizer: Callable[[Named], Any] | None, before: Hook | None, after: Hook | None
+) -> StepHooks | None:
+    """How the stages of a program step in its schedule; None where it has a flush, and they do not.
+
+    Raises
+    ------
+    Misuse
+        If an optimizer is missing, or something is given that nothing would call.
+    """
+    if job.period:
+        if optimizer is None:
+            raise Misuse(
+                f"{job.name} has no flush, so each stage steps inside the schedule: give Pipeline optimizer=, a "
+                "function that makes an optimizer of a stage's [(name, parameter), ..]"
+            )
+        return StepHooks(optimizer, before, after)
+    if (optimizer, before, after) != (None, None, None):
+        raise Misuse(
+            f"{job.name} has a flush, so nothing steps inside the schedule: leave out optimizer=, before_step= and "
+            "after_step=, and call the step() of an optimizer of your own after each step of the pipeline"
+        )
+    return None
+
+
+class Streaming:
+    """The updates of a stream that are under way on a rank.
+
+    All ranks give and drain at the same points. The sum of an update's loss is launched at the step at which every
+    rank has completed the update, which all know beforehand: so the sums are in the same order everywhere, and reading
+    one waits for no later step of another rank.
+    """
+
+    def __init__(
+        self, setting: Setting, lane: Lane, stages: Mapping[int, Stage], feed: Feed, outcomes: Outcomes
+    ) -> None:
+        self._job = setting.world.job
+        self._driver = setting.driver(lane)
+        self._stages = stages
+        self._feed = feed
+        self._outcomes = outcomes
+        self._given = 0
+        self._completed = 0
+        self._fed = 0
+        self._untold: list[Outcome] = []
+
+    def check(self, accumulate: bool, scaled: bool) -> None:
+        """Refuses what a step of a stream cannot do.
+
+        Raises
+        ------
+        Misuse
+            If gradients are to be kept or scaled, or those under way have been cleared.
+        """
+        if accumulate:
+            raise Misuse(
+                f"the stages of {self._job.name} step inside the schedule, so accumulate=True would come too late: "
+                "compile the scheme with more micro-batches to an update"
+            )
+        if scaled:
+            raise Misuse(
+                f"the stages of {self._job.name} step inside the schedule: when one finds infinite gradients, others "
+                "have made the step already; train in bfloat16, which needs no scaler"
+            )
+        for number, stage in self._stages.items():
+            if stage.disturbed is not None:
+                raise Misuse(
+                    f"the gradient of stages.{number}.{stage.disturbed} was taken away while its update is under way: "
+                    "leave out zero_grad(), the stages of a stream clear their gradients themselves"
+                )
+
+    def give(self) -> Outcome | None:
+        """One more update, whose mini-batch the feed has: the newest that is complete then, if there is one."""
+        self._given += 1
+        self._driver.give()
+        self._forget()
+        return self._complete() if self._given - self._completed > self._job.lag else None
+
+    def finish(self) -> None:
+        """Completes the updates under way; a new run begins on the newest weights, which the parameters then show."""
+        self._driver.drain()
+        self._forget()
+        while self._completed < self._given:
+            self._untold.append(self._complete())
+        self._driver.begin(self._given)
+
+    def untold(self) -> list[Outcome]:
+        """The outcomes of what has been finished, once."""
+        outcomes, self._untold = self._untold, []
+        return outcomes
+
+    def _complete(self) -> Outcome:
+        update = self._completed
+        self._completed += 1
+        return self._outcomes.launch(update, added(stage.take_loss(update) for stage in self._stages.values()))
+
+    def _forget(self) -> None:
+        """Lets the mini-batches go of the updates for which every stage of this rank has stepped."""
+        stepped = min((stage.updates for stage in self._stages.values()), default=self._given)
+        for update in range(self._fed, stepped):
+            self._feed.drop(update)
+        self._fed = stepped

@@ -1,0 +1,50 @@
+"""Tensors of micro-batches, and seeds for what is drawn at random."""
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b, sha256
+
+import torch
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+def part(tensors: Tensors, start: int, stop: int, of: int) -> Tensors:
+    """The rows of the micro-batches ``start .. stop-1`` in tensors that hold ``of`` of them along dimension 0."""
+    return tuple(t.narrow(0, start * (t.shape[0] // of), (stop - start) * (t.shape[0] // of)) for t in tensors)
+
+
+def join(messages: Sequence[Tensors]) -> Tensors:
+    """Several micro-batches' tensors as one message, along dimension 0."""
+    return tuple(torch.cat(tensors) for tensors in zip(*messages, strict=True))
+
+
+def draw_seed(use: str, *parts: int) -> int:
+    """A seed for one use, the same on every machine: 63 bits of the BLAKE2b hash of "use/part/part/..."."""
+    text = "/".join([use, *map(str, parts)]).encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def seed_torch(seed: int) -> None:
+    """Seeds the generators that a stage may draw from; torch.manual_seed takes far longer, for devices not in use."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed(seed)
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in one piece of memory, as it can be sent: not a view that is only marked as conjugate or negative."""
+    return tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def digest(tensors: Iterable[torch.Tensor | None]) -> str:
+    """A hash of the bits of tensors."""
+    bits = sha256()
+    for tensor in tensors:
+        bits.update(b"none" if tensor is None else _bytes(tensor))
+    return bits.hexdigest()
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    data = plain(tensor.detach().cpu())
+    return ctypes.string_at(data.data_ptr(), data.nbytes)

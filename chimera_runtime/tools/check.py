@@ -1,0 +1,163 @@
+"""``--check``: runs the generated loops and compares them with the reference, update by update and stage by stage."""
+
+import math
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from chimera_runtime import assemble as build
+from chimera_runtime.auxiliary import listening
+from chimera_runtime.losses import Tally, added
+from chimera_runtime.model import ModelFile
+from chimera_runtime.program import Job
+from chimera_runtime.saved import memory_of
+from chimera_runtime.setting import Setting
+from chimera_runtime.stage import Stage
+from chimera_runtime.ties import by_group, refuse_undeclared
+from chimera_runtime.tools import own_model
+from chimera_runtime.tools.compare import CheckFailed, Recorded, compare
+from chimera_runtime.tools.reference import Reference
+
+
+class WatchedOptimizer:
+    """An optimizer, and the gradients that each of its steps was given; those are kept in the host's memory."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], optimizer: Any) -> None:
+        self.parameters = parameters
+        self.gradients: list[list[torch.Tensor | None]] = []
+        self._optimizer = optimizer
+
+    def step(self) -> None:
+        """Keeps a copy of every gradient, and steps."""
+        self.gradients.append([None if p.grad is None else _copy(p.grad) for p in self.parameters])
+        self._optimizer.step()
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def check(setting: Setting, model: ModelFile, micro_batch_size: int, built: dict[int, torch.nn.Module]) -> str | None:
+    """What rank 0 has to say: how close the loops come to one process. ``built`` are left as they are.
+
+    Raises
+    ------
+    CheckFailed
+        On rank 0, if they differ by more than the tolerance.
+    """
+    world, job = setting.world, setting.world.job
+    reference = Reference(
+        *(model, job.stages, micro_batch_size, job.micro_batches, job.parts, world.place.copies),
+        *(setting.seed, world.device, {tie.stages: tie.parameters for tie in setting.ties}, listening),
+    )
+    period, reads = (job.period, job.reads) if job.period else (job.passes, (((0, job.passes),),) * job.stages)
+    updates = _enough(job)
+    with random_numbers_restored():
+        beside = _beside_own_model(setting, model, reference)
+        rebuilt = build.modules(world, model, setting.seed)
+        in_common = [Kept(tensor) for tensor in shared(built, rebuilt)]
+        recorded = _run(setting, model, rebuilt, updates)
+        for kept in in_common:
+            kept.restore()
+        verdict = compare(
+            world,
+            recorded,
+            setting.findings.auxiliary,
+            updates,
+            lambda: reference.begin(period, reads),
+            lambda modules: refuse_undeclared(dict(enumerate(modules)), setting.ties, model.file),
+        )
+        for kept in in_common:
+            kept.restore()
+    if verdict is not None and not verdict.passed:
+        raise CheckFailed(str(verdict))
+    return None if verdict is None else "\n  ".join([str(verdict), *beside])
+
+
+def _beside_own_model(setting: Setting, model: ModelFile, reference: Reference) -> list[str]:
+    """What rank 0 says of the model file's ``reference()``, if it has one; the others wait as long as that takes."""
+    world = setting.world
+    if model.reference is None:
+        return []
+    if world.place.rank:
+        world.learn("check/own", 0, "for the model of reference()", math.inf)
+        return []
+    agreement = own_model.compare(reference, model, [ends for tie in setting.ties for ends in tie.parameters])
+    world.store.set("check/own", "1")
+    return [str(agreement)]
+
+
+def shared(built: dict[int, torch.nn.Module], rebuilt: dict[int, torch.nn.Module]) -> list[torch.Tensor]:
+    """The weights and buffers that lie in the same memory, because build_stage does not make new ones every time."""
+    memory = memory_of([*_tensors(rebuilt)]).keys()
+    return [tensor for tensor in _tensors(built) if memory_of(tensor).keys() & memory]
+
+
+def _tensors(modules: dict[int, torch.nn.Module]) -> Iterator[torch.Tensor]:
+    for module in modules.values():
+        yield from (*module.parameters(), *module.buffers())
+
+
+class Kept:
+    """A tensor with what it holds now, and where."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._place = tensor.data
+        self._values = tensor.detach().clone()
+
+    def restore(self) -> None:
+        """Makes it what it was."""
+        self._tensor.data = self._place
+        self._tensor.data.copy_(self._values)
+        self._tensor.grad = None
+
+
+@contextmanager
+def random_numbers_restored() -> Iterator[None]:
+    """Afterwards all generators are where they were: those of torch, Python, and NumPy if it is in use."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    numpy = sys.modules.get("numpy")
+    states = random.getstate(), numpy and numpy.random.get_state()
+    with torch.random.fork_rng(devices):
+        yield
+    random.setstate(states[0])
+    if numpy is not None:
+        numpy.random.set_state(states[1])
+
+
+def _enough(job: Job) -> int:
+    """How many updates are checked: 3, or where they overlap at least 4 and 2 * workers + 2 micro-batches."""
+    return max(4, -(-(2 * job.workers + 2) // job.micro_batches)) if job.period else 3
+
+
+def _run(setting: Setting, model: ModelFile, built: dict[int, torch.nn.Module], updates: int) -> Recorded:
+    """Some updates by the rank's script, with the model's optimizers."""
+    watched: list[WatchedOptimizer] = []
+
+    def watch(parameters: list[torch.nn.Parameter]) -> WatchedOptimizer:
+        watched.append(WatchedOptimizer(parameters, model.steps(parameters)))
+        return watched[-1]
+
+    stages = build.assemble(setting, built, watch)
+    lane = setting.lane(setting.parts(stages))
+    if setting.world.job.period:
+        setting.run(lane, updates)
+    else:
+        for update in range(updates):
+            lane.begin(update)
+            setting.script.update(lane)
+    optimizers = dict(zip(by_group(built, setting.ties), watched, strict=True))
+    return Recorded(
+        {group: optimizer.gradients for group, optimizer in optimizers.items()},
+        {group: [_copy(p) for p in optimizer.parameters] for group, optimizer in optimizers.items()},
+        _losses(stages, updates),
+    )
+
+
+def _losses(stages: dict[int, Stage], updates: int) -> list[Tally]:
+    return [added(stage.take_loss(update) for stage in stages.values()) for update in range(updates)]

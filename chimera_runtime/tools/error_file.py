@@ -1,0 +1,22 @@
+"""The file in which a rank tells torchrun why it ended; torchrun shows it in its summary."""
+
+import json
+import math
+import os
+import time
+from contextlib import suppress
+
+
+def record(message: str, is_cause: bool) -> None:
+    """Writes a message as ``torch.distributed.elastic.multiprocessing.errors.record`` writes an exception.
+
+    torchrun calls the oldest failure the cause, by the second. So the time of what is no cause, but follows from a
+    failure elsewhere, is rounded up. A file that cannot be written is no reason to end otherwise.
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path is None:
+        return
+    now = time.time()
+    details = {"py_callstack": message, "timestamp": str(math.floor(now) if is_cause else math.ceil(now))}
+    with suppress(OSError), open(path, "w", encoding="utf-8") as file:
+        json.dump({"message": {"message": message.split("\n", 1)[0], "extraInfo": details}}, file)

@@ -1,0 +1,178 @@
+"""One message when something fails, whoever notices first, and a non-zero end of every rank.
+
+The ranks agree through torchrun's store on who speaks. The store outlives any rank.
+"""
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import NoReturn
+
+from torch.distributed.distributed_c10d import Store
+
+from chimera_runtime.errors import INTERRUPTED, TERMINATED
+from chimera_runtime.tools.error_file import record
+from chimera_runtime.tools.parent import has_ended
+from chimera_runtime.tools.streams import let_go, tell
+
+_PATIENCE = 5.0
+_GRACE = 10.0
+_POLL = 0.02
+_MOMENT = 0.5
+
+_SPEAKERS = "faults/speakers"
+_SAID = "faults/said"
+
+
+class Faults:
+    """Ends this rank of a program with one message for the whole job."""
+
+    def __init__(self, store: Store, rank: int, program: str = "train.py") -> None:
+        self._store = store
+        self._rank = rank
+        self._program = program
+        self._lock = threading.Lock()
+        self.at_end: list[Callable[[str], None]] = []
+
+    def end(self, message: str, status: int, is_cause: bool = True) -> NoReturn:
+        """Says the message, unless another rank has spoken, and ends the process; torchrun gets it as well.
+
+        Meanwhile what is in ``at_end`` is called with the first line of the message, to save what there is. Neither the
+        store nor a file system that does not answer holds the process up. A message that ``is_cause`` is about this
+        rank itself, and not about what it saw of another one.
+        """
+        speaking = threading.Thread(target=self._speak, args=(message, is_cause), daemon=True)
+        self._save_and_leave(message.split("\n", 1)[0], status, [speaking])
+
+    def _save_and_leave(self, headline: str, status: int, threads: list[threading.Thread]) -> NoReturn:
+        self._lock.acquire()
+        deadline = time.monotonic() + _PATIENCE
+        threads += [threading.Thread(target=save, args=(headline,), daemon=True) for save in self.at_end]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        leave(status)
+
+    def _speak(self, message: str, is_cause: bool) -> None:
+        """Says the message or waits until another rank has said its own; in a thread, since the store may be busy."""
+        try:
+            first = self._store.add(_SPEAKERS, 1) == 1
+        except (RuntimeError, ValueError):
+            first = True
+        if first:
+            tell(message)
+            record(message, is_cause)
+        with suppress(RuntimeError, ValueError):
+            if first:
+                self._store.set(_SAID, message.split("\n", 1)[0])
+                return
+            self._store.wait([_SAID], timedelta(seconds=_PATIENCE))
+            cause = self._store.get(_SAID).decode().removeprefix(f"{self._program}: ")
+            record(f"rank {self._rank} ended after another one had failed: {cause}", is_cause=False)
+
+    def root_of(self, message: str, peers: Sequence[int]) -> str:
+        """The message of the rank that failed first, as far as the ranks can tell.
+
+        A rank that gives up closes its connections, and its neighbours fail in turn; and where one rank is stuck, all
+        others time out together. So every rank says in the store whom it waited for, gives the others a moment to do
+        the same, and follows the waits to the last rank that said anything.
+        """
+        try:
+            self._store.set(f"faults/lost/{self._rank}", json.dumps([message, list(peers)]))
+            time.sleep(_MOMENT)
+            seen = {self._rank}
+            while len(peers) == 1 and peers[0] not in seen and self._store.check([f"faults/lost/{peers[0]}"]):
+                seen.add(peers[0])
+                message, peers = json.loads(self._store.get(f"faults/lost/{peers[0]}"))
+        except (RuntimeError, ValueError):
+            pass
+        return message
+
+    def watch_signals(self, size: int) -> None:
+        """From now on SIGINT and SIGTERM end one of ``size`` ranks promptly, with a message that says why.
+
+        A thread listens, so that a signal is heard also while the main thread waits for a message.
+        """
+        heard, woken = socket.socketpair()
+        woken.setblocking(False)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
+        self._sockets = (heard, woken)
+        self._store.set(f"faults/process/{self._rank}", json.dumps([socket.gethostname(), os.getpid()]))
+        threading.Thread(target=self._listen, args=(heard, size), daemon=True, name="signals").start()
+
+    def _listen(self, heard: socket.socket, size: int) -> None:
+        while True:
+            number = heard.recv(1)[0]
+            if number == signal.SIGINT:
+                self.end(f"{self._program}: interrupted", INTERRUPTED)
+            if number == signal.SIGTERM:
+                self._terminated(size)
+
+    def _terminated(self, size: int) -> NoReturn:
+        """A SIGTERM came: because torchrun is gone, because it ends all ranks after one has died, or from outside."""
+        dead: list[int] = []
+        looking = threading.Thread(target=self._look_for_dead, args=(size, dead), daemon=True)
+        looking.start()
+        looking.join(_PATIENCE)
+        if dead:
+            self._let_others_speak()
+            died = f"rank {dead[0]} has died (torchrun's summary follows)"
+            self.end(f"{self._program}: rank {self._rank}: ended by torchrun: {died}", TERMINATED, is_cause=False)
+        if _torchrun_has_died():
+            message = f"{self._program}: torchrun has died, and its ranks end"
+            if os.environ.get("LOCAL_RANK", "0") == "0":
+                tell(message)
+            self._save_and_leave(message, TERMINATED, [])
+        outside = f"SIGTERM came to torchrun or to rank {self._rank}, and no rank had failed"
+        self.end(f"{self._program}: terminated: {outside}", TERMINATED)
+
+    def _look_for_dead(self, size: int, dead: list[int]) -> None:
+        """Adds ranks of this machine whose process is no more; in a thread, since the store may be busy."""
+        with suppress(RuntimeError, ValueError):
+            if self._store.check([_SPEAKERS]):
+                return
+            for rank in range(size):
+                key = f"faults/process/{rank}"
+                host, process = json.loads(self._store.get(key)) if self._store.check([key]) else ("", 0)
+                if host == socket.gethostname() and not _is_alive(process):
+                    dead.append(rank)
+
+    def _let_others_speak(self) -> None:
+        """Gives whoever waits for the rank that died, this one included, the time to notice and to name it."""
+        deadline = time.monotonic() + _GRACE
+        with suppress(RuntimeError, ValueError):
+            while time.monotonic() < deadline and not self._store.check([_SAID]):
+                time.sleep(_POLL)
+
+
+def _torchrun_has_died() -> bool:
+    """Whether the parent goes away within a moment: one with several threads is there until the last has ended."""
+    deadline = time.monotonic() + _MOMENT
+    while not has_ended() and time.monotonic() < deadline:
+        time.sleep(_POLL)
+    return has_ended()
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process without waiting for messages that will never come."""
+    let_go()
+    os._exit(status)

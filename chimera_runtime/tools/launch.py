@@ -1,0 +1,93 @@
+"""From the command line to trained weights: what surrounds the training loop of train.py on every rank."""
+
+import argparse
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from chimera_runtime.blame import Located, ModelError, describe
+from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT, BadModel, Misuse, PeerLost
+from chimera_runtime.exhaustion import memory_state
+from chimera_runtime.model import load as load_model
+from chimera_runtime.program import Compiled
+from chimera_runtime.program import load as load_program
+from chimera_runtime.tools.compare import CheckFailed
+from chimera_runtime.tools.faults import Faults, leave
+from chimera_runtime.tools.options import parse
+from chimera_runtime.tools.parent import end_with_parent
+from chimera_runtime.tools.progress import NotFinite
+from chimera_runtime.tools.run import Run
+from chimera_runtime.tools.streams import Unwritable, let_go, tell
+from chimera_runtime.world import begin, meet
+
+
+def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
+    """Runs this rank to its end; every failure of any rank is one message and a non-zero status.
+
+    ``program`` is the digest of the program that train.py is a part of. From here on the names of what lies in the
+    directory are free for the user's modules.
+    """
+    end_with_parent()
+    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != directory]
+    options, misuse = _options()
+    try:
+        store, rank, size = meet(options.timeout)
+    except Misuse as error:
+        tell(f"train.py: {misuse or error}")
+        leave(MISUSED)
+    faults = Faults(store, rank)
+    if misuse is not None:
+        faults.end(f"train.py: {misuse}", MISUSED)
+    faults.watch_signals(size)
+    try:
+        compiled = load_program(directory)
+        if compiled.job.program != program:
+            raise Misuse(f"{directory / 'train.py'} is of another program than what lies beside it: compile again")
+        _run(train, compiled, store, rank, size, options, faults)
+    except (Misuse, BadModel, Unwritable) as error:
+        faults.end(f"train.py: {error}", MISUSED)
+    except ModelError as error:
+        faults.end(f"train.py: {describe(error)}", error.status)
+    except PeerLost as error:
+        faults.end(f"train.py: {faults.root_of(str(error), error.peers)}", FAILED, is_cause=False)
+    except (CheckFailed, NotFinite) as error:
+        faults.end(f"train.py: {error}", FAILED)
+    except (RuntimeError, dist.DistError) as error:
+        headline = f"train.py: rank {rank}: {type(error).__name__}: {str(error).splitlines()[0]}"
+        faults.end("\n".join([headline, *getattr(error, "__notes__", ())]), FAILED)
+    except BaseException as error:
+        trace = "".join(traceback.format_exception(error))
+        faults.end(f"train.py: rank {rank}: a fault of the generated program\n{trace}", OUR_FAULT)
+    let_go()
+
+
+def _options() -> tuple[argparse.Namespace, Misuse | Unwritable | None]:
+    try:
+        return parse(sys.argv[1:]), None
+    except (Misuse, Unwritable) as error:
+        return argparse.Namespace(timeout=60.0), error
+
+
+def _run(
+    train: Callable[[Run], None],
+    compiled: Compiled,
+    store: Store,
+    rank: int,
+    size: int,
+    options: argparse.Namespace,
+    faults: Faults,
+) -> None:
+    """Joins the ranks, runs ``train`` and parts from them: together, or one would close what another reads from."""
+    job = compiled.job
+    place, device = begin(job, store, rank, size, options.layout, options.backend, options.timeout)
+    facts = compiled.ranks[place.worker]
+    offered = {"num_stages": job.stages, "steps": options.steps, "seed": options.seed, "args": options.args}
+    with Located(rank, place.worker, lambda: memory_state(device, facts)):
+        run = Run(options, compiled, store, place, device, load_model(options.model, offered), faults)
+        train(run)
+    dist.destroy_process_group()
+    run.close()

@@ -1,0 +1,49 @@
+"""``--log``: a line of JSON for each update, in the file as soon as the update is over on all ranks."""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from chimera_runtime.tools.streams import Unwritable
+
+
+class Log:
+    """Appends lines to a file, each with one write: whatever ends the run, the file has whole lines.
+
+    Raises
+    ------
+    Unwritable
+        If the file cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._failed: OSError | None = None
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        except OSError as error:
+            raise Unwritable(f"--log {path}: {error.strerror}") from error
+
+    def add(self, content: dict[str, Any]) -> None:
+        """A line; null is what is no finite number. After one that cannot be written no further one is tried."""
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in content.items()}
+        if self._failed is not None:
+            return
+        try:
+            os.write(self._file, json.dumps(finite).encode() + b"\n")
+        except OSError as error:
+            self._failed = error
+
+    def close(self) -> None:
+        """Nothing more is to come.
+
+        Raises
+        ------
+        Unwritable
+            If a line could not be written.
+        """
+        os.close(self._file)
+        if self._failed is not None:
+            raise Unwritable(f"--log {self._path}: {self._failed.strerror}")

@@ -1,0 +1,72 @@
+"""The optimizers of a model file: one for each weight group of a rank, stepped as if they were one."""
+
+from collections.abc import Sequence
+
+from chimera_runtime.blame import Calling, ModelError, Operation
+from chimera_runtime.errors import FAILED
+from chimera_runtime.model import ModelFile
+from chimera_runtime.program import Group, group_key
+from chimera_runtime.tensors import draw_seed, seed_torch
+from chimera_runtime.ties import Modules, Tie, by_group
+from chimera_runtime.weights import WeightGroup
+
+_STEPPING = Calling("the optimizer's step", FAILED)
+
+
+class Optimizers:
+    """Steps every weight group of this rank, with the random numbers that all ranks draw that hold the group.
+
+    Parameters
+    ----------
+    idle
+        Makes no steps: a rehearsal leaves the weights alone.
+    """
+
+    def __init__(self, model: ModelFile, modules: Modules, seed: int, idle: bool, ties: Sequence[Tie] = ()) -> None:
+        groups = by_group(modules, ties)
+        trained = {group: [p for p in parameters if p.requires_grad] for group, parameters in groups.items()}
+        self._parameters = [parameter for parameters in trained.values() for parameter in parameters]
+        self._optimizers = {group: model.steps(parameters) for group, parameters in trained.items()}
+        self._seed = seed
+        self._idle = idle
+        self._update = 0
+        self._stepped: set[Group] = set()
+
+    def step(self) -> None:
+        """Steps the groups that the lane has not stepped already."""
+        for group in self._optimizers:
+            if group not in self._stepped:
+                self._step(group)
+        self._stepped.clear()
+        self._update += 1
+
+    def step_in_lane(self, weights: WeightGroup) -> None:
+        """Steps a group where the schedule does: to be called at the end of `WeightGroup.step`."""
+        self._stepped.add(weights.group)
+        self._step(weights.group)
+
+    def zero_grad(self) -> None:
+        """No parameter has a gradient any more."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @property
+    def learning_rates(self) -> dict[str, list[float]]:
+        """By stage, as ``0``, or stages that share parameters, as ``0+3``: one for each group of the optimizer."""
+        return {
+            "+".join(map(str, stages)): [
+                float(group["lr"]) for group in getattr(optimizer, "param_groups", ()) if "lr" in group
+            ]
+            for stages, optimizer in self._optimizers.items()
+        }
+
+    def _step(self, group: Group) -> None:
+        if self._idle:
+            return
+        seed_torch(draw_seed("step", self._seed, self._update, *group))
+        try:
+            with _STEPPING:
+                self._optimizers[group].step()
+        except ModelError as error:
+            error.during(Operation("step", group_key(group), (), self._update))
+            raise

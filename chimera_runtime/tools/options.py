@@ -1,0 +1,119 @@
+"""The command line of train.py."""
+
+import argparse
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from chimera_runtime.errors import Misuse
+from chimera_runtime.sizes import UNITS
+from chimera_runtime.tools.streams import say
+
+_LONGEST = 10**9
+"""Seconds; the clocks behind a wait count nanoseconds in 63 bits."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def print_help(self, _file: object = None) -> None:
+        say(self.format_help().rstrip())
+
+    def error(self, message: str) -> NoReturn:
+        raise Misuse(f"{message} (see --help)")
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= _LONGEST:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds, {_LONGEST} at most")
+    return value
+
+
+def _norm(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"\d{1,18}", text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
+
+
+def _bytes(text: str) -> int:
+    size = re.fullmatch(r"(\d+(?:\.\d+)?) ?(|[KMGT]iB)", text)
+    count = float(size[1]) * 2 ** (10 * ("", *UNITS).index(size[2])) if size else 0
+    if not 1 <= count < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes, as in 16GiB, 1.5TiB or 4096")
+    return int(count)
+
+
+def _durations(text: str) -> dict[str, float]:
+    durations: dict[str, float] = {}
+    for part in text.split(","):
+        kind, _, value = part.partition("=")
+        if kind not in ("F", "B") or not value or kind in durations:
+            raise argparse.ArgumentTypeError(f"{text!r} is not of the form F=SECONDS,B=SECONDS")
+        durations[kind] = _seconds(value)
+    if durations.keys() != {"F", "B"}:
+        raise argparse.ArgumentTypeError(f"{text!r} needs both F and B, as in F=0.005,B=0.010")
+    return durations
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options; what follows ``--`` is ``args``, for the model file.
+
+    Raises
+    ------
+    Misuse
+        If an option is unknown, missing or has a value that it cannot have.
+    """
+    parser = _Parser(prog="train.py", description="Trains a model with the program beside it. Start it with torchrun.")
+    parser.add_argument(
+        "--model", type=Path, required=True, help="Python file with build_stage, loss, dataset, optimizer"
+    )
+    parser.add_argument("--steps", type=_count, default=10, help="weight updates (default: 10)")
+    parser.add_argument(
+        "--micro-batch-size", type=_count, default=1, metavar="B", help="items per micro-batch (default: 1)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of weights, data order and dropout (default: 0)")
+    check = parser.add_mutually_exclusive_group()
+    check.add_argument("--check", action="store_true", help="first compare with one-process training")
+    check.add_argument("--check-only", action="store_true", help="compare, then stop")
+    check.add_argument(
+        "--rehearse", type=_durations, metavar="F=S,B=S", help="sleep instead of computing; S in seconds"
+    )
+    parser.add_argument(
+        "--clip-norm", type=_norm, metavar="NORM", help="scale gradients down to this norm of the whole model"
+    )
+    parser.add_argument("--stop-on-nan", action="store_true", help="end when the loss of an update is no finite number")
+    parser.add_argument("--log", type=Path, metavar="FILE", help="append a line of JSON for every update, at once")
+    parser.add_argument("--metrics", type=Path, metavar="FILE", help="write losses and times of all updates as JSON")
+    parser.add_argument("--trace", type=Path, metavar="DIR", help="record every operation of the training, by rank")
+    parser.add_argument(
+        "--memory-limit", type=_bytes, metavar="SIZE", help="stop before training if a rank needs more, as in 16GiB"
+    )
+    parser.add_argument("--timeout", type=_seconds, default=60.0, help="seconds that any wait may take (default: 60)")
+    parser.add_argument("--backend", choices=["gloo", "nccl"], default="gloo", help="gloo: CPU; nccl: one GPU per rank")
+    parser.add_argument(
+        "--layout", choices=["pipeline", "replica"], default="pipeline", help="which ranks are neighbours"
+    )
+    mine, theirs = list(arguments), []
+    if "--" in mine:
+        mine, theirs = mine[: mine.index("--")], mine[mine.index("--") + 1 :]
+    options = parser.parse_args(mine)
+    options.args = theirs
+    if options.rehearse and (options.clip_norm is not None or options.stop_on_nan):
+        parser.error("--rehearse computes no gradients and no loss: leave --clip-norm and --stop-on-nan out")
+    if options.trace is not None and options.check_only:
+        parser.error("--trace records the training, of which --check-only does none: give --check instead")
+    return options

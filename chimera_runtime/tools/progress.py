@@ -1,0 +1,180 @@
+"""Losses and times of each update, gathered on rank 0 while the next ones run."""
+
+import math
+import time
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from chimera_runtime.losses import Tally
+from chimera_runtime.tools.log import Log
+from chimera_runtime.tools.metrics import Metrics
+from chimera_runtime.tools.streams import Unwritable, say
+from chimera_runtime.world import World
+
+
+class NotFinite(Exception):
+    """The loss of an update is no finite number."""
+
+
+@dataclass(frozen=True)
+class Sinks:
+    """Where rank 0 puts what it learns of updates, beside its lines; ``items`` are those of an update, over all copies.
+
+    With ``stop_on_nan`` a loss that is no finite number is an error.
+    """
+
+    metrics: Metrics | None = None
+    log: Log | None = None
+    items: int = 0
+    stop_on_nan: bool = False
+
+
+_NO_SINKS = Sinks()
+
+
+class Progress:
+    """What rank 0 prints and writes; on every rank, what it contributes.
+
+    Nothing in the loop waits for a number: a gather that is complete is read at the end of a later update. Updates that
+    overlap begin together, and each lasts from the end of the one before. Of those a worker has a part in several at
+    any time, so as many are gathered together: with an update for each micro-batch, a gather for each would take longer
+    than all messages.
+    """
+
+    def __init__(self, world: World, updates: int, rehearsal: bool, sinks: Sinks = _NO_SINKS) -> None:
+        self._world = world
+        self._sinks = sinks
+        self._details: deque[dict[str, Any]] = deque()
+        self._silenced: Unwritable | None = None
+        self._group = world.chat
+        self._updates = updates
+        self._rehearsal = rehearsal
+        self._apart = rehearsal and not world.job.period
+        self._first = world.place.rank == 0
+        job = world.job
+        self._together = max(1, job.workers // job.micro_batches) if job.period else 1
+        self._ended = 0
+        self._facts: list[tuple[float, ...]] = []
+        self._pending: deque[tuple[dist.Work, list[torch.Tensor] | None, torch.Tensor]] = deque()
+        self._start = 0.0
+        self._cpu = 0.0
+        self._before = 0.0
+        self._count = 0
+
+    def begin(self) -> None:
+        """An update begins now, or all of those that overlap; in a rehearsal at the same moment everywhere."""
+        if self._rehearsal:
+            self._world.meet("for the step to begin")
+        self._cpu = time.process_time()
+        self._start = time.time()
+        self._before = self._before or self._start
+
+    def end(self, tally: Tally, **details: Any) -> None:
+        """The update is over on this rank, which has computed a part of its losses.
+
+        The details go to the log, those that are not None.
+        """
+        self._details.append({name: value for name, value in details.items() if value is not None})
+        self._facts.append((self._start, time.time(), time.process_time() - self._cpu, *tally.numbers()))
+        self._cpu = time.process_time()
+        self._ended += 1
+        if len(self._facts) == self._together or self._ended == self._updates:
+            self._gather()
+
+    def _gather(self) -> None:
+        facts, self._facts = torch.tensor(self._facts, dtype=torch.float64), []
+        room = [torch.empty_like(facts) for _ in self._world.place.ranks] if self._first else None
+        work = dist.gather(facts, room, dst=0, group=self._group, async_op=True)
+        assert work is not None
+        self._pending.append((work, room, facts))
+        while self._pending and self._pending[0][0].is_completed():
+            self._read(*self._pending.popleft())
+
+    def finish(self) -> None:
+        """Waits for what is still under way."""
+        while self._pending:
+            self._read(*self._pending.popleft())
+
+    def _read(self, work: dist.Work, room: list[torch.Tensor] | None, _: torch.Tensor) -> None:
+        self._world.settle(work, "for the losses and times of a step")
+        if room is None:
+            self._details.clear()
+            return
+        for update in torch.stack(room, dim=1):
+            self._tell(*update.unbind(dim=1))
+
+    def _tell(self, starts: torch.Tensor, ends: torch.Tensor, cpu: torch.Tensor, *tallies: torch.Tensor) -> None:
+        """One update, of which every rank says the same facts.
+
+        Raises
+        ------
+        NotFinite
+            If its loss is no finite number, and that was asked for.
+        """
+        end = float(ends.max())
+        seconds = end - (float(starts.min()) if self._apart else self._before)
+        loss = None if self._rehearsal else Tally.of(float(numbers.sum()) for numbers in tallies).mean
+        self._before = end
+        details, sinks = self._details.popleft(), self._sinks
+        if sinks.metrics is not None:
+            sinks.metrics.add(loss, seconds, float(cpu.max()))
+        self._count += 1
+        if sinks.log is not None:
+            speed = sinks.items / seconds if seconds else math.inf
+            sinks.log.add(
+                {"update": self._count, "loss": loss, **details, "seconds": seconds, "items_per_second": speed}
+            )
+        self._print(loss, seconds)
+        if sinks.stop_on_nan and loss is not None and not math.isfinite(loss):
+            raise NotFinite(f"--stop-on-nan: the loss of update {self._count} is {loss}")
+
+    def _print(self, loss: float | None, seconds: float) -> None:
+        """A line that cannot be written is no reason to stop training."""
+        number = f"{self._count:>{len(str(self._updates))}}/{self._updates}"
+        if self._silenced is None:
+            try:
+                say(f"step {number}{'' if loss is None else f'  loss {loss:.6f}'}  {seconds:.3f} s")
+            except Unwritable as error:
+                self._silenced = error
+
+    def close(self) -> None:
+        """Nothing more is to come.
+
+        Raises
+        ------
+        Unwritable
+            If not everything could be written.
+        """
+        if self._sinks.metrics is not None:
+            self._sinks.metrics.close()
+        if self._sinks.log is not None:
+            self._sinks.log.close()
+        if self._silenced is not None:
+            raise self._silenced
+
+
+class Overlapping:
+    """Tells progress of overlapping updates: of each when every stage of this rank has made its step for it.
+
+    It holds no stage, and a stage may hold it: a cycle of references would keep the communicators, and their threads,
+    until the interpreter ends.
+    """
+
+    def __init__(self, progress: Progress, stages: int) -> None:
+        self._progress = progress
+        self._stages = stages
+        self._steps: Counter[int] = Counter()
+        self._losses: defaultdict[int, Tally] = defaultdict(Tally)
+
+    def stepped(self, stage: Any) -> None:
+        """To be called after each step of each `Stage`."""
+        update = stage.updates - 1
+        self._steps[update] += 1
+        self._losses[update] += stage.take_loss(update)
+        if self._steps[update] == self._stages:
+            del self._steps[update]
+            self._progress.end(self._losses.pop(update))

@@ -1,0 +1,161 @@
+"""A run of train.py on this rank: what the command line asks for around the training loop."""
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.distributed.distributed_c10d import Store
+
+from chimera_runtime import assemble
+from chimera_runtime.allocator import keep_memory
+from chimera_runtime.batches import Batches
+from chimera_runtime.errors import Misuse
+from chimera_runtime.hooks import Hooks
+from chimera_runtime.lane import Lane
+from chimera_runtime.model import ModelFile
+from chimera_runtime.pipeline import Pipeline
+from chimera_runtime.program import Compiled, Place
+from chimera_runtime.setting import Setting
+from chimera_runtime.stage import Stage
+from chimera_runtime.tools.check import check
+from chimera_runtime.tools.faults import Faults
+from chimera_runtime.tools.log import Log
+from chimera_runtime.tools.memory import refuse_beyond
+from chimera_runtime.tools.metrics import Metrics
+from chimera_runtime.tools.optimizers import Optimizers
+from chimera_runtime.tools.progress import Progress, Sinks
+from chimera_runtime.tools.recorded import recorded
+from chimera_runtime.tools.recorder import Recorder, prepare
+from chimera_runtime.tools.rehearsal import rehearsed
+from chimera_runtime.tools.streams import say
+
+
+@dataclass
+class Run(Hooks):
+    """The model file, the data and the options; as the hooks of a `Pipeline` it does what these ask for at start.
+
+    Attributes
+    ----------
+    device
+        Where this rank's stages are.
+    model
+        The functions of the model file.
+    """
+
+    options: argparse.Namespace
+    compiled: Compiled
+    store: Store
+    place: Place
+    device: torch.device
+    model: ModelFile
+    faults: Faults
+    sinks: Sinks = field(init=False)
+    _setting: Setting = field(init=False)
+    _stages: dict[int, Stage] = field(init=False)
+    _recorder: Recorder | None = None
+    _progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        options = self.options
+        if options.rehearse and options.backend == "nccl":
+            raise Misuse("--rehearse: sleeps on the CPU say nothing about a GPU; use --backend gloo")
+        self.measures = options.memory_limit is not None
+        self.loads = options.rehearse is None
+        _ = self.batches
+        self.sinks = self._open()
+
+    def _open(self) -> Sinks:
+        """The files of rank 0."""
+        options, job = self.options, self.compiled.job
+        items = options.micro_batch_size * job.micro_batches * self.place.copies
+        if self.place.rank:
+            return Sinks(items=items)
+        metrics = None if options.metrics is None else Metrics(options.metrics)
+        if metrics is not None:
+            self.faults.at_end.append(lambda _message: metrics.keep())
+        return Sinks(metrics, None if options.log is None else Log(options.log), items, options.stop_on_nan)
+
+    # ---- what the training loop asks for
+
+    @cached_property
+    def batches(self) -> Batches:
+        """The dataset's items as micro-batches of this rank's copy: what a rank does not need it does not load."""
+        job, place, size = self.compiled.job, self.place, self.options.micro_batch_size
+        if size % job.parts:
+            raise Misuse(
+                f"--micro-batch-size {size}: {job.name} cuts every micro-batch into {job.parts} halves; "
+                "choose an even size, as in --micro-batch-size 2"
+            )
+        items, seed = self.model.items(), self.options.seed
+        batches = Batches(items, size, job.micro_batches, job.parts, place.copies, place.copy, seed)
+        batches.check()
+        return batches
+
+    @property
+    def updates(self) -> int:
+        """How many updates there are to be: none after ``--check-only``."""
+        return 0 if self.options.check_only else int(self.options.steps)
+
+    def optimizers(self, pipe: Pipeline) -> Optimizers:
+        """Those of the model file. A trace has their steps where the schedule does, so they are made there then."""
+        options, idle = self.options, self.options.rehearse is not None
+        optimizers = Optimizers(self.model, pipe.stages, options.seed, idle, self._setting.ties)
+        if self._recorder is not None and options.clip_norm is None:
+            for group in {group for stage in self._stages.values() for group in stage.groups}:
+                group.on_step = optimizers.step_in_lane
+        return optimizers
+
+    @contextmanager
+    def progress(self) -> Iterator[Progress]:
+        """Tells of updates: to be entered within the pipeline, and left when the last one is over."""
+        setting, rehearsal = self._setting, self.options.rehearse is not None
+        self._progress = Progress(setting.world, self.options.steps, rehearsal, self.sinks)
+        yield self._progress
+        self._progress.finish()
+        if self._recorder is not None:
+            self._recorder.close()
+
+    def close(self) -> None:
+        """The training is over, on all ranks."""
+        if self._progress is not None:
+            self._progress.close()
+
+    # ---- the hooks
+
+    def ready(self, setting: Setting, modules: dict[int, torch.nn.Module]) -> None:
+        """Says what is remarkable, refuses what needs too much memory, and checks, as far as that was asked for."""
+        options, world, model = self.options, setting.world, self.model
+        self._setting = setting
+        if options.trace is not None:
+            prepare(world, options.trace, self.compiled.directory)
+        remarks = assemble.remarks(world, setting.findings)
+        if options.memory_limit is not None:
+            remarks.append(refuse_beyond(options.memory_limit, setting, model.steps, modules))
+        if world.place.rank == 0:
+            for remark in remarks:
+                say(remark)
+        if options.check or options.check_only:
+            verdict = check(replace(setting, source=self.batches), model, options.micro_batch_size, modules)
+            if verdict is not None:
+                say(verdict)
+        if self.device.type == "cpu":
+            keep_memory()
+
+    def stage_maker(self, setting: Setting) -> Callable[..., Stage]:
+        """Stages that compute or, in a rehearsal, sleep."""
+        rehearse = self.options.rehearse
+        return Stage if rehearse is None else rehearsed(rehearse, setting.world.job.parts)
+
+    def lane(self, setting: Setting, stages: dict[int, Stage]) -> Lane:
+        """A lane or, with ``--trace``, one that records; what was recorded is kept however the run ends."""
+        self._stages = stages
+        parts: Any = setting.parts(stages)
+        if self.options.trace is not None:
+            self._recorder = Recorder(setting, self.options)
+            self.faults.at_end.append(self._recorder.abandon)
+            parts = recorded(parts, self._recorder, setting.world.job.period > 0)
+        return setting.lane(parts)

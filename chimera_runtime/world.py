@@ -1,0 +1,355 @@
+"""The ranks of the job: process groups for messages, gradient sums and progress."""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count
+from operator import itemgetter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as registry
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from chimera_runtime.errors import Misuse, PeerLost
+from chimera_runtime.messages import Names, Peer, waiter
+from chimera_runtime.program import Group, Job, Place
+from chimera_runtime.tensors import plain
+
+_A_DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class World:
+    """This rank's place and the communicators it takes part in.
+
+    Ranks are counted within the pipelines; ``members`` are their numbers in the default process group.
+    """
+
+    job: Job
+    place: Place
+    members: tuple[int, ...]
+    device: torch.device
+    names: Names
+    store: Store
+    timeout: float
+    backend: str
+    chat: dist.ProcessGroup
+    sums: dict[Group, tuple[dist.ProcessGroup | None, tuple[int, ...]]]
+    channels: dict[tuple[int, int], dist.ProcessGroup]
+
+    def learn(self, key: str, source: int, what: str, seconds: float) -> bytes:
+        """What another rank leaves in the store.
+
+        Raises
+        ------
+        PeerLost
+            If it takes longer than ``seconds``.
+        """
+        return learn(
+            self.store, key, source, f"rank {self.place.rank} (worker {self.place.worker}): wait {what}", seconds
+        )
+
+    @contextmanager
+    def waiting(self, operation: str, peers: Sequence[int] = ()) -> Iterator[None]:
+        """Says in a failure of the communication inside what was waited for, and for whom.
+
+        Raises
+        ------
+        PeerLost
+            If the communication fails or takes longer than the time-out.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            raise self.names.lost(operation, peers, error) from error
+
+    def settle(self, work: dist.Work | None, operation: str, peers: Sequence[int] = ()) -> None:
+        """Waits for an operation of the start-up, the check or the end; errors as in `waiting`."""
+        with self.waiting(operation, peers):
+            if work is not None:
+                work.wait(timedelta(seconds=self.timeout))
+
+    def send(self, tensor: torch.Tensor, rank: int, operation: str) -> None:
+        """Sends a tensor outside of the schedule."""
+        with self.waiting(operation, [rank]):
+            work = dist.isend(plain(tensor.detach().cpu()), self.members[rank], group=self.chat)
+        self.settle(work, operation, [rank])
+
+    def recv(self, tensor: torch.Tensor, rank: int, operation: str) -> None:
+        """Receives a tensor outside of the schedule."""
+        with self.waiting(operation, [rank]):
+            work = dist.irecv(tensor, self.members[rank], group=self.chat)
+        self.settle(work, operation, [rank])
+
+    def meet(self, operation: str) -> None:
+        """Returns when all ranks have come here."""
+        with self.waiting(operation):
+            work = dist.barrier(self.chat, async_op=True)
+        self.settle(work, operation)
+
+    def ranks_of(self, *stages: int) -> list[int]:
+        """All ranks that hold a stage, or any of several, ascending."""
+        return _ranks(self.job, self.place, stages)
+
+    def peer(self, worker: int) -> Peer:
+        """Another worker of this rank's copy."""
+        mine, rank = self.place.worker, self.place.rank_of(self.place.copy, worker)
+        outgoing = self.channels.get((mine, worker), self.chat)
+        incoming = self.channels.get((worker, mine), self.chat)
+        settle = waiter(self.backend, self.timeout)
+        return Peer(rank, self.members[rank], outgoing, incoming, self.names, settle)
+
+    def close(self) -> None:
+        """Lets the communicators go; the default process group stays."""
+        groups = {self.chat, *(group for group, _ in self.sums.values()), *self.channels.values()}
+        for group in groups - {None, dist.group.WORLD}:
+            dist.destroy_process_group(group)
+
+
+def meet(timeout: float) -> tuple[Store, int, int]:
+    """The store, the rank and the world size that torchrun gave.
+
+    Raises
+    ------
+    Misuse
+        If the program was not started by torchrun.
+    """
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        raise Misuse("start train.py with torchrun, as in: torchrun --nproc-per-node=WORKERS train.py --model MODEL.py")
+    limit = timedelta(seconds=timeout)
+    store, rank, size = next(rendezvous("env://", timeout=limit))
+    store = PrefixStore("chimera", store)
+    store.set_timeout(limit)
+    return store, rank, size
+
+
+def learn(store: Store, key: str, source: int, what: str, seconds: float) -> bytes:
+    """What a rank leaves in the store; asks again and again: a thread that blocks in it would be deaf to signals.
+
+    Raises
+    ------
+    PeerLost
+        If it takes longer than ``seconds``.
+    """
+    deadline = time.monotonic() + seconds
+    while not store.check([key]):
+        if time.monotonic() > deadline:
+            raise PeerLost(f"{what}: no answer from rank {source} within {seconds:g} s (--timeout)", [source])
+        time.sleep(0.01)
+    return bytes(store.get(key))
+
+
+def begin(
+    job: Job, store: Store, rank: int, size: int, layout: str, backend: str, timeout: float
+) -> tuple[Place, torch.device]:
+    """Sets up the default process group; every rank calls it with the same options.
+
+    Raises
+    ------
+    Misuse
+        If the ranks do not make whole copies of the group of workers or run different programs, or a GPU is missing.
+    """
+    place = _place(job, rank, size, layout)
+    device = _device(backend)
+    _agree_on_program(job, place, store, timeout)
+    limit = timedelta(seconds=timeout)
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=size, timeout=_A_DAY if backend == "gloo" else limit
+    )
+    return place, device
+
+
+def join_all(job: Job, place: Place, store: Store, device: torch.device, timeout: float) -> World:
+    """Sets up communicators over all ranks of a process group that `begin` made."""
+    return _connect(job, place, tuple(place.ranks), store, device, timeout, dist.group.WORLD)
+
+
+def join(job: Job, store: Store, rank: int, size: int, layout: str, backend: str, timeout: float) -> World:
+    """The default process group and the communicators over it; errors as in `begin`."""
+    place, device = begin(job, store, rank, size, layout, backend, timeout)
+    return join_all(job, place, store, device, timeout)
+
+
+def join_group(
+    job: Job, group: dist.ProcessGroup | None, layout: str, device: torch.device | None, timeout: float
+) -> World:
+    """Sets up communicators over the ranks of a process group that is there, by default over all.
+
+    Every rank of the default process group calls it, each with the group that it is a part of.
+
+    Raises
+    ------
+    Misuse
+        If there is no process group, the ranks do not make whole copies of the group of workers, or they run different
+        programs.
+    """
+    if not dist.is_initialized():
+        raise Misuse("there is no process group: call torch.distributed.init_process_group() before")
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise Misuse("this rank is not in the group that it gave: every rank gives one that it is a part of")
+    members = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
+    used = torch.device("cuda" if "nccl" in dist.get_backend(group) else "cpu") if device is None else device
+    if used.type == "cuda" and used.index is None:
+        used = torch.device("cuda", torch.cuda.current_device())
+    place = _place(job, members.index(dist.get_rank()), len(members), layout)
+    store = PrefixStore(f"chimera/{next(_number)}/{members[0]}", registry._get_default_store())
+    _agree_on_program(job, place, store, timeout)
+    return _connect(job, place, members, store, used, timeout, None)
+
+
+_number = count()
+"""Of the pipelines made so far, the same on all ranks."""
+
+
+def _place(job: Job, rank: int, size: int, layout: str) -> Place:
+    if size % job.workers:
+        lower, upper = size // job.workers * job.workers, (size // job.workers + 1) * job.workers
+        fitting = f"{lower} or {upper}" if lower else f"{upper}"
+        raise Misuse(
+            f"{job.name} runs on {job.workers} workers and there {'is' if size == 1 else 'are'} {size} "
+            f"{'rank' if size == 1 else 'ranks'}; start a multiple of {job.workers}: --nproc-per-node={fitting}"
+        )
+    return Place(rank, job.workers, size // job.workers, layout)
+
+
+def _agree_on_program(job: Job, place: Place, store: Store, timeout: float) -> None:
+    store.set(f"here/{place.rank}", job.program)
+    what = f"rank {place.rank} (worker {place.worker}): wait for all ranks to start"
+    if any(learn(store, f"here/{other}", other, what, timeout).decode() != job.program for other in place.ranks):
+        raise Misuse(
+            "the ranks run different programs: compile again before they start, or copy the whole directory to every "
+            "machine again"
+        )
+
+
+def _connect(
+    job: Job,
+    place: Place,
+    members: tuple[int, ...],
+    store: Store,
+    device: torch.device,
+    timeout: float,
+    chat: dist.ProcessGroup | None,
+) -> World:
+    """The world; ``chat`` is a group of gloo over all members, if there is one that nobody else uses."""
+    backend = "gloo" if device.type == "cpu" else "nccl"
+    groups = _Groups(place, members)
+    world = World(
+        job=job,
+        place=place,
+        members=members,
+        device=device,
+        names=Names(place.rank, place.worker, job.stages, timeout),
+        store=store,
+        timeout=timeout,
+        backend=backend,
+        chat=groups.everyone() if chat is None or backend != "gloo" else chat,
+        sums=_sums(job, place, backend, groups),
+        channels=_channels(job, place, backend, groups),
+    )
+    if backend == "nccl":
+        _warm_up(world)
+    return world
+
+
+class _Groups:
+    """Makes communicators: all ranks of the default process group make all of them, in the same order.
+
+    Where the pipelines are over a part of the ranks, the ranks beside them have pipelines of their own.
+    """
+
+    def __init__(self, place: Place, members: tuple[int, ...]) -> None:
+        self._place = place
+        self._mine = members
+        self._all = [members]
+        if len(members) < dist.get_world_size():
+            listed: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(listed, members)
+            self._all = sorted(set(listed))
+
+    def make(self, ranks: Sequence[int], backend: str) -> dist.ProcessGroup | None:
+        """A communicator over ranks of the pipelines, for the one who is among them.
+
+        Its own clock runs from the launch of an operation and says nothing: every wait has a limit.
+        """
+        made: dist.ProcessGroup | None = None
+        for members in self._all:
+            group = dist.new_group([members[rank] for rank in ranks], timeout=_A_DAY, backend=backend)
+            if members == self._mine and self._place.rank in ranks:
+                made = group
+        return made
+
+    def everyone(self) -> dist.ProcessGroup:
+        """A communicator of gloo over all ranks of the pipelines."""
+        group = self.make(self._place.ranks, "gloo")
+        assert group is not None
+        return group
+
+
+def _warm_up(world: World) -> None:
+    """Uses every NCCL communicator once, in one order on all ranks.
+
+    The first operation of a communicator sets it up and blocks the host until its peers are there; in the loop, where
+    posting must not block, that could close a cycle.
+    """
+    me, token = world.place, torch.zeros(1, device=world.device)
+    for source, target in world.job.links:
+        channel = world.channels.get((source, target))
+        if me.worker == source:
+            dist.send(token, world.members[me.rank_of(me.copy, target)], group=channel)
+        if me.worker == target:
+            dist.recv(token, world.members[me.rank_of(me.copy, source)], group=channel)
+        torch.cuda.synchronize(world.device)
+    for _, (group, _) in sorted(world.sums.items(), key=itemgetter(0)):
+        if group is not None:
+            dist.all_reduce(token, group=group)
+            torch.cuda.synchronize(world.device)
+
+
+def _device(backend: str) -> torch.device:
+    if backend == "gloo":
+        return torch.device("cpu")
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if local >= torch.cuda.device_count():
+        raise Misuse(
+            f"--backend nccl needs one GPU per rank; this machine has {torch.cuda.device_count()}: use --backend gloo"
+        )
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+def _sums(
+    job: Job, place: Place, backend: str, groups: _Groups
+) -> dict[Group, tuple[dist.ProcessGroup | None, tuple[int, ...]]]:
+    """One communicator per weight group, over every rank that holds any of it; none where that is a single rank."""
+    sums: dict[Group, tuple[dist.ProcessGroup | None, tuple[int, ...]]] = {}
+    for stages in job.groups:
+        ranks = _ranks(job, place, stages)
+        group = groups.make(ranks, backend) if len(ranks) > 1 else None
+        if place.rank in ranks:
+            sums[stages] = group, tuple(ranks)
+    return sums
+
+
+def _ranks(job: Job, place: Place, stages: Group) -> list[int]:
+    """All ranks that hold any of some stages, ascending."""
+    return sorted(place.rank_of(copy, worker) for copy in range(place.copies) for worker in job.members(stages))
+
+
+def _channels(job: Job, place: Place, backend: str, groups: _Groups) -> dict[tuple[int, int], dist.ProcessGroup]:
+    """One communicator per directed pair of workers on NCCL, which matches messages by order; gloo matches by tag."""
+    if backend == "gloo":
+        return {}
+    mine: dict[tuple[int, int], dist.ProcessGroup] = {}
+    for copy in range(place.copies):
+        for source, target in job.links:
+            group = groups.make([place.rank_of(copy, source), place.rank_of(copy, target)], backend)
+            if copy == place.copy and group is not None:
+                mine[source, target] = group
+    return mine

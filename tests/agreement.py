@@ -1,0 +1,112 @@
+"""Training in a loop of one's own beside the same in one process, for all schemes: clipped, with AdamW, in float64.
+
+    python -m tests.agreement [--workers 2 4 8] [--copies 1 2] [--markdown docs/agreement.md]
+
+Each row is a run of tests/e2e/loops/agree.py: losses, norms and gradients of every update, weights after the last. It
+ends with status 1 if a row is beyond the limits.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from chimera_ir import library
+from chimera_ir.compilation import Compilation
+from chimera_ir.options import Request
+from tests.e2e.ranks import Job, compiled, run_all
+
+LOOP = Path(__file__).resolve().parent / "e2e" / "loops" / "agree.py"
+LIMITS = {"losses": 1e-12, "norms": 1e-12, "gradients": 1e-12, "weights": 1e-9}
+START, END = "<!-- agreement -->\n", "<!-- /agreement -->\n"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A library scheme on so many workers, with W copies; ``tied`` if the first and the last stage share the table."""
+
+    scheme: str
+    workers: int
+    copies: int
+    tied: bool = False
+
+    @property
+    def ranks(self) -> int:
+        return self.workers * self.copies
+
+    def job(self, folder: Path) -> Job:
+        """The run that writes this case's result."""
+        ties = ("first,last",) if self.tied else ()
+        directory = compiled(folder, self.scheme, ties, **sizes(self.scheme, self.workers))
+        arguments = (str(directory), str(self.result(folder)), *(["--tied"] if self.tied else []))
+        return Job(self.name, LOOP, arguments, model=None)
+
+    def result(self, folder: Path) -> Path:
+        return folder / f"{self.name}.json"
+
+    @property
+    def name(self) -> str:
+        return f"{self.scheme}-{self.workers}-{self.copies}{'-tied' if self.tied else ''}"
+
+
+def sizes(scheme: str, workers: int) -> dict[str, int]:
+    """As many micro-batches as workers, of whatever the scheme calls these."""
+    names = library.parameters(scheme)
+    return {name: workers for name in names if name in ("D", "P", "N")}
+
+
+def with_a_flush() -> list[str]:
+    """The library schemes whose every update ends before the next begins."""
+    return [name for name in library.names() if not _header(name).period]
+
+
+def _header(scheme: str) -> object:
+    return Compilation(Request(library.source(scheme), sizes(scheme, 2))).plan.header
+
+
+def measured(cases: list[Case], folder: Path) -> Iterator[tuple[Case, dict[str, float]]]:
+    """What each case's ranks wrote; all cases with as many ranks run under one torchrun."""
+    for ranks in sorted({case.ranks for case in cases}):
+        together = [case for case in cases if case.ranks == ranks]
+        outcomes = run_all(folder, ranks, [case.job(folder) for case in together])
+        for case in together:
+            outcomes[case.name].assert_passed()
+            yield case, json.loads(case.result(folder).read_text())
+
+
+def beyond(seen: dict[str, float]) -> list[str]:
+    """What differs by more than its limit."""
+    return [name for name, limit in LIMITS.items() if not seen[name] <= limit]
+
+
+def main() -> None:
+    """Runs all cases and prints the table."""
+    parser = argparse.ArgumentParser(description="Training through Pipeline beside the same in one process.")
+    parser.add_argument("--workers", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--copies", type=int, nargs="+", default=[1, 2], metavar="W")
+    parser.add_argument("--markdown", type=Path, metavar="PAGE", help="write the table between the page's marks")
+    options = parser.parse_args()
+    cases = [Case(s, w, c, tied=True) for s in with_a_flush() for w in options.workers for c in options.copies]
+    lines = ["| scheme | workers | W | " + " | ".join(LIMITS) + " |", "|---|--:|--:|" + "--:|" * len(LIMITS)]
+    wrong = []
+    with tempfile.TemporaryDirectory() as folder:
+        rows = sorted(measured(cases, Path(folder)), key=lambda row: cases.index(row[0]))
+    for case, seen in rows:
+        figures = " | ".join(f"{seen[name]:.0e}" for name in LIMITS)
+        lines.append(f"| `{case.scheme}` | {case.workers} | {case.copies} | {figures} |")
+        wrong += [f"{case.name}: {name} differ by {seen[name]:.1e}" for name in beyond(seen)]
+    table = "\n".join(lines) + "\n"
+    print(table)
+    if options.markdown is not None:
+        before, rest = options.markdown.read_text().split(START)
+        options.markdown.write_text(f"{before}{START}\n{table}\n{END}{rest.split(END)[1]}")
+    for line in wrong:
+        print(line, file=sys.stderr)
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Loops of one's own on four ranks, a case each; what must hold is asserted on every rank.
+
+torchrun --nproc-per-node=4 pipelines.py CASE DIRECTORY..
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from chimera_runtime import PeerLost, Pipeline
+from chimera_runtime.blame import ModelError
+
+SIZE, WIDTH, SCALE = 2, 4, 256.0
+
+
+def build_stage(stage: int, _stages: int) -> nn.Module:
+    torch.manual_seed(stage)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.2), nn.Tanh()).double()
+
+
+def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output - target).square().mean()
+
+
+def data(micro_batches: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(2, SIZE * micro_batches, WIDTH, generator=generator, dtype=torch.float64)
+    return x, y
+
+
+def pipeline(directory: Path, build: Callable[[int, int], nn.Module] = build_stage, **options: object) -> Pipeline:
+    x, y = data(1)
+    return Pipeline(directory, build, loss, (x, y), **options)  # type: ignore[arg-type]
+
+
+def weights(of: Pipeline) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in of.parameters()]
+
+
+def same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+def raised(call: Callable[[], object]) -> Exception | None:
+    """The error of a call."""
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
+def interleaved(first: Path, second: Path) -> None:
+    """Two pipelines whose steps take turns train bitwise as each does alone."""
+
+    def trained(directories: list[Path]) -> list[list[torch.Tensor]]:
+        pipelines = [pipeline(directory, seed=i) for i, directory in enumerate(directories)]
+        optimizers = [torch.optim.Adam(of.parameters(), lr=0.1) for of in pipelines]
+        for number in range(3):
+            for of, optimizer in zip(pipelines, optimizers, strict=True):
+                of.step(data(4, number))
+                optimizer.step()
+                optimizer.zero_grad()
+        for of in pipelines:
+            of.close()
+        return [weights(of) for of in pipelines]
+
+    together = trained([first, second])
+    alone = pipeline(second, seed=1)
+    optimizer = torch.optim.Adam(alone.parameters(), lr=0.1)
+    for number in range(3):
+        alone.step(data(4, number))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert same(weights(alone), together[1])
+    assert not same(weights(alone), weights(pipeline(second, seed=1))), "nothing was trained"
+
+
+def norms(directory: Path) -> None:
+    """In a bidirectional schedule a norm made by hand counts every stage twice; ours counts it once."""
+    of = pipeline(directory)
+    of.step(data(4))
+    by_hand = sum(p.grad.square().sum() for p in of.parameters() if p.grad is not None)
+    dist.all_reduce(by_hand)
+    norm = of.clip_grad_norm_(1e9)
+    assert abs(float(by_hand) ** 0.5 - float(norm) * 2**0.5) < 1e-12, "two replicas of each stage"
+    of.clip_grad_norm_(float(norm) / 2)
+    assert abs(float(of.clip_grad_norm_(1e9)) - float(norm) / 2) < 1e-5
+
+
+def infinite(directory: Path) -> None:
+    """A gradient that is infinite in one stage makes every rank skip the step and halve the scale."""
+
+    class Overflowing(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + (self.weight * 0).abs().sqrt().sum()
+
+    def build(stage: int, stages: int) -> nn.Module:
+        return Overflowing(WIDTH, WIDTH).double() if stage == 2 else build_stage(stage, stages)
+
+    of = pipeline(directory, build)
+    optimizer = torch.optim.SGD(of.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+    before = weights(of)
+    of.step(data(4), scaler=scaler)
+    of.unscale_(scaler, optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == SCALE / 2
+    assert same(weights(of), before)
+
+
+def mesh(directory: Path) -> None:
+    """Pipelines over one dimension of a mesh; over the other the caller averages, as one larger mini-batch."""
+    dimensions = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    pipelines, replicas = dimensions["pp"].get_group(), dimensions["dp"].get_group()
+
+    def plain(stage: int, _stages: int) -> nn.Module:
+        torch.manual_seed(stage)
+        return nn.Linear(WIDTH, WIDTH).double()
+
+    mine, whole = pipeline(directory, plain, group=pipelines), pipeline(directory, plain, group=pipelines)
+    mine.step(data(4, seed=dimensions["dp"].get_local_rank()))
+    for seed in range(2):
+        whole.step(data(4, seed), accumulate=True)
+    for parameter, expected in zip(mine.parameters(), whole.parameters(), strict=True):
+        dist.all_reduce(parameter.grad, group=replicas)
+        torch.testing.assert_close(parameter.grad / 2, expected.grad, rtol=1e-12, atol=1e-15)
+
+
+def failing(directory: Path) -> None:
+    """A stage that raises ends the step of every rank, each with an error that says why; nobody hangs."""
+
+    class Moody(nn.Linear):
+        steps = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            Moody.steps += self.training
+            if Moody.steps > 6:
+                raise ValueError("not today")
+            return super().forward(x)
+
+    def build(stage: int, stages: int) -> nn.Module:
+        return Moody(WIDTH, WIDTH).double() if stage == 2 else build_stage(stage, stages)
+
+    of = pipeline(directory, build, timeout=5.0)
+
+    def train() -> None:
+        for number in range(3):
+            of.step(data(4, number))
+            for parameter in of.parameters():
+                parameter.grad = None
+
+    start = time.monotonic()
+    error = raised(train)
+    if dist.get_rank() == 2:
+        assert isinstance(error, ModelError)
+        assert isinstance(error.__cause__, ValueError)
+    else:
+        assert isinstance(error, PeerLost)
+    assert time.monotonic() - start < 60
+    assert "make a new one" in str(raised(lambda: of.step(data(4))))
+    os._exit(0)  # messages are under way for ever
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    globals()[sys.argv[1]](*map(Path, sys.argv[2:]))
+    dist.destroy_process_group()

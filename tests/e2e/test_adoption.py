@@ -1,0 +1,95 @@
+"""The scripts that the pages show run, and do what the pages say; what a stage may do inside changes no result."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.ranks import Job, Outcome, compiled, run_all
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SCRIPTS = ROOT / "docs" / "examples" / "from_pipelining"
+INSIDE = Path(__file__).resolve().parent / "loops" / "inside.py"
+EXACT = ("checkpoint", "aot_eager", "wrapped")
+CAST = ("autocast inside", "autocast around")
+
+pytestmark = pytest.mark.e2e
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def blocks(name: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", page(name), re.M | re.S)
+
+
+def scripts(name: str) -> list[str]:
+    """The Python of a page: what begins with an import begins a script."""
+    together = "".join(f"\n{block}" for block in blocks(name))
+    return [script for script in re.split(r"^(?=import torch\n)", together, flags=re.M) if script.strip()]
+
+
+def jobs(folder: Path) -> Iterator[Job]:
+    sizes = {"dapple.out": (4, 4), "gpipe.out": (4, 4), "schedule.out": (4, 8), "two.out": (2, 4)}
+    for out, (depth, micro_batches) in sizes.items():
+        scheme = "gpipe" if out == "gpipe.out" else "dapple"
+        compiled(folder, scheme, D=depth, N=micro_batches).rename(folder / out)
+    for number, script in enumerate(scripts("training.md")):
+        file = folder / f"page{number}.py"
+        file.write_text(script)
+        yield Job(f"page{number}", file, (), model=None)
+    for whose in ("theirs", "ours"):
+        yield Job(whose, SCRIPTS / f"{whose}.py", (), model=None)
+    for way in (*EXACT, *CAST):
+        yield Job(way, INSIDE, (way, str(folder / "dapple.out")), model=None)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    folder = tmp_path_factory.mktemp("pages")
+    return run_all(folder, 4, list(jobs(folder)))
+
+
+@pytest.mark.parametrize("script", ["page0", "page1"])
+def test_what_the_page_on_training_shows_runs(runs: dict[str, Outcome], script: str) -> None:
+    """What it claims, it asserts."""
+    runs[script].assert_passed()
+
+
+def test_the_page_on_training_has_two_scripts() -> None:
+    assert len(scripts("training.md")) == 2
+
+
+def test_both_scripts_print_what_the_page_says(runs: dict[str, Outcome]) -> None:
+    (printed,) = re.findall(r"^```console\n(step.*?)^```$", page("from_pipelining.md"), re.M | re.S)
+    for whose in ("theirs", "ours"):
+        runs[whose].assert_passed()
+        lines = [line for line in runs[whose].said[0].splitlines() if line.startswith("step ")]
+        assert lines == printed.splitlines(), whose
+
+
+def test_the_page_quotes_both_scripts_whole() -> None:
+    assert blocks("from_pipelining.md") == [
+        (SCRIPTS / f"{w}.py").read_text(encoding="utf-8") for w in ("theirs", "ours")
+    ]
+
+
+def off(outcome: Outcome) -> Iterator[tuple[float, float]]:
+    """How far weights and losses are off on each rank."""
+    outcome.assert_passed()
+    for printed in outcome.said:
+        ((weights, losses),) = re.findall(r"weights off by (\S+), losses by (\S+)$", printed, re.M)
+        yield float(weights), float(losses)
+
+
+@pytest.mark.parametrize("way", EXACT)
+def test_checkpointed_and_compiled_stages_train_as_plain_ones(runs: dict[str, Outcome], way: str) -> None:
+    assert set(off(runs[way])) == {(0.0, 0.0)}
+
+
+@pytest.mark.parametrize("way", CAST)
+def test_autocast_is_on_in_the_stages(runs: dict[str, Outcome], way: str) -> None:
+    """As far off as bfloat16 rounds, and not at all if it were off."""
+    assert all(0 < weights < 0.01 and 0 < losses < 0.02 for weights, losses in off(runs[way]))

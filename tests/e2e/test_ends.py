@@ -1,0 +1,164 @@
+"""How a job ends that is ended from outside, or by the user's code: promptly, once told, with nothing left behind."""
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.ranks import MODELS, PATIENCE, Job, compiled, environment, ranks_left, run_all, torchrun
+from tests.programs import TORCHRUN
+
+pytestmark = pytest.mark.e2e
+
+PROMPTLY = 8.0
+"""Seconds on a busy machine; torchrun itself waits for 30 before it kills."""
+
+HELPED = """
+import helper
+from torch import nn
+
+class Stage(nn.Linear):
+    def forward(self, x):
+        return helper.scaled(super().forward(x))
+
+def build_stage(stage, num_stages):
+    return Stage(4, 4)
+
+def loss(output, target):
+    return helper.judged(output, target)
+
+def dataset():
+    return [(helper.torch.full((4,), float(i)), helper.torch.zeros(4)) for i in range(8)]
+
+def optimizer(parameters):
+    return helper.torch.optim.SGD(parameters, lr=0.01)
+"""
+
+HELPER = """
+import os
+import torch
+CALLS = {"scaled": 0}
+
+def scaled(x):
+    CALLS["scaled"] += 1
+    if CALLS["scaled"] > 2 and os.environ["RANK"] == "1" and "ROOM" in os.environ:
+        torch.empty(1 << 50)
+    return x
+
+def judged(output, target):
+    if CALLS["scaled"] > 2 and "ROOM" not in os.environ:
+        raise ValueError("cannot judge")
+    return (output - target).square().mean()
+"""
+
+
+@pytest.fixture(scope="module")
+def two_stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory.mktemp("ends"), "dapple", D=2, N=2)
+
+
+def ended(directory: Path, number: signal.Signals, *arguments: str) -> tuple[int, str, float]:
+    """A signal to torchrun in the third update: its status, all that was said, and the seconds until nobody speaks."""
+    words = ("--nproc-per-node=2", str(directory / "train.py"), "--model", str(MODELS / "failing.py"))
+    process = subprocess.Popen(
+        [*TORCHRUN, *words, "--steps", "1000000", *arguments],
+        env=environment(),
+        cwd=directory.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    said = ""
+    for line in process.stdout:
+        said += line
+        if " 3/1000000" in line:
+            break
+    start = time.monotonic()
+    process.send_signal(number)
+    said += process.communicate(timeout=PATIENCE)[0]
+    return process.returncode, said, time.monotonic() - start
+
+
+def test_sigterm_to_torchrun_ends_all_ranks_at_once_and_is_called_what_it_is(two_stages: Path) -> None:
+    status, said, seconds = ended(two_stages, signal.SIGTERM)
+    assert status != 0
+    (message,) = (line for line in said.splitlines() if line.startswith("train.py:"))
+    assert message.startswith("train.py: terminated: SIGTERM came to torchrun")
+    assert seconds < PROMPTLY
+    assert not ranks_left(two_stages)
+
+
+def test_a_torchrun_that_is_killed_leaves_no_rank_behind(two_stages: Path, tmp_path: Path) -> None:
+    file = tmp_path / "metrics.json"
+    _, said, seconds = ended(two_stages, signal.SIGKILL, "--metrics", str(file))
+    assert [line for line in said.splitlines() if line.startswith("train.py:")] == [
+        "train.py: torchrun has died, and its ranks end"
+    ]
+    assert seconds < PROMPTLY
+    assert not ranks_left(two_stages, seconds=1)
+    assert len(json.loads(file.read_text())["loss"]) >= 3
+
+
+def test_torchruns_summary_has_the_users_traceback_as_the_cause(two_stages: Path) -> None:
+    arguments = ("--model", str(MODELS / "raising.py"), "--micro-batch-size", "2")
+    done = torchrun(two_stages, 2, *arguments, RAISE="forward:plain:4:1")
+    _, cause = done.stderr.split("Root Cause (first observed failure):")
+    assert "rank      : 1 " in cause
+    words = "rank 1 (worker 1): the forward of stage 1 (micro-batch 0 of update 2, F m0 s1): "
+    assert f"train.py: {words}" in cause
+    assert "raising.py" in cause
+    assert "ValueError: went wrong" in cause
+    assert "To enable traceback" not in done.stderr
+
+
+def test_an_error_in_what_the_model_file_imports_and_one_for_lack_of_memory_are_told_with_all_that_helps(
+    two_stages: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "model.py").write_text(HELPED)
+    (tmp_path / "helper.py").write_text(HELPER)
+    model = str(tmp_path / "model.py")
+    outcomes = run_all(
+        tmp_path, 2, [Job("judged", two_stages, (), model), Job("room", two_stages, (), model, {"ROOM": ""})]
+    )
+    said = outcomes["judged"].said[1]
+    place = f"{tmp_path}/helper.py:14 in judged (from {tmp_path}/model.py:13 in loss)"
+    operation = "micro-batch 1 of update 1, F m1 s1"
+    assert said.startswith(f"train.py: rank 1 (worker 1): the loss ({operation}): {place}: ValueError: cannot judge\n")
+    assert said.count("cannot judge") == 3, "the headline, the line that raised it, and the end of the traceback"
+    assert outcomes["judged"].statuses[1] == "1"
+    said = outcomes["room"].said[1]
+    assert "DefaultCPUAllocator: can't allocate memory" in said
+    *_, last = said.splitlines()
+    assert last.startswith("memory: this process has used at most ")
+    assert (
+        "the schedule keeps 1 x M_theta of weights here (stage 1: 1) and up to 1 x M_a of activations (stage 1: 1)"
+        in last
+    )
+
+
+def test_nan_ends_the_job_where_that_is_asked_for_and_the_log_has_every_update(
+    two_stages: Path, tmp_path: Path
+) -> None:
+    """The model file takes arguments, and names of parameters; norms are those of the whole model."""
+    common = ("--steps", "5", "--clip-norm", "0.5")
+    listed = [
+        Job("stopped", two_stages, (*common, "--stop-on-nan", "--log", str(tmp_path / "stopped.jsonl")), "ruined.py"),
+        Job("on", two_stages, (*common, "--log", str(tmp_path / "on.jsonl"), "--", "--bias"), "ruined.py"),
+    ]
+    outcomes = run_all(tmp_path, 2, listed)
+    said = "".join(outcomes["stopped"].said)
+    assert [line for line in said.splitlines() if line.startswith("train.py:")] == [
+        "train.py: --stop-on-nan: the loss of update 3 is nan"
+    ]
+    assert outcomes["stopped"].statuses[0] == "1"
+    assert outcomes["stopped"].statuses[1] != "0"
+    outcomes["on"].assert_passed()
+    lines = [json.loads(line) for line in (tmp_path / "on.jsonl").read_text().splitlines()]
+    assert [line["update"] for line in lines] == [1, 2, 3, 4, 5]
+    assert [line["loss"] is None for line in lines] == [False, False, True, True, True]
+    assert all(line["norm"] > 0 and line["learning_rates"] == {"0": [0.1]} for line in lines[:2])
+    assert len((tmp_path / "stopped.jsonl").read_text().splitlines()) >= 3

@@ -1,0 +1,38 @@
+"""A pipeline over one dimension of a mesh, its stages spread over the other: as one process trains."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.ranks import Job, Outcome, compiled, run_all
+
+LOOP = Path(__file__).resolve().parent / "loops" / "mesh.py"
+KINDS = {"shards": "DTensor", "tensors": "DTensor Parameter"}
+SCHEMES = ("chimera", "dapple")
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def meshes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    folder = tmp_path_factory.mktemp("meshes")
+    directories = {scheme: compiled(folder, scheme, D=2, N=2) for scheme in SCHEMES}
+    jobs = [
+        Job(f"{how}-{scheme}", LOOP, (str(directory), how), model=None)
+        for scheme, directory in directories.items()
+        for how in KINDS
+    ]
+    return run_all(folder, 4, jobs)
+
+
+@pytest.mark.parametrize("how", KINDS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_stages_in_parts_train_as_one_process_does(meshes: dict[str, Outcome], scheme: str, how: str) -> None:
+    """Gradients, norms and weights, with replicas of each stage and without, clipping and two steps as one."""
+    outcome = meshes[f"{how}-{scheme}"]
+    outcome.assert_passed()
+    for rank, printed in enumerate(outcome.said):
+        line = re.search(rf"^rank {rank}: {KINDS[how]}: off by (\S+)$", printed, re.M)
+        assert line is not None, printed
+        assert float(line[1]) < 1e-10

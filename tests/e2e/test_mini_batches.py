@@ -1,0 +1,54 @@
+"""Mini-batches of every form, against one process, on real ranks: `mini_batches.py` has the cases."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import mini_batches
+from tests.e2e.ranks import HERE, PATIENCE, Job, compiled, environment, run_all
+from tests.programs import TORCHRUN
+
+SCHEMES = ("gpipe", "chimera")
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_gradients_are_those_of_one_process(tmp_path: Path, copies: int) -> None:
+    directories = [str(compiled(tmp_path, scheme, D=mini_batches.D, N=4)) for scheme in SCHEMES]
+    ranks = f"--nproc-per-node={mini_batches.D * copies}"
+    done = subprocess.run(
+        [*TORCHRUN, ranks, str(HERE / "mini_batches.py"), *directories],
+        env=environment() | {"PYTHONPATH": os.pathsep.join([str(HERE.parent.parent)])},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [
+        word for _ in SCHEMES for name in mini_batches.CASES for word in (f"{name}:", "passed")
+    ]
+
+
+def test_the_check_of_train_py_compares_sums_and_counts(tmp_path: Path) -> None:
+    """With a flush and without, at once and again."""
+    programs = [
+        compiled(tmp_path, scheme, D=4, **parameters)
+        for scheme, parameters in (
+            ("gpipe", {"N": 3}),
+            ("chimera", {"N": 4}),
+            ("chimera_doubling", {"N": 8}),
+            ("chimera_halving", {"N": 4}),
+            ("pipedream", {}),
+            ("pipedream_2bw", {"N": 4}),
+        )
+    ]
+    arguments = ("--check", "--steps", "2", "--micro-batch-size", "2")
+    jobs = [Job(program.name, program, arguments, "forms.py") for program in programs]
+    for name, outcome in run_all(tmp_path, 4, jobs).items():
+        outcome.assert_passed()
+        assert "check: passed" in outcome.said[0], name
+        assert "step 2/2  loss" in outcome.said[0], name

@@ -1,0 +1,54 @@
+"""`Pipeline` in loops of one's own: training as in one process, and what a loop may do."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.agreement import Case, beyond, measured
+from tests.e2e.ranks import Job, Outcome, compiled, run_all
+
+LOOP = Path(__file__).resolve().parent / "loops" / "pipelines.py"
+SAMPLE = [
+    *(Case("dapple", 2, 1), Case("chimera", 2, 2), Case("chimera", 4, 1), Case("gems", 4, 1)),
+    *(Case("dapple", 2, 2, tied=True), Case("chimera", 4, 1, tied=True), Case("interleaved", 4, 1, tied=True)),
+    *(Case("chimera_doubling", 4, 1), Case("chimera_halving", 2, 2), Case("interleaved", 4, 1), Case("waves", 4, 1)),
+]
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def agreement(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, dict[str, float]]:
+    return dict(measured(SAMPLE, tmp_path_factory.mktemp("agreement")))
+
+
+@pytest.mark.parametrize("case", SAMPLE, ids=lambda case: case.name)
+def test_clipped_training_is_that_of_one_process(agreement: dict[Case, dict[str, float]], case: Case) -> None:
+    assert beyond(agreement[case]) == []
+    assert agreement[case]["clipped"] > 0, "or clipping is not tested"
+
+
+CASES = {
+    "interleaved": ("chimera", "gpipe"),
+    "norms": ("chimera",),
+    "infinite": ("chimera",),
+    "mesh": ("dapple",),
+    "failing": ("dapple",),
+}
+
+
+@pytest.fixture(scope="module")
+def loops(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    folder = tmp_path_factory.mktemp("loops")
+
+    def job(name: str) -> Job:
+        depth = 2 if name == "mesh" else 4
+        directories = [str(compiled(folder, scheme, D=depth, N=4)) for scheme in CASES[name]]
+        return Job(name, LOOP, (name, *directories), model=None)
+
+    return run_all(folder, 4, [job(name) for name in CASES])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_loop_of_ones_own(loops: dict[str, Outcome], case: str) -> None:
+    loops[case].assert_passed()

@@ -1,0 +1,30 @@
+"""What the tests of the runtime share: a process group to be alone in, and one thread for torch."""
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore
+
+from chimera_runtime.world import World, join
+from tests.unit.runtime.ranks import alone_job
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _one_thread() -> Iterator[None]:
+    """Their tensors are small: threads only get in each other's way, the more so where several tests run at once."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def alone() -> Iterator[World]:
+    """The world of the only rank of a program with one worker."""
+    hook = sys.excepthook  # to which torch adds the number of the rank
+    yield join(alone_job(), HashStore(), 0, 1, "pipeline", "gloo", 20.0)
+    dist.destroy_process_group()
+    sys.excepthook = hook

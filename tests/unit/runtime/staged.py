@@ -1,0 +1,115 @@
+"""A stage on its own, its data, and what plain autograd makes of them."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from chimera_runtime.boundary import Boundary, Traits
+from chimera_runtime.endings import Ending, HandingOn, Judging
+from chimera_runtime.messages import Names
+from chimera_runtime.nested import ONE_TENSOR, Form, taken_apart
+from chimera_runtime.numbering import Micros, Numbering
+from chimera_runtime.stage import Stage
+from chimera_runtime.sums import GradientSum
+from chimera_runtime.versions import Weights
+
+ROWS, WIDTH, MICROS, SEED = 3, 4, 4, 5
+ONE = Boundary(ONE_TENSOR, ((ROWS, WIDTH),), (torch.float32,), (True,), (True,))
+CAN, CANNOT = Traits((), ""), Traits((), "draws random numbers")
+
+
+def tuple_of(tensors: int) -> Form:
+    """The structure of a tuple of so many tensors."""
+    return taken_apart((torch.ones(()),) * tensors)[1]
+
+
+class Steps:
+    """An optimizer that notes the gradients, and what a step draws at random."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.gradients: list[list[torch.Tensor | None]] = []
+        self.drawn: list[float] = []
+
+    def step(self) -> None:
+        self.gradients.append([None if p.grad is None else p.grad.clone() for p in self.parameters])
+        self.drawn.append(torch.rand(()).item())
+
+
+def stage(
+    module: nn.Module,
+    number: int = 1,
+    before: Boundary | None = ONE,
+    ending: Ending | None = None,
+    traits: Traits = CAN,
+    recomputed: set[int] | None = None,
+    steps: Any = None,
+) -> Stage:
+    parameters = list(module.parameters())
+    names = Names(0, 0, 3, 1.0)
+    return Stage(
+        number,
+        module,
+        Weights(Steps(parameters) if steps is None else steps),
+        before,
+        HandingOn(number, ONE) if ending is None else ending,
+        GradientSum(f"s{number}", parameters, None, (0,), names, lambda work: work.wait()),
+        traits,
+        Numbering(SEED, 0, MICROS, MICROS),
+        recomputed or set(),
+    )
+
+
+def judging() -> Judging:
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (output - target).square().mean()
+
+    return Judging(loss, 1 / MICROS, Numbering(SEED, 0, MICROS, MICROS))
+
+
+def linear() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+
+def data(seed: int) -> list[torch.Tensor]:
+    """A tensor for each micro-batch."""
+    return list(torch.randn(MICROS, ROWS, WIDTH, generator=torch.Generator().manual_seed(seed)))
+
+
+def by_hand(module: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+    """Outputs, gradients of the inputs and of the weights, by plain autograd."""
+    inputs = [x.clone().requires_grad_() for x in data(1)]
+    outputs = [module(x) for x in inputs]
+    torch.autograd.backward(outputs, data(2))
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    return [y.detach() for y in outputs], [x.grad for x in inputs if x.grad is not None], gradients
+
+
+def groups(*sizes: int) -> list[Micros]:
+    """The micro-batches in groups of some sizes; one alone is a number."""
+    numbers = iter(range(MICROS))
+    return [tuple(next(numbers) for _ in range(size)) if size > 1 else next(numbers) for size in sizes]
+
+
+def rows(tensors: list[torch.Tensor], micros: Micros) -> tuple[torch.Tensor]:
+    return (torch.cat([tensors[m] for m in micros]) if isinstance(micros, tuple) else tensors[micros],)
+
+
+def run(of: Stage, forwards: list[Micros], backwards: list[Micros]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """All forwards, then all backwards: what they hand on, by micro-batch."""
+    outputs: list[torch.Tensor] = []
+    gradients: list[torch.Tensor] = []
+    for micros in forwards:
+        of.forward(micros, rows(data(1), micros))
+        outputs += of.outputs(micros)[0].split(ROWS)
+    for micros in backwards:
+        of.backward(micros, rows(data(2), micros))
+        gradients += of.input_gradients(micros)[0].split(ROWS)
+    return outputs, gradients
+
+
+def assert_close(found: list[Any], expected: list[Any]) -> None:
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)

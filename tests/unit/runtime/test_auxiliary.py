@@ -1,0 +1,42 @@
+"""Auxiliary losses are heard where a forward is listened to, and nowhere else."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from chimera_runtime import auxiliary_loss
+from chimera_runtime.auxiliary import listening, roots_of
+
+
+def test_losses_are_heard_in_order_within_the_innermost_forward() -> None:
+    one, two = torch.tensor(1.0, requires_grad=True), torch.tensor([2.0])
+    with listening() as outer:
+        auxiliary_loss("a", one)
+        with listening() as inner:
+            auxiliary_loss("a", two)
+        auxiliary_loss("b", two)
+    assert outer == [("a", one), ("b", two)]
+    assert inner == [("a", two)]
+    assert roots_of(outer) == (one,)
+
+
+def test_outside_of_a_pipeline_nothing_happens() -> None:
+    """As when the forward is run again within a backward, by a checkpoint inside the stage; or in another thread."""
+    auxiliary_loss("a", torch.tensor(1.0))
+    with listening() as heard, ThreadPoolExecutor(1) as pool:
+        pool.submit(auxiliary_loss, "a", torch.tensor(1.0)).result()
+    assert heard == []
+
+
+def test_after_an_error_nobody_listens() -> None:
+    with pytest.raises(ValueError, match="no"), listening() as heard:
+        raise ValueError("no")
+    auxiliary_loss("a", torch.tensor(1.0))
+    assert heard == []
+
+
+@pytest.mark.parametrize("value", [1.0, torch.ones(2), None])
+def test_an_auxiliary_loss_is_a_tensor_of_one_number(value: object) -> None:
+    with pytest.raises(TypeError, match="the auxiliary loss a is to be a tensor of one number"):
+        auxiliary_loss("a", value)  # type: ignore[arg-type]

@@ -1,0 +1,165 @@
+"""Mini-batches in each of their forms, taken apart into the same micro-batches."""
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from chimera_runtime.batches import Batches
+from chimera_runtime.blame import ModelError
+from chimera_runtime.errors import Misuse
+from chimera_runtime.feed import Feed, items_of
+from tests.unit.runtime.ranks import job
+
+B, N = 2, 3
+X = torch.arange(B * N * 4.0).reshape(B * N, 4)
+Y = torch.arange(B * N)
+
+
+class Words(NamedTuple):
+    ids: torch.Tensor
+    mask: torch.Tensor
+
+
+def feed(**changed: Any) -> Feed:
+    return Feed(job(micro_batches=N, **changed), B)
+
+
+def pair(micro: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return X[micro * B : (micro + 1) * B], Y[micro * B : (micro + 1) * B]
+
+
+def test_a_mini_batch_a_function_and_pairs_are_the_same() -> None:
+    whole, function, pairs = feed(), feed(), feed()
+    whole.put(0, (X, Y))
+    function.put(0, pair)
+    pairs.put_apart(0, [pair(m) for m in range(N)])
+    for micro in range(N):
+        for source in (whole, function, pairs):
+            assert torch.equal(source.input(0, micro), X[micro * B : (micro + 1) * B])
+            assert torch.equal(source.target(0, micro), Y[micro * B : (micro + 1) * B])
+
+
+def test_every_tensor_of_a_structure_is_cut_and_the_rest_is_handed_on() -> None:
+    source = feed()
+    batch = {"words": Words(X, X > 3), "scale": 0.5, "temperature": torch.tensor(2.0)}
+    source.put(0, (batch, [Y, {"weights": Y * 2}]))
+    last = source.input(0, N - 1)
+    assert type(last["words"]) is Words
+    assert torch.equal(last["words"].ids, X[-B:])
+    assert torch.equal(last["words"].mask, X[-B:] > 3)
+    assert (last["scale"], last["temperature"]) == (0.5, torch.tensor(2.0))
+    targets, weights = source.target(0, 0)
+    assert torch.equal(weights["weights"], targets * 2)
+
+
+def test_a_function_is_asked_for_the_micro_batches_that_are_used_alone() -> None:
+    asked: list[int] = []
+
+    def load(micro: int) -> tuple[Any, Any]:
+        asked.append(micro)
+        return pair(micro)
+
+    source = feed()
+    source.put(0, load)
+    source.input(0, 2)
+    assert asked == [2]
+
+
+def test_parts_of_a_micro_batch_follow_one_another() -> None:
+    source = feed(parts=2)
+    source.put(0, (X, Y))
+    assert [source.target(0, part).tolist() for part in range(2 * N)] == [[item] for item in range(2 * N)]
+
+
+def test_micro_batches_are_counted_on_into_later_updates() -> None:
+    source = feed()
+    source.put(4, (X, Y))
+    source.put(5, (X, Y + 100))
+    assert source.target(4, N).tolist() == [100, 101]
+    source.drop(4)
+    assert source.target(5, 0).tolist() == [100, 101]
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (
+            (X[:-1], Y),
+            r"dimension 0 of a tensor of the mini-batch is 5, and a step takes B\*N = 2\*3 = 6 on every rank",
+        ),
+        ((X, Y[:2]), r"dimension 0 of a tensor of the mini-batch is 2"),
+        (X, r"a batch is a Tensor, not a pair \(input, target\)"),
+        (
+            (X, Y, Y),
+            r"a batch is a tuple, not a pair \(input, target\); keyword arguments of stages stand third, in a dict",
+        ),
+    ],
+)
+def test_a_mini_batch_of_another_form_or_size_is_refused(batch: Any, words: str) -> None:
+    with pytest.raises(Misuse, match=words):
+        feed().put(0, batch)
+
+
+def test_pairs_that_are_not_n_are_refused() -> None:
+    with pytest.raises(Misuse, match="two has N = 3: a step takes so many pairs, not 2"):
+        feed().put_apart(0, [pair(0), pair(1)])
+
+
+def test_a_micro_batch_of_another_size_is_refused_by_its_number() -> None:
+    source = feed()
+    source.put(0, lambda _micro: (X, Y))
+    with pytest.raises(Misuse, match="micro-batch 1: dimension 0 of a tensor is 6, and was 2 in the example"):
+        source.input(0, 1)
+
+
+def test_an_error_of_the_function_is_the_callers() -> None:
+    source = feed()
+    source.put(0, lambda micro: [][micro])
+    with pytest.raises(ModelError, match="the function that was given to step"):
+        source.input(0, 1)
+
+
+def test_an_example_tells_the_size_of_a_micro_batch() -> None:
+    assert items_of(({"x": X, "t": torch.tensor(1)}, Y)) == B * N
+    with pytest.raises(Misuse, match="has tensors with 2 and 6 there"):
+        items_of((X, Y[:2]))
+    with pytest.raises(Misuse, match="has no tensor"):
+        items_of(("x", 1))
+
+
+def test_keyword_arguments_are_cut_as_the_rest() -> None:
+    source = feed(parts=2)
+    source.put(0, (X, Y, {"mask": X > 3, "more": [Y]}))
+    keywords = source.keywords(0, 3)
+    assert torch.equal(keywords["mask"], X[3:4] > 3)
+    assert keywords["more"][0].tolist() == [3]
+    source.put(0, (X, Y))
+    assert source.keywords(0, 3) == {}
+    with pytest.raises(Misuse, match=r"dimension 0 of a tensor of the mini-batch is 2"):
+        source.put(0, (X, Y, {"mask": X[:2]}))
+    with pytest.raises(Misuse, match="a batch is a tuple, not a pair"):
+        source.put(0, (X, Y, {1: X}))
+
+
+class Numbered:
+    """Item i is i, -i and a keyword argument of 2*i."""
+
+    def __len__(self) -> int:
+        return 4 * B * N
+
+    def __getitem__(self, number: int) -> tuple[float, float, dict[str, float]]:
+        return float(number), -float(number), {"twice": 2.0 * number}
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_batches_give_inputs_targets_and_keyword_arguments_of_the_update(parts: int) -> None:
+    loaded, source = Batches(Numbered(), B, N, parts, 1, 0, 0), feed(parts=parts)
+    source.put_example(loaded)
+    source.put(3, loaded)
+    for update in (0, 3):
+        for micro in range(N * parts):
+            inputs = source.input(update, micro)
+            assert torch.equal(inputs, loaded.input(update, micro))
+            assert torch.equal(source.target(update, micro), -inputs)
+            assert torch.equal(source.keywords(update, micro)["twice"], 2 * inputs)

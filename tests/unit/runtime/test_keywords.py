@@ -1,0 +1,60 @@
+"""Which keyword arguments a stage takes."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from chimera_runtime.keywords import accepted
+
+NAMES = ("x", "mask", "index")
+
+
+class Masked(nn.Module):
+    def forward(self, x: torch.Tensor, mask: Any = None, *, flag: bool = False) -> torch.Tensor:
+        return x
+
+
+class Everything(nn.Module):
+    def forward(self, x: torch.Tensor, **others: Any) -> torch.Tensor:
+        return x
+
+
+class Bare(nn.Module):
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return tensors[0]
+
+
+class Behind(nn.Module):
+    def forward(self, x: torch.Tensor, mask: Any, /, index: Any) -> torch.Tensor:
+        return x
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        (nn.Linear(2, 2), ()),
+        (nn.Sequential(Masked()), ()),
+        (Masked(), ("mask",)),
+        (Everything(), NAMES),
+        (Bare(), ()),
+        (Behind(), ("index",)),
+    ],
+)
+def test_a_stage_takes_the_names_of_its_parameters_but_the_first(module: nn.Module, names: tuple[str, ...]) -> None:
+    assert accepted(module, NAMES) == names
+
+
+def test_a_compiled_stage_takes_what_it_took_before() -> None:
+    class Compiled(nn.Module):
+        """As what torch.compile returns."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._orig_mod = Masked()
+
+        def forward(self, *arguments: Any, **named: Any) -> Any:
+            return self._orig_mod(*arguments, **named)
+
+    assert accepted(Compiled(), NAMES) == ("mask",)

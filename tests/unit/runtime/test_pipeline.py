@@ -1,0 +1,333 @@
+"""`Pipeline` on one rank: a worker with all stages, in a loop of one's own, against plain autograd."""
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import chimera_ir
+import chimera_runtime
+from chimera_runtime import Misuse, Pipeline
+from chimera_runtime.blame import ModelError
+from chimera_runtime.world import World
+
+B, N, WIDTH, STAGES = 2, 4, 3, 2
+RATE = 0.1
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two stages on one worker."""
+    directory = tmp_path_factory.mktemp("one") / "interleaved.out"
+    chimera_ir.compile("interleaved", P=1, v=STAGES, N=N).write(directory)
+    return directory
+
+
+def layer(stage: int, _stages: int) -> nn.Module:
+    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()).double()
+    if stage == 0:
+        module[0].bias.requires_grad_(False)
+    return module
+
+
+def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output - target).square().mean()
+
+
+def batch(seed: int = 0, mini_batches: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(2, mini_batches * B * N, WIDTH, generator=generator, dtype=torch.float64)
+    return x, y
+
+
+@pytest.fixture
+def make(alone: World, compiled: Path) -> Iterator[Callable[..., Pipeline]]:
+    """Makes pipelines over the only rank."""
+    made: list[Pipeline] = []
+
+    def pipeline(
+        build: Callable[[int, int], nn.Module] = layer, dtype: torch.dtype = torch.float64, **options: Any
+    ) -> Pipeline:
+        x, y = (t.to(dtype) for t in batch())
+        made.append(Pipeline(compiled, build, loss, (x[:B], y[:B]), **options))
+        return made[-1]
+
+    yield pipeline
+    for one in made:
+        one.close()
+
+
+def whole(pipeline: Pipeline) -> nn.Module:
+    return nn.Sequential(*pipeline.stages.values())
+
+
+def by_hand(pipeline: Pipeline, x: torch.Tensor, y: torch.Tensor) -> tuple[float, list[torch.Tensor | None]]:
+    """Loss and gradients of the same modules, run one after the other."""
+    parameters = list(pipeline.parameters())
+    trained = [p for p in parameters if p.requires_grad]
+    value = loss(whole(pipeline)(x), y)
+    gradients = dict(zip(trained, torch.autograd.grad(value, trained), strict=True))
+    return value.item(), [gradients.get(p) for p in parameters]
+
+
+def assert_gradients(pipeline: Pipeline, expected: list[torch.Tensor | None], scale: float = 1.0) -> None:
+    for (name, parameter), gradient in zip(pipeline.named_parameters(), expected, strict=True):
+        assert (parameter.grad is None) == (gradient is None), name
+        if gradient is not None:
+            torch.testing.assert_close(parameter.grad, gradient * scale, rtol=1e-12, atol=1e-14)
+
+
+# Gradients and losses.
+
+
+def test_a_step_leaves_the_gradients_of_the_mini_batch(make: Callable[..., Pipeline]) -> None:
+    pipeline = make()
+    value, gradients = by_hand(pipeline, *batch(1))
+    outcome = pipeline.step(batch(1))
+    assert outcome.loss == pytest.approx(value, rel=1e-13)
+    assert_gradients(pipeline, gradients)
+    assert [name for name, _ in pipeline.named_parameters()][:2] == ["stages.0.0.weight", "stages.0.0.bias"]
+
+
+def test_a_rank_with_all_stages_needs_all_micro_batches(make: Callable[..., Pipeline]) -> None:
+    assert make().needs == set(range(N))
+
+
+def test_forms_of_a_mini_batch_give_bitwise_the_same(make: Callable[..., Pipeline]) -> None:
+    x, y = batch(1)
+    pairs = [(x[i : i + B], y[i : i + B]) for i in range(0, B * N, B)]
+    seen = []
+    for arguments in ({"batch": (x, y)}, {"batch": pairs.__getitem__}, {"micro_batches": pairs}):
+        pipeline = make()
+        outcome = pipeline.step(**arguments)  # type: ignore[arg-type]
+        seen.append([outcome.loss, *(None if p.grad is None else p.grad.tolist() for p in pipeline.parameters())])
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_gradients_accumulate_as_those_of_one_larger_mini_batch(make: Callable[..., Pipeline]) -> None:
+    pipeline = make()
+    x, y = batch(1, mini_batches=3)
+    _, gradients = by_hand(pipeline, x, y)
+    for i in range(3):
+        pipeline.step((x[i * B * N : (i + 1) * B * N], y[i * B * N : (i + 1) * B * N]), accumulate=True)
+    assert_gradients(pipeline, gradients)
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_training_is_that_of_one_process_with_clipping(make: Callable[..., Pipeline], to_none: bool) -> None:
+    pipeline, twin = make(), make()
+    optimizers = [torch.optim.Adam([p for p in of.parameters() if p.requires_grad], lr=RATE) for of in (pipeline, twin)]
+    for number in range(4):
+        pipeline.step(batch(number))
+        norm = pipeline.clip_grad_norm_(0.05)
+        loss(whole(twin)(batch(number)[0]), batch(number)[1]).backward()
+        expected = nn.utils.clip_grad_norm_(twin.parameters(), 0.05)
+        assert float(norm) == pytest.approx(float(expected), rel=1e-13)
+        assert norm > 0.05, "or nothing is clipped"
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=to_none)
+    for mine, theirs in zip(pipeline.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-13)
+
+
+def test_a_norm_that_is_no_number_raises_where_that_is_asked_for(make: Callable[..., Pipeline]) -> None:
+    pipeline = make()
+    x, y = batch(1)
+    assert not pipeline.step((x, y * float("inf"))).loss < float("inf")
+    with pytest.raises(RuntimeError, match=r"the norm of order 2 of the gradients is (inf|nan)"):
+        pipeline.clip_grad_norm_(1.0, error_if_nonfinite=True)
+
+
+def test_a_scaler_multiplies_the_loss_and_skips_a_step_with_infinite_gradients(make: Callable[..., Pipeline]) -> None:
+    pipeline = make()
+    optimizer = torch.optim.SGD([p for p in pipeline.parameters() if p.requires_grad], lr=RATE)
+    scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
+    value, gradients = by_hand(pipeline, *batch(1))
+    assert pipeline.step(batch(1), scaler=scaler).loss == pytest.approx(value, rel=1e-13)
+    assert_gradients(pipeline, gradients, 512.0)
+    pipeline.unscale_(scaler, optimizer)
+    assert_gradients(pipeline, gradients)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    before = [p.detach().clone() for p in pipeline.parameters()]
+    pipeline.step((batch(2)[0], batch(2)[1] * float("inf")), scaler=scaler)
+    pipeline.unscale_(scaler, optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 256.0
+    assert all(torch.equal(p, b) for p, b in zip(pipeline.parameters(), before, strict=True))
+
+
+def test_gradients_of_bfloat16_are_summed_clipped_and_accumulated_in_float32(make: Callable[..., Pipeline]) -> None:
+    def half(stage: int, stages: int) -> nn.Module:
+        return layer(stage, stages).bfloat16()
+
+    x, y = (t.bfloat16() for t in batch(1, mini_batches=2))
+    pipeline = make(half, torch.bfloat16, sum_dtype=torch.float32)
+    trained = [p for p in pipeline.parameters() if p.requires_grad]
+    expected = [torch.zeros(p.shape) for p in trained]
+    for i in range(0, len(x), B):
+        made = torch.autograd.grad(loss(whole(pipeline)(x[i : i + B]), y[i : i + B]) / N, trained)
+        for total, gradient in zip(expected, made, strict=True):
+            total += gradient.float() / 2
+    for half_of in (slice(None, B * N), slice(B * N, None)):
+        pipeline.step((x[half_of], y[half_of]), accumulate=True)
+    norm = pipeline.clip_grad_norm_(1e-3)
+    assert float(norm) == pytest.approx(float(nn.utils.get_total_norm(expected)), rel=1e-5)
+    for parameter, total in zip(trained, expected, strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.main_grad, total * 1e-3 / float(norm), rtol=1e-4, atol=1e-8)
+        torch.testing.assert_close(parameter.grad.float(), parameter.main_grad, rtol=1e-2, atol=1e-8)
+    with pytest.raises(Misuse, match="a GradScaler unscales grad, not main_grad"):
+        pipeline.step((x[: B * N], y[: B * N]), scaler=torch.amp.GradScaler("cpu"), accumulate=True)
+
+
+# What is left alone.
+
+
+def test_random_numbers_of_the_process_are_as_before(make: Callable[..., Pipeline]) -> None:
+    torch.manual_seed(5)
+    random.seed(5)
+    expected = torch.rand(3), random.random()
+    torch.manual_seed(5)
+    random.seed(5)
+    pipeline = make(lambda *_: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout()).double())
+    pipeline.step(batch(1))
+    assert torch.equal(torch.rand(3), expected[0])
+    assert random.random() == expected[1]
+
+
+def test_what_is_drawn_depends_on_seed_and_update_alone(make: Callable[..., Pipeline]) -> None:
+    def losses(seed: int, noise: int) -> list[float]:
+        torch.manual_seed(noise)
+        pipeline = make(lambda *_: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout()).double(), seed=seed)
+        seen = []
+        for number in range(2):
+            seen.append(pipeline.step(batch(0)).loss)
+            for parameter in pipeline.parameters():
+                parameter.grad = None
+            torch.rand(number + noise)
+        return seen
+
+    first = losses(1, noise=1)
+    assert losses(1, noise=2) == first
+    assert first[0] != first[1], "dropout differs from update to update"
+    assert losses(2, noise=1) != first
+
+
+def test_two_pipelines_do_not_know_of_each_other(make: Callable[..., Pipeline]) -> None:
+    first, second = make(), make(seed=3)
+    expected = [by_hand(of, *batch(1))[1] for of in (first, second)]
+    first.step(batch(1))
+    second.step(batch(1))
+    for of, gradients in zip((first, second), expected, strict=True):
+        assert_gradients(of, gradients)
+
+
+# What is refused.
+
+
+def test_a_gradient_that_was_not_cleared_is_refused_and_nothing_is_lost(make: Callable[..., Pipeline]) -> None:
+    pipeline = make()
+    _, gradients = by_hand(pipeline, *batch(1))
+    pipeline.step(batch(1))
+    with pytest.raises(Misuse, match=r"stages.0.0.weight still has the gradient .* optimizer.zero_grad\(\)"):
+        pipeline.step(batch(2))
+    assert_gradients(pipeline, gradients)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"batch": (1, 2), "micro_batches": []}])
+def test_a_step_takes_one_form_of_a_mini_batch(make: Callable[..., Pipeline], arguments: dict[str, Any]) -> None:
+    with pytest.raises(Misuse, match="step takes either a batch or micro_batches"):
+        make().step(**arguments)
+
+
+def test_a_batch_of_the_wrong_size_is_refused_and_the_next_one_trains(make: Callable[..., Pipeline]) -> None:
+    pipeline = make()
+    x, y = batch(1)
+    _, gradients = by_hand(pipeline, x, y)
+    with pytest.raises(Misuse, match=r"dimension 0 of a tensor of the mini-batch is 7"):
+        pipeline.step((x[:7], y[:7]))
+    pipeline.step((x, y))
+    assert_gradients(pipeline, gradients)
+    with pytest.raises(Misuse, match=r"dimension 0 of a tensor of the mini-batch is 7"):
+        pipeline.step((x[:7], y[:7]), accumulate=True)
+    assert_gradients(pipeline, gradients)
+
+
+def test_after_an_update_that_failed_there_is_no_further_one(make: Callable[..., Pipeline]) -> None:
+    class Moody(nn.Linear):
+        fails = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if Moody.fails:
+                raise ValueError("not today")
+            return super().forward(x)
+
+    pipeline = make(lambda *_: Moody(WIDTH, WIDTH).double())
+    Moody.fails = True
+    with pytest.raises(ModelError) as error:
+        pipeline.step(batch(1))
+    assert isinstance(error.value.__cause__, ValueError)
+    with pytest.raises(Misuse, match="an update has failed on this pipeline: make a new one"):
+        pipeline.step(batch(1))
+
+
+def test_a_directory_without_a_program_is_refused(alone: World, tmp_path: Path) -> None:
+    with pytest.raises(Misuse, match=r"program.json: No such file or directory: compile again"):
+        Pipeline(tmp_path, layer, loss, batch())
+
+
+def test_without_a_process_group_there_is_no_pipeline(compiled: Path) -> None:
+    assert not dist.is_initialized()
+    with pytest.raises(Misuse, match=r"call torch.distributed.init_process_group\(\) before"):
+        Pipeline(compiled, layer, loss, batch())
+
+
+def test_ranks_that_are_no_whole_copies_are_refused(alone: World, tmp_path: Path) -> None:
+    chimera_ir.compile("gpipe", D=2, N=2).write(tmp_path / "out")
+    with pytest.raises(Misuse, match=r"gpipe.* runs on 2 workers and there is 1 rank; start a multiple of 2"):
+        Pipeline(tmp_path / "out", layer, loss, batch())
+
+
+def test_halves_take_an_even_example(alone: World, tmp_path: Path) -> None:
+    chimera_ir.compile("chimera_halving", D=2, N=2).write(tmp_path / "out")
+    x, y = batch()
+    with pytest.raises(Misuse, match="cuts every micro-batch into 2, and dimension 0 of the example is 3"):
+        Pipeline(tmp_path / "out", layer, loss, (x[:3], y[:3]))
+
+
+def test_the_package_names_what_it_offers() -> None:
+    assert all(hasattr(chimera_runtime, name) for name in chimera_runtime.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Pipelines'"):
+        _ = chimera_runtime.Pipelines  # type: ignore[attr-defined]
+
+
+def test_it_says_how_many_micro_batches_a_step_takes_and_which_copy_this_is(make: Callable[..., Pipeline]) -> None:
+    pipeline = make()
+    assert (pipeline.micro_batches, pipeline.copies, pipeline.copy) == (N, 1, 0)
+
+
+def test_an_evaluation_divides_sums_by_counts(alone: World, compiled: Path) -> None:
+    """Targets above 0 count; where there is none the result is not a number."""
+
+    def summed(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        counted = target > 0
+        return ((output - target).square() * counted).sum(), counted.sum()
+
+    x, y = batch(1)
+    with Pipeline(compiled, layer, summed, (x[:B], y[:B])) as pipeline:
+        with torch.no_grad():
+            total, count = summed(whole(pipeline)(x), y)
+        assert pipeline.evaluate([(x, y)]) == pytest.approx(float(total / count), rel=1e-12)
+        assert math.isnan(pipeline.evaluate([(x, -y.abs())]))
+        with pytest.raises(Misuse, match="there is nothing to evaluate: no batch was given"):
+            pipeline.evaluate([])

@@ -1,0 +1,78 @@
+"""Parts of messages, seeds, and the bits of tensors."""
+
+import hashlib
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chimera_runtime.tensors import digest, draw_seed, join, part, plain, seed_torch
+
+
+def message(micros: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of two tensors, the first with two rows a micro-batch, the second with one."""
+    return torch.arange(2.0 * micros * 3).reshape(-1, 3), torch.arange(micros)
+
+
+@given(st.integers(1, 6), st.data())
+def test_a_part_is_the_rows_of_its_micro_batches_in_place(micros: int, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, micros - 1))
+    stop = data.draw(st.integers(start + 1, micros))
+    whole = message(micros)
+    rows, numbers = part(whole, start, stop, micros)
+    assert torch.equal(rows, whole[0][2 * start : 2 * stop])
+    assert numbers.tolist() == [*range(start, stop)]
+    assert rows.untyped_storage().data_ptr() == whole[0].untyped_storage().data_ptr()
+
+
+def test_parts_that_are_joined_are_the_message() -> None:
+    whole = message(3)
+    again = join([part(whole, micro, micro + 1, 3) for micro in range(3)])
+    assert all(map(torch.equal, again, whole))
+
+
+def test_messages_without_tensors_stay_so() -> None:
+    assert part((), 0, 1, 2) == ()
+    assert join([(), ()]) == ()
+
+
+def test_a_seed_is_the_documented_hash_and_of_63_bits() -> None:
+    bits = int.from_bytes(hashlib.blake2b(b"forward/1/22/3", digest_size=8).digest(), "big")
+    assert draw_seed("forward", 1, 22, 3) == bits // 2 < 2**63
+    assert draw_seed("forward", 12, 2, 3) != draw_seed("forward", 1, 22, 3)
+
+
+def test_seeding_is_that_of_torch() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    seed_torch(5)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor([1 + 2j, 3j]).conj(),
+        torch._neg_view(torch.tensor([1.0, -2.0])),
+        torch.arange(6).reshape(2, 3).t(),
+        torch.ones(1).expand(4),
+        torch.ones(3),
+    ],
+)
+def test_a_plain_tensor_has_the_same_values_in_one_piece(tensor: torch.Tensor) -> None:
+    made = plain(tensor)
+    assert torch.equal(made, tensor)
+    assert made.is_contiguous()
+    assert not made.is_conj()
+    assert not made.is_neg()
+    assert made.untyped_storage().nbytes() == made.numel() * made.element_size()
+
+
+def test_a_digest_is_of_the_bits() -> None:
+    one = torch.tensor([1.0, 0.0])
+    assert digest([one]) == digest([one.clone()])
+    assert digest([one]) != digest([torch.tensor([1.0, -0.0])])
+    assert digest([one]) != digest([one, None]) != digest([None, one])
+    strided = torch.stack([one, torch.ones(2)], dim=1)[:, 0]
+    assert digest([strided]) == digest([one])

@@ -1,0 +1,191 @@
+"""Places of ranks, communicators, and what ranks leave for one another."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed import HashStore
+
+from chimera_runtime.errors import Misuse, PeerLost
+from chimera_runtime.messages import Peer
+from chimera_runtime.program import Job, Place
+from chimera_runtime.world import World, join, join_group, learn, meet
+from tests.unit.runtime.ranks import alone_job, job, together, worlds
+
+TIMEOUT = 20.0
+
+
+# Places.
+
+
+@given(workers=st.integers(1, 9), copies=st.integers(1, 9), layout=st.sampled_from(["pipeline", "replica"]))
+def test_every_rank_is_one_worker_of_one_copy(workers: int, copies: int, layout: str) -> None:
+    places = [Place(rank, workers, copies, layout) for rank in range(workers * copies)]
+    assert {(place.copy, place.worker) for place in places} == {(c, w) for c in range(copies) for w in range(workers)}
+    for place in places:
+        assert place.rank_of(place.copy, place.worker) == place.rank
+        assert [*place.ranks] == [other.rank for other in places]
+
+
+def test_neighbours_are_of_one_pipeline_or_of_one_stage() -> None:
+    assert [Place(rank, 3, 2, "pipeline").worker for rank in range(6)] == [0, 1, 2, 0, 1, 2]
+    assert [Place(rank, 3, 2, "replica").worker for rank in range(6)] == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(("layout", "ranks"), [("pipeline", [0, 3, 4, 7]), ("replica", [0, 1, 6, 7])])
+def test_a_stage_is_held_by_ranks_of_every_copy(alone: World, layout: str, ranks: list[int]) -> None:
+    """Both pipes of a bidirectional schedule: worker 3 holds the first stage of the second."""
+    both = job(workers=4, stages=4, placement=((0, 1, 2, 3), (3, 2, 1, 0)))
+    with worlds(alone, both) as found:
+        world = replace(found[0], place=Place(0, 4, 2, layout))
+        assert world.ranks_of(0) == ranks
+
+
+# Joining.
+
+
+def refused(of: Job, size: int, backend: str = "gloo") -> str:
+    with pytest.raises(Misuse) as error:
+        join(of, HashStore(), 0, size, "pipeline", backend, TIMEOUT)
+    assert not dist.is_initialized()
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (1, "two runs on 2 workers and there is 1 rank; start a multiple of 2: --nproc-per-node=2"),
+        (3, "two runs on 2 workers and there are 3 ranks; start a multiple of 2: --nproc-per-node=2 or 4"),
+    ],
+)
+def test_ranks_that_make_no_whole_copies_are_told_which_numbers_do(size: int, words: str) -> None:
+    assert refused(job(), size) == words
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_rank_without_a_gpu_cannot_use_nccl() -> None:
+    assert "--backend nccl needs one GPU per rank; this machine has 0: use --backend gloo" in refused(
+        alone_job(), 1, "nccl"
+    )
+
+
+def test_ranks_of_different_programs_do_not_start() -> None:
+    """As where one machine has an older copy of the directory."""
+    store = HashStore()
+    store.set("here/1", "another")
+    with pytest.raises(Misuse, match="the ranks run different programs: compile again"):
+        join(job(), store, 0, 2, "pipeline", "gloo", 1.0)
+
+
+def test_who_has_joined_knows_its_place_and_needs_no_communicator_alone(alone: World) -> None:
+    assert (alone.place.rank, alone.place.worker, alone.place.copy, alone.place.copies) == (0, 0, 0, 1)
+    assert alone.sums == {(0,): (None, (0,)), (1,): (None, (0,))}
+    assert alone.channels == {}
+    assert alone.device == torch.device("cpu")
+    alone.meet("for nobody")
+
+
+def test_a_group_that_is_there_is_joined_with_communicators_of_ones_own(alone: World) -> None:
+    """As often as one likes: what one leaves in the store is not read by the next."""
+    first, second = (join_group(alone_job(), None, "pipeline", None, TIMEOUT) for _ in range(2))
+    assert first.members == (0,)
+    assert first.device == torch.device("cpu")
+    assert len({first.chat, second.chat, dist.group.WORLD}) == 3
+    first.store.set("key", "value")
+    assert not second.store.check(["key"])
+    for world in (first, second):
+        world.meet("for nobody")
+        world.close()
+    assert dist.is_initialized()
+
+
+def test_who_is_in_no_group_is_told(alone: World) -> None:
+    with pytest.raises(Misuse, match="this rank is not in the group that it gave"):
+        join_group(alone_job(), dist.GroupMember.NON_GROUP_MEMBER, "pipeline", None, TIMEOUT)
+
+
+# The store.
+
+
+def test_what_another_rank_leaves_is_learned() -> None:
+    store = HashStore()
+    store.set("key", "value")
+    assert learn(store, "key", 1, "rank 0: wait", TIMEOUT) == b"value"
+
+
+def test_what_nobody_leaves_is_given_up_with_who_was_waited_for(alone: World) -> None:
+    with pytest.raises(PeerLost) as lost:
+        alone.learn("key", 3, "for the weights", 0.03)
+    assert str(lost.value) == (
+        "rank 0 (worker 0): wait for the weights: no answer from rank 3 within 0.03 s (--timeout)"
+    )
+    assert lost.value.peers == (3,)
+
+
+# Outside of the schedule.
+
+
+@pytest.fixture
+def two(alone: World) -> Iterator[list[World]]:
+    with worlds(alone, job()) as ranks:
+        yield ranks
+
+
+def test_a_tensor_is_sent_outside_of_the_schedule_as_it_is(two: list[World]) -> None:
+    """Also one that is a view, and one that has a gradient."""
+    message = torch.arange(6.0).reshape(2, 3).requires_grad_().t()
+    received = torch.zeros(3, 2)
+    together([lambda: two[0].send(message, 1, "a test"), lambda: two[1].recv(received, 0, "for a test")])
+    assert torch.equal(received, message.detach())
+
+
+def test_all_ranks_meet(two: list[World]) -> None:
+    together([lambda world=world: world.meet("for each other") for world in two])  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda world: world.recv(torch.zeros(1), 1, "for a test"), "wait for a test: rank 1: no answer within 0.05 s"),
+        (lambda world: world.meet("for the end"), "wait for the end: the other ranks: no answer within 0.05 s"),
+    ],
+)
+def test_a_rank_that_does_not_answer_is_given_up(alone: World, call: Any, words: str) -> None:
+    with worlds(alone, job(), timeout=0.05) as ranks, pytest.raises(PeerLost) as lost:
+        call(ranks[0])
+    assert words in str(lost.value)
+
+
+def test_a_worker_reaches_another_of_its_own_copy(alone: World) -> None:
+    with worlds(alone, job(), copies=2) as ranks:
+        peers: list[Any] = []
+        for rank in ranks:
+            channels = {(0, 1): rank.chat, (1, 0): rank.chat}
+            peers.append(replace(rank, channels=channels).peer(1 - rank.place.worker))
+        assert all(isinstance(peer, Peer) for peer in peers)
+        assert [peer._target for peer in peers] == [peer._source for peer in peers] == [1, 0, 3, 2]
+
+
+# The start.
+
+
+def test_a_program_that_torchrun_did_not_start_says_how_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(Misuse, match=r"start train.py with torchrun, as in: torchrun --nproc-per-node"):
+        meet(TIMEOUT)
+
+
+def test_rank_and_size_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in settings.items():
+        monkeypatch.setitem(os.environ, name, value)
+    store, rank, size = meet(TIMEOUT)
+    store.set("key", "value")
+    assert (rank, size, store.get("key")) == (0, 1, b"value")

@@ -1,0 +1,165 @@
+"""One message for the whole job: who speaks, what is saved meanwhile, and what a rank ends with."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from torch.distributed import HashStore
+
+from chimera_runtime.tools import faults as ending
+from chimera_runtime.tools.faults import Faults
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+class Left(BaseException):
+    """Stands in for the end of the process."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+
+@pytest.fixture(autouse=True)
+def _end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(status: int) -> None:
+        raise Left(status)
+
+    monkeypatch.setattr(ending, "leave", leave)
+    monkeypatch.setattr(ending, "_MOMENT", 0.0)
+
+
+def ended(faults: Faults, message: str, status: int) -> int:
+    with pytest.raises(Left) as left:
+        faults.end(message, status)
+    return left.value.status
+
+
+def test_the_first_rank_speaks_and_the_others_end_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
+    store = HashStore()
+    assert ended(Faults(store, 1), "rank 1: the first\nwith a second line", 70) == 70
+    assert ended(Faults(store, 0), "rank 0: too late", 1) == 1
+    assert capsys.readouterr().err == "rank 1: the first\nwith a second line\n"
+
+
+def test_what_there_is_to_save_is_saved_with_the_first_line_of_the_message() -> None:
+    faults, saved = Faults(HashStore(), 0), []
+    faults.at_end += [saved.append, lambda line: saved.append(f"again {line}")]
+    ended(faults, "the headline\nthe rest", 1)
+    assert sorted(saved) == ["again the headline", "the headline"]
+
+
+def test_neither_a_store_that_is_gone_nor_a_save_that_never_ends_holds_a_rank_up(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ending, "_PATIENCE", 0.1)
+
+    class Gone:
+        def add(self, *_: object) -> int:
+            raise RuntimeError("connection closed")
+
+        set = wait = add
+
+    faults, release, saved = Faults(Gone(), 0), threading.Event(), []  # type: ignore[arg-type]
+    faults.at_end.append(lambda line: saved.append(line) if release.wait() else None)
+    assert ended(faults, "said all the same", 2) == 2
+    assert saved == []
+    release.set()
+    assert capsys.readouterr().err == "said all the same\n"
+
+
+def lost(store: HashStore, rank: int, *peers: int) -> str:
+    return Faults(store, rank).root_of(f"rank {rank} waited for {peers}", peers)
+
+
+def test_the_message_is_that_of_the_rank_at_the_end_of_the_waits() -> None:
+    """Rank 0 waited for 1, that for 2, and 2 for one that said nothing: it is the one that died."""
+    store = HashStore()
+    assert lost(store, 2, 3) == "rank 2 waited for (3,)"
+    assert lost(store, 1, 2) == "rank 2 waited for (3,)"
+    assert lost(store, 0, 1) == "rank 2 waited for (3,)"
+
+
+def test_waits_in_a_circle_end_somewhere() -> None:
+    store = HashStore()
+    lost(store, 1, 0)
+    assert lost(store, 0, 1) in ("rank 0 waited for (1,)", "rank 1 waited for (0,)")
+
+
+def test_a_wait_for_several_or_for_nobody_known_is_not_followed() -> None:
+    store = HashStore()
+    lost(store, 1, 2)
+    assert lost(store, 0, 1, 2) == "rank 0 waited for (1, 2)"
+    assert lost(store, 3) == "rank 3 waited for ()"
+
+
+def test_without_a_store_a_rank_has_its_own_message() -> None:
+    class Gone:
+        def set(self, *_: object) -> None:
+            raise RuntimeError
+
+    assert Faults(Gone(), 0).root_of("mine", [1]) == "mine"  # type: ignore[arg-type]
+
+
+SIGNALLED = """
+import json, os, signal, socket, sys, time
+from torch.distributed import HashStore
+from chimera_runtime.tools import faults
+faults._GRACE = 0.1
+store = HashStore()
+name, others = sys.argv[1], json.loads(sys.argv[2])
+for rank, process in others:
+    store.set(f"faults/process/{rank}", json.dumps([socket.gethostname(), process]))
+if name == "after a word":
+    store.add("faults/speakers", 1)
+    store.set("faults/said", "train.py: rank 0: went wrong")
+    name = "SIGTERM"
+if name == "orphan":
+    faults.has_ended = lambda: True
+    name = "SIGTERM"
+made = faults.Faults(store, 3)
+made.watch_signals(8)
+os.kill(os.getpid(), getattr(signal, name))
+time.sleep(30)
+"""
+
+NOBODY = 2**22 + 1
+"""More than the number of any process on Linux."""
+OUTSIDE = "train.py: terminated: SIGTERM came to torchrun or to rank 3, and no rank had failed\n"
+DIED = "train.py: rank 3: ended by torchrun: rank 1 has died (torchrun's summary follows)\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "others", "status", "message"),
+    [
+        ("SIGINT", [], 130, "train.py: interrupted\n"),
+        ("SIGTERM", [], 143, OUTSIDE),
+        ("SIGTERM", [(0, os.getpid())], 143, OUTSIDE),
+        ("SIGTERM", [(0, os.getpid()), (1, NOBODY)], 143, DIED),
+        ("after a word", [(1, NOBODY)], 143, ""),
+        ("orphan", [], 143, "train.py: torchrun has died, and its ranks end\n"),
+    ],
+)
+def test_a_signal_ends_a_rank_with_one_line_while_its_main_thread_waits(
+    tmp_path: Path, name: str, others: list[tuple[int, int]], status: int, message: str
+) -> None:
+    plain = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "TORCHELASTIC_RUN_ID")}
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, name, json.dumps(others)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+        env=plain | {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", message)
+    assert time.monotonic() - start < 25
+    if name == "after a word":
+        told = json.loads((tmp_path / "error.json").read_text())["message"]["message"]
+        assert told == "rank 3 ended after another one had failed: rank 0: went wrong"

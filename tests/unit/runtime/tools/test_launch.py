@@ -1,0 +1,140 @@
+"""A rank from its command line to its end, alone: one worker that holds both stages, started as torchrun starts it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import asdict
+from inspect import getsource
+from pathlib import Path
+
+import pytest
+from jinja2 import Environment
+
+from chimera_ir.codegen.view import TrainView
+from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT
+from chimera_runtime.program import INTERFACE
+from tests.unit.runtime.models import facts, sequential
+from tests.unit.runtime.ranks import alone_job
+
+ROOT = Path(__file__).resolve().parents[4]
+
+TRAIN = """
+import importlib.util, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])  # as for any script, where it lies
+path = Path(sys.argv.pop(1), "train.py")
+spec = importlib.util.spec_from_file_location("__main__", path)
+spec.loader.exec_module(importlib.util.module_from_spec(spec))
+"""
+
+TEMPLATE = Environment(keep_trailing_newline=True).from_string((ROOT / "templates" / "train.py.j2").read_text())
+"""The loop itself, as it is written into every directory."""
+
+SCRIPT = f"""
+INTERFACE = {INTERFACE}
+PROGRAM = "ours"
+
+{getsource(sequential).replace("sequential(lane: Lane)", "update(lane)")}
+"""
+
+MODEL = """
+import torch
+import train  # beside the model
+from rank_0 import MINE  # elsewhere on the path
+from torch import nn
+
+def build_stage(stage, num_stages):
+    return nn.Linear(2, 2 - stage)
+
+def loss(output, target):
+    return (output - target).square().mean()
+
+def dataset():
+    return [(torch.ones(2) * i, torch.ones(1)) for i in range(8)]
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.01)
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """What was compiled, and a model with modules of names that lie there too."""
+    compiled = tmp_path / "compiled"
+    compiled.mkdir()
+    program = {"interface": INTERFACE, **asdict(alone_job()), "ranks": [asdict(facts(0, 1, kept=()))]}
+    (compiled / "program.json").write_text(json.dumps(program))
+    (compiled / "rank_0.py").write_text(SCRIPT)
+    (compiled / "schedule.sir").write_text("a program\n")
+    view = TrainView("a scheme", 1, "1 worker", overlapping=False)
+    (compiled / "train.py").write_text(TEMPLATE.render(train=view, digest="ours"))
+    (tmp_path / "elsewhere").mkdir()
+    for name, text in (("model", MODEL), ("train", ""), ("elsewhere/rank_0", "MINE = 1")):
+        (tmp_path / f"{name}.py").write_text(text)
+    return tmp_path
+
+
+def started(directory: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    plain = {name: value for name, value in os.environ.items() if name not in ranks}
+    command = [sys.executable, "-c", TRAIN, str(directory / "compiled"), "--model", str(directory / "model.py")]
+    return subprocess.run(
+        [*command, *options],
+        env=plain
+        | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(directory / "elsewhere")]), "OMP_NUM_THREADS": "1"}
+        | (environment or ranks),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=directory,
+    )
+
+
+def test_a_run_is_checked_measured_recorded_and_trained(directory: Path) -> None:
+    """With everything that can be asked for."""
+    options = ("--check", "--steps=3", "--metrics=m.json", "--trace=trace", "--memory-limit=1GiB")
+    done = started(directory, *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    memory, verdict, *rest = done.stdout.splitlines()
+    assert memory.startswith("memory: of 1 GiB, rank 0 (worker 0) needs ")
+    assert verdict == "check: passed"
+    steps = [line.split()[:3] for line in rest if line.startswith("step")]
+    assert steps == [["step", f"{number}/3", "loss"] for number in (1, 2, 3)]
+    losses = json.loads((directory / "m.json").read_text())["loss"]
+    assert [f"{loss:.6f}" for loss in losses] == [line.split()[3] for line in rest if line.startswith("step")]
+    end = json.loads((directory / "trace" / "rank_0.jsonl").read_text().splitlines()[-1])
+    assert end["ended"] is None
+
+
+def test_without_torchrun_a_rank_says_how_to_start(directory: Path) -> None:
+    done = started(directory, NOTHING="")
+    assert done.returncode == MISUSED
+    assert done.stderr.startswith("train.py: start train.py with torchrun, as in: torchrun --nproc-per-node")
+
+
+SPOILED = {
+    "wrong option": (("--steps=0",), {}, MISUSED, "train.py: argument --steps: '0' is not a positive whole number"),
+    "other program": ((), {"rank_0.py": SCRIPT.replace("ours", "theirs")}, MISUSED, "rank_0.py is of another program"),
+    "small dataset": ((), {"../model.py": MODEL.replace("range(8)", "range(1)")}, MISUSED, "the dataset has 1 item"),
+    "our fault": ((), {"rank_0.py": SCRIPT + "    lane.no_such_thing"}, OUR_FAULT, "a fault of the generated program"),
+    "failing loss": ((), {"../model.py": MODEL.replace("square()", "squares()")}, FAILED, "the loss: "),
+}
+
+
+@pytest.mark.parametrize(("options", "files", "status", "words"), SPOILED.values(), ids=SPOILED)
+def test_whatever_goes_wrong_is_one_message_and_a_status(
+    directory: Path, options: tuple[str, ...], files: dict[str, str], status: int, words: str
+) -> None:
+    for name, text in files.items():
+        (directory / "compiled" / name).write_text(text)
+    done = started(directory, *options)
+    assert done.returncode == status
+    assert done.stderr.startswith("train.py: ")
+    assert words in done.stderr
+    assert ("Traceback" in done.stderr) == (status in (OUR_FAULT, FAILED))

@@ -1,0 +1,119 @@
+"""The command line of train.py: what is read, and what each option refuses."""
+
+from pathlib import Path
+
+import pytest
+
+from chimera_runtime.errors import Misuse
+from chimera_runtime.tools.options import parse
+
+MODEL = ("--model", "m.py")
+
+
+def refused(*arguments: str) -> str:
+    with pytest.raises(Misuse) as error:
+        parse([*MODEL, *arguments])
+    assert str(error.value).endswith(" (see --help)")
+    return str(error.value)
+
+
+def test_a_model_is_all_that_is_needed() -> None:
+    options = parse(MODEL)
+    assert (options.model, options.steps, options.micro_batch_size, options.seed) == (Path("m.py"), 10, 1, 0)
+    assert (options.timeout, options.backend, options.layout) == (60.0, "gloo", "pipeline")
+    assert (options.check, options.check_only) == (False, False)
+    assert {options.rehearse, options.metrics, options.trace, options.memory_limit} == {None}
+
+
+def test_options_are_read() -> None:
+    options = parse(
+        [*MODEL, "--steps=7", "--micro-batch-size=4", "--seed=-3", "--check", "--timeout=0.5", "--layout=replica"]
+    )
+    assert (options.steps, options.micro_batch_size, options.seed, options.check) == (7, 4, -3, True)
+    assert (options.timeout, options.layout) == (0.5, "replica")
+    assert parse([*MODEL, "--rehearse", "F=0.005,B=1e-2"]).rehearse == {"F": 0.005, "B": 0.01}
+
+
+def test_without_a_model_nothing_starts() -> None:
+    with pytest.raises(Misuse, match="the following arguments are required: --model"):
+        parse([])
+
+
+@pytest.mark.parametrize("option", ["--steps", "--micro-batch-size"])
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "many", "²", "9" * 5000])
+def test_a_count_is_a_positive_whole_number(option: str, text: str) -> None:
+    assert f"argument {option}: {text!r} is not a positive whole number" in refused(f"{option}={text}")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon", "1e300"])
+def test_a_time_out_is_a_number_of_seconds_that_a_clock_can_count(text: str) -> None:
+    assert f"argument --timeout: {text!r} is not a positive number of seconds, 1000000000 at most" in refused(
+        f"--timeout={text}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("F=1", "'F=1' needs both F and B, as in F=0.005,B=0.010"),
+        ("F=1,B=", "'F=1,B=' is not of the form F=SECONDS,B=SECONDS"),
+        ("F=1,W=2", "is not of the form F=SECONDS,B=SECONDS"),
+        ("F=1,F=2", "is not of the form F=SECONDS,B=SECONDS"),
+        ("", "'' is not of the form F=SECONDS,B=SECONDS"),
+        ("F=1,B=-2", "'-2' is not a positive number of seconds"),
+    ],
+)
+def test_a_rehearsal_has_a_duration_of_both(text: str, words: str) -> None:
+    assert words in refused(f"--rehearse={text}")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4096", 4096), ("1.5KiB", 1536), ("16GiB", 2**34), ("2 MiB", 2**21), ("0.5TiB", 2**39)],
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    assert parse([*MODEL, "--memory-limit", text]).memory_limit == size
+
+
+@pytest.mark.parametrize("text", ["16GB", "-1", "0", "0.4", "GiB", "1e9", "nan", "9" * 400, ""])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    assert f"--memory-limit: {text!r} is not a number of bytes, as in 16GiB" in refused(f"--memory-limit={text}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--seed=x",), "argument --seed: invalid int value: 'x'"),
+        (("--backend=mpi",), "argument --backend: invalid choice: 'mpi'"),
+        (("--layout=ring",), "argument --layout: invalid choice: 'ring'"),
+        (("--check", "--check-only"), "argument --check-only: not allowed with argument --check"),
+        (("--check", "--rehearse", "F=1,B=2"), "not allowed with argument --check"),
+        (("--trace", "D", "--check-only"), "--trace records the training, of which --check-only does none"),
+        (("--no-such-option",), "unrecognized arguments: --no-such-option"),
+        (("stray",), "unrecognized arguments: stray"),
+        (("--steps",), "argument --steps: expected one argument"),
+    ],
+)
+def test_what_cannot_be_is_one_message(arguments: tuple[str, ...], words: str) -> None:
+    assert words in refused(*arguments)
+
+
+def test_help_is_printed_and_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        parse(["--help"])
+    assert end.value.code == 0
+    assert "Trains a model with the program beside it." in capsys.readouterr().out
+
+
+def test_what_follows_two_dashes_is_the_model_files() -> None:
+    options = parse([*MODEL, "--steps=2", "--", "--layers", "3", "--", "x"])
+    assert (options.steps, options.args) == (2, ["--layers", "3", "--", "x"])
+    assert parse(MODEL).args == []
+
+
+def test_clipping_takes_a_norm_and_a_rehearsal_has_neither_gradients_nor_a_loss() -> None:
+    assert parse([*MODEL, "--clip-norm", "0.5"]).clip_norm == 0.5
+    for wrong in ("0", "-1", "nan", "inf", "much"):
+        assert refused(f"--clip-norm={wrong}").startswith(f"argument --clip-norm: '{wrong}' is not a positive number")
+    for option in ("--clip-norm=1", "--stop-on-nan"):
+        assert refused("--rehearse", "F=1,B=1", option).startswith("--rehearse computes no gradients and no loss")

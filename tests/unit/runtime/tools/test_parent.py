@@ -1,0 +1,65 @@
+"""A process ends with the one that started it, and with no other."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from chimera_runtime.tools import parent
+
+ROOT = Path(__file__).resolve().parents[4]
+
+CHILD = """
+import os, sys, time
+from chimera_runtime.tools.parent import end_with_parent
+end_with_parent()
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+PARENT = """
+import os, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+time.sleep(60)
+"""
+
+
+def is_there(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone tells a process of the end of its parent")
+@pytest.mark.parametrize("run", ["1", None])
+def test_a_rank_ends_when_torchrun_is_killed_and_a_process_without_torchrun_does_not(run: str | None) -> None:
+    given = {name: value for name, value in os.environ.items() if name != "TORCHELASTIC_RUN_ID"}
+    started = subprocess.Popen(
+        [sys.executable, "-c", PARENT, CHILD],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=given | ({} if run is None else {"TORCHELASTIC_RUN_ID": run}),
+    )
+    assert started.stdout is not None
+    child = int(started.stdout.readline())
+    started.kill()
+    started.wait()
+    deadline = time.monotonic() + (20 if run else 0.5)
+    while is_there(child) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert is_there(child) == (run is None)
+    if run is None:
+        os.kill(child, signal.SIGKILL)
+    started.stdout.close()
+
+
+def test_a_parent_that_is_gone_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not parent.has_ended()
+    monkeypatch.setattr(os, "getppid", lambda: 1 + parent._PARENT)
+    assert parent.has_ended()

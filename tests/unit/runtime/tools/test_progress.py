@@ -1,0 +1,209 @@
+"""What is told of updates: losses of all ranks, when an overlapping update is over, and nothing that stops training."""
+
+import gc
+import json
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chimera_runtime.losses import Tally
+from chimera_runtime.tools import progress as telling
+from chimera_runtime.tools.log import Log
+from chimera_runtime.tools.metrics import Metrics
+from chimera_runtime.tools.progress import NotFinite, Overlapping, Progress, Sinks
+from chimera_runtime.tools.streams import Unwritable
+from chimera_runtime.world import World
+from tests.unit.runtime.ranks import alone_job, job, together, worlds
+
+
+class Told:
+    """Stands in for the progress: the losses of the updates that are over."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def end(self, tally: Tally) -> None:
+        self.losses.append(tally.mean)
+
+
+class Stage:
+    """Steps, and knows the losses of its updates."""
+
+    def __init__(self, losses: list[float]) -> None:
+        self.updates = 0
+        self.losses = losses
+        self.on_step: Any = None
+
+    def take_loss(self, update: int) -> Tally:
+        return Tally(self.losses[update], 0.5)
+
+    def step(self) -> None:
+        self.updates += 1
+        self.on_step(self)
+
+
+def watched(*stages: Stage) -> Told:
+    told = Told()
+    overlapping = Overlapping(told, len(stages))  # type: ignore[arg-type]
+    for stage in stages:
+        stage.on_step = overlapping.stepped
+    return told
+
+
+def test_an_update_is_over_when_every_stage_has_stepped() -> None:
+    early, late = Stage([0.0, 0.0, 0.0]), Stage([1.5, 2.5, 3.5])
+    told = watched(early, late)
+    early.step()
+    early.step()
+    assert told.losses == []
+    late.step()
+    assert told.losses == [1.5]
+    late.step()
+    late.step()
+    assert told.losses == [1.5, 2.5]
+    early.step()
+    assert told.losses == [1.5, 2.5, 3.5]
+
+
+@pytest.fixture
+def no_collection() -> Any:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_stages_go_as_soon_as_nobody_holds_them() -> None:
+    """They hold communicators, whose threads must not outlive the ranks' last meeting."""
+    stage = Stage([1.0])
+    watched(stage)
+    stage.step()
+    held = weakref.ref(stage)
+    del stage
+    assert held() is None
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    """What was printed, without the seconds."""
+    return [line.split()[:-2] for line in capsys.readouterr().out.splitlines()]
+
+
+def updates(world: World, losses: list[float], **options: Any) -> None:
+    """A run in which this rank computes some losses."""
+    progress = Progress(world, len(losses), options.pop("rehearsal", False), **options)
+    for loss in losses:
+        progress.begin()
+        progress.end(Tally(loss, 1.0))
+    progress.finish()
+    progress.close()
+
+
+def test_rank_0_tells_the_mean_over_all_ranks(alone: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each says what it computed, of one micro-batch."""
+    with worlds(alone, job()) as (first, second):
+        together([lambda: updates(first, [1.0, 2.0]), lambda: updates(second, [3.0, 6.0])])
+    assert lines(capsys) == [["step", "1/2", "loss", "2.000000"], ["step", "2/2", "loss", "4.000000"]]
+
+
+def test_a_rehearsal_has_no_losses(alone: World, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path / "m.json")
+    with worlds(alone, alone_job()) as (world,):
+        updates(world, [1.0] * 10, rehearsal=True, sinks=Sinks(metrics))
+    assert lines(capsys) == [["step", *f"{number:>2}/10".split()] for number in range(1, 11)]
+    assert json.loads((tmp_path / "m.json").read_text())["loss"] == [None] * 10
+
+
+class Clock:
+    """Stands in for the module `time`: every look at it is a second later, and CPU time passes twice as fast."""
+
+    def __init__(self) -> None:
+        self.now = self.cpu = 100.0
+
+    def time(self) -> float:
+        self.now += 1
+        return self.now
+
+    def process_time(self) -> float:
+        self.cpu += 2
+        return self.cpu
+
+
+@pytest.mark.parametrize(
+    ("rehearsal", "period", "seconds"), [(False, 0, [1, 2, 2]), (True, 0, [1, 1, 1]), (True, 2, [1, 2, 2])]
+)
+def test_an_update_lasts_from_the_end_of_the_one_before_unless_all_began_it_together(
+    alone: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rehearsal: bool, period: int, seconds: list[float]
+) -> None:
+    """In a rehearsal with a flush they meet before each."""
+    monkeypatch.setattr(telling, "time", Clock())
+    metrics = Metrics(tmp_path / "m.json")
+    with worlds(alone, alone_job(period=period)) as (world,):
+        updates(world, [0.0] * 3, rehearsal=rehearsal, sinks=Sinks(metrics))
+    kept = json.loads((tmp_path / "m.json").read_text())
+    assert kept["step_seconds"] == seconds
+    assert kept["cpu_seconds"] == [2] * 3
+
+
+def test_updates_that_overlap_are_gathered_together_and_told_one_by_one(
+    alone: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On four workers with an update for each micro-batch, four at a time, and the rest at the end."""
+    streaming = job(workers=4, stages=4, placement=((0, 1, 2, 3),), micro_batches=1, period=1)
+    with worlds(alone, streaming, timeout=20.0) as ranks:
+        told: list[list[int]] = [[] for _ in ranks]
+
+        def run(world: World) -> None:
+            progress = Progress(world, 6, False)
+            progress.begin()
+            for update in range(6):
+                progress.end(Tally(float(update), 0.25))
+                told[world.place.rank].append(len(progress._facts))
+            progress.finish()
+            progress.close()
+
+        together([lambda world=world: run(world) for world in ranks])  # type: ignore[misc]
+    assert told == [[1, 2, 3, 0, 1, 0]] * 4
+    assert [line[-1] for line in lines(capsys)] == [f"{4 * update:.6f}" for update in range(6)]
+
+
+def test_a_line_that_cannot_be_written_is_told_after_training(alone: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no further one is tried; numbers go on to the file."""
+    tried: list[str] = []
+
+    def say(line: str) -> None:
+        tried.append(line)
+        raise Unwritable("standard output: No space left on device")
+
+    monkeypatch.setattr(telling, "say", say)
+    with worlds(alone, alone_job()) as (world,), pytest.raises(Unwritable, match="No space left on device"):
+        updates(world, [1.0, 2.0, 3.0])
+    assert len(tried) == 1
+
+
+def test_every_update_is_a_line_of_the_log_with_what_the_loop_said_of_it(alone: World, tmp_path: Path) -> None:
+    log = Log(tmp_path / "log.jsonl")
+    with worlds(alone, alone_job()) as (world,):
+        progress = Progress(world, 2, False, Sinks(log=log, items=6))
+        for norm in (None, 2.5):
+            progress.begin()
+            progress.end(Tally(3.0, 2.0), norm=norm, learning_rates={0: [0.1]})
+        progress.finish()
+        progress.close()
+    first, second = (json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines())
+    assert first["items_per_second"] == pytest.approx(6 / first["seconds"])
+    assert [*first] == ["update", "loss", "learning_rates", "seconds", "items_per_second"]
+    assert [*second] == ["update", "loss", "norm", "learning_rates", "seconds", "items_per_second"]
+    assert (second["update"], second["loss"], second["norm"]) == (2, 1.5, 2.5)
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("-inf")])
+def test_a_loss_that_is_no_number_stops_where_that_was_asked_for(
+    alone: World, loss: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with worlds(alone, alone_job()) as (world,):
+        updates(world, [1.0, loss, 1.0])
+        assert len(lines(capsys)) == 3
+        with pytest.raises(NotFinite, match=f"--stop-on-nan: the loss of update 2 is {loss}"):
+            updates(world, [1.0, loss, 1.0], sinks=Sinks(stop_on_nan=True))

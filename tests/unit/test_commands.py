@@ -1,0 +1,211 @@
+"""All commands under one name: what each is called, what is imported for it, and what a shell completes."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import chimera_ir
+from chimera_ir import library
+from chimera_ir.commands.common import INTERRUPTED, WRONG_COMMAND, WRONG_TEXT
+from chimera_ir.commands.group import COMMANDS, NAME
+from chimera_ir.start import INTERRUPTED as INTERRUPTED_AT_THE_START
+
+ROOT = Path(__file__).resolve().parents[2]
+ENTRIES: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+ALIASES = [name for name in ENTRIES if name != NAME]
+MODULE = (sys.executable, "-m", "chimera_ir")
+
+
+def script(name: str) -> tuple[str, ...]:
+    """A program of the package that the tests import."""
+    module, _, function = ENTRIES[name].partition(":")
+    return sys.executable, "-c", f"from {module} import {function}; {function}()"
+
+
+def called(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"COLUMNS": "100"} | variables
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=environment)
+
+
+# What a command is called.
+
+
+def test_every_command_but_run_has_a_name_of_its_own() -> None:
+    assert {f"{NAME}-{name}" for name in COMMANDS if name != "run"} == {*ALIASES}
+
+
+@pytest.mark.parametrize("name", [*(alias.split("-")[1] for alias in ALIASES), "profile stages", "profile links"])
+def test_a_command_is_the_same_by_both_names_and_speaks_of_itself_by_that_which_was_typed(name: str) -> None:
+    first, *rest = name.split()
+    alias = called(*script(f"{NAME}-{first}"), *rest, "--help")
+    command = called(*script(NAME), first, *rest, "--help")
+    assert (alias.returncode, alias.stderr) == (command.returncode, command.stderr) == (0, "")
+    assert alias.stdout.startswith(f"Usage: {NAME}-{name} ")
+    assert command.stdout.startswith(f"Usage: {NAME} {name} ")
+    assert alias.stdout.split("\n", 1)[1] == command.stdout.split("\n", 1)[1]
+
+
+@pytest.mark.parametrize("program", [script(NAME), MODULE], ids=["program", "module"])
+def test_the_help_has_a_line_for_each_command_and_the_version_is_that_of_the_package(program: tuple[str, ...]) -> None:
+    done = called(*program, "--help")
+    listed = [line.split() for line in done.stdout.partition("Commands:\n")[2].splitlines()]
+    assert [words[0] for words in listed] == list(COMMANDS)
+    assert all(len(words) > 4 and words[-1].endswith(".") and not words[-1].endswith("..") for words in listed)
+    assert chimera_ir.__version__ in called(*program, "--version").stdout
+
+
+def test_the_module_is_the_program(tmp_path: Path) -> None:
+    for words in (
+        ("compile", "gems", "--emit", "report"),
+        ("compile", "chimera", "--set", "D=3"),
+        ("trace", "nowhere"),
+    ):
+        program, module = called(*script(NAME), *words), called(*MODULE, *words)
+        assert (program.returncode, program.stdout) == (module.returncode, module.stdout)
+        assert program.stderr == module.stderr.replace("python -m chimera_ir", NAME)
+    assert called(*MODULE, "compile", "--nonsense").stderr.startswith("Usage: python -m chimera_ir compile ")
+
+
+@pytest.mark.parametrize(
+    ("word", "advice"),
+    [("comple", "did you mean compile?"), ("Plan", "did you mean plan?"), ("zzz", "there are compile, run, plan")],
+)
+def test_a_command_that_there_is_not_gets_a_suggestion(word: str, advice: str) -> None:
+    done = called(*script(NAME), word, "--set", "D=4")
+    assert (done.returncode, done.stdout) == (WRONG_COMMAND, "")
+    assert f"no such command '{word}' ({advice}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (("compile", "gems", "--emit", "report"), 0),
+        (("compile", "chimera", "--set", "D=3"), WRONG_TEXT),
+        (("compile", "nosuch"), WRONG_COMMAND),
+        (("--nonsense",), WRONG_COMMAND),
+        ((), WRONG_COMMAND),
+    ],
+)
+def test_a_command_ends_with_the_status_that_it_has_by_itself(words: tuple[str, ...], status: int) -> None:
+    done = called(*script(NAME), *words)
+    assert done.returncode == status
+    assert (done.stdout == "") == (status != 0)
+    assert "Traceback" not in done.stderr
+
+
+# What is imported.
+
+
+def test_the_group_imports_nothing_that_a_command_needs() -> None:
+    program = (
+        "import atexit, sys; from chimera_ir.start import chimera\n"
+        "heavy = {'torch', 'networkx', 'lark', 'rich', 'jinja2', 'chimera_ir.compilation', 'chimera_ir.planner'}\n"
+        "atexit.register(lambda: print(*sorted(heavy & set(sys.modules))))\n"
+        "chimera()"
+    )
+    assert called(sys.executable, "-c", program, "--version").stdout.splitlines()[-1] == ""
+    loaded = called(sys.executable, "-c", program, "compile", "gems", "--emit", "program", "--no-cache").stdout
+    assert "chimera_ir.compilation" in loaded.splitlines()[-1]
+    assert not {"torch", "rich", "jinja2", "chimera_ir.planner"} & {*loaded.splitlines()[-1].split()}
+
+
+def test_an_interrupt_while_a_command_is_imported_ends_the_group_as_any_other() -> None:
+    program = (
+        "import builtins; from chimera_ir import start; from chimera_ir.commands import group\n"
+        "original = builtins.__import__\n"
+        "def interrupted(name, *rest):\n"
+        "    if name == 'chimera_ir.answer': raise KeyboardInterrupt\n"
+        "    return original(name, *rest)\n"
+        "builtins.__import__ = interrupted; start.chimera()"
+    )
+    done = called(sys.executable, "-c", program, "compile", "gems")
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (INTERRUPTED, "", "")
+    assert INTERRUPTED_AT_THE_START == INTERRUPTED
+
+
+# What a shell completes.
+
+
+def completed(name: str, line: str) -> dict[str, str]:
+    """What a shell is offered at the end of a line: each value with its type."""
+    words = line.split(" ")
+    variables = {f"_{name.replace('-', '_').upper()}_COMPLETE": "bash_complete"}
+    variables |= {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    done = called(*script(name), **variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    offered = (entry.partition(",") for entry in done.stdout.splitlines() if entry)
+    return {value: kind for kind, _, value in offered}
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("chimera ", COMMANDS),
+        ("chimera p", ("plan", "profile")),
+        ("chimera profile ", ("links", "stages")),
+        ("chimera compile --em", ("--emit",)),
+        ("chimera compile gems --emit p", ("plan", "program")),
+        ("chimera compile pipedream_", ("pipedream_", "pipedream_2bw")),
+        ("chimera compile --list gem", ("gem", "gems")),
+        ("chimera plan --scheme gem", ("gem", "gems")),
+        ("chimera run gpipe --mo", ("--model",)),
+        ("chimera run gpipe --nno", ()),
+        ("chimera run gpipe --backend ", ("gloo", "nccl")),
+        ("chimera compile chimera --set ", ("D=4", "N=4", "f=1")),
+        ("chimera compile chimera --set D=8 --set ", ("N=8", "f=1")),
+        ("chimera run chimera --set D=8 --set N", ("N=8",)),
+        ("chimera compile docs/examples/1f1b.chim --set ", ("D=4", "N=8")),
+        ("chimera compile docs/examples/stuck.sir --set ", ()),
+        ("chimera compile nosuch --set ", ()),
+        ("chimera compile --set ", ()),
+    ],
+)
+def test_a_shell_completes_commands_options_values_schemes_and_parameters(
+    line: str, values: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert {*completed(NAME, line)} == {*values}
+
+
+def test_where_no_scheme_begins_so_a_shell_completes_files() -> None:
+    offered = completed(NAME, "chimera compile docs/ex")
+    assert offered == {"docs/ex": "file"}
+    assert completed(NAME, "chimera compile ") == {"": "file"} | dict.fromkeys(library.names(), "plain")
+    assert completed(NAME, "chimera run gems --model ") == {"": "file"}
+
+
+def test_the_old_names_complete_as_well() -> None:
+    assert {*completed("chimera-compile", "chimera-compile chimera --set f")} == {"f=1"}
+    assert {*completed("chimera-profile", "chimera-profile st")} == {"stages"}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("name", sorted(ENTRIES))
+def test_what_a_shell_is_given_to_read_names_the_program_and_its_variable(name: str, shell: str) -> None:
+    variable = f"_{name.replace('-', '_').upper()}_COMPLETE"
+    done = called(*script(name), **{variable: f"{shell}_source"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{variable}={shell}_complete" in done.stdout
+    assert re.search(rf"(-F \w+|#compdef|--command) {name}( |$)", done.stdout, re.M)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_with_what_it_reads(tmp_path: Path) -> None:
+    program = tmp_path / NAME
+    program.write_text(
+        f"#!/bin/sh\nexec '{sys.executable}' -c 'from chimera_ir.start import chimera; chimera()' \"$@\"\n"
+    )
+    program.chmod(0o755)
+    typed = (
+        'eval "$(_CHIMERA_COMPLETE=bash_source chimera)"; compopt() { :; }\n'
+        "COMP_WORDS=(chimera compile gems --set N); COMP_CWORD=4\n"
+        '_chimera_completion chimera; echo "${COMPREPLY[@]}"'
+    )
+    done = called("bash", "--norc", "-c", typed, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "N=4\n", "")

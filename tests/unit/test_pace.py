@@ -1,0 +1,162 @@
+"""Turns that run while later updates have not been given: they end, whatever the other workers have been given."""
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from chimera_ir import library
+from chimera_ir.codegen.pace import PacedTurn, lag, paces
+from chimera_ir.compilation import Compilation
+from chimera_ir.ir.levels import Program
+from chimera_ir.ir.ops import Instruction, Step
+from chimera_ir.ir.streams import ProgramStream, header_of
+from chimera_ir.ir.turns import by_turn, unroll, updates_a_turn
+from chimera_ir.request import Request, Tie
+from chimera_ir.source import Source
+from tests.executor import TRANSPORTS, Executor, Wrong
+from tests.lowered import level
+from tests.property.streams import random_stream
+
+TESTS = Path(__file__).resolve().parent.parent
+FOLDERS = (TESTS / "e2e" / "schemes" / "streams", TESTS.parent / "docs" / "examples")
+CASES = [
+    ("pipedream", {"D": 1}),
+    ("pipedream", {"D": 4}),
+    ("pipedream_2bw", {"D": 4}),
+    ("pipedream_2bw", {"D": 2, "N": 5}),
+    ("accumulate", {"D": 4, "K": 2}),
+    ("folded", {"N": 3}),
+    ("crossing", {}),
+    ("streams", {"D": 4}),
+    ("turns", {}),
+    ("late", {}),
+]
+
+
+@cache
+def stream(name: str, parameters: tuple[tuple[str, int], ...], ties: tuple[Tie, ...] = ()) -> ProgramStream:
+    path = next((folder / f"{name}.chim" for folder in FOLDERS if (folder / f"{name}.chim").exists()), None)
+    source = library.source(name) if path is None else Source(path.name, path.read_text())
+    compiled = Compilation(Request(source, dict(parameters), ties=ties)).verified.level
+    assert isinstance(compiled, ProgramStream)
+    return compiled
+
+
+def case(name: str, parameters: dict[str, int]) -> ProgramStream:
+    return stream(name, tuple(parameters.items()))
+
+
+def random_case(seed: int) -> ProgramStream:
+    drawn = random_stream(Random(seed))
+    made = level(drawn.schedule((2 * drawn.turns + 7) * 2))
+    assert isinstance(made, ProgramStream)
+    return made
+
+
+def lanes(of: ProgramStream, known: Sequence[PacedTurn], given: int, updates: int) -> list[tuple[Instruction, ...]]:
+    """What each worker has run when some updates are given, in a run of so many."""
+    per_turn = updates_a_turn(of.header)
+    return [
+        tuple(
+            instruction
+            for number, instruction in by_turn(of.header, pace.turn, updates)
+            if number * per_turn + pace.ahead < given
+        )
+        for pace in known
+    ]
+
+
+def ends(of: ProgramStream, known: Sequence[PacedTurn], given: int, seeds: int = 2) -> bool:
+    """Whether all that runs when some updates are given comes to its end, by the executor."""
+    program = Program(header_of(of.header, given), tuple(lanes(of, known, given, given)))
+    for transport in TRANSPORTS:
+        for seed in range(seeds):
+            executor = Executor(program, transport, seed)
+            with suppress(Wrong):  # what is under way is left undone
+                executor.run()
+            if any(worker.place < len(worker.lane) for worker in executor.workers):
+                return False
+    return True
+
+
+def assert_paced(of: ProgramStream) -> None:
+    known = paces(of)
+    per_turn = updates_a_turn(of.header)
+    for given in range(per_turn, 8 * per_turn, per_turn):
+        assert lanes(of, known, given, given) == lanes(of, known, given, given + 20), "about no later update"
+        assert ends(of, known, given)
+    for pace, turn in zip(known, of.turns, strict=True):
+        assert [*unroll(of.header, pace.turn, 9)] == [*unroll(of.header, turn, 9)], "the same lane"
+
+
+@pytest.mark.parametrize(("name", "parameters"), CASES)
+def test_what_is_run_ends_without_a_later_update(name: str, parameters: dict[str, int]) -> None:
+    assert_paced(case(name, parameters))
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("pipedream_2bw", {"D": 4}), ("pipedream_2bw", {"D": 2, "N": 5})])
+def test_the_sums_of_tied_stages_are_waited_for_like_others(name: str, parameters: dict[str, int]) -> None:
+    of = stream(name, tuple(parameters.items()), (("first", "last"),))
+    assert of.header.ties
+    assert_paced(of)
+    known = paces(of)
+    behind = lag(known)
+    for update in range(4):
+        given = update + behind + 1
+        ran = [line for lane in lanes(of, known, given, given) for line in lane if isinstance(line, Step)]
+        steps = Counter(line.group for line in ran if line.version == update + 1)
+        held = [of.header.stages_of[worker] for worker in range(of.header.workers)]
+        groups = [*((stage,) for stage in range(of.header.stages)), *of.header.ties]
+        assert steps == {group: sum(not {*group}.isdisjoint(stages) for stages in held) for group in groups}
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_what_is_run_of_a_random_stream_ends_without_a_later_update(seed: int) -> None:
+    assert_paced(random_case(seed))
+
+
+@pytest.mark.parametrize(("name", "parameters"), CASES)
+def test_an_update_is_complete_on_every_worker_when_so_many_further_ones_are_given(
+    name: str, parameters: dict[str, int]
+) -> None:
+    of = case(name, parameters)
+    known = paces(of)
+
+    def complete(given: int, update: int) -> bool:
+        ran = [line for lane in lanes(of, known, given, given) for line in lane if isinstance(line, Step)]
+        stages = sum(len(of.header.stages_of[worker]) for worker in range(of.header.workers))
+        return sum(line.version == update + 1 for line in ran) == stages
+
+    behind = lag(known)
+    assert all(complete(update + behind + 1, update) for update in range(6))
+    assert not all(complete(update + behind, update) for update in range(6)), "or it could be smaller"
+
+
+@pytest.mark.parametrize(("name", "parameters"), CASES)
+def test_turns_begin_elsewhere_only_where_whole_turns_wait_for_one_another(
+    name: str, parameters: dict[str, int]
+) -> None:
+    of = case(name, parameters)
+    assert ([pace.turn for pace in paces(of)] == [*of.turns]) == (name != "late")
+
+
+def test_a_turn_waits_for_updates_that_it_is_not_about_where_another_worker_does() -> None:
+    """Worker 0 of 1F1B waits for gradients that worker 1 makes in a turn that posts a receive of the next update."""
+    of = case("pipedream_2bw", {"D": 4})
+    known = paces(of)
+    assert [pace.ahead for pace in known] == [1, 1, 1, 1]
+    sooner = [replace(known[0], ahead=0), *known[1:]]
+    assert lanes(of, sooner, 5, 5) == lanes(of, sooner, 5, 9), "its own lines need nothing more"
+    assert not ends(of, sooner, 5)
+
+
+def test_the_depths_of_the_library_complete_an_update_as_late_as_they_must() -> None:
+    """Where each micro-batch is an update, stage 0 has its backward D-1 forwards later, and steps in the next turn."""
+    assert [lag(paces(case("pipedream", {"D": depth}))) for depth in (2, 4, 8)] == [2, 4, 8]
+    assert [lag(paces(case("pipedream_2bw", {"D": depth}))) for depth in (2, 4, 8)] == [2, 2, 2]

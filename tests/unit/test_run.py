@@ -1,0 +1,183 @@
+"""``chimera run`` up to the moment in which it becomes torchrun; tests/e2e/test_run.py goes on from there."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+from chimera_ir.commands import common, group
+from chimera_ir.commands.common import WRONG_COMMAND, WRONG_TEXT
+from chimera_ir.commands.run_command import run_command
+from chimera_runtime.tools import options
+from tests.unit.command import Ended, contents
+from tests.unit.conftest import calling
+
+TORCHRUN = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"]
+MODEL = ("--model", "model.py")
+
+Chimera = Callable[..., Ended]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The command lines that this process would have become."""
+    lines: list[list[str]] = []
+
+    def execute(path: str, words: list[str]) -> None:
+        assert path == words[0]
+        lines.append(words)
+        sys.exit(7)
+
+    monkeypatch.setattr(os, "execv", execute)
+    return lines
+
+
+@pytest.fixture
+def chimera(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Chimera:
+    """Calls ``chimera`` in a directory with a model file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text("")
+    return calling(lambda: group.main(group.NAME), group.NAME, capsys, monkeypatch)
+
+
+def test_it_becomes_torchrun_with_a_rank_for_each_worker_of_each_copy(
+    chimera: Chimera, started: list[list[str]]
+) -> None:
+    ended = chimera("run", "chimera", "--set", "D=6", *MODEL)
+    assert (ended.status, ended.err) == (7, "")
+    chimera("run", "chimera", *MODEL, "--copies", "3", "--out", "o")
+    assert started == [
+        [*TORCHRUN, "--nproc-per-node=6", "chimera.out/train.py", "--model=model.py"],
+        [*TORCHRUN, "--nproc-per-node=12", "o/train.py", "--model=model.py"],
+    ]
+
+
+def test_it_compiles_as_compile_does_and_says_what_it_starts(
+    chimera: Chimera, started: list[list[str]], tmp_path: Path
+) -> None:
+    words = ("gems", "--set", "N=6", "--cost", "B=3", "--recompute", "--sync", "lazy")
+    compiled, run = chimera("compile", *words, "--out", "compiled"), chimera("run", *words, *MODEL, "--out", "a b")
+    assert contents(tmp_path / "a b") == contents(tmp_path / "compiled")
+    report = compiled.out.partition("wrote ")[0]
+    assert run.out == (
+        f"{report}wrote a b, running\n  torchrun --standalone --nproc-per-node=4 'a b/train.py' --model=model.py\n"
+    )
+    assert len(started) == 1
+
+
+def test_train_py_gets_its_options_as_they_were_given(chimera: Chimera, started: list[list[str]]) -> None:
+    given = {"steps": "3", "micro-batch-size": "2", "seed": "0", "metrics": "-m.json", "trace": "t", "timeout": "2.5"}
+    given |= {"memory-limit": "16GiB", "backend": "nccl", "layout": "replica", "model": "model.py"}
+    words = [word for name, value in given.items() for word in (f"--{name}", value)]
+    chimera("run", "gpipe", *words, "--check")
+    said = [word for word in started[0] if word.startswith("--")][2:]
+    assert {*said} == {f"--{name}={value}" for name, value in given.items()} | {"--check"}
+    parsed = options.parse(said)
+    assert (parsed.steps, parsed.seed, parsed.metrics, parsed.check) == (3, 0, Path("-m.json"), True)
+    for mode in (["--check-only"], ["--rehearse", "F=0.5,B=1"]):
+        chimera("run", "gpipe", *MODEL, *mode)
+        assert options.parse(started[-1][7:])
+
+
+def test_it_takes_every_option_of_train_py_with_the_same_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        options.parse(["--help"])
+    trains_with = capsys.readouterr().out
+    own = {parameter.name: parameter for parameter in run_command.params}
+    for name in (
+        "set",
+        "cost",
+        "recompute",
+        "sync",
+        "out",
+        "max_operations",
+        "no_cache",
+        "library",
+        "tied",
+        "copies",
+        "version",
+    ):
+        own.pop({"set": "settings", "cost": "costs"}.get(name, name))
+    visible = [option for option in own.values() if isinstance(option, click.Option) and not option.hidden]
+    usage = trains_with.split("\n\n")[0]
+    assert {option.opts[0] for option in visible} == {
+        word.strip("[]|()") for word in usage.split() if word.strip("[(").startswith("--")
+    }
+    for option in visible:
+        if isinstance(option.type, click.Choice):
+            assert f"{option.opts[0]} {{{','.join(option.type.choices)}}}" in usage
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "Missing argument 'SCHEME'"),
+        (("gems",), "Missing option '--model'"),
+        (("gems", "--model", "nowhere.py"), "nowhere.py"),
+        (("gems", "--model", "."), "is a directory"),
+        (("gems", *MODEL, "--steps", "0"), "--steps"),
+        (("gems", *MODEL, "--timeout", "0"), "--timeout"),
+        (("gems", *MODEL, "--copies", "0"), "--copies"),
+        (("gems", *MODEL, "--emit", "report"), "No such option"),
+        (("gems", *MODEL, "--step", "3"), "--step"),
+        (("gems", *MODEL, "--", "--steps", "3"), "unexpected extra argument"),
+        (("gems", *MODEL, "--check", "--check-only"), "--check, --check-only: these exclude each other"),
+        (("gems", *MODEL, "--check", "--rehearse", "F=1,B=1"), "--check, --rehearse: these exclude each other"),
+        (("gems", *MODEL, "--check-only", "--trace", "t"), "give --check instead"),
+        (("gems", *MODEL, "--nnodes", "2"), "--nnodes: run starts every rank on this machine"),
+        (("gems", *MODEL, "--rdzv-endpoint=a:1"), "start torchrun there"),
+        (("nosuch", *MODEL), "no library scheme is called 'nosuch'"),
+        (("gems", *MODEL, "--set", "X=1"), "no parameter X"),
+        (("gems", *MODEL, "--out", "model.py"), "not a directory"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_nothing_is_written_or_started_where_the_command_line_is_wrong(
+    chimera: Chimera, started: list[list[str]], tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    chimera("run", *arguments).assert_refused(WRONG_COMMAND, words)
+    assert started == []
+    assert [*contents(tmp_path)] == ["model.py"]
+
+
+def test_a_scheme_that_is_rejected_starts_nothing(chimera: Chimera, started: list[list[str]]) -> None:
+    chimera("run", "chimera", "--set", "D=3", *MODEL).assert_refused(WRONG_TEXT, "must split evenly")
+    assert started == []
+
+
+def test_without_torch_nothing_is_compiled_and_the_extra_is_named(
+    chimera: Chimera, started: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(common, "find_spec", lambda name: None if name == "torch" else find(name))
+    chimera("run", "gems", *MODEL).assert_refused(
+        WRONG_COMMAND, "training needs torch", "pip install 'chimera_ir[train]'"
+    )
+    assert started == []
+    assert [*contents(tmp_path)] == ["model.py"]
+
+
+def test_an_interpreter_that_cannot_be_started_is_named(chimera: Chimera, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    ended = chimera("run", "gems", *MODEL)
+    assert ended.status == WRONG_COMMAND
+    assert ended.err == "Error: /nowhere/python: No such file or directory\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_nothing_is_started_where_nothing_can_be_printed(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("")
+    program = "import os; from chimera_ir.start import chimera\nos.execv = lambda *_: os._exit(7)\nchimera()"
+    command = [sys.executable, "-c", program, "run", "gems", *MODEL]
+    for target, status in (("/dev/full", WRONG_COMMAND), (os.devnull, 7)):
+        with Path(target).open("w") as output:
+            done = subprocess.run(
+                command, cwd=tmp_path, stdout=output, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+            )
+        assert done.returncode == status
+        assert ("standard output: " in done.stderr) == (status == WRONG_COMMAND)
