@@ -8,15 +8,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from chimera_runtime.auxiliary import auxiliary_loss
     from chimera_runtime.blame import ModelError
-    from chimera_runtime.errors import BadModel, Misuse, PeerLost
+    from chimera_runtime.checkpoints import Checkpoints
+    from chimera_runtime.errors import BadCheckpoint, BadModel, Misuse, PeerLost
     from chimera_runtime.outcome import Outcome
     from chimera_runtime.pipeline import Pipeline
     from chimera_runtime.stepping import StageStep
 
-__all__ = ["BadModel", "Misuse", "ModelError", "Outcome", "PeerLost", "Pipeline", "StageStep", "auxiliary_loss"]
+__all__ = [
+    "BadCheckpoint",
+    "BadModel",
+    "Checkpoints",
+    "Misuse",
+    "ModelError",
+    "Outcome",
+    "PeerLost",
+    "Pipeline",
+    "StageStep",
+    "auxiliary_loss",
+]
 
 _HOMES = {
+    "BadCheckpoint": "errors",
     "BadModel": "errors",
+    "Checkpoints": "checkpoints",
     "Misuse": "errors",
     "ModelError": "blame",
     "Outcome": "outcome",

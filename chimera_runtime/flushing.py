@@ -83,6 +83,12 @@ class Flushing:
         """None: `give` has returned all outcomes."""
         return []
 
+    def count_from(self, updates: int) -> None:
+        """From now on it is as if there had been so many updates."""
+        self.given = updates
+        for stage in self._stages.values():
+            stage.count_from(updates)
+
     def _scale_of(self, scaler: torch.amp.GradScaler | None) -> float:
         """What a scaler multiplies a loss by; one that has not done so yet is made ready by that."""
         if scaler is None:

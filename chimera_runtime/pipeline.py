@@ -1,6 +1,6 @@
 """`Pipeline`: a compiled schedule in the training loop of its user."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,8 +23,9 @@ from chimera_runtime.losses import Loss
 from chimera_runtime.model import Model, file_of
 from chimera_runtime.norms import gradients_of, largest_anywhere, scale_down, total_norm
 from chimera_runtime.outcome import Outcome, Outcomes
-from chimera_runtime.program import Group, load, spread
+from chimera_runtime.program import Group, Job, load, spread
 from chimera_runtime.setting import Setting
+from chimera_runtime.state import State
 from chimera_runtime.stepping import Hook, Named, Steppers
 from chimera_runtime.streaming import Streaming, hooks_of
 from chimera_runtime.tensors import generators_kept
@@ -146,6 +147,7 @@ class Pipeline:
         accumulation = Accumulation(dict(self.named_parameters()))
         self._schedule = Streaming(*running) if job.period else Flushing(*running, accumulation, sum_dtype is not None)
         self._inference = Inference(self._setting, self._stages, size, self._located)
+        self._state = State(self._setting, built, dict(self.named_parameters()))
         self._lengths = Lengths(world, self._feed, built, self._stages, findings) if varying else None
 
     # ---- what this rank holds
@@ -167,6 +169,27 @@ class Pipeline:
         """The parameters of this rank."""
         for _, parameter in self.named_parameters():
             yield parameter
+
+    @property
+    def job(self) -> Job:
+        """The schedule, as ``program.json`` has it."""
+        return self._setting.world.job
+
+    @property
+    def updates(self) -> int:
+        """How many updates have been given so far, those before a checkpoint that was loaded included."""
+        return self._schedule.given
+
+    @property
+    def items(self) -> int:
+        """B*N*W: the items of a mini-batch, over all copies."""
+        return self._feed.size * self.micro_batches * self.copies
+
+    @property
+    def names(self) -> dict[torch.Tensor, str]:
+        """The name of each parameter that an optimizer may be given: those of `named_parameters` and `optimizers`."""
+        given = {} if self._steppers is None else self._steppers.names
+        return {parameter: name for name, parameter in self.named_parameters()} | given
 
     @property
     def micro_batches(self) -> int:
@@ -349,6 +372,33 @@ class Pipeline:
         for batch in batches:
             self._finish()
             yield outputs_of(batch)
+
+    # ---- checkpoints
+
+    def state_dict(self, replica: int | None = None) -> dict[str, Any]:
+        """Parameters and buffers of this rank for torch.distributed.checkpoint, which may read into them, too.
+
+        ``model`` has the parameters by name; those of all ranks together are the model. ``replicas`` has the buffers by
+        ``<k>/<name>`` for the k-th replica of the stage, or for ``replica`` if that is given. ``update`` is `updates`.
+        The updates of a stream that are under way are completed first; every rank calls it.
+        """
+        self._finish()
+        return {**self._state.saved(replica), "update": {"0": (self.updates,)}}
+
+    def load_state_dict(self, state: Mapping[str, Any], replica: int | None = None) -> None:
+        """Goes on from a state that `state_dict` has returned, here or on another rank that holds as much.
+
+        Raises
+        ------
+        BadCheckpoint
+            If a parameter or a buffer is missing.
+        """
+        self._finish()
+        self._state.load(state, replica)
+        ((updates,),) = state["update"].values()
+        self._schedule.count_from(updates)
+        if self._steppers is not None:
+            self._steppers.count_from(updates)
 
     # ---- the end
 

@@ -143,6 +143,11 @@ class Stage(WeightGroup):
         for group in self.groups:
             group.restart()
 
+    def count_from(self, updates: int) -> None:
+        """From now on it is as if there had been so many updates: the seeds of what is drawn at random count them."""
+        for group in self.groups:
+            group.updates = updates
+
     def at(self, version: int) -> Self:
         """The stage with a version of its weights that is alive."""
         for group in self.groups:

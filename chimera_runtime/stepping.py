@@ -72,6 +72,15 @@ class Stepper:
         return optimizer
 
     @property
+    def names(self) -> dict[torch.Tensor, str]:
+        """The names of what it steps."""
+        return {parameter: name for name, parameter in self._next.named_parameters}
+
+    def count_from(self, updates: int) -> None:
+        """The next step is that of update ``updates``."""
+        self._next.update = updates
+
+    @property
     def stage(self) -> int | Group:
         """The number of the stage, or the stages that share what is stepped."""
         return self._next.stage
@@ -114,6 +123,16 @@ class Steppers:
         group, module, names = next(self._coming)
         self._made.append(Stepper(group, module, list(zip(names, parameters, strict=True)), self._hooks))
         return self._made[-1]
+
+    @property
+    def names(self) -> dict[torch.Tensor, str]:
+        """The name of each parameter that any of them steps."""
+        return {parameter: name for stepper in self._made for parameter, name in stepper.names.items()}
+
+    def count_from(self, updates: int) -> None:
+        """The next steps are those of update ``updates``."""
+        for stepper in self._made:
+            stepper.count_from(updates)
 
     @property
     def optimizers(self) -> dict[int | Group, Any]:

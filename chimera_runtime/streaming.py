@@ -107,6 +107,13 @@ class Streaming:
             self._untold.append(self._complete())
         self._driver.begin(self.given)
 
+    def count_from(self, updates: int) -> None:
+        """From now on it is as if there had been so many updates; nothing is under way."""
+        self.given = self._completed = self._fed = updates
+        for stage in self._stages.values():
+            stage.count_from(updates)
+        self._driver.begin(updates)
+
     def untold(self) -> list[Outcome]:
         """The outcomes of what has been finished, once."""
         outcomes, self._untold = self._untold, []

@@ -1,0 +1,239 @@
+"""Checkpoints of a training loop by torch.distributed.checkpoint: asynchronous, whole or not there, resumed exactly."""
+
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as TooLate
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import Metadata
+
+from chimera_runtime.content import FORMAT, About, Content, Stateful, about_of, names_in
+from chimera_runtime.errors import BadCheckpoint, Misuse
+from chimera_runtime.pipeline import Pipeline
+from chimera_runtime.storage import Lock, Writer, beside, damage, is_whole, update_of, whole
+
+_PATIENCE = 600.0
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What training goes on from: a checkpoint, the updates and the items of all copies before it, and remarks."""
+
+    path: Path
+    update: int
+    items: int
+    remarks: tuple[str, ...] = ()
+
+
+class Checkpoints:
+    """Saves and resumes a pipeline with its optimizers; every rank of the default process group makes and calls it.
+
+    Parameters
+    ----------
+    directory
+        Where checkpoints are saved, and looked for; all ranks see the same files there.
+    pipe
+        The pipeline.
+    optimizers
+        Of ``pipe.named_parameters()``, one or several; none where the schedule steps the pipeline's own.
+    schedulers
+        Learning-rate schedulers of these, one or several, which are at the same point everywhere.
+    same
+        What else has a state, by name, that is the same on all ranks: a GradScaler.
+    own
+        What else has a state, by name, that all ranks of a copy have alike: a data loader.
+    keep
+        How many checkpoints stay, the newest.
+    timeout
+        Seconds that a save may take once it is waited for.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        pipe: Pipeline,
+        optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
+        *,
+        schedulers: Stateful | Sequence[Stateful] = (),
+        same: Mapping[str, Stateful] | None = None,
+        own: Mapping[str, Stateful] | None = None,
+        keep: int = 3,
+        timeout: float = _PATIENCE,
+    ) -> None:
+        if keep < 1:
+            raise Misuse(f"keep={keep}: at least one checkpoint stays")
+        of_loop = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+        at_rates = list(schedulers) if isinstance(schedulers, Sequence) else [schedulers]
+        optimizing = of_loop or [*pipe.optimizers.values()]
+        self._content = Content(pipe, optimizing, at_rates, dict(same or {}), dict(own or {}))
+        self._directory = Path(directory)
+        self._pipe = pipe
+        self._keep = keep
+        self._timeout = timeout
+        self._group = dist.new_group(backend="gloo")
+        self._rank = dist.get_rank()
+        self._lock: Lock | None = None
+        self._is_locked = False
+        self._saving: Future[Any] | None = None
+        self._begun = pipe.updates, 0  # the updates and items before this job's
+
+    # ---- saving
+
+    @property
+    def items(self) -> int:
+        """The items of all copies that training has used so far, before this job included."""
+        updates, items = self._begun
+        return items + (self._pipe.updates - updates) * self._pipe.items
+
+    def save(self) -> None:
+        """Saves what there is now while the next steps run: it returns when tensors are copied to memory of the CPU.
+
+        The updates of a stream that are under way are completed first. A save before this one is waited for. What is
+        saved counts once it is whole, and the oldest of more than ``keep`` are then removed. Gradients are not saved.
+
+        Raises
+        ------
+        BadCheckpoint
+            If the save before could not be written, or another job saves in the directory.
+        PeerLost
+            If another rank has ended.
+        """
+        self.wait()
+        self._take_directory()
+        writer = Writer(self._directory, self._pipe.updates, self._keep)
+        self._saving = dcp.async_save(self._content.saved(self.items), storage_writer=writer, process_group=self._group)
+
+    def wait(self) -> None:
+        """Returns when the last save is whole; errors as in `save`."""
+        saving, self._saving = self._saving, None
+        if saving is None:
+            return
+        what = f"the checkpoint after update {self._pipe.updates} in {self._directory}"
+        try:
+            saving.result(self._timeout)
+        except TooLate as error:
+            raise BadCheckpoint(
+                f"{what} is not written after {self._timeout:g} s; those before it are whole"
+            ) from error
+        except dcp.CheckpointException as error:
+            raise BadCheckpoint(f"{what} was not written: {_cause(error)}; those before it are whole") from error
+
+    def close(self) -> None:
+        """Waits for the last save and lets the directory go; errors as in `save`."""
+        self.wait()
+        if self._lock is not None:
+            self._lock.release()
+        dist.destroy_process_group(self._group)
+
+    def _take_directory(self) -> None:
+        """From the first save on the directory is this job's."""
+        if self._is_locked:
+            return
+        complaint = None
+        if self._rank == 0:
+            try:
+                self._lock = Lock(self._directory)
+                later = [path.name for path in whole(self._directory) if update_of(path) > self._pipe.updates]
+                if later:
+                    complaint = (
+                        f"{self._directory} has {', '.join(later)}, later than update {self._pipe.updates}, which would "
+                        "count as the newest: save to another directory, or remove what you do not want"
+                    )
+            except BadCheckpoint as error:
+                complaint = str(error)
+        self._require_none(complaint)
+        self._is_locked = True
+
+    # ---- resuming
+
+    def resume(self, source: str | Path | None = None) -> Resumed | None:
+        """Takes the newest checkpoint; None if there is none. Training then goes on as if it had not stopped.
+
+        That is bitwise so under the same schedule on as many ranks, and but for rounding under another one, if a
+        mini-batch has as many items.
+
+        Parameters
+        ----------
+        source
+            A checkpoint, or a directory of checkpoints; by default the directory where they are saved.
+
+        Raises
+        ------
+        BadCheckpoint
+            If it is damaged, or of another model, optimizer or format.
+        """
+        path = self._told(self._newest(Path(source or self._directory)))
+        if path is None:
+            return None
+        self._require_none(damage(path, self._rank, dist.get_world_size()), path)
+        reader = dcp.FileSystemReader(path)
+        there = reader.read_metadata()
+        about = self._about(path, reader, there)
+        wanted = self._content.wanted(there, about)
+        self._require_none(self._content.lacking(wanted, there) or self._unknown(there), path)
+        dcp.load(wanted, storage_reader=reader, process_group=self._group)
+        self._content.take(wanted, about)
+        self._begun = about.update, about.items
+        return Resumed(path, about.update, about.items, self._remarks(about))
+
+    def _newest(self, source: Path) -> Path | None:
+        checkpoints = [source] if is_whole(source) else whole(source)
+        return checkpoints[-1] if checkpoints else None
+
+    def _about(self, path: Path, reader: Any, there: Metadata) -> About:
+        """What a checkpoint says of itself, if this version can read it."""
+        state = about_of(there)
+        self._require_none(None if state else "it is not one that a Checkpoints of chimera_runtime has written", path)
+        dcp.load(state, storage_reader=reader, process_group=self._group)
+        ((known,),) = state["about"].values()
+        if known["format"] != FORMAT:
+            raise BadCheckpoint(
+                f"{path} has format {known['format']}, and this version of chimera_runtime reads format {FORMAT}"
+            )
+        return About(**known)
+
+    def _unknown(self, there: Metadata) -> str | None:
+        """Parameters that a checkpoint has and no rank; every rank calls it."""
+        held: set[str] = set().union(*self._heard([name for name, _ in self._pipe.named_parameters()]))
+        unknown = sorted(names_in(there) - held)
+        return f"it has {unknown[0]}, which this model has not" if unknown else None
+
+    def _remarks(self, about: About) -> tuple[str, ...]:
+        if self._content.is_laid_out_as(about) or not any(self._heard(bool(self._pipe.state_dict()["replicas"]))):
+            return ()
+        layout = f"{about.name} on {about.copies} {'copies' if about.copies > 1 else 'copy'}"
+        return (f"buffers are those of the first replica of each stage: the checkpoint is of {layout}",)
+
+    # ---- what ranks tell each other
+
+    def _told(self, value: Any) -> Any:
+        """What the first rank knows."""
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self._group)
+        return values[0]
+
+    def _heard(self, value: Any) -> list[Any]:
+        """What each rank knows."""
+        values: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def _require_none(self, complaint: str | None, path: Path | None = None) -> None:
+        """Raises the first complaint of any rank on all of them."""
+        complaint = next(filter(None, self._heard(complaint)), None)
+        if complaint is not None:
+            about = "" if path is None else f"{path} cannot be resumed from: "
+            raise BadCheckpoint(f"{about}{complaint}{'' if path is None else beside(path)}")
+
+
+def _cause(error: Any) -> str:
+    """What the first rank that failed says."""
+    rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
+    reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause) or type(cause).__name__
+    return f"rank {rank}: {reason}"
