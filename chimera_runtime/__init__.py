@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from chimera_runtime.blame import ModelError
     from chimera_runtime.checkpoints import Checkpoints
     from chimera_runtime.errors import BadCheckpoint, BadModel, Misuse, PeerLost
+    from chimera_runtime.layers import Layers
     from chimera_runtime.outcome import Outcome
     from chimera_runtime.pipeline import Pipeline
     from chimera_runtime.stepping import StageStep
@@ -18,6 +19,7 @@ __all__ = [
     "BadCheckpoint",
     "BadModel",
     "Checkpoints",
+    "Layers",
     "Misuse",
     "ModelError",
     "Outcome",
@@ -31,6 +33,7 @@ _HOMES = {
     "BadCheckpoint": "errors",
     "BadModel": "errors",
     "Checkpoints": "checkpoints",
+    "Layers": "layers",
     "Misuse": "errors",
     "ModelError": "blame",
     "Outcome": "outcome",

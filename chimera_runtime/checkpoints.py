@@ -1,22 +1,25 @@
 """Checkpoints of a training loop by torch.distributed.checkpoint: asynchronous, whole or not there, resumed exactly."""
 
-import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooLate
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from chimera_runtime.content import FORMAT, About, Content, Stateful, about_of, names_in
 from chimera_runtime.errors import BadCheckpoint, Misuse
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.storage import Lock, Writer, beside, damage, is_whole, update_of, whole
+from chimera_runtime.talk import Talk
 
 _PATIENCE = 600.0
 
@@ -76,8 +79,7 @@ class Checkpoints:
         self._pipe = pipe
         self._keep = keep
         self._timeout = timeout
-        self._group = dist.new_group(backend="gloo")
-        self._rank = dist.get_rank()
+        self._talk = Talk(dist.new_group(backend="gloo"))
         self._lock: Lock | None = None
         self._is_locked = False
         self._saving: Future[Any] | None = None
@@ -107,7 +109,8 @@ class Checkpoints:
         self.wait()
         self._take_directory()
         writer = Writer(self._directory, self._pipe.updates, self._keep)
-        self._saving = dcp.async_save(self._content.saved(self.items), storage_writer=writer, process_group=self._group)
+        state = self._content.saved(self.items)
+        self._saving = cast(Future[Any], async_save(state, storage_writer=writer, process_group=self._talk.group))
 
     def wait(self) -> None:
         """Returns when the last save is whole; errors as in `save`."""
@@ -121,7 +124,7 @@ class Checkpoints:
             raise BadCheckpoint(
                 f"{what} is not written after {self._timeout:g} s; those before it are whole"
             ) from error
-        except dcp.CheckpointException as error:
+        except CheckpointException as error:
             raise BadCheckpoint(f"{what} was not written: {_cause(error)}; those before it are whole") from error
 
     def close(self) -> None:
@@ -129,25 +132,25 @@ class Checkpoints:
         self.wait()
         if self._lock is not None:
             self._lock.release()
-        dist.destroy_process_group(self._group)
+        dist.destroy_process_group(self._talk.group)
 
     def _take_directory(self) -> None:
         """From the first save on the directory is this job's."""
         if self._is_locked:
             return
         complaint = None
-        if self._rank == 0:
+        if self._talk.rank == 0:
             try:
                 self._lock = Lock(self._directory)
                 later = [path.name for path in whole(self._directory) if update_of(path) > self._pipe.updates]
                 if later:
                     complaint = (
-                        f"{self._directory} has {', '.join(later)}, later than update {self._pipe.updates}, which would "
-                        "count as the newest: save to another directory, or remove what you do not want"
+                        f"{self._directory} has {', '.join(later)}, which would count as newer than what is saved "
+                        f"from update {self._pipe.updates} on: save elsewhere, or remove what you do not want"
                     )
             except BadCheckpoint as error:
                 complaint = str(error)
-        self._require_none(complaint)
+        self._talk.require_none(complaint, BadCheckpoint)
         self._is_locked = True
 
     # ---- resuming
@@ -168,16 +171,16 @@ class Checkpoints:
         BadCheckpoint
             If it is damaged, or of another model, optimizer or format.
         """
-        path = self._told(self._newest(Path(source or self._directory)))
+        path = self._talk.told(self._newest(Path(source or self._directory)))
         if path is None:
             return None
-        self._require_none(damage(path, self._rank, dist.get_world_size()), path)
-        reader = dcp.FileSystemReader(path)
+        self._require_none(damage(path, self._talk.rank, self._talk.size), path)
+        reader = FileSystemReader(path)
         there = reader.read_metadata()
         about = self._about(path, reader, there)
         wanted = self._content.wanted(there, about)
         self._require_none(self._content.lacking(wanted, there) or self._unknown(there), path)
-        dcp.load(wanted, storage_reader=reader, process_group=self._group)
+        load(wanted, storage_reader=reader, process_group=self._talk.group)
         self._content.take(wanted, about)
         self._begun = about.update, about.items
         return Resumed(path, about.update, about.items, self._remarks(about))
@@ -190,7 +193,7 @@ class Checkpoints:
         """What a checkpoint says of itself, if this version can read it."""
         state = about_of(there)
         self._require_none(None if state else "it is not one that a Checkpoints of chimera_runtime has written", path)
-        dcp.load(state, storage_reader=reader, process_group=self._group)
+        load(state, storage_reader=reader, process_group=self._talk.group)
         ((known,),) = state["about"].values()
         if known["format"] != FORMAT:
             raise BadCheckpoint(
@@ -200,36 +203,20 @@ class Checkpoints:
 
     def _unknown(self, there: Metadata) -> str | None:
         """Parameters that a checkpoint has and no rank; every rank calls it."""
-        held: set[str] = set().union(*self._heard([name for name, _ in self._pipe.named_parameters()]))
+        held: set[str] = set().union(*self._talk.heard([name for name, _ in self._pipe.named_parameters()]))
         unknown = sorted(names_in(there) - held)
         return f"it has {unknown[0]}, which this model has not" if unknown else None
 
     def _remarks(self, about: About) -> tuple[str, ...]:
-        if self._content.is_laid_out_as(about) or not any(self._heard(bool(self._pipe.state_dict()["replicas"]))):
+        if self._content.is_laid_out_as(about) or not any(self._talk.heard(bool(self._pipe.state_dict()["replicas"]))):
             return ()
         layout = f"{about.name} on {about.copies} {'copies' if about.copies > 1 else 'copy'}"
         return (f"buffers are those of the first replica of each stage: the checkpoint is of {layout}",)
 
-    # ---- what ranks tell each other
-
-    def _told(self, value: Any) -> Any:
-        """What the first rank knows."""
-        values = [value]
-        dist.broadcast_object_list(values, src=0, group=self._group)
-        return values[0]
-
-    def _heard(self, value: Any) -> list[Any]:
-        """What each rank knows."""
-        values: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(values, value, group=self._group)
-        return values
-
-    def _require_none(self, complaint: str | None, path: Path | None = None) -> None:
-        """Raises the first complaint of any rank on all of them."""
-        complaint = next(filter(None, self._heard(complaint)), None)
-        if complaint is not None:
-            about = "" if path is None else f"{path} cannot be resumed from: "
-            raise BadCheckpoint(f"{about}{complaint}{'' if path is None else beside(path)}")
+    def _require_none(self, complaint: str | None, path: Path) -> None:
+        """Raises the first complaint of any rank about a checkpoint on all of them."""
+        said = None if complaint is None else f"{path} cannot be resumed from: {complaint}{beside(path)}"
+        self._talk.require_none(said, BadCheckpoint)
 
 
 def _cause(error: Any) -> str:

@@ -73,7 +73,7 @@ class Content:
             **state,
             "state": named.state,
             "groups": {name: (settings,) for name, settings in named.groups.items()},
-            "scheduler": {_ONE: (scheduler.state_dict(),) for scheduler in self.schedulers[:1]},
+            "scheduler": {_ONE: (self.schedulers[0].state_dict(),)} if self.schedulers else {},
             "same": _states(self.same),
             "own": {str(pipe.copy): _states(self.own)},
             ABOUT: {_ONE: (asdict(about),)},

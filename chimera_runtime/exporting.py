@@ -1,13 +1,14 @@
-"""The model's weights in one file, with the model's own names: what others read, and what others have written.
+"""The model's weights in one file under the model's own names: for others to read, and as others have written them.
 
-    model.pt               a state dict: torch.load(path, weights_only=True)
-    model.safetensors      as Hugging Face has it; needs the package safetensors
+model.pt               a state dict: torch.load(path, weights_only=True)
+model.safetensors      as Hugging Face has it; needs the package safetensors
 """
 
 import os
 import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,60 +16,105 @@ import torch
 import torch.distributed as dist
 
 from chimera_runtime.errors import BadCheckpoint, Misuse
-from chimera_runtime.pipeline import Pipeline
-from chimera_runtime.shards import whole
+from chimera_runtime.state import State
 from chimera_runtime.talk import Talk
 
 _SAFE = ".safetensors"
 
 
-def export_weights(pipe: Pipeline, path: str | Path) -> None:
-    """Writes parameters and buffers of the whole model into a file; every rank calls it, and rank 0 has to hold them.
-
-    What is tied is there under each of its names, but in safetensors under the first alone, as is usual there. Buffers
-    are those of the first replica of each stage.
-
-    Raises
-    ------
-    BadCheckpoint
-        If the file cannot be written.
-    Misuse
-        If it is to be in safetensors, and that is not installed.
-    """
-    path = Path(path)
+def export_weights(state: State, path: Path) -> None:
+    """What `Pipeline.export_weights` does."""
     if path.suffix == _SAFE:
         _safetensors()
-    tensors = pipe.whole_state_dict()
+    tensors = state.whole()
     complaint = None
     if dist.get_rank() == 0:
         try:
-            _write(path, tensors, pipe.aliases)
-        except OSError as error:
-            complaint = f"{path} cannot be written: {error.strerror or error}"
-    Talk(pipe.chat).require_none(complaint, BadCheckpoint)
+            _write(path, tensors, state.aliases)
+        except (OSError, RuntimeError) as error:
+            complaint = f"{path} cannot be written: {getattr(error, 'strerror', None) or error}"
+    Talk(state.group).require_none(complaint, BadCheckpoint)
 
 
-def load_weights(pipe: Pipeline, path: str | Path) -> list[str]:
-    """Takes parameters and buffers from a file as `export_weights` writes it; every rank calls it.
-
-    Of the buffers those are taken that are there. It returns the names in the file that the model does not know.
-
-    Raises
-    ------
-    BadCheckpoint
-        If the file cannot be read, or lacks a parameter, or has it in another shape.
-    Misuse
-        If it is in safetensors, and that is not installed.
-    """
-    path = Path(path)
-    complaint, names = None, set[str]()
+def load_weights(state: State, path: Path) -> list[str]:
+    """What `Pipeline.load_weights` does."""
+    complaint, there = None, set[str]()
     try:
         with _opened(path) as tensors:
-            names = {*tensors}
-            pipe.take(tensors)
+            there = {*tensors}
+            state.take(tensors)
     except BadCheckpoint as error:
         complaint = f"{path}: {error}"
-    talk = Talk(pipe.chat)
+    talk = Talk(state.group)
     talk.require_none(complaint, BadCheckpoint)
-    known = set[str]().union(*talk.heard(pipe.known_names))
-    return sorted(names - known)
+    return sorted(there.difference(*talk.heard(state.names)))
+
+
+def _write(path: Path, tensors: dict[str, torch.Tensor], aliases: Mapping[str, str]) -> None:
+    """Beside the file that is there, which it then replaces."""
+    beside = path.with_name(f".{path.name}.writing")
+    try:
+        with beside.open("wb") as file:
+            if path.suffix == _SAFE:
+                _safetensors().save_file(tensors, beside, metadata={"format": "pt"})
+            else:
+                torch.save(tensors | {alias: tensors[name] for alias, name in aliases.items()}, file)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The tensors of a file, each read when it is asked for."""
+    if path.suffix == _SAFE:
+        with _safe(path) as file:
+            yield _Safe(file)
+        return
+    try:
+        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except OSError as error:
+        raise BadCheckpoint(error.strerror or str(error)) from error
+    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
+        raise BadCheckpoint("it is no state dict that torch.load reads with weights_only=True") from error
+    if not isinstance(tensors, Mapping) or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
+        raise BadCheckpoint("it is no state dict: one has tensors by their names, and nothing else")
+    yield tensors
+
+
+class _Safe(Mapping[str, torch.Tensor]):
+    """The tensors of a file of safetensors."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._names = dict.fromkeys(file.keys())
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        tensor: torch.Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _safe(path: Path) -> Any:
+    try:
+        return _safetensors().safe_open(path, framework="pt")
+    except OSError as error:
+        raise BadCheckpoint(error.strerror or str(error)) from error
+    except import_module("safetensors").SafetensorError as error:
+        raise BadCheckpoint(f"it is no file of safetensors: {error}") from error
+
+
+def _safetensors() -> Any:
+    try:
+        return import_module("safetensors.torch")
+    except ImportError as error:
+        raise Misuse(
+            "files of safetensors need a package: pip install safetensors, or choose another suffix"
+        ) from error

@@ -14,13 +14,16 @@ from chimera_runtime.batches import Batches
 from chimera_runtime.blame import Located
 from chimera_runtime.errors import Misuse
 from chimera_runtime.exhaustion import memory_state
+from chimera_runtime.exporting import export_weights, load_weights
 from chimera_runtime.feed import Feed, Pair, items_of
 from chimera_runtime.flushing import Flushing
 from chimera_runtime.hooks import Hooks
 from chimera_runtime.inference import Inference
+from chimera_runtime.layers import Layers
 from chimera_runtime.lengths import Lengths
 from chimera_runtime.losses import Loss
 from chimera_runtime.model import Model, file_of
+from chimera_runtime.naming import parameters_by_name
 from chimera_runtime.norms import gradients_of, largest_anywhere, scale_down, total_norm
 from chimera_runtime.outcome import Outcome, Outcomes
 from chimera_runtime.program import Group, Job, load, spread
@@ -29,7 +32,7 @@ from chimera_runtime.state import State
 from chimera_runtime.stepping import Hook, Named, Steppers
 from chimera_runtime.streaming import Streaming, hooks_of
 from chimera_runtime.tensors import generators_kept
-from chimera_runtime.ties import End, by_group, named
+from chimera_runtime.ties import End, by_group
 from chimera_runtime.world import join_group
 
 _NO_HOOKS = Hooks()
@@ -46,7 +49,8 @@ class Pipeline:
     directory
         What ``chimera compile`` wrote.
     build_stage
-        ``build_stage(stage, num_stages)``, the module of a stage; called for the stages that this rank holds.
+        ``build_stage(stage, num_stages)``, the module of a stage; called for the stages that this rank holds. Or the
+        `Layers` that stages are made of.
     loss
         ``loss(output, target)``, the mean over the micro-batch, a tensor of one number; or ``(sum, count)``, and then
         the loss of a mini-batch is the sum of all sums through that of all counts.
@@ -67,7 +71,10 @@ class Pipeline:
     tied
         The parameters that stages share, each by its ends ``(stage, name)``, the first of which gives the initial
         value: ``[[(0, "words.weight"), (3, "head.weight")]]``, for a schedule compiled with ``--tied 0,3``. Or a
-        function of num_stages that returns that.
+        function of num_stages that returns that. With `Layers` the numbers are those of layers.
+    name
+        ``name(stage, parameter)``, what the model calls a parameter of a stage, or with `Layers` of a layer: the names
+        of `named_parameters`.
     sum_dtype
         Adds gradients up over micro-batches and replicas in this dtype, as float32 for weights in bfloat16: parameters
         then have the sum as ``main_grad``, and rounded as ``grad``. By default the parameters' own.
@@ -95,7 +102,7 @@ class Pipeline:
     def __init__(
         self,
         directory: str | Path,
-        build_stage: Callable[[int, int], torch.nn.Module],
+        build_stage: Callable[[int, int], torch.nn.Module] | Layers,
         loss: Callable[[Any, Any], Loss],
         example: Pair | Batches,
         *,
@@ -105,6 +112,7 @@ class Pipeline:
         seed: int = 0,
         timeout: float = 60.0,
         tied: Sequence[Sequence[End]] | Callable[[int], Sequence[Sequence[End]]] = (),
+        name: Callable[[int, str], str] | None = None,
         sum_dtype: torch.dtype | None = None,
         varying: bool = False,
         optimizer: Callable[[Named], Any] | None = None,
@@ -124,7 +132,8 @@ class Pipeline:
         script, facts = compiled.script(world.place.worker), compiled.ranks[world.place.worker]
         # After an error inside it nothing more is to be run: messages may still be under way.
         self._located = Located(world.place.rank, world.place.worker, lambda: memory_state(world.device, facts))
-        model = Model(file_of(build_stage), build_stage, loss, tied=tied if callable(tied) else lambda _stages: tied)
+        file, of_stages = file_of(build_stage), tied if callable(tied) else lambda _stages: tied
+        model = Model(file, build_stage, loss, tied=of_stages, name=name)
         self._feed = Feed(job, size)
         self._feed.put_example(example)
         with self._located, generators_kept():
@@ -135,9 +144,9 @@ class Pipeline:
         self._setting = Setting(world, script, facts, model, findings, seed, source)
         hooks.ready(self._setting, built)
         self._modules = built
-        self._named = named(built, self._setting.ties)
+        self._named = parameters_by_name(model, built, self._setting.ties)
         self._groups = by_group(built, self._setting.ties)
-        self._steppers = None if steps is None else Steppers(built, steps, self._setting.ties)
+        self._steppers = None if steps is None else Steppers(built, self._named, steps, self._setting.ties)
         self._stages = assemble.assemble(
             self._setting, built, self._steppers, hooks.stage_maker(self._setting), sum_dtype=sum_dtype
         )
@@ -158,12 +167,12 @@ class Pipeline:
         return dict(self._modules)
 
     def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """The parameters of this rank, as ``stages.<stage>.<name>``.
+        """The parameters of this rank by the model's own names: what ``name`` says.
 
-        What stages share is there once, by the end that is declared first: so its name is the same on every rank.
+        Without it they are ``stages.<stage>.<name>``, or with `Layers` ``layers.<layer>.<name>``. What stages share is
+        there once, by the end that is declared first: so its name is the same on every rank.
         """
-        for (stage, name), parameter in self._named.items():
-            yield f"stages.{stage}.{name}", parameter
+        yield from self._named.items()
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """The parameters of this rank."""
@@ -399,6 +408,38 @@ class Pipeline:
         self._schedule.count_from(updates)
         if self._steppers is not None:
             self._steppers.count_from(updates)
+
+    def export_weights(self, path: str | Path) -> None:
+        """Writes the parameters and buffers of the whole model into one file, under the model's own names.
+
+        Every rank calls it, and rank 0 holds the model meanwhile. A path that ends in ``.safetensors`` gets that
+        format, any other a state dict for ``torch.load(path, weights_only=True)``. What is tied is there under each of
+        its names, but in safetensors under the first alone, as is usual there. Buffers are those of the first replica.
+
+        Raises
+        ------
+        BadCheckpoint
+            If the file cannot be written; one that was there is as before.
+        Misuse
+            If the package safetensors is needed and is not installed.
+        """
+        self._finish()
+        export_weights(self._state, Path(path))
+
+    def load_weights(self, path: str | Path) -> list[str]:
+        """Takes parameters, and those buffers that are there, from a file as `export_weights` writes it.
+
+        Every rank calls it, and reads what it holds. Returned are the names in the file that the model does not have.
+
+        Raises
+        ------
+        BadCheckpoint
+            If the file cannot be read, lacks a parameter, or has one in another shape.
+        Misuse
+            If the package safetensors is needed and is not installed.
+        """
+        self._finish()
+        return load_weights(self._state, Path(path))
 
     # ---- the end
 

@@ -44,6 +44,16 @@ def spread_like(tensor: Any, part: torch.Tensor) -> torch.Tensor:
     return made
 
 
+def spread_out(tensor: torch.Tensor, like: Any) -> torch.Tensor:
+    """A whole tensor in the layout of another one; all ranks that it is spread over call it, with the same tensor."""
+    if not is_spread(like):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    spread: torch.Tensor = distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)
+    return spread
+
+
 def is_spread(tensor: object) -> bool:
     """Whether a tensor is a DTensor."""
     return hasattr(tensor, "device_mesh")

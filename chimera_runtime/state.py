@@ -1,14 +1,17 @@
-"""The state of a pipeline on this rank, by the model's own names, for torch.distributed.checkpoint."""
+"""The state of a pipeline on this rank, by the model's own names, for torch.distributed.checkpoint and for one file."""
 
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from chimera_runtime.errors import BadCheckpoint
-from chimera_runtime.naming import names_in_model
+from chimera_runtime.naming import name_in_model, names_in_model
 from chimera_runtime.setting import Setting
-from chimera_runtime.shards import local
+from chimera_runtime.shards import local, spread_out, whole
+from chimera_runtime.talk import Talk
 
 StateDict = dict[str, dict[str, Any]]
 """``model`` has parameters by name, ``replicas`` buffers by ``<replica>/<name>``; beside them there may be others."""
@@ -28,14 +31,15 @@ class State:
         self._built = built
         self._named = named
 
+    # ---- a checkpoint, of which each rank has its part
+
     def saved(self, replica: int | None = None) -> StateDict:
         """The tensors as they are, which is where a checkpoint may be read into.
 
         All buffers are called those of a ``replica``, if one is given.
         """
-        parameters = {name: parameter.detach() for name, parameter in self._named.items()}
         buffers = {f"{own if replica is None else replica}/{name}": tensor for own, name, tensor in self._buffers()}
-        return {"model": parameters, "replicas": buffers}
+        return {"model": self._parameters(), "replicas": buffers}
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Any], replica: int | None = None) -> None:
@@ -53,6 +57,73 @@ class State:
                 if local(state[kind][name]).data_ptr() != local(tensor).data_ptr():
                     tensor.copy_(state[kind][name])
 
+    # ---- one file, which has the whole model
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The ranks that have parts of the model."""
+        return self._setting.world.chat
+
+    @property
+    def names(self) -> list[str]:
+        """What a file may have for this rank: parameters, under each of their names, and buffers."""
+        return [*self._parameters(), *self.aliases, *(name for _, name, _ in self._buffers())]
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """The further names of tied parameters, and the name that each is known by."""
+        model, ties = self._setting.model, self._setting.ties
+        return {
+            name_in_model(model, *end): name_in_model(model, *ends[0])
+            for tie in ties
+            for ends in tie.parameters
+            for end in ends[1:]
+        }
+
+    def whole(self) -> dict[str, torch.Tensor]:
+        """All parameters, and the buffers of the first replicas, on the CPU of rank 0; every rank calls it."""
+        world = self._setting.world
+        mine = self._parameters() | {name: tensor for replica, name, tensor in self._buffers() if not replica}
+        heard = Talk(self.group).heard({name: (tensor.shape, tensor.dtype) for name, tensor in mine.items()})
+        gathered: dict[str, torch.Tensor] = {}
+        for name in sorted(set[str]().union(*heard)):
+            owner = next(rank for rank, known in enumerate(heard) if name in known)
+            tensor = whole(mine[name]).detach() if name in mine else None
+            what = f"for {name}, which is to be exported"
+            if world.place.rank == owner and owner and tensor is not None:
+                world.send(tensor, 0, what)
+            elif world.place.rank == 0:
+                shape, dtype = heard[owner][name]
+                gathered[name] = torch.empty(shape, dtype=dtype) if tensor is None else tensor.cpu().clone()
+                if tensor is None:
+                    world.recv(gathered[name], owner, what)
+        return gathered
+
+    @torch.no_grad()
+    def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Takes what this rank holds from tensors by name, all parameters and the buffers that there are.
+
+        Raises
+        ------
+        BadCheckpoint
+            If a parameter is missing, or a tensor has another shape.
+        """
+        others = {name: alias for alias, name in self.aliases.items()}
+        for name, parameter in self._parameters().items():
+            known = name if name in tensors else others.get(name, name)
+            if known not in tensors:
+                near = get_close_matches(name, tensors, 1)
+                raise BadCheckpoint(f"it has no parameter {name}{f'; the nearest is {near[0]}' if near else ''}")
+            _copy(name, tensors[known], parameter)
+        for _, name, buffer in self._buffers():
+            if name in tensors:
+                _copy(name, tensors[name], buffer)
+
+    # ---- what there is
+
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        return {name: parameter.detach() for name, parameter in self._named.items()}
+
     def _buffers(self) -> Iterator[tuple[int, str, torch.Tensor]]:
         """The buffers that a module's own ``state_dict`` has, with the number of the replica and their names."""
         world, model = self._setting.world, self._setting.model
@@ -62,3 +133,9 @@ class State:
             for name, buffer in module.named_buffers():
                 if name in kept:
                     yield replica, names[name], buffer.detach()
+
+
+def _copy(name: str, theirs: torch.Tensor, mine: torch.Tensor) -> None:
+    if theirs.shape != mine.shape:
+        raise BadCheckpoint(f"{name} is {tuple(theirs.shape)} in it, and {tuple(mine.shape)} in this model")
+    mine.copy_(spread_out(theirs, mine))

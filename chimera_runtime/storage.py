@@ -14,12 +14,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from chimera_runtime.errors import BadCheckpoint
 
@@ -89,7 +89,7 @@ class Lock:
         os.close(self._file)
 
 
-class Writer(FileSystemWriter):  # type: ignore[misc]
+class Writer(FileSystemWriter):
     """Writes a checkpoint beside the others, and gives it its name when all ranks have written all.
 
     Each rank leaves the hashes of its files beside them. ``keep`` is how many checkpoints may stay, the newest.
@@ -143,7 +143,7 @@ def _gathered(written: Path) -> dict[str, str]:
 
 
 def damage(checkpoint: Path, which: int, of: int) -> str | None:
-    """What is wrong with the files of a checkpoint, None if nothing is; looks at every ``of``-th file from ``which``."""
+    """What is wrong with every ``of``-th file of a checkpoint, from number ``which``; None if nothing is."""
     try:
         hashes: dict[str, str] = json.loads((checkpoint / _HASHES).read_text())
         names: Sequence[str] = sorted(hashes)

@@ -4,13 +4,17 @@ torchrun --nproc-per-node=4 checkpoints.py CASE FOLDER DIRECTORY ..
 """
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from chimera_runtime import BadCheckpoint, Checkpoints, Pipeline
+from chimera_runtime import BadCheckpoint, Checkpoints, Layers, Pipeline
 
 SIZE, WIDTH, UPDATES, AT = 2, 4, 7, 3
 
@@ -18,93 +22,196 @@ Named = list[tuple[str, nn.Parameter]]
 
 
 class Layer(nn.Module):
-    """Has parameters, dropout and buffers that the forward changes."""
+    """Has parameters, dropout unless that is 0, and buffers that the forward changes."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
-        torch.manual_seed(number)
-        self.inner, self.norm, self.drop = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.2)
+        self.inner, self.norm, self.drop = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(dropout)
+        self.double()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.drop(torch.tanh(self.norm(self.inner(x))))
 
 
-def build_stage(stage: int, stages: int) -> nn.Module:
-    """Eight layers, in as many stages as there are."""
-    per_stage = 8 // stages
-    return nn.Sequential(*(Layer(stage * per_stage + k) for k in range(per_stage))).double()
+def model(layers: int = 8, dropout: float = 0.0) -> Layers:
+    return Layers([partial(Layer, dropout)] * layers)
 
 
 def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (output - target).square().mean()
 
 
-def mini_batch(update: int, pipe: Pipeline) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(update)
+def mini_batch(pipe: Pipeline) -> tuple[torch.Tensor, torch.Tensor]:
+    """That of this copy; the items of all copies are the same under every schedule."""
+    generator = torch.Generator().manual_seed(pipe.updates)
     x, y = torch.randn(2, pipe.items, WIDTH, generator=generator, dtype=torch.float64)
     mine = slice(pipe.copy * pipe.items // pipe.copies, (pipe.copy + 1) * pipe.items // pipe.copies)
     return x[mine], y[mine]
 
 
-class Loop:
-    """A pipeline with AdamW and a schedule of learning rates, in two groups."""
-
-    def __init__(self, directory: str, folder: Path, lr: float = 0.05) -> None:
-        x, y = torch.randn(2, SIZE, WIDTH, dtype=torch.float64)
-        self.pipe = Pipeline(directory, build_stage, loss, example=(x, y))
-        named = [*self.pipe.named_parameters()]
-        groups = [
-            {"params": [p for n, p in named if n.endswith("weight") == weights], "lr": lr / (1 + weights)}
+def adam(named: Named) -> torch.optim.Optimizer:
+    """In two groups."""
+    return torch.optim.AdamW(
+        [
+            {"params": [p for n, p in named if n.endswith("weight") == weights], "lr": 0.05 / (1 + weights)}
             for weights in (True, False)
         ]
-        self.optimizer = torch.optim.AdamW(groups)
-        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, UPDATES)
-        self.checkpoints = Checkpoints(folder, self.pipe, self.optimizer, schedulers=self.scheduler, keep=2)
+    )
+
+
+class Loop:
+    """A pipeline with AdamW and a schedule of learning rates; where there is no flush, the schedule is left out."""
+
+    def __init__(self, directory: str, folder: Path, layers: Layers, **options: Any) -> None:
+        example = tuple(torch.randn(2, SIZE, WIDTH, dtype=torch.float64))
+        streams = "2bw" in directory
+        self.pipe = Pipeline(directory, layers, loss, example, optimizer=adam if streams else None)  # type: ignore[arg-type]
+        self.optimizer = None if streams else adam([*self.pipe.named_parameters()])
+        self.schedulers = (
+            [] if self.optimizer is None else [torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, UPDATES)]
+        )
+        optimizers = [] if self.optimizer is None else [self.optimizer]
+        self.checkpoints = Checkpoints(folder, self.pipe, optimizers, schedulers=self.schedulers, **options)
 
     def train(self, last: int, save_at: tuple[int, ...] = ()) -> list[float]:
-        losses = []
+        """The losses of the updates up to ``last``."""
+        outcomes = []
         while self.pipe.updates < last:
-            outcome = self.pipe.step(mini_batch(self.pipe.updates, self.pipe))
-            assert outcome is not None
-            self.pipe.clip_grad_norm_(1.0)
-            self.optimizer.step()
-            self.scheduler.step()
-            self.optimizer.zero_grad()
-            losses.append(outcome.loss)
+            outcomes.append(self.pipe.step(mini_batch(self.pipe)))
+            if self.optimizer is not None:
+                self.pipe.clip_grad_norm_(1.0)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                self.schedulers[0].step()
             if self.pipe.updates in save_at:
                 self.checkpoints.save()
-        return losses
+                outcomes += self.pipe.drain()
+        outcomes += self.pipe.drain()
+        return [outcome.loss for outcome in outcomes if outcome is not None]
 
     def close(self) -> None:
         self.checkpoints.close()
         self.pipe.close()
+        dist.barrier()
 
 
-def same(folder: Path, directory: str) -> None:
-    """A run that resumes has bitwise the losses and the weights of one that was not interrupted."""
-    whole = Loop(directory, folder)
-    assert whole.checkpoints.resume() is None
-    expected = whole.train(UPDATES, save_at=(1, 2, AT))
+def assert_equal(mine: Pipeline, theirs: Pipeline) -> None:
+    for (name, tensor), (_, other) in zip(mine.named_parameters(), theirs.named_parameters(), strict=True):
+        assert torch.equal(tensor, other), name
+    for stage, module in mine.stages.items():
+        for (name, tensor), other in zip(module.named_buffers(), theirs.stages[stage].buffers(), strict=True):
+            assert torch.equal(tensor, other), name
+
+
+def exact(folder: Path, *directories: str) -> None:
+    """A run that resumes has bitwise the losses, weights and buffers of one that saved there and went on."""
+    for directory in directories:
+        saved = folder / Path(directory).name
+        whole = Loop(directory, saved, model(dropout=0.2), keep=2)
+        assert whole.checkpoints.resume() is None
+        expected = whole.train(UPDATES, save_at=(1, 2, AT))
+        whole.close()
+        assert sorted(path.name for path in saved.glob("update-*")) == ["update-00000002", "update-00000003"]
+        again = Loop(directory, saved, model(dropout=0.2))
+        resumed = again.checkpoints.resume()
+        assert resumed is not None
+        assert (resumed.update, resumed.items, resumed.remarks) == (AT, AT * again.pipe.items, ())
+        assert again.train(UPDATES) == expected[AT:], directory
+        assert_equal(again.pipe, whole.pipe)
+        again.close()
+
+
+def elsewhere(folder: Path, *directories: str) -> None:
+    """A run goes on under every other schedule, number of stages and of copies: the same but for rounding."""
+    first, *others = directories
+    whole = Loop(first, folder, model())
+    expected = whole.train(UPDATES, save_at=(AT,))
     whole.close()
+    for other in others:
+        again = Loop(other, folder, model())
+        resumed = again.checkpoints.resume()
+        assert resumed is not None
+        assert "buffers are those of the first replica" in resumed.remarks[0]
+        for mine, theirs in zip(again.train(UPDATES), expected[AT:], strict=True):
+            assert abs(mine - theirs) <= 1e-12 * abs(theirs), (other, mine, theirs)
+        again.close()
+
+
+def refused(call: Callable[[], Any], *words: str) -> None:
+    """On every rank, with one message."""
+    with pytest.raises(BadCheckpoint) as caught:
+        call()
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def mistakes(folder: Path, directory: str) -> None:
+    """What cannot be saved or resumed is one message on all ranks, and what was saved before is as it was."""
+    good = Loop(directory, folder / "good", model())
+    good.train(2, save_at=(1, 2))
+    newest = folder / "good" / "update-00000002"
+    second = Checkpoints(folder / "good", good.pipe, good.optimizer or ())
+    good.checkpoints.wait()
+    refused(second.save, "another job saves its checkpoints")
+    good.close()
+
+    small = Loop(directory, folder / "good", model(layers=4))
+    refused(small.checkpoints.resume, "layers.4.inner.bias, which this model has not")
+    large = Loop(directory, folder / "good", model(layers=12))
+    refused(large.checkpoints.resume, "has no parameter layers.8.inner", "beside it there is update-00000001")
+
+    again = Loop(directory, folder / "good", model())
+    assert again.checkpoints.resume(folder / "good" / "update-00000001") is not None
+    refused(again.checkpoints.save, "update-00000002, which would count as newer")
+
+    shard = sorted(newest.glob("*.distcp"))[-1]
+    content = shard.read_bytes()
     dist.barrier()
-    assert sorted(path.name for path in folder.glob("update-*")) == ["update-00000002", "update-00000003"]
-    again = Loop(directory, folder)
-    resumed = again.checkpoints.resume()
-    assert resumed is not None
-    assert (resumed.update, resumed.items, resumed.remarks) == (AT, AT * again.pipe.items, ())
-    assert again.train(UPDATES) == expected[AT:]
-    for (name, mine), (_, theirs) in zip(again.pipe.named_parameters(), whole.pipe.named_parameters(), strict=True):
-        assert torch.equal(mine, theirs), name
-    for stage, module in again.pipe.stages.items():
-        for (name, mine), theirs in zip(module.named_buffers(), whole.pipe.stages[stage].buffers(), strict=True):
-            assert torch.equal(mine, theirs), name
-    again.close()
+    for spoiled, words in ((content[:-9] + b"?" + content[-8:], "not as it was written"), (None, "No such file")):
+        if dist.get_rank() == 0:
+            shard.unlink() if spoiled is None else shard.write_bytes(spoiled)
+        dist.barrier()
+        refused(again.checkpoints.resume, shard.name, words, "update-00000001")
+
+    if dist.get_rank() == 0:
+        (folder / "file").write_text("")
+    dist.barrier()
+    refused(Checkpoints(folder / "file", again.pipe, again.optimizer or ()).save, "cannot be saved", "exists")
+
+
+def files(folder: Path, *directories: str) -> None:
+    """One file with the model's own names, which every other schedule reads."""
+    chimera, dapple = (Loop(directory, folder / "none", model()) for directory in directories)
+    chimera.train(2)
+    for name in ("model.pt", "model.safetensors"):
+        chimera.pipe.export_weights(folder / name)
+        assert dapple.pipe.load_weights(folder / name) == []
+        held = dict(chimera.pipe.named_parameters())
+        for parameter, tensor in dapple.pipe.named_parameters():
+            assert parameter not in held or torch.equal(tensor, held[parameter])
+        with torch.no_grad():
+            for tensor in dapple.pipe.parameters():
+                tensor.zero_()
+    alone = nn.ModuleDict({"layers": nn.ModuleList(Layer(0.0) for _ in range(8))})
+    alone.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
+    refused(lambda: dapple.pipe.load_weights(folder / "none.pt"), "none.pt", "No such file")
+    small = Loop(directories[1], folder / "none", model(layers=4))
+    assert "layers.4.inner.bias" in small.pipe.load_weights(folder / "model.pt")
+    large = Loop(directories[1], folder / "none", model(layers=12))
+    refused(lambda: large.pipe.load_weights(folder / "model.pt"), "no parameter layers.", "the nearest is")
+    if dist.get_rank() == 0:
+        (folder / "wrong.pt").write_text("what")
+        (folder / "wrong.safetensors").write_text("what")
+    dist.barrier()
+    refused(lambda: large.pipe.load_weights(folder / "wrong.pt"), "no state dict")
+    refused(lambda: large.pipe.load_weights(folder / "wrong.safetensors"), "no file of safetensors")
+    refused(lambda: large.pipe.export_weights(folder / "absent" / "model.pt"), "cannot be written")
 
 
 def main() -> None:
     dist.init_process_group("gloo")
     case, folder, *directories = sys.argv[1:]
-    {"same": same}[case](Path(folder), *directories)
+    cases = {"exact": exact, "elsewhere": elsewhere, "mistakes": mistakes, "files": files}
+    cases[case](Path(folder), *directories)
     dist.barrier()
     dist.destroy_process_group()
 
