@@ -157,7 +157,7 @@ def mistakes(folder: Path, directory: str) -> None:
     small = Loop(directory, folder / "good", model(layers=4))
     refused(small.checkpoints.resume, "layers.4.inner.bias, which this model has not")
     large = Loop(directory, folder / "good", model(layers=12))
-    refused(large.checkpoints.resume, "has no parameter layers.8.inner", "beside it there is update-00000001")
+    refused(large.checkpoints.resume, "has no parameter layers.", "(but layers.", "beside it there is update-00000001")
 
     again = Loop(directory, folder / "good", model())
     assert again.checkpoints.resume(folder / "good" / "update-00000001") is not None
