@@ -1,6 +1,6 @@
 """Which item of the dataset goes where: B*N*W items per update, in an order seeded per epoch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -40,7 +40,8 @@ class Batches:
 
     ``micro_batch_size`` B, ``micro_batches`` N per update and ``copies`` W, as in the paper; item j of an
     update goes to copy j // (B*N) and to micro-batch (j // B) % N. Where a micro-batch is cut into ``parts``, its items
-    go to them in order, and the parts are what ``micro`` counts.
+    go to them in order, and the parts are what ``micro`` counts. Update u takes what update u + ``shift`` takes by the
+    seed: where training goes on with mini-batches of another size, after other updates.
     """
 
     dataset: Any
@@ -50,6 +51,7 @@ class Batches:
     copies: int
     copy: int
     seed: int
+    shift: int = 0
 
     def check(self) -> None:
         """Says what is wrong with the dataset.
@@ -69,6 +71,28 @@ class Batches:
                 f"the dataset has {self._items} {'item' if self._items == 1 else 'items'} and one update takes "
                 f"B*N*W = {needed}; use a larger dataset, a smaller --micro-batch-size or fewer ranks"
             )
+
+    def position(self, update: int) -> tuple[int, int]:
+        """Where an update begins: the epoch, and how many of its items come before, those of all copies."""
+        epoch, place = divmod(update + self.shift, self._items // self._per_update)
+        return epoch, place * self._per_update
+
+    def at(self, update: int, epoch: int, items: int) -> "Batches":
+        """The micro-batches if an update begins at that position.
+
+        Raises
+        ------
+        Misuse
+            If no update begins there.
+        """
+        if items % self._per_update:
+            sizes = f"{self.micro_batch_size}*{self.micro_batches}*{self.copies}"
+            raise Misuse(
+                f"training was at item {items} of the data, and B*N*W = {sizes} = {self._per_update} does not divide "
+                "that: choose B, N or W so that it does"
+            )
+        began = epoch * (self._items // self._per_update) + items // self._per_update
+        return replace(self, shift=began - update)
 
     @property
     def _items(self) -> int:
@@ -96,7 +120,7 @@ class Batches:
         size, passes = self.micro_batch_size // self.parts, self.micro_batches * self.parts
         later, number = divmod(micro, passes)
         count = self._items
-        epoch, place = divmod(update + later, count // self._per_update)
+        epoch, place = divmod(update + later + self.shift, count // self._per_update)
         start = place * self._per_update + (self.copy * passes + number) * size
         items = _order(count, self.seed, epoch)[start : start + size].tolist()
         loaded = [self._item(epoch, item)[part] for item in items]

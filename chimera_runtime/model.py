@@ -129,14 +129,16 @@ class Model:
 
 @dataclass(frozen=True)
 class ModelFile(Model):
-    """The functions of a model file, of which it need not have the last; what they raise is as in `Model`.
+    """The functions of a model file, of which it need not have the last two; what they raise is as in `Model`.
 
-    ``reference()`` is the model in one process.
+    ``reference()`` is the model in one process, ``scheduler(optimizer, steps)`` makes a learning-rate scheduler for so
+    many updates.
     """
 
     dataset: Callable[[], Any]
     optimizer: Callable[[Any], Any]
     reference: Callable[[], Any] | None = None
+    scheduler: Callable[[Any, int], Any] | None = None
 
     def items(self) -> Any:
         """What ``dataset`` returns, not yet known to be map-style: see `Batches.check`."""
@@ -150,6 +152,16 @@ class ModelFile(Model):
         if not callable(getattr(steps, "step", None)):
             raise Misuse(f"{self.file}: optimizer returned {_kind(steps)}, not a torch.optim.Optimizer")
         return steps
+
+    def schedule(self, optimizer: Any, updates: int) -> Any:
+        """The scheduler of an optimizer, None if there is none."""
+        if self.scheduler is None or isinstance(optimizer, _Idle):
+            return None
+        with Calling("scheduler(optimizer, steps)", MISUSED):
+            scheduler = self.scheduler(optimizer, updates)
+        if not callable(getattr(scheduler, "step", None)):
+            raise Misuse(f"{self.file}: scheduler returned {_kind(scheduler)}, not a scheduler of torch.optim")
+        return scheduler
 
 
 class _Idle:
@@ -224,11 +236,11 @@ def load(path: Path, offered: Mapping[str, Any] = _NOTHING, split: Sequence[int]
     tied = getattr(module, "tied", None)
     if tied is not None and not callable(tied):
         raise Misuse(f"{path}: tied is {_kind(tied)}, not a function: def tied(num_stages: int) -> list[list[tuple]]")
-    reference, name, tied = (
+    reference, name, tied, scheduler = (
         bound(f, positional, offered, file) if callable(f := getattr(module, other, None)) else None
-        for other, positional in (("reference", 0), ("name", 2), ("tied", 1))
+        for other, positional in (("reference", 0), ("name", 2), ("tied", 1), ("scheduler", 2))
     )
-    return ModelFile(file, **given, tied=tied, reference=reference, name=name)
+    return ModelFile(file, **given, tied=tied, reference=reference, scheduler=scheduler, name=name)
 
 
 def _layers(module: ModuleType, offered: Mapping[str, Any], split: Sequence[int] | None, file: Path) -> Layers:

@@ -50,6 +50,12 @@ class Outcome:
         """What the mini-batch weighs beside others: its count, or 1 if ``loss`` returns means; errors as in `loss`."""
         return self._tally.count if self._counted else 1.0
 
+    @property
+    def is_last(self) -> bool:
+        """Whether a rank had called `Pipeline.ask_to_stop` by then: the same on every rank. Errors as in `loss`."""
+        self.settle()
+        return bool(self._numbers[-1])
+
     def settle(self) -> None:
         """Returns when the sum is over; errors as in `loss`."""
         if self._work is not None:
@@ -64,19 +70,21 @@ class Outcome:
     @property
     def _tally(self) -> Tally:
         self.settle()
-        return Tally.of(self._numbers.tolist(), self._names)
+        return Tally.of(self._numbers[:-1].tolist(), self._names)
 
 
 class Outcomes:
     """Launches the sums, and holds them until they are over: nobody has to read an outcome.
 
     ``counted`` says that ``loss`` returns sums and counts; ``names`` are the auxiliary losses of all stages.
+    ``asked_to_stop`` is added up with the losses, so that all ranks hear of it after the same update.
     """
 
     def __init__(self, world: World, counted: bool, names: Sequence[str] = ()) -> None:
         self._world = world
         self._names = names
         self._counted = counted
+        self.asked_to_stop = False
         self._under_way: deque[Outcome] = deque()
 
     def settle(self) -> None:
@@ -86,10 +94,13 @@ class Outcomes:
 
     def launch(self, update: int, tally: Tally) -> Outcome:
         """The outcome of an update, of which this rank has computed a part."""
-        numbers = torch.tensor(tally.numbers(self._names), dtype=torch.float64)
+        numbers = self._numbers(tally)
         with self._world.waiting("for the loss of a step"):
             work = dist.all_reduce(numbers, group=self._world.chat, async_op=True)
         while self._under_way and (self._under_way[0].is_there or len(self._under_way) == _AT_ONCE):
             self._under_way.popleft().settle()
         self._under_way.append(Outcome(update, tally, self._world, self._counted, self._names, numbers, work))
         return self._under_way[-1]
+
+    def _numbers(self, tally: Tally) -> torch.Tensor:
+        return torch.tensor([*tally.numbers(self._names), float(self.asked_to_stop)], dtype=torch.float64)

@@ -279,6 +279,13 @@ class Pipeline:
                 self._lengths.begin(update)
             return self._schedule.give()
 
+    def ask_to_stop(self) -> None:
+        """Lets all ranks know, with the loss of the next update, that it is to be the last: `Outcome.is_last`.
+
+        One rank may call it, at any time and from any thread or signal handler; it returns at once.
+        """
+        self._outcomes.asked_to_stop = True
+
     def drain(self) -> list[Outcome]:
         """Completes the updates that are under way: their outcomes, and others that no call has returned yet.
 

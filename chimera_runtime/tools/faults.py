@@ -31,7 +31,15 @@ _SAID = "faults/said"
 
 
 class Faults:
-    """Ends this rank of a program with one message for the whole job."""
+    """Ends this rank of a program with one message for the whole job.
+
+    Attributes
+    ----------
+    at_end
+        Called before the end, with the first line of the message.
+    at_sigterm
+        Called in place of the end when the first SIGTERM comes from outside and all ranks are well.
+    """
 
     def __init__(self, store: Store, rank: int, program: str = "train.py") -> None:
         self._store = store
@@ -39,6 +47,7 @@ class Faults:
         self._program = program
         self._lock = threading.Lock()
         self.at_end: list[Callable[[str], None]] = []
+        self.at_sigterm: Callable[[], None] | None = None
 
     def end(self, message: str, status: int, is_cause: bool = True) -> NoReturn:
         """Says the message, unless another rank has spoken, and ends the process; torchrun gets it as well.
@@ -117,10 +126,11 @@ class Faults:
             if number == signal.SIGTERM:
                 self._terminated(size)
 
-    def _terminated(self, size: int) -> NoReturn:
+    def _terminated(self, size: int) -> None:
         """A SIGTERM came: because torchrun is gone, because it ends all ranks after one has died, or from outside."""
         dead: list[int] = []
-        looking = threading.Thread(target=self._look_for_dead, args=(size, dead), daemon=True)
+        has_spoken = threading.Event()
+        looking = threading.Thread(target=self._look_for_dead, args=(size, dead, has_spoken), daemon=True)
         looking.start()
         looking.join(_PATIENCE)
         if dead:
@@ -132,13 +142,18 @@ class Faults:
             if os.environ.get("LOCAL_RANK", "0") == "0":
                 tell(message)
             self._save_and_leave(message, TERMINATED, [])
+        if self.at_sigterm is not None and not has_spoken.is_set():
+            asking, self.at_sigterm = self.at_sigterm, None
+            asking()
+            return
         outside = f"SIGTERM came to torchrun or to rank {self._rank}, and no rank had failed"
         self.end(f"{self._program}: terminated: {outside}", TERMINATED)
 
-    def _look_for_dead(self, size: int, dead: list[int]) -> None:
+    def _look_for_dead(self, size: int, dead: list[int], has_spoken: threading.Event) -> None:
         """Adds ranks of this machine whose process is no more; in a thread, since the store may be busy."""
         with suppress(RuntimeError, ValueError):
             if self._store.check([_SPEAKERS]):
+                has_spoken.set()
                 return
             for rank in range(size):
                 key = f"faults/process/{rank}"

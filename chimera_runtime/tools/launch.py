@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from chimera_runtime.blame import Located, ModelError, describe
-from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT, BadModel, Misuse, PeerLost
+from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT, TERMINATED, BadCheckpoint, BadModel, Misuse, PeerLost
 from chimera_runtime.exhaustion import memory_state
 from chimera_runtime.model import load as load_model
 from chimera_runtime.program import Compiled
@@ -21,6 +21,7 @@ from chimera_runtime.tools.options import parse
 from chimera_runtime.tools.parent import end_with_parent
 from chimera_runtime.tools.progress import NotFinite
 from chimera_runtime.tools.run import Run
+from chimera_runtime.tools.saving import Terminated
 from chimera_runtime.tools.streams import Unwritable, let_go, tell
 from chimera_runtime.world import begin, meet
 
@@ -48,8 +49,10 @@ def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
         if compiled.job.program != program:
             raise Misuse(f"{directory / 'train.py'} is of another program than what lies beside it: compile again")
         _run(train, compiled, store, rank, size, options, faults)
-    except (Misuse, BadModel, Unwritable) as error:
+    except (Misuse, BadModel, Unwritable, BadCheckpoint) as error:
         faults.end(f"train.py: {error}", MISUSED)
+    except Terminated as error:
+        faults.end(f"train.py: {error}", TERMINATED)
     except ModelError as error:
         faults.end(f"train.py: {describe(error)}", error.status)
     except PeerLost as error:

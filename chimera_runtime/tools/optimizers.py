@@ -1,6 +1,7 @@
 """The optimizers of a model file: one for each weight group of a rank, stepped as if they were one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from chimera_runtime.blame import Calling, ModelError, Operation
 from chimera_runtime.errors import FAILED
@@ -20,30 +21,52 @@ class Optimizers:
     ----------
     idle
         Makes no steps: a rehearsal leaves the weights alone.
+    updates
+        How many there are to be, for the model file's ``scheduler``.
+
+    Attributes
+    ----------
+    schedulers
+        What that has made for each of the optimizers, stepped with them.
     """
 
-    def __init__(self, model: ModelFile, modules: Modules, seed: int, idle: bool, ties: Sequence[Tie] = ()) -> None:
+    def __init__(
+        self, model: ModelFile, modules: Modules, seed: int, idle: bool, ties: Sequence[Tie] = (), updates: int = 0
+    ) -> None:
         groups = by_group(modules, ties)
         trained = {group: [p for p in parameters if p.requires_grad] for group, parameters in groups.items()}
         self._parameters = [parameter for parameters in trained.values() for parameter in parameters]
         self._optimizers = {group: model.steps(parameters) for group, parameters in trained.items()}
+        made = [model.schedule(optimizer, updates) for optimizer in self._optimizers.values()]
+        self.schedulers = [scheduler for scheduler in made if scheduler is not None]
         self._seed = seed
         self._idle = idle
         self._update = 0
         self._stepped: set[Group] = set()
 
     def step(self) -> None:
-        """Steps the groups that the lane has not stepped already."""
+        """Steps the groups that the lane has not stepped already, and the schedulers."""
         for group in self._optimizers:
             if group not in self._stepped:
                 self._step(group)
         self._stepped.clear()
         self._update += 1
+        if not self._idle:
+            for scheduler in self.schedulers:
+                scheduler.step()
 
     def step_in_lane(self, weights: WeightGroup) -> None:
         """Steps a group where the schedule does: to be called at the end of `WeightGroup.step`."""
         self._stepped.add(weights.group)
         self._step(weights.group)
+
+    def count_from(self, updates: int) -> None:
+        """The next step is that of update ``updates``, by which it draws random numbers."""
+        self._update = updates
+
+    def __iter__(self) -> Iterator[Any]:
+        """The optimizers of the groups that have any parameters to train."""
+        return (optimizer for optimizer in self._optimizers.values() if hasattr(optimizer, "param_groups"))
 
     def zero_grad(self) -> None:
         """No parameter has a gradient any more."""

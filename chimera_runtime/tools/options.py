@@ -104,6 +104,16 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--clip-norm", type=_norm, metavar="NORM", help="scale gradients down to this norm of the whole model"
     )
+    parser.add_argument("--save", type=Path, metavar="DIR", help="save checkpoints there: the last, and at a SIGTERM")
+    parser.add_argument("--save-every", type=_count, metavar="K", help="save after every K updates, too")
+    parser.add_argument("--keep", type=_count, default=3, metavar="K", help="checkpoints that stay (default: 3)")
+    parser.add_argument(
+        "--resume", type=Path, metavar="DIR", help="go on from a checkpoint, or from the newest in a directory, if any"
+    )
+    parser.add_argument("--load", type=Path, metavar="FILE", help="begin with the weights of one file")
+    parser.add_argument(
+        "--export", type=Path, metavar="FILE", help="write the weights into one file at the end: .pt or .safetensors"
+    )
     parser.add_argument("--stop-on-nan", action="store_true", help="end when the loss of an update is no finite number")
     parser.add_argument("--log", type=Path, metavar="FILE", help="append a line of JSON for every update, at once")
     parser.add_argument("--metrics", type=Path, metavar="FILE", help="write losses and times of all updates as JSON")
@@ -123,6 +133,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options.args = theirs
     if options.rehearse and (options.clip_norm is not None or options.stop_on_nan):
         parser.error("--rehearse computes no gradients and no loss: leave --clip-norm and --stop-on-nan out")
+    weights = [f"--{name}" for name in ("save", "resume", "load", "export") if getattr(options, name) is not None]
+    if options.rehearse and weights:
+        parser.error(f"--rehearse leaves the weights alone: leave {weights[0]} out")
+    if options.save_every is not None and options.save is None:
+        parser.error("--save-every says when: give --save DIR to say where")
     if options.trace is not None and options.check_only:
         parser.error("--trace records the training, of which --check-only does none: give --check instead")
     return options

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from chimera_runtime.errors import Misuse
 from chimera_runtime.losses import Tally
 from chimera_runtime.outcome import Outcome, Outcomes
+from chimera_runtime.program import Job
 from chimera_runtime.tools.log import Log
 from chimera_runtime.tools.metrics import Metrics
 from chimera_runtime.tools.streams import Unwritable, say
@@ -38,6 +39,11 @@ class Sinks:
 _NO_SINKS = Sinks()
 
 
+def gathered_together(job: Job) -> int:
+    """Of how many updates the losses are gathered at once: of those that a worker has a part in at any time."""
+    return max(1, job.workers // job.micro_batches) if job.period else 1
+
+
 class Progress:
     """What rank 0 prints and writes; on every rank, what it contributes.
 
@@ -45,9 +51,14 @@ class Progress:
     overlap begin together, and each lasts from the end of the one before. Of those a worker has a part in several at
     any time, so as many are gathered together: with an update for each micro-batch, a gather for each would take longer
     than all messages. Their losses are told later than they end, so `mark` notes when that was.
+
+    Parameters
+    ----------
+    before
+        How many of the updates there have been already.
     """
 
-    def __init__(self, world: World, updates: int, rehearsal: bool, sinks: Sinks = _NO_SINKS) -> None:
+    def __init__(self, world: World, updates: int, rehearsal: bool, sinks: Sinks = _NO_SINKS, before: int = 0) -> None:
         self._world = world
         self._sinks = sinks
         self._details: deque[dict[str, Any]] = deque()
@@ -58,15 +69,15 @@ class Progress:
         self._apart = rehearsal and not world.job.period
         self._first = world.place.rank == 0
         job = world.job
-        self._together = max(1, job.workers // job.micro_batches) if job.period else 1
-        self._ended = 0
+        self._together = gathered_together(job)
+        self._ended = before
         self._marks: deque[tuple[float, float]] = deque()
         self._facts: list[tuple[float, ...]] = []
         self._pending: deque[tuple[dist.Work, list[torch.Tensor] | None, torch.Tensor]] = deque()
         self._start = 0.0
         self._cpu = 0.0
         self._before = 0.0
-        self._count = 0
+        self._count = before
 
     def begin(self) -> None:
         """An update begins now, or all of those that overlap; in a rehearsal at the same moment everywhere."""
@@ -103,7 +114,9 @@ class Progress:
             self._read(*self._pending.popleft())
 
     def finish(self) -> None:
-        """Waits for what is still under way."""
+        """Waits for what is still under way; there may have been fewer updates than planned."""
+        if self._facts:
+            self._gather()
         while self._pending:
             self._read(*self._pending.popleft())
 
@@ -189,6 +202,11 @@ class UpdateEnds:
 class PartialOutcome(Outcome):
     """An outcome that knows what this rank has computed, and nothing of other ranks."""
 
+    @property
+    def is_last(self) -> bool:
+        """Not known: a later outcome says it."""
+        return False
+
     def settle(self) -> None:
         """Raises Misuse: there is no sum."""
         raise Misuse(
@@ -200,10 +218,11 @@ class PartialOutcome(Outcome):
 class PartialOutcomes(Outcomes):
     """Outcomes for a `Progress`, which gathers the losses of several updates at once; a sum for each would cost more.
 
-    Parameters as of `Outcomes`.
+    Of so many updates one has a sum. Parameters as of `Outcomes`.
     """
 
     def launch(self, update: int, tally: Tally) -> Outcome:
-        """The outcome of an update on this rank; nothing is sent."""
-        numbers = torch.tensor(tally.numbers(self._names), dtype=torch.float64)
-        return PartialOutcome(update, tally, self._world, self._counted, self._names, numbers, None)
+        """The outcome of an update on this rank; of most nothing is sent."""
+        if (update + 1) % gathered_together(self._world.job) == 0:
+            return super().launch(update, tally)
+        return PartialOutcome(update, tally, self._world, self._counted, self._names, self._numbers(tally), None)

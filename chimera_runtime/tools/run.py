@@ -22,6 +22,7 @@ from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program import Compiled, Place
 from chimera_runtime.setting import Setting
 from chimera_runtime.stage import Stage
+from chimera_runtime.stepping import Named, StageStep
 from chimera_runtime.tools.check import check
 from chimera_runtime.tools.faults import Faults
 from chimera_runtime.tools.log import Log
@@ -32,6 +33,7 @@ from chimera_runtime.tools.progress import PartialOutcomes, Progress, Sinks, Upd
 from chimera_runtime.tools.recorded import recorded
 from chimera_runtime.tools.recorder import Recorder, prepare
 from chimera_runtime.tools.rehearsal import rehearsed
+from chimera_runtime.tools.saving import Saving
 from chimera_runtime.tools.streams import say
 from chimera_runtime.world import World
 
@@ -58,6 +60,7 @@ class Run(Hooks):
     sinks: Sinks = field(init=False)
     _setting: Setting = field(init=False)
     _stages: dict[int, Stage] = field(init=False)
+    _schedulers: dict[Any, Any] = field(default_factory=dict)
     _recorder: Recorder | None = None
     _progress: Progress | None = None
 
@@ -111,17 +114,42 @@ class Run(Hooks):
     def optimizers(self, pipe: Pipeline) -> Optimizers:
         """Those of the model file. A trace has their steps where the schedule does, so they are made there then."""
         options, idle = self.options, self.options.rehearse is not None
-        optimizers = Optimizers(self.model, pipe.stages, options.seed, idle, self._setting.ties)
+        optimizers = Optimizers(self.model, pipe.stages, options.seed, idle, self._setting.ties, options.steps)
         if self._recorder is not None and options.clip_norm is None:
             for group in {group for stage in self._stages.values() for group in stage.groups}:
                 group.on_step = optimizers.step_in_lane
         return optimizers
 
+    def stage_optimizer(self, named: Named) -> Any:
+        """The model file's optimizer for a stage that steps inside the schedule, with its scheduler."""
+        optimizer = self.model.steps([parameter for _, parameter in named])
+        self._schedulers[optimizer] = self.model.schedule(optimizer, self.options.steps)
+        return optimizer
+
+    def stage_stepped(self, step: StageStep) -> None:
+        """A stage has stepped inside the schedule: its scheduler steps as well."""
+        if (scheduler := self._schedulers[step.optimizer]) is not None:
+            scheduler.step()
+
+    def saving(self, pipe: Pipeline, optimizers: Optimizers | None = None) -> Saving:
+        """What the options say of checkpoints; a SIGTERM asks for one, where they are saved."""
+        made = list(pipe.optimizers.values()) if optimizers is None else list(optimizers)
+        known = self._schedulers.values() if optimizers is None else optimizers.schedulers
+        schedulers = [scheduler for scheduler in known if scheduler is not None]
+        say_once: Callable[[str], None] = (lambda _text: None) if self.place.rank else say
+        saving = Saving(self.options, pipe, made, schedulers, self.batches, say_once)
+        self.batches = saving.begin()
+        if optimizers is not None:
+            optimizers.count_from(pipe.updates)
+        if self.options.save is not None:
+            self.faults.at_sigterm = pipe.ask_to_stop
+        return saving
+
     @contextmanager
-    def progress(self) -> Iterator[Progress]:
-        """Tells of updates: to be entered within the pipeline, and left when the last one is over."""
+    def progress(self, before: int) -> Iterator[Progress]:
+        """Tells of updates, of which some were before: to be entered within the pipeline, left after the last one."""
         world, rehearsal = self._setting.world, self.options.rehearse is not None
-        progress = self._progress = Progress(world, self.options.steps, rehearsal, self.sinks)
+        progress = self._progress = Progress(world, self.options.steps, rehearsal, self.sinks, before)
         if world.job.period:
             ends = UpdateEnds(progress, len(self._stages))
             for stage in self._stages.values():

@@ -1,0 +1,170 @@
+"""``--save``, ``--resume``, ``--load`` and ``--export``, and what a SIGTERM makes of them."""
+
+import argparse
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from chimera_runtime.batches import Batches
+from chimera_runtime.checkpoints import Checkpoints
+from chimera_runtime.errors import BadCheckpoint, Misuse
+from chimera_runtime.outcome import Outcome
+from chimera_runtime.pipeline import Pipeline
+
+
+class Terminated(Exception):
+    """A SIGTERM came, and what there was is saved."""
+
+
+class Position:
+    """How far a run has come in its data.
+
+    Attributes
+    ----------
+    batches
+        The micro-batches from here on.
+    """
+
+    def __init__(self, batches: Batches, pipe: Pipeline) -> None:
+        self.batches = batches
+        self._pipe = pipe
+
+    def state_dict(self) -> dict[str, Any]:
+        """Epoch, items of it, and the items that there are."""
+        update = self._pipe.updates
+        epoch, items = self.batches.position(update)
+        return {"epoch": epoch, "items": items, "length": len(self.batches.dataset)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on there; the pipeline's updates are those of the checkpoint already.
+
+        Raises
+        ------
+        BadCheckpoint
+            If the dataset has another length.
+        Misuse
+            If no update of this run begins there.
+        """
+        length = len(self.batches.dataset)
+        if state["length"] != length:
+            raise BadCheckpoint(
+                f"the dataset has {length} items, and had {state['length']} when the checkpoint was saved: its order "
+                "would be another one; take the weights alone, with --load"
+            )
+        self.batches = self.batches.at(self._pipe.updates, state["epoch"], state["items"])
+
+
+class Saving:
+    """What the options say of files with weights, for the training loop.
+
+    Parameters
+    ----------
+    say
+        Tells the user something; on rank 0 alone.
+    optimizers, schedulers
+        Those of this rank.
+
+    Attributes
+    ----------
+    is_over
+        Whether training ends before its last update, because a SIGTERM came.
+    """
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        pipe: Pipeline,
+        optimizers: Iterable[Any],
+        schedulers: Sequence[Any],
+        batches: Batches,
+        say: Callable[[str], None],
+    ) -> None:
+        self._options = options
+        self._pipe = pipe
+        self._say = say
+        self._position = Position(batches, pipe)
+        self._checkpoints: Checkpoints | None = None
+        self._outcomes: deque[Outcome] = deque()
+        self._saved = -1
+        self.is_over = False
+        directory = options.save or options.resume
+        if directory is not None:
+            self._checkpoints = Checkpoints(
+                directory,
+                pipe,
+                _saveable(optimizers),
+                schedulers=schedulers,
+                same={"data": self._position},
+                keep=options.keep,
+            )
+
+    def begin(self) -> Batches:
+        """Takes the weights of ``--load``, then all of the checkpoint of ``--resume``: the data from there on.
+
+        Raises
+        ------
+        BadCheckpoint, Misuse
+            If that cannot be.
+        """
+        options = self._options
+        if options.load is not None:
+            unknown = self._pipe.load_weights(options.load)
+            if unknown:
+                self._say(f"--load {options.load}: the model has no {', '.join(unknown)}")
+        if options.resume is not None and self._checkpoints is not None:
+            resumed = self._checkpoints.resume(options.resume)
+            if resumed is None:
+                self._say(f"--resume {options.resume}: no checkpoint there yet; the training begins")
+            else:
+                self._saved = resumed.update
+                self._say(f"resumed from {resumed.path}: {resumed.update} updates, {resumed.items} items")
+                for remark in resumed.remarks:
+                    self._say(remark)
+        return self._position.batches
+
+    def is_due(self, outcome: Outcome | None) -> bool:
+        """Whether it is time to save, after an update with this outcome.
+
+        Whether training ends is learnt from the outcome before, so that nobody waits for this one.
+        """
+        if outcome is not None:
+            self._outcomes.append(outcome)
+        self.is_over = len(self._outcomes) > 1 and self._outcomes.popleft().is_last
+        every = self._options.save_every
+        return every is not None and self._pipe.updates % every == 0 and self._pipe.updates != self._options.steps
+
+    def save(self) -> None:
+        """Saves, unless that has been done since the last update."""
+        if self._checkpoints is not None and self._saved != self._pipe.updates:
+            self._checkpoints.save()
+            self._saved = self._pipe.updates
+
+    def end(self) -> None:
+        """The training is over, as planned or because of a SIGTERM: saves what there is.
+
+        Raises
+        ------
+        Terminated
+            If it ended for a SIGTERM.
+        BadCheckpoint
+            If something cannot be written.
+        """
+        options = self._options
+        if options.save is not None and self._checkpoints is not None:
+            self.save()
+            self._checkpoints.close()
+        if self.is_over:
+            raise Terminated(f"SIGTERM: saved after update {self._pipe.updates} in {options.save}, for --resume")
+        if options.export is not None:
+            self._pipe.export_weights(options.export)
+            self._say(f"exported to {options.export}")
+
+
+def _saveable(optimizers: Iterable[Any]) -> list[torch.optim.Optimizer]:
+    found = list(optimizers)
+    other = next((o for o in found if not isinstance(o, torch.optim.Optimizer)), None)
+    if other is not None:
+        raise Misuse(f"a {type(other).__name__} cannot be saved: --save needs optimizers of torch.optim")
+    return found
