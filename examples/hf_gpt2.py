@@ -4,7 +4,8 @@
     torchrun --nproc-per-node=4 examples/hf_gpt2.py gpt2.out
 
 The first and the last stage share the table of words, as in the original. The weights are random and the text is that
-of Python's standard library, byte by byte, so nothing is downloaded. Texts differ in length: a mask travels with each.
+of Python's standard library, byte by byte, so nothing is downloaded. Texts differ in length and are padded in front: a
+mask travels with each.
 """
 
 import argparse
@@ -35,7 +36,7 @@ CONFIG = GPT2Config(
     attn_pdrop=0.0,
 )
 Batch = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
-"""Bytes (B, T); labels, the same with -100 behind the end of a text; keyword arguments of the stages."""
+"""Bytes (B, T); labels, the same with -100 up to the first byte of a text; keyword arguments of the stages."""
 
 
 class Slice(nn.Module):
@@ -87,8 +88,8 @@ def texts(size: int, seed: int, held_out: bool = False) -> Iterator[Batch]:
         starts = torch.randint(len(text) - longest, (size,), generator=generator)
         pieces = torch.stack([text[start : start + longest] for start in starts.tolist()])
         lengths = torch.randint(longest // 2, longest + 1, (size, 1), generator=generator)
-        mask = torch.arange(longest) < lengths
-        yield pieces, pieces.masked_fill(~mask, -100), {"attention_mask": mask}
+        places = torch.arange(longest) - (longest - lengths)
+        yield pieces, pieces.masked_fill(places <= 0, -100), {"attention_mask": places >= 0}
 
 
 def main() -> None:
