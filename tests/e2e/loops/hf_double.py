@@ -1,11 +1,15 @@
-"""The training of examples/hf_gpt2.py by the library's own model in one process; prints the same lines.
+"""The training of examples/hf_gpt2.py in float64: as it is, or by the library's own model in one process.
 
-python hf_alone.py EXAMPLES STEPS
+    torchrun --nproc-per-node=4 hf_double.py EXAMPLES STEPS DIRECTORY
+    python hf_double.py EXAMPLES STEPS
+
+Both print the same lines.
 """
 
 import importlib
 import sys
 from itertools import islice
+from types import ModuleType
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -16,10 +20,18 @@ ITEMS = 16
 
 
 def main() -> None:
-    folder, count = sys.argv[1:]
-    steps = int(count)
+    folder, steps, *directory = sys.argv[1:]
     sys.path.insert(0, folder)
+    torch.set_default_dtype(torch.float64)
     example = importlib.import_module("hf_gpt2")
+    if directory:
+        sys.argv[1:] = [*directory, "--steps", steps]
+        example.main()
+    else:
+        train_alone(example, int(steps))
+
+
+def train_alone(example: ModuleType, steps: int) -> None:
     torch.manual_seed(0)
     model = GPT2LMHeadModel(example.CONFIG).train()
     assert model.lm_head.weight is model.transformer.wte.weight
