@@ -1,7 +1,6 @@
 """`Pipeline`: a compiled schedule in the training loop of its user."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,22 +13,24 @@ from chimera_runtime.accumulation import Accumulation
 from chimera_runtime.batches import Batches
 from chimera_runtime.blame import Located
 from chimera_runtime.errors import Misuse
-from chimera_runtime.evaluation import Evaluation, Keeping, Weighing
 from chimera_runtime.exhaustion import memory_state
 from chimera_runtime.feed import Feed, Pair, items_of
-from chimera_runtime.gathering import added_over_all, gathered
+from chimera_runtime.flushing import Flushing
 from chimera_runtime.hooks import Hooks
+from chimera_runtime.inference import Inference
+from chimera_runtime.layers import Layers
 from chimera_runtime.lengths import Lengths
-from chimera_runtime.losses import Loss, Tally, added
+from chimera_runtime.losses import Loss
 from chimera_runtime.model import Model, file_of
-from chimera_runtime.nested import is_rows, joined
+from chimera_runtime.naming import parameters_by_name
 from chimera_runtime.norms import gradients_of, largest_anywhere, scale_down, total_norm
 from chimera_runtime.outcome import Outcome, Outcomes
 from chimera_runtime.program import Group, load, spread
 from chimera_runtime.setting import Setting
 from chimera_runtime.stepping import Hook, Named, Steppers
 from chimera_runtime.streaming import Streaming, hooks_of
-from chimera_runtime.ties import End, by_group, named
+from chimera_runtime.tensors import generators_kept
+from chimera_runtime.ties import End, by_group
 from chimera_runtime.world import join_group
 
 _NO_HOOKS = Hooks()
@@ -46,7 +47,8 @@ class Pipeline:
     directory
         What ``chimera compile`` wrote.
     build_stage
-        ``build_stage(stage, num_stages)``, the module of a stage; called for the stages that this rank holds.
+        ``build_stage(stage, num_stages)``, the module of a stage; called for the stages that this rank holds. Or the
+        `Layers` that stages are made of.
     loss
         ``loss(output, target)``, the mean over the micro-batch, a tensor of one number; or ``(sum, count)``, and then
         the loss of a mini-batch is the sum of all sums through that of all counts.
@@ -67,7 +69,10 @@ class Pipeline:
     tied
         The parameters that stages share, each by its ends ``(stage, name)``, the first of which gives the initial
         value: ``[[(0, "words.weight"), (3, "head.weight")]]``, for a schedule compiled with ``--tied 0,3``. Or a
-        function of num_stages that returns that.
+        function of num_stages that returns that. With `Layers` the numbers are those of layers.
+    name
+        ``name(stage, parameter)``, what the model calls a parameter of a stage, or with `Layers` of a layer: the names
+        of `named_parameters`.
     sum_dtype
         Adds gradients up over micro-batches and replicas in this dtype, as float32 for weights in bfloat16: parameters
         then have the sum as ``main_grad``, and rounded as ``grad``. By default the parameters' own.
@@ -95,7 +100,7 @@ class Pipeline:
     def __init__(
         self,
         directory: str | Path,
-        build_stage: Callable[[int, int], torch.nn.Module],
+        build_stage: Callable[[int, int], torch.nn.Module] | Layers,
         loss: Callable[[Any, Any], Loss],
         example: Pair | Batches,
         *,
@@ -105,6 +110,7 @@ class Pipeline:
         seed: int = 0,
         timeout: float = 60.0,
         tied: Sequence[Sequence[End]] | Callable[[int], Sequence[Sequence[End]]] = (),
+        name: Callable[[int, str], str] | None = None,
         sum_dtype: torch.dtype | None = None,
         varying: bool = False,
         optimizer: Callable[[Named], Any] | None = None,
@@ -124,10 +130,11 @@ class Pipeline:
         script, facts = compiled.script(world.place.worker), compiled.ranks[world.place.worker]
         # After an error inside it nothing more is to be run: messages may still be under way.
         self._located = Located(world.place.rank, world.place.worker, lambda: memory_state(world.device, facts))
-        model = Model(file_of(build_stage), build_stage, loss, tied=tied if callable(tied) else lambda _stages: tied)
+        file, of_stages = file_of(build_stage), tied if callable(tied) else lambda _stages: tied
+        model = Model(file, build_stage, loss, tied=of_stages, name=name)
         self._feed = Feed(job, size)
         self._feed.put_example(example)
-        with self._located, self._random_numbers():
+        with self._located, generators_kept():
             built = assemble.modules(world, model, seed)
             assemble.agree_on_weights(world, built)
             findings = probe.find(world, model, self._feed, built, seed, hooks.measures)
@@ -135,21 +142,19 @@ class Pipeline:
         self._setting = Setting(world, script, facts, model, findings, seed, source)
         hooks.ready(self._setting, built)
         self._modules = built
-        self._named = named(built, self._setting.ties)
+        self._named = parameters_by_name(model, built, self._setting.ties)
         self._groups = by_group(built, self._setting.ties)
-        self._steppers = None if steps is None else Steppers(built, steps, self._setting.ties)
+        self._steppers = None if steps is None else Steppers(built, self._named, steps, self._setting.ties)
         self._stages = assemble.assemble(
             self._setting, built, self._steppers, hooks.stage_maker(self._setting), sum_dtype=sum_dtype
         )
-        self._accumulation = Accumulation(dict(self.named_parameters()))
-        self._lane = hooks.lane(self._setting, self._stages)
+        lane = hooks.lane(self._setting, self._stages)
         self._outcomes = Outcomes(world, findings.expected_count is not None, findings.auxiliary)
-        self._stream = (
-            Streaming(self._setting, self._lane, self._stages, self._feed, self._outcomes) if job.period else None
-        )
-        self._sum_dtype = sum_dtype
+        running = (self._setting, lane, self._stages, self._feed, self._outcomes)
+        accumulation = Accumulation(dict(self.named_parameters()))
+        self._schedule = Streaming(*running) if job.period else Flushing(*running, accumulation, sum_dtype is not None)
+        self._inference = Inference(self._setting, self._stages, size, self._located)
         self._lengths = Lengths(world, self._feed, built, self._stages, findings) if varying else None
-        self._update = 0
 
     # ---- what this rank holds
 
@@ -159,12 +164,12 @@ class Pipeline:
         return dict(self._modules)
 
     def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """The parameters of this rank, as ``stages.<stage>.<name>``.
+        """The parameters of this rank by the model's own names: what ``name`` says.
 
-        What stages share is there once, by the end that is declared first: so its name is the same on every rank.
+        Without it they are ``stages.<stage>.<name>``, or with `Layers` ``layers.<layer>.<name>``. What stages share is
+        there once, by the end that is declared first: so its name is the same on every rank.
         """
-        for (stage, name), parameter in self._named.items():
-            yield f"stages.{stage}.{name}", parameter
+        yield from self._named.items()
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """The parameters of this rank."""
@@ -237,43 +242,18 @@ class Pipeline:
         self._require_sound()
         if (batch is None) == (micro_batches is None):
             raise Misuse("step takes either a batch or micro_batches")
+        update = self._schedule.given
         if micro_batches is None:
-            self._feed.put(self._update, batch)
+            self._feed.put(update, batch)
         else:
-            self._feed.put_apart(self._update, micro_batches)
+            self._feed.put_apart(update, micro_batches)
         if self._lengths is not None:
-            self._lengths.check(self._update)
-        if self._stream is not None:
-            self._stream.check(accumulate, scaler is not None)
-        else:
-            self._begin(accumulate, scaler)
-        with self._located, self._random_numbers():
+            self._lengths.check(update)
+        self._schedule.begin(accumulate, scaler)
+        with self._located, generators_kept():
             if self._lengths is not None:
-                self._lengths.begin(self._update)
-            outcome = self._run() if self._stream is None else self._stream.give()
-        self._update += 1
-        return outcome
-
-    def _begin(self, accumulate: bool, scaler: torch.amp.GradScaler | None) -> None:
-        """Readies gradients and the scale of the loss for an update."""
-        if scaler is not None and self._sum_dtype is not None:
-            raise Misuse("a GradScaler unscales grad, not main_grad: scale for fp16, or sum in a wider dtype, not both")
-        self._accumulation.begin(accumulate)
-        scale = self._scale_of(scaler)
-        for stage in self._stages.values():
-            for group in stage.groups:
-                group.clear_gradients()
-            stage.scale_loss(scale)
-
-    def _run(self) -> Outcome:
-        """An update from its first forward to its sums."""
-        self._lane.begin(self._update)
-        self._setting.script.update(self._lane)
-        tally = added(stage.take_loss(self._update) for stage in self._stages.values())
-        outcome = self._outcomes.launch(self._update, tally)
-        self._feed.drop(self._update)
-        self._accumulation.end(outcome)
-        return outcome
+                self._lengths.begin(update)
+            return self._schedule.give()
 
     def drain(self) -> list[Outcome]:
         """Completes the updates that are under way: their outcomes, and others that no call has returned yet.
@@ -287,14 +267,13 @@ class Pipeline:
             If that fails; there is no further step then.
         """
         self._finish()
-        return [] if self._stream is None else self._stream.untold()
+        return self._schedule.untold()
 
     def _finish(self) -> None:
         """Completes what is under way."""
         self._require_sound()
-        if self._stream is not None:
-            with self._located, self._random_numbers():
-                self._stream.finish()
+        with self._located, generators_kept():
+            self._schedule.finish()
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
@@ -332,12 +311,6 @@ class Pipeline:
         with self._located:
             largest_anywhere(self._setting.world, [*seen.values()])
 
-    def _scale_of(self, scaler: torch.amp.GradScaler | None) -> float:
-        """What a scaler multiplies a loss by; one that has not done so yet is made ready by that."""
-        if scaler is None:
-            return 1.0
-        return float(scaler.scale(torch.ones((), device=self._setting.world.device)))
-
     # ---- evaluation
 
     def evaluate(self, batches: Iterable[Pair | Callable[[int], Pair]]) -> float:
@@ -349,10 +322,10 @@ class Pipeline:
         Parameters
         ----------
         batches
-            What this rank's copy evaluates, the same on all of its ranks: pairs (input, target) with items along
-            dimension 0, any number of them; or functions as `step` takes them. Copies may have different numbers of
-            batches. A micro-batch counts by its items if ``loss`` is a mean over them, and else by its count; where
-            nothing counts the result is not a number.
+            What this rank's copy evaluates, the same on all of its ranks: (input, target) or (input, target, keywords)
+            with items along dimension 0, any number of them; or functions as `step` takes them. Copies may have
+            different numbers of batches. A micro-batch counts by its items if ``loss`` is a mean over them, and else by
+            its count; where nothing counts the result is not a number.
 
         Raises
         ------
@@ -361,56 +334,29 @@ class Pipeline:
         BadModel, ModelError, PeerLost
             If a forward or a message fails; nothing more runs on this pipeline then.
         """
-        weighing = Weighing(self._setting.model.judge)
-        evaluation = self._evaluation(weighing)
-        for batch in batches:
-            for of in evaluation.rounds(batch):
-                with self._located, self._random_numbers():
-                    evaluation.run(of)
-        with self._located:
-            sums = added_over_all(self._setting.world, weighing.items, weighing.total, weighing.count)
-        items, total, count = sums
-        if not items:
-            raise Misuse("there is nothing to evaluate: no batch was given")
-        return Tally(total, count).mean
+        self._finish()
+        return self._inference.mean_loss(batches)
 
-    def predict(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The outputs of the last stage for some batches of inputs, one by one, items in their order, on the CPU.
+    def predict(self, batches: Iterable[Pair | Callable[[int], Pair]]) -> Iterator[Any]:
+        """The outputs of the last stage for some batches, one by one, items in their order, on the CPU.
 
         Every rank of the copy gets them. Modules and weights are as in `evaluate`.
 
         Parameters
         ----------
         batches
-            What this rank's copy predicts, the same on all of its ranks: pytrees with items along dimension 0, any
-            number of them; or functions of the micro-batch's number, which are asked for what this rank needs.
+            As `evaluate` takes them. No target is looked at: it may be None.
 
         Raises
         ------
         Misuse, BadModel, ModelError, PeerLost
             As `evaluate`; Misuse also if the outputs have no dimension 0 to put them together along.
         """
-        keeping = Keeping()
-        evaluation = self._evaluation(keeping)
+        self._finish()
+        outputs_of = self._inference.predictor()
         for batch in batches:
-            yield self._predicted(evaluation, keeping, batch)
-
-    def _evaluation(self, last: Weighing | Keeping) -> Evaluation:
-        self._finish()
-        return Evaluation(self._setting, self._stages, self._feed.size, last)
-
-    def _predicted(self, evaluation: Evaluation, keeping: Keeping, batch: Any) -> Any:
-        world = self._setting.world
-        with_targets = (lambda micro: (batch(micro), None)) if callable(batch) else (batch, None)
-        outputs: list[Any] = []
-        self._finish()
-        for of in evaluation.rounds(with_targets):
-            with self._located, self._random_numbers():
-                evaluation.run(of)
-                outputs += gathered(world, world.job.holders[-1], keeping.take()).values()
-        if not all(map(is_rows, outputs)):
-            raise Misuse("the last stage returns something else than tensors with the items in dimension 0")
-        return joined(outputs)
+            self._finish()
+            yield outputs_of(batch)
 
     # ---- the end
 
@@ -441,12 +387,5 @@ class Pipeline:
             raise Misuse("an update has failed on this pipeline: make a new one, from the last checkpoint")
 
     def _require_flush(self, reason: str) -> None:
-        if self._stream is not None:
+        if isinstance(self._schedule, Streaming):
             raise Misuse(f"{self._setting.world.job.name} has no flush: {reason}")
-
-    @contextmanager
-    def _random_numbers(self) -> Iterator[None]:
-        """Afterwards the generators of torch are as before."""
-        devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-        with torch.random.fork_rng(devices):
-            yield

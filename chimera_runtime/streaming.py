@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from chimera_runtime.errors import Misuse
 from chimera_runtime.feed import Feed
 from chimera_runtime.lane import Lane
@@ -45,6 +47,11 @@ class Streaming:
     All ranks give and drain at the same points. The sum of an update's loss is launched at the step at which every
     rank has completed the update, which all know beforehand: so the sums are in the same order everywhere, and reading
     one waits for no later step of another rank.
+
+    Attributes
+    ----------
+    given
+        How many updates have been given.
     """
 
     def __init__(
@@ -55,12 +62,12 @@ class Streaming:
         self._stages = stages
         self._feed = feed
         self._outcomes = outcomes
-        self._given = 0
+        self.given = 0
         self._completed = 0
         self._fed = 0
         self._untold: list[Outcome] = []
 
-    def check(self, accumulate: bool, scaled: bool) -> None:
+    def begin(self, accumulate: bool, scaler: torch.amp.GradScaler | None) -> None:
         """Refuses what a step of a stream cannot do.
 
         Raises
@@ -73,7 +80,7 @@ class Streaming:
                 f"the stages of {self._job.name} step inside the schedule, so accumulate=True would come too late: "
                 "compile the scheme with more micro-batches to an update"
             )
-        if scaled:
+        if scaler is not None:
             raise Misuse(
                 f"the stages of {self._job.name} step inside the schedule: when one finds infinite gradients, others "
                 "have made the step already; train in bfloat16, which needs no scaler"
@@ -87,18 +94,18 @@ class Streaming:
 
     def give(self) -> Outcome | None:
         """One more update, whose mini-batch the feed has: the newest that is complete then, if there is one."""
-        self._given += 1
+        self.given += 1
         self._driver.give()
         self._forget()
-        return self._complete() if self._given - self._completed > self._job.lag else None
+        return self._complete() if self.given - self._completed > self._job.lag else None
 
     def finish(self) -> None:
         """Completes the updates under way; a new run begins on the newest weights, which the parameters then show."""
         self._driver.drain()
         self._forget()
-        while self._completed < self._given:
+        while self._completed < self.given:
             self._untold.append(self._complete())
-        self._driver.begin(self._given)
+        self._driver.begin(self.given)
 
     def untold(self) -> list[Outcome]:
         """The outcomes of what has been finished, once."""
@@ -112,7 +119,7 @@ class Streaming:
 
     def _forget(self) -> None:
         """Lets the mini-batches go of the updates for which every stage of this rank has stepped."""
-        stepped = min((stage.updates for stage in self._stages.values()), default=self._given)
+        stepped = min((stage.updates for stage in self._stages.values()), default=self.given)
         for update in range(self._fed, stepped):
             self._feed.drop(update)
         self._fed = stepped

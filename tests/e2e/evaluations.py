@@ -175,7 +175,7 @@ def held_against_one_process(pipeline: Pipeline, full: int) -> dict[str, Any]:
     longest = batch(7, B * pipeline._setting.world.job.evaluated)
     called = pipeline.evaluate([lambda micro: rows(longest, B * micro, B)])
     whole, _ = reference(stages, [longest])
-    predicted = list(pipeline.predict(iter([inputs for inputs, _ in batches])))
+    predicted = list(pipeline.predict(iter(batches)))
     return {
         "loss": abs(evaluated - mean) / abs(mean),
         "loss of a function": abs(called - whole) / abs(whole),

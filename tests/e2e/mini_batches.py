@@ -208,6 +208,8 @@ def structures(directory: str) -> None:
             state = second(first(inputs), keywords["scale"])
             output = last(third(state, mask=keywords["mask"]), **keywords)
         assert abs(value - float(squares(output, target))) <= 1e-13
+        (predicted,) = pipeline.predict([tree_map_only(torch.Tensor, both.share, (inputs, None, keywords))])
+        torch.testing.assert_close(predicted, both.share(output), rtol=1e-12, atol=1e-13)
 
 
 # Auxiliary losses: a small mixture of experts.

@@ -225,7 +225,7 @@ def test_an_evaluation_drains_and_loses_no_outcome(make: Callable[..., Pipeline]
             whole = nn.Sequential(*hand.modules)
             hand._show(hand.versions[-1])
             assert pipeline.evaluate([(x, y)]) == pytest.approx(loss(whole(x), y).item(), rel=1e-12)
-            (outputs,) = pipeline.predict([x])
+            (outputs,) = pipeline.predict([(x, None)])
             torch.testing.assert_close(outputs, whole(x).detach(), rtol=1e-12, atol=1e-13)
             hand.begin()
     told += pipeline.drain()

@@ -1,13 +1,14 @@
 """Parts of messages, seeds, and the bits of tensors."""
 
 import hashlib
+from contextlib import suppress
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera_runtime.tensors import digest, draw_seed, join, part, plain, seed_torch
+from chimera_runtime.tensors import digest, draw_seed, generators_kept, join, part, plain, seed_torch
 
 
 def message(micros: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,3 +77,13 @@ def test_a_digest_is_of_the_bits() -> None:
     assert digest([one]) != digest([one, None]) != digest([None, one])
     strided = torch.stack([one, torch.ones(2)], dim=1)[:, 0]
     assert digest([strided]) == digest([one])
+
+
+def test_generators_are_kept_also_where_an_error_is_raised() -> None:
+    seed_torch(4)
+    expected = torch.rand(2)
+    seed_torch(4)
+    with suppress(KeyError), generators_kept():
+        seed_torch(5)
+        raise KeyError
+    assert torch.equal(torch.rand(2), expected)

@@ -1,0 +1,77 @@
+"""Forwards between updates: what `Pipeline.evaluate` and `Pipeline.predict` do."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from chimera_runtime.blame import Located
+from chimera_runtime.errors import Misuse
+from chimera_runtime.evaluation import Evaluation, Keeping, Weighing
+from chimera_runtime.gathering import added_over_all, gathered
+from chimera_runtime.losses import Tally
+from chimera_runtime.nested import is_rows, joined
+from chimera_runtime.setting import Setting
+from chimera_runtime.stage import Stage
+from chimera_runtime.tensors import generators_kept
+
+
+class Inference:
+    """Loss and outputs of the stages as they are while no update is under way; generators of torch stay as before.
+
+    Parameters
+    ----------
+    size
+        The items of a micro-batch.
+    located
+        The context of what the pipeline runs: after an error inside nothing more runs on it.
+    """
+
+    def __init__(self, setting: Setting, stages: Mapping[int, Stage], size: int, located: Located) -> None:
+        self._setting = setting
+        self._stages = stages
+        self._size = size
+        self._located = located
+
+    def mean_loss(self, batches: Iterable[Any]) -> float:
+        """The mean loss over all items of this copy's batches and those of the others: the same on every rank.
+
+        Raises
+        ------
+        Misuse
+            If a batch has none of the forms of `rounds`, or there is no item at all.
+        BadModel, ModelError, PeerLost
+            If a forward or a message fails.
+        """
+        weighing = Weighing(self._setting.model.judge)
+        evaluation = self._evaluation(weighing)
+        for batch in batches:
+            for of in evaluation.rounds(batch):
+                with self._located, generators_kept():
+                    evaluation.run(of)
+        with self._located:
+            items, total, count = added_over_all(self._setting.world, weighing.items, weighing.total, weighing.count)
+        if not items:
+            raise Misuse("there is nothing to evaluate: no batch was given")
+        return Tally(total, count).mean
+
+    def predictor(self) -> Callable[[Any], Any]:
+        """A function from a batch to the outputs of the last stage, on every rank of the copy, on the CPU.
+
+        It raises what `mean_loss` does; Misuse also if the outputs have no dimension 0 to put them together along.
+        """
+        world, keeping = self._setting.world, Keeping()
+        evaluation = self._evaluation(keeping)
+
+        def outputs_of(batch: Any) -> Any:
+            outputs: list[Any] = []
+            for of in evaluation.rounds(batch):
+                with self._located, generators_kept():
+                    evaluation.run(of)
+                    outputs += gathered(world, world.job.holders[-1], keeping.take()).values()
+            if not all(map(is_rows, outputs)):
+                raise Misuse("the last stage returns something else than tensors with the items in dimension 0")
+            return joined(outputs)
+
+        return outputs_of
+
+    def _evaluation(self, last: Weighing | Keeping) -> Evaluation:
+        return Evaluation(self._setting, self._stages, self._size, last)
