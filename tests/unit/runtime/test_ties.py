@@ -138,7 +138,7 @@ def test_an_end_that_is_spread_over_ranks_is_refused(alone: World) -> None:
         built[spread].weight = nn.Parameter(distribute_tensor(built[spread].weight.detach(), mesh, [Shard(0)]))
         words = f"tied names weight of stage {spread}, a DTensor; parameters that are tied cannot be spread"
         with worlds(alone, alone_job(ties=((0, 1),))) as (world,), pytest.raises(Misuse, match=words):
-            unite(world, built, (TIE,), FILE)
+            unite(world, built, (TIE,), MODEL)
 
 
 # What nothing says.
