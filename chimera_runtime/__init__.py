@@ -9,14 +9,26 @@ if TYPE_CHECKING:
     from chimera_runtime.auxiliary import auxiliary_loss
     from chimera_runtime.blame import ModelError
     from chimera_runtime.errors import BadModel, Misuse, PeerLost
+    from chimera_runtime.layers import Layers
     from chimera_runtime.outcome import Outcome
     from chimera_runtime.pipeline import Pipeline
     from chimera_runtime.stepping import StageStep
 
-__all__ = ["BadModel", "Misuse", "ModelError", "Outcome", "PeerLost", "Pipeline", "StageStep", "auxiliary_loss"]
+__all__ = [
+    "BadModel",
+    "Layers",
+    "Misuse",
+    "ModelError",
+    "Outcome",
+    "PeerLost",
+    "Pipeline",
+    "StageStep",
+    "auxiliary_loss",
+]
 
 _HOMES = {
     "BadModel": "errors",
+    "Layers": "layers",
     "Misuse": "errors",
     "ModelError": "blame",
     "Outcome": "outcome",

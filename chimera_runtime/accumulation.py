@@ -39,8 +39,8 @@ class Accumulation:
         changed = next((name for name, (p, trained) in self._named.items() if p.requires_grad != trained), None)
         if changed is not None:
             raise Misuse(
-                f"requires_grad of {changed} has changed since the pipeline was made; set it in build_stage, or make a "
-                "new pipeline"
+                f"requires_grad of {changed} has changed since the pipeline was made; set it where the stage is made, "
+                "or make a new pipeline"
             )
         if present and not accumulate:
             raise Misuse(

@@ -53,32 +53,14 @@ def takes_names(optimizer: Callable[..., Any]) -> bool:
         return False
 
 
-def naming(build_stage: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
-    """A ``build_stage`` whose parameters know their names: ``stages.<stage>.<name>``."""
-
-    @wraps(build_stage)
-    def built(stage: int, stages: int) -> Any:
-        module = build_stage(stage, stages)
-        if isinstance(module, torch.nn.Module):
-            for name, parameter in module.named_parameters():
-                setattr(parameter, _NAME, _name(stage, name))
-        return module
-
-    return built
-
-
-def rename(parameter: torch.nn.Parameter, stage: int, name: str) -> None:
-    """Gives a parameter that knows its name that of another place, at which it is as well."""
-    if hasattr(parameter, _NAME):
-        setattr(parameter, _NAME, _name(stage, name))
-
-
-def _name(stage: int, name: str) -> str:
-    return f"stages.{stage}.{name}"
+def label(parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    """Lets parameters carry their names, for `with_names`."""
+    for name, parameter in parameters.items():
+        setattr(parameter, _NAME, name)
 
 
 def with_names(optimizer: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """An ``optimizer(named_parameters)`` as one that is called with parameters of a stage that `naming` built."""
+    """An ``optimizer(named_parameters)`` as one that is called with parameters that carry their names."""
 
     @wraps(optimizer)
     def made(parameters: Sequence[torch.nn.Parameter]) -> Any:

@@ -6,11 +6,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from chimera_runtime.arguments import label
 from chimera_runtime.endings import Ending, HandingOn, Judging
 from chimera_runtime.errors import Misuse
 from chimera_runtime.losses import Count
 from chimera_runtime.messages import waiter
 from chimera_runtime.model import Model
+from chimera_runtime.naming import parameters_by_name
 from chimera_runtime.numbering import Numbering
 from chimera_runtime.probe import Findings
 from chimera_runtime.program import Group, group_text, spread
@@ -28,14 +30,15 @@ from chimera_runtime.world import World
 def modules(world: World, model: Model, seed: int) -> dict[int, torch.nn.Module]:
     """The modules of the stages that this rank holds, with their initial weights; every rank calls it.
 
-    What stages share is one parameter.
+    What stages share is one parameter, and each carries the model's own name.
     """
-    ties = declared(model.tied, world.job, model.file)
+    ties = declared(model, world.job)
     held = [s for s, workers in enumerate(world.job.holders) if world.place.worker in workers]
     has_others = len(world.members) < dist.get_world_size()
     members = world.members if has_others and not world.job.period else None
     built = {s: model.stage(s, world.job.stages, seed, world.device, members) for s in held}
-    unite(world, built, ties, model.file)
+    unite(world, built, ties, model)
+    label(parameters_by_name(model, built, ties))
     return built
 
 
@@ -61,7 +64,7 @@ def agree_on_weights(world: World, built: dict[int, torch.nn.Module]) -> None:
         if world.learn(f"weights/{number}/{first}", first, what, world.timeout).decode() != mine:
             raise Misuse(
                 f"stage {number} starts with other weights on rank {world.place.rank} than on rank {first}: "
-                "build_stage may draw random numbers from torch alone, which is seeded alike on all ranks"
+                "a stage or a layer may draw random numbers from torch alone, which is seeded alike on all ranks"
             )
 
 

@@ -5,22 +5,25 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import torch
 
-from chimera_runtime.arguments import bound, naming, takes_names, with_names
+from chimera_runtime.arguments import bound, takes_names, with_names
 from chimera_runtime.blame import Calling
 from chimera_runtime.errors import FAILED, MISUSED, Misuse
+from chimera_runtime.keywords import Stack
+from chimera_runtime.layers import Layers
 from chimera_runtime.losses import Loss
 from chimera_runtime.nested import Constant, Form, taken_apart
 from chimera_runtime.shards import is_spread, misplaced
 from chimera_runtime.tensors import draw_seed
 
 _FUNCTIONS = {
-    "build_stage": "build_stage(stage: int, num_stages: int) -> torch.nn.Module",
+    "build_stage": "build_stage(stage: int, num_stages: int) -> torch.nn.Module, or in its place layers()",
     "loss": "loss(output, target) -> torch.Tensor",
     "dataset": "dataset() -> torch.utils.data.Dataset",
     "optimizer": "optimizer(parameters) -> torch.optim.Optimizer",
@@ -32,34 +35,64 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Model:
-    """The functions that make a model; ``file`` is where they stand, for messages. ``tied`` may be missing.
+    """The functions that make a model; ``file`` is where they stand, for messages. The last two may be missing.
 
-    What they raise under one of the methods below is a `ModelError`.
+    What they raise under one of the methods below is a `ModelError`. ``name(stage, parameter)`` is what the model calls
+    a parameter of a stage, ``tied(num_stages)`` what stages share; where there are layers, both have these in place of
+    stages.
     """
 
     file: Path
-    build_stage: Callable[[int, int], torch.nn.Module]
+    build_stage: Callable[[int, int], torch.nn.Module] | Layers
     loss: Callable[[Any, Any], Loss]
     tied: Callable[[int], Any] | None = field(default=None, kw_only=True)
+    name: Callable[[int, str], str] | None = field(default=None, kw_only=True)
+
+    @property
+    def layers(self) -> Layers | None:
+        """The layers that stages are made of, if it is they that are given."""
+        return self.build_stage if isinstance(self.build_stage, Layers) else None
+
+    def locate(self, stage: int, name: str) -> tuple[str, int, str]:
+        """Where the model file has a parameter of a stage: in a ``"stage"`` or a ``"layer"``, its number, the name."""
+        if self.layers is None:
+            return "stage", stage, name
+        index, _, inside = name.partition(".")
+        return "layer", int(index), inside
+
+    def words(self, end: tuple[int, str]) -> str:
+        """A parameter of a stage in the words of the model file, as ``weight of layer 3``."""
+        kind, number, inside = self.locate(*end)
+        return f"{inside} of {kind} {number}"
 
     def stage(
         self, stage: int, stages: int, seed: int, device: torch.device, members: Sequence[int] | None = None
     ) -> torch.nn.Module:
-        """A stage with its initial weights, which depend on the seed and the stage alone.
+        """A stage with its initial weights, which depend on the seed and the stage alone, or on the layer.
 
         ``members`` are the ranks of the pipelines where there are others, over which the stage may be spread.
         """
-        torch.manual_seed(draw_seed("weights", seed, stage))
-        with Calling(f"build_stage({stage}, {stages})", MISUSED):
-            module = self.build_stage(stage, stages)
-        if not isinstance(module, torch.nn.Module):
-            raise Misuse(f"{self.file}: build_stage({stage}, {stages}) returned {_kind(module)}, not a torch.nn.Module")
+        build: Any = self.build_stage
+        if isinstance(build, Layers):
+            held = build.ranges(stages)[stage]
+            module: torch.nn.Module = Stack({str(i): self._made(f"layer {i}", build.layers[i], seed, i) for i in held})
+        else:
+            module = self._made(f"build_stage({stage}, {stages})", partial(build, stage, stages), seed, stage)
         if any(torch.nn.parameter.is_lazy(p) for p in (*module.parameters(), *module.buffers())):
             raise Misuse(f"{self.file}: stage {stage} has lazy parameters; give every layer its sizes")
         if wrong := misplaced(module, members):
             raise Misuse(f"{self.file}: stage {stage} uses {wrong}")
         with Calling(f"placing stage {stage} on {device}", MISUSED):
             return module.to(device).train()
+
+    def _made(self, what: str, make: Callable[[], Any], seed: int, number: int) -> torch.nn.Module:
+        """A stage or a layer, by its number."""
+        torch.manual_seed(draw_seed("weights", seed, number))
+        with Calling(what, MISUSED):
+            module = make()
+        if not isinstance(module, torch.nn.Module):
+            raise Misuse(f"{self.file}: {what} returned {_kind(module)}, not a torch.nn.Module")
+        return module
 
     def judge(self, output: Any, target: Any) -> Loss:
         """The loss of a micro-batch, which must be one number, or a sum and a count."""
@@ -96,15 +129,14 @@ class Model:
 
 @dataclass(frozen=True)
 class ModelFile(Model):
-    """The functions of a model file, of which it need not have the last two; what they raise is as in `Model`.
+    """The functions of a model file, of which it need not have the last; what they raise is as in `Model`.
 
-    ``reference()`` is the model in one process, ``name(stage, parameter)`` what a parameter of a stage is called there.
+    ``reference()`` is the model in one process.
     """
 
     dataset: Callable[[], Any]
     optimizer: Callable[[Any], Any]
     reference: Callable[[], Any] | None = None
-    name: Callable[[int, str], str] | None = None
 
     def items(self) -> Any:
         """What ``dataset`` returns, not yet known to be map-style: see `Batches.check`."""
@@ -127,8 +159,10 @@ class _Idle:
         """Changes nothing: there are no parameters."""
 
 
-def file_of(function: Callable[..., Any]) -> Path:
-    """Where a function stands, for messages."""
+def file_of(function: Callable[..., Any] | Layers) -> Path:
+    """Where a function stands, or that of the first layer, for messages."""
+    if isinstance(function, Layers):
+        function = function.layers[0]
     try:
         return Path(inspect.getsourcefile(inspect.unwrap(function)) or "?")
     except TypeError:
@@ -139,13 +173,14 @@ def _kind(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def load(path: Path, offered: Mapping[str, Any] = _NOTHING) -> ModelFile:
-    """The functions of a model file; they may take by name what is ``offered``.
+def load(path: Path, offered: Mapping[str, Any] = _NOTHING, split: Sequence[int] | None = None) -> ModelFile:
+    """The functions of a model file; they may take by name what is ``offered``. ``split`` cuts its layers into stages.
 
     Raises
     ------
     Misuse
-        If the file cannot be read, lacks a function, or one needs what is not offered.
+        If the file cannot be read, lacks a function, or one needs what is not offered; if the split is not one of its
+        layers.
     ModelError
         If it cannot be run.
     """
@@ -164,17 +199,28 @@ def load(path: Path, offered: Mapping[str, Any] = _NOTHING) -> ModelFile:
     sys.path.insert(0, str(file.parent))
     with Calling("importing the model file", MISUSED):
         spec.loader.exec_module(module)
+    layered = hasattr(module, "layers")
     missing = [name for name in _FUNCTIONS if not callable(getattr(module, name, None))]
+    if layered and "build_stage" in missing:
+        missing.remove("build_stage")
     if missing:
         raise Misuse(
             f"{path} lacks the function{'s' if len(missing) > 1 else ''} {', '.join(_FUNCTIONS[n] for n in missing)}"
         )
-    given = {
+    given: dict[str, Any] = {
         name: bound(getattr(module, name), positional, offered, file)
-        for name, positional in (("build_stage", 2), ("loss", 2), ("dataset", 0), ("optimizer", 1))
+        for name, positional in (("loss", 2), ("dataset", 0), ("optimizer", 1))
     }
     if takes_names(module.optimizer):
-        given |= {"build_stage": naming(given["build_stage"]), "optimizer": with_names(given["optimizer"])}
+        given["optimizer"] = with_names(given["optimizer"])
+    if layered:
+        given["build_stage"] = _layers(module, offered, split, file)
+    elif split is None:
+        given["build_stage"] = bound(module.build_stage, 2, offered, file)
+    else:
+        raise Misuse(
+            f"--split: the build_stage of {path} decides what a stage is; with layers() in its place a split does"
+        )
     tied = getattr(module, "tied", None)
     if tied is not None and not callable(tied):
         raise Misuse(f"{path}: tied is {_kind(tied)}, not a function: def tied(num_stages: int) -> list[list[tuple]]")
@@ -183,3 +229,16 @@ def load(path: Path, offered: Mapping[str, Any] = _NOTHING) -> ModelFile:
         for other, positional in (("reference", 0), ("name", 2), ("tied", 1))
     )
     return ModelFile(file, **given, tied=tied, reference=reference, name=name)
+
+
+def _layers(module: ModuleType, offered: Mapping[str, Any], split: Sequence[int] | None, file: Path) -> Layers:
+    """What ``layers()`` of a model file returns, with the split."""
+    if hasattr(module, "build_stage"):
+        raise Misuse(f"{file} has both layers and build_stage: each says what the stages are; keep one of them")
+    if not callable(module.layers):
+        raise Misuse(f"{file}: layers is {_kind(module.layers)}, not a function: def layers() -> list[Callable]")
+    with Calling("layers()", MISUSED):
+        listed = bound(module.layers, 0, offered, file)()
+    if not isinstance(listed, Sequence):
+        raise Misuse(f"{file}: layers() returned {_kind(listed)}, not a list of functions, each of which makes a layer")
+    return Layers(listed, split)

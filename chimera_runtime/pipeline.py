@@ -18,9 +18,11 @@ from chimera_runtime.feed import Feed, Pair, items_of
 from chimera_runtime.flushing import Flushing
 from chimera_runtime.hooks import Hooks
 from chimera_runtime.inference import Inference
+from chimera_runtime.layers import Layers
 from chimera_runtime.lengths import Lengths
 from chimera_runtime.losses import Loss
 from chimera_runtime.model import Model, file_of
+from chimera_runtime.naming import parameters_by_name
 from chimera_runtime.norms import gradients_of, largest_anywhere, scale_down, total_norm
 from chimera_runtime.outcome import Outcome
 from chimera_runtime.program import Group, load, spread
@@ -28,7 +30,7 @@ from chimera_runtime.setting import Setting
 from chimera_runtime.stepping import Hook, Named, Steppers
 from chimera_runtime.streaming import Streaming, hooks_of
 from chimera_runtime.tensors import generators_kept
-from chimera_runtime.ties import End, by_group, named
+from chimera_runtime.ties import End, by_group
 from chimera_runtime.world import join_group
 
 _NO_HOOKS = Hooks()
@@ -45,7 +47,8 @@ class Pipeline:
     directory
         What ``chimera compile`` wrote.
     build_stage
-        ``build_stage(stage, num_stages)``, the module of a stage; called for the stages that this rank holds.
+        ``build_stage(stage, num_stages)``, the module of a stage; called for the stages that this rank holds. Or the
+        `Layers` that stages are made of.
     loss
         ``loss(output, target)``, the mean over the micro-batch, a tensor of one number; or ``(sum, count)``, and then
         the loss of a mini-batch is the sum of all sums through that of all counts.
@@ -66,7 +69,10 @@ class Pipeline:
     tied
         The parameters that stages share, each by its ends ``(stage, name)``, the first of which gives the initial
         value: ``[[(0, "words.weight"), (3, "head.weight")]]``, for a schedule compiled with ``--tied 0,3``. Or a
-        function of num_stages that returns that.
+        function of num_stages that returns that. With `Layers` the numbers are those of layers.
+    name
+        ``name(stage, parameter)``, what the model calls a parameter of a stage, or with `Layers` of a layer: the names
+        of `named_parameters`.
     sum_dtype
         Adds gradients up over micro-batches and replicas in this dtype, as float32 for weights in bfloat16: parameters
         then have the sum as ``main_grad``, and rounded as ``grad``. By default the parameters' own.
@@ -94,7 +100,7 @@ class Pipeline:
     def __init__(
         self,
         directory: str | Path,
-        build_stage: Callable[[int, int], torch.nn.Module],
+        build_stage: Callable[[int, int], torch.nn.Module] | Layers,
         loss: Callable[[Any, Any], Loss],
         example: Pair | Batches,
         *,
@@ -104,6 +110,7 @@ class Pipeline:
         seed: int = 0,
         timeout: float = 60.0,
         tied: Sequence[Sequence[End]] | Callable[[int], Sequence[Sequence[End]]] = (),
+        name: Callable[[int, str], str] | None = None,
         sum_dtype: torch.dtype | None = None,
         varying: bool = False,
         optimizer: Callable[[Named], Any] | None = None,
@@ -123,7 +130,8 @@ class Pipeline:
         script, facts = compiled.script(world.place.worker), compiled.ranks[world.place.worker]
         # After an error inside it nothing more is to be run: messages may still be under way.
         self._located = Located(world.place.rank, world.place.worker, lambda: memory_state(world.device, facts))
-        model = Model(file_of(build_stage), build_stage, loss, tied=tied if callable(tied) else lambda _stages: tied)
+        file, of_stages = file_of(build_stage), tied if callable(tied) else lambda _stages: tied
+        model = Model(file, build_stage, loss, tied=of_stages, name=name)
         self._feed = Feed(job, size)
         self._feed.put_example(example)
         with self._located, generators_kept():
@@ -134,9 +142,9 @@ class Pipeline:
         self._setting = Setting(world, script, facts, model, findings, seed, source)
         hooks.ready(self._setting, built)
         self._modules = built
-        self._named = named(built, self._setting.ties)
+        self._named = parameters_by_name(model, built, self._setting.ties)
         self._groups = by_group(built, self._setting.ties)
-        self._steppers = None if steps is None else Steppers(built, steps, self._setting.ties)
+        self._steppers = None if steps is None else Steppers(built, self._named, steps, self._setting.ties)
         self._stages = assemble.assemble(
             self._setting, built, self._steppers, hooks.stage_maker(self._setting), sum_dtype=sum_dtype
         )
@@ -156,12 +164,12 @@ class Pipeline:
         return dict(self._modules)
 
     def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """The parameters of this rank, as ``stages.<stage>.<name>``.
+        """The parameters of this rank by the model's own names: what ``name`` says.
 
-        What stages share is there once, by the end that is declared first: so its name is the same on every rank.
+        Without it they are ``stages.<stage>.<name>``, or with `Layers` ``layers.<layer>.<name>``. What stages share is
+        there once, by the end that is declared first: so its name is the same on every rank.
         """
-        for (stage, name), parameter in self._named.items():
-            yield f"stages.{stage}.{name}", parameter
+        yield from self._named.items()
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """The parameters of this rank."""

@@ -58,7 +58,7 @@ class Setting:
     @property
     def ties(self) -> tuple[Tie, ...]:
         """The parameters that stages share."""
-        return declared(self.model.tied, self.world.job, self.model.file)
+        return declared(self.model, self.world.job)
 
     def loads(self) -> tuple[Load, Load]:
         """How inputs and targets are loaded."""

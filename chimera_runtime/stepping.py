@@ -1,6 +1,6 @@
 """The steps of a stream's weight groups: each has an optimizer of its own, which steps inside the schedule."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +9,10 @@ import torch
 from chimera_runtime.blame import Calling
 from chimera_runtime.errors import FAILED, MISUSED, Misuse
 from chimera_runtime.program import Group, group_key, group_name
-from chimera_runtime.ties import Modules, Tie, by_group, named
+from chimera_runtime.ties import Modules, Tie, by_group
 
 Named = list[tuple[str, torch.nn.Parameter]]
-"""Parameters with their names, as ``stages.<stage>.<name>``."""
+"""Parameters with their names in the model: see `Pipeline.named_parameters`."""
 
 _MAKING = Calling("optimizer(named_parameters)", MISUSED)
 
@@ -96,10 +96,12 @@ class Stepper:
 
 
 class Steppers:
-    """Makes the steppers of a rank's weight groups, in the order of `by_group`."""
+    """Makes the steppers of a rank's weight groups, in the order of `by_group`, of parameters by their names."""
 
-    def __init__(self, built: Modules, hooks: StepHooks, ties: Sequence[Tie] = ()) -> None:
-        names = {parameter: f"stages.{stage}.{name}" for (stage, name), parameter in named(built, ties).items()}
+    def __init__(
+        self, built: Modules, parameters: Mapping[str, torch.nn.Parameter], hooks: StepHooks, ties: Sequence[Tie] = ()
+    ) -> None:
+        names = {parameter: name for name, parameter in parameters.items()}
         self._coming = iter(
             [
                 (group, next(built[s] for s in group if s in built), [names[p] for p in of_group if p.requires_grad])

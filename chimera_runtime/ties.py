@@ -2,43 +2,43 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from chimera_runtime.arguments import rename
 from chimera_runtime.blame import Calling
 from chimera_runtime.errors import MISUSED, Misuse
+from chimera_runtime.model import Model
 from chimera_runtime.program import Group, Job
 from chimera_runtime.shards import is_spread
 from chimera_runtime.world import World
 
 End = tuple[int, str]
-"""A parameter by its stage and its name there."""
+"""A parameter by its stage and its name there, which begins with the index of its layer where there are layers."""
 
 Modules = Mapping[int, torch.nn.Module]
 """The modules of stages, by their number."""
 
-_FORM = '[[(0, "embedding.weight"), (num_stages - 1, "head.weight")]]'
+_FORM = '[[(0, "embedding.weight"), ({last}, "head.weight")]]'
 
 
 @dataclass(frozen=True)
 class Tie:
     """Parameters that the same stages share: one weight group, with one sum and one step.
 
-    ``parameters`` has the ends of each parameter; its first end gives the initial value. ``stages`` are ascending.
+    ``parameters`` has the ends of each parameter; its first end gives the initial value. ``stages`` are ascending. A
+    single one is that of layers that share parameters: then they are of its weight group.
     """
 
     stages: Group
     parameters: tuple[tuple[End, ...], ...]
 
 
-def declared(tied: Callable[[int], Any] | None, job: Job, file: Path) -> tuple[Tie, ...]:
-    """The ties of a model for the stages of a program, in the order of the program; ``file`` is where it stands.
+def declared(model: Model, job: Job) -> tuple[Tie, ...]:
+    """The ties of a model for the stages of a program, in the order of the program; then those within one stage.
 
     Raises
     ------
@@ -46,39 +46,47 @@ def declared(tied: Callable[[int], Any] | None, job: Job, file: Path) -> tuple[T
         If they are no ties, or the program was compiled for others.
     """
     said: Any = []
-    if tied is not None:
+    if model.tied is not None:
         with Calling(f"tied({job.stages})", MISUSED):
-            said = tied(job.stages)
-    parameters = list(_read(said, job.stages, file))
+            said = model.tied(job.stages)
     by_stages: dict[Group, list[tuple[End, ...]]] = defaultdict(list)
-    for ends in parameters:
+    for ends in _read(said, job.stages, model):
         by_stages[tuple(sorted({stage for stage, _ in ends}))].append(ends)
-    if by_stages.keys() != {*job.ties}:
+    across = [stages for stages in by_stages if len(stages) > 1]
+    if {*across} != {*job.ties}:
         raise Misuse(
-            f"{file}: {_in_words(by_stages)}, and {job.name} was compiled for a model that {_in_words(job.ties)}: "
-            f"compile it again with {_options(by_stages)}"
+            f"{model.file}: {_in_words(across)}, and {job.name} was compiled for a model that {_in_words(job.ties)}: "
+            f"compile it again with {_options(across)}"
         )
-    return tuple(Tie(stages, tuple(by_stages[stages])) for stages in job.ties)
+    within = sorted(by_stages.keys() - {*across})
+    return tuple(Tie(stages, tuple(by_stages[stages])) for stages in (*job.ties, *within))
 
 
-def _read(said: Any, stages: int, file: Path) -> Iterator[tuple[End, ...]]:
-    """The ends of each parameter, if each is one that there may be."""
-    seen: set[End] = set()
+def _read(said: Any, stages: int, model: Model) -> Iterator[tuple[End, ...]]:
+    """The ends of each parameter, if each is one that there may be; of layers, by the stages that they are in."""
+    layers, seen = model.layers, set[End]()
+    kind, count = ("stage", stages) if layers is None else ("layer", len(layers.layers))
+    called = f"{model.file}: tied({stages})"
     try:
-        listed = [[(int(stage), str(name)) for stage, name in ends] for ends in said]
+        listed = [[(int(number), str(name)) for number, name in ends] for ends in said]
     except (TypeError, ValueError):
-        raise Misuse(f"{file}: tied({stages}) returned {said!r:.80}: return lists of ends, as in {_FORM}") from None
+        form = _FORM.format(last="num_stages - 1" if layers is None else count - 1)
+        raise Misuse(f"{called} returned {said!r:.80}: return lists of ends, as in {form}") from None
     for ends in listed:
-        outside = next((stage for stage, _ in ends if not 0 <= stage < stages), None)
+        outside = next((number for number, _ in ends if not 0 <= number < count), None)
         if outside is not None:
-            raise Misuse(f"{file}: tied({stages}) names stage {outside}; there are the stages 0 to {stages - 1}")
-        if len({stage for stage, _ in ends}) < 2:
-            raise Misuse(f"{file}: tied({stages}): {ends} are not in two stages; tie parameters of one in build_stage")
+            raise Misuse(f"{called} names {kind} {outside}; there are the {kind}s 0 to {count - 1}")
+        if len({number for number, _ in ends}) < 2:
+            where = "in build_stage" if layers is None else "where it is made"
+            raise Misuse(f"{called}: {ends} are not in two {kind}s; tie parameters of one {where}")
         twice = next((end for number, end in enumerate(ends) if end in seen or end in ends[:number]), None)
         if twice is not None:
-            raise Misuse(f"{file}: tied({stages}) names {twice} twice; list all ends of a parameter together, once")
+            raise Misuse(f"{called} names {twice} twice; list all ends of a parameter together, once")
         seen.update(ends)
-        yield tuple(ends)
+        if layers is None:
+            yield tuple(ends)
+        else:
+            yield tuple((layers.stage_of(layer, stages), f"{layer}.{name}") for layer, name in ends)
 
 
 def _in_words(ties: Iterable[Group]) -> str:
@@ -90,22 +98,22 @@ def _options(ties: Iterable[Group]) -> str:
     return " ".join(f"--tied {','.join(map(str, tie))}" for tie in sorted(ties)) or "no --tied"
 
 
-def unite(world: World, built: Modules, ties: Sequence[Tie], file: Path) -> None:
+def unite(world: World, built: Modules, ties: Sequence[Tie], model: Model) -> None:
     """Makes each tied parameter one object on this rank, with the value of its first end; every rank calls it.
 
     Raises
     ------
     Misuse
-        If an end does not exist, the ends differ in shape, dtype or requires_grad, or stages share what is not tied.
+        If an end does not exist, the ends differ in shape, dtype or requires_grad, or what is not tied is shared.
     """
-    refuse_undeclared(built, ties, file)
+    refuse_undeclared(built, ties, model)
     for tie in ties:
         for ends in tie.parameters:
-            _describe(world, built, ends, file)
+            _describe(world, built, ends, model)
     for tie in ties:
         if world.place.rank in world.ranks_of(*tie.stages):
             for ends in tie.parameters:
-                _require_alike(world, ends, file)
+                _require_alike(world, ends, model)
                 _unite(built, ends)
     for tie in ties:
         for ends in tie.parameters:
@@ -127,40 +135,44 @@ def replace(module: torch.nn.Module, old: torch.nn.Parameter, new: torch.nn.Para
 
 def _unite(built: Modules, ends: Sequence[End]) -> None:
     first = _held(built, ends)
-    rename(first, *ends[0])
     for stage, name in ends:
         parameter = parameter_of(built[stage], name) if stage in built else None
         if parameter is not None and parameter is not first:
             replace(built[stage], parameter, first)
 
 
-def _describe(world: World, built: Modules, ends: Sequence[End], file: Path) -> None:
+def _describe(world: World, built: Modules, ends: Sequence[End], model: Model) -> None:
     """Leaves in the store what this rank knows of the ends that it holds."""
     for stage, name in ends:
         if stage not in built:
             continue
         parameter = parameter_of(built[stage], name)
         if parameter is None:
-            names = [known for known, _ in built[stage].named_parameters(remove_duplicate=False)]
-            close = get_close_matches(name, names, n=1) or names[:1]
+            kind, number, inside = model.locate(stage, name)
+            places = [model.locate(stage, known) for known, _ in built[stage].named_parameters(remove_duplicate=False)]
+            names = [known for _, elsewhere, known in places if elsewhere == number]
+            close = get_close_matches(inside, names, n=1) or names[:1]
             advice = f"did you mean {close[0]}?" if close else "it has no parameters"
-            raise Misuse(f"{file}: tied names {name!r} in stage {stage}, which has no such parameter ({advice})")
+            raise Misuse(
+                f"{model.file}: tied names {inside!r} in {kind} {number}, which has no such parameter ({advice})"
+            )
         if is_spread(parameter):
             raise Misuse(
-                f"{file}: tied names {name} of stage {stage}, a DTensor; parameters that are tied cannot be spread"
+                f"{model.file}: tied names {model.words((stage, name))}, a DTensor; parameters that are tied cannot be "
+                "spread"
             )
         kind, frozen = str(parameter.dtype).removeprefix("torch."), "" if parameter.requires_grad else ", frozen"
         world.store.set(f"tie/{stage}/{name}", f"{kind} of shape {tuple(parameter.shape)}{frozen}")
 
 
-def _require_alike(world: World, ends: Sequence[End], file: Path) -> None:
-    (first_stage, first_name), first = ends[0], _described(world, ends[0])
-    for stage, name in ends[1:]:
-        other = _described(world, (stage, name))
+def _require_alike(world: World, ends: Sequence[End], model: Model) -> None:
+    first = _described(world, ends[0])
+    for end in ends[1:]:
+        other = _described(world, end)
         if other != first:
             raise Misuse(
-                f"{file}: tied names {first_name} of stage {first_stage}, which is {first}, and {name} of stage "
-                f"{stage}, which is {other}; let them be alike"
+                f"{model.file}: tied names {model.words(ends[0])}, which is {first}, and {model.words(end)}, which is "
+                f"{other}; let them be alike"
             )
 
 
@@ -193,7 +205,7 @@ def by_group(built: Modules, ties: Sequence[Tie]) -> dict[Group, list[torch.nn.P
     groups = {
         tie.stages: [_held(built, ends) for ends in tie.parameters]
         for tie in ties
-        if any(stage in built for stage in tie.stages)
+        if len(tie.stages) > 1 and any(stage in built for stage in tie.stages)
     }
     apart = {parameter for parameters in groups.values() for parameter in parameters}
     return groups | {(s,): [p for p in module.parameters() if p not in apart] for s, module in built.items()}
@@ -213,18 +225,18 @@ def _held(built: Modules, ends: Sequence[End]) -> torch.nn.Parameter:
     return parameter
 
 
-def shared(built: Modules) -> Iterator[tuple[End, End]]:
-    """The parameters that several of some stages have as one object: two ends of each."""
+def shared(built: Modules, model: Model) -> Iterator[tuple[End, End]]:
+    """The parameters that several of some stages, or layers, have as one object: two ends of each."""
     owners: dict[torch.nn.Parameter, End] = {}
     for stage, module in built.items():
-        for name, parameter in module.named_parameters():
+        for name, parameter in module.named_parameters(remove_duplicate=False):
             owner = owners.setdefault(parameter, (stage, name))
-            if owner[0] != stage:
+            if model.locate(*owner)[:2] != model.locate(stage, name)[:2]:
                 yield owner, (stage, name)
 
 
-def refuse_undeclared(built: Modules, ties: Sequence[Tie], file: Path) -> None:
-    """Passes if stages share nothing that is not tied, as far as that can be seen.
+def refuse_undeclared(built: Modules, ties: Sequence[Tie], model: Model) -> None:
+    """Passes if stages share nothing that is not tied, as far as that can be seen; nor do the layers of a stage.
 
     It is seen of stages that are built in one process, and of modules that say so in ``_tied_weights_keys``.
 
@@ -234,25 +246,31 @@ def refuse_undeclared(built: Modules, ties: Sequence[Tie], file: Path) -> None:
         With the line that declares the tie.
     """
     tied = {end for tie in ties for ends in tie.parameters for end in ends}
-    for first, other in shared(built):
+    for first, other in shared(built, model):
         if not any({first, other} <= {*ends} for tie in ties for ends in tie.parameters):
+            (kind, number, _), (_, last, inside) = model.locate(*first), model.locate(*other)
+            compile_again = f" and compile with --tied {first[0]},{other[0]}" if first[0] != other[0] else ""
+            maker = "build_stage" if model.layers is None else "the functions of layers()"
             raise Misuse(
-                f"{file}: stages {first[0]} and {other[0]} share the parameter {other[1]}, and nothing says so: write "
-                f"`def tied(num_stages): return [[{_end(first)}, {_end(other)}]]` and compile with "
-                f"--tied {first[0]},{other[0]}; or let build_stage make new modules every time it is called"
+                f"{model.file}: {kind}s {number} and {last} share the parameter {inside}, and nothing says so: write "
+                f"`def tied(num_stages): return [[{_end(model, first)}, {_end(model, other)}]]`{compile_again}; or let "
+                f"{maker} make new modules every time"
             )
     for stage, module in built.items():
         for name, partner in _tied_elsewhere(module):
             if (stage, name) not in tied:
+                kind, number, inside = model.locate(stage, name)
                 raise Misuse(
-                    f"{file}: {name} of stage {stage} is tied by _tied_weights_keys to {partner}, which is in another "
-                    f"stage: write `def tied(num_stages): return [[(STAGE, NAME), {_end((stage, name))}]]` with the "
-                    f"stage and the name of the other end, and compile with --tied STAGE,{stage}"
+                    f"{model.file}: {inside} of {kind} {number} is tied by _tied_weights_keys to {partner}, which is "
+                    f"in another {kind}: write `def tied(num_stages): return [[({kind.upper()}, NAME), "
+                    f"{_end(model, (stage, name))}]]` with the {kind} and the name of the other end, and compile with "
+                    f"--tied STAGE,{stage}"
                 )
 
 
-def _end(end: End) -> str:
-    return f'({end[0]}, "{end[1]}")'
+def _end(model: Model, end: End) -> str:
+    _, number, inside = model.locate(*end)
+    return f'({number}, "{inside}")'
 
 
 def _tied_elsewhere(module: torch.nn.Module) -> Iterator[tuple[str, str]]:

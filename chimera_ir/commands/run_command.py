@@ -22,8 +22,9 @@ _TRAINING = (
         type=click.Path(exists=True, dir_okay=False),
         required=True,
         metavar="MODEL.py",
-        help="Python file with build_stage, loss, dataset, optimizer.",
+        help="Python file with build_stage or layers, loss, dataset, optimizer.",
     ),
+    click.option("--split", metavar="0,L,..", help="First layer of each stage [default: equal numbers of layers]."),
     click.option("--steps", type=click.IntRange(1), metavar="STEPS", help="Weight updates [default: 10]."),
     click.option(
         "--micro-batch-size", type=click.IntRange(1, MOST), metavar="B", help="Items of a micro-batch [default: 1]."

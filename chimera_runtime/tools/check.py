@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from chimera_runtime import assemble as build
+from chimera_runtime.arguments import label
 from chimera_runtime.auxiliary import listening
 from chimera_runtime.losses import Tally, added
 from chimera_runtime.model import ModelFile
+from chimera_runtime.naming import parameters_by_name
 from chimera_runtime.program import Job
 from chimera_runtime.saved import memory_of
 from chimera_runtime.setting import Setting
@@ -53,6 +55,7 @@ def check(setting: Setting, model: ModelFile, micro_batch_size: int, built: dict
     reference = Reference(
         *(model, job.stages, micro_batch_size, job.micro_batches, job.parts, world.place.copies),
         *(setting.seed, world.device, {tie.stages: tie.parameters for tie in setting.ties}, listening),
+        lambda modules: label(parameters_by_name(model, dict(enumerate(modules)), setting.ties)),
     )
     period, reads = (job.period, job.reads) if job.period else (job.passes, (((0, job.passes),),) * job.stages)
     updates = _enough(job)
@@ -69,7 +72,7 @@ def check(setting: Setting, model: ModelFile, micro_batch_size: int, built: dict
             setting.findings.auxiliary,
             updates,
             lambda: reference.begin(period, reads),
-            lambda modules: refuse_undeclared(dict(enumerate(modules)), setting.ties, model.file),
+            lambda modules: refuse_undeclared(dict(enumerate(modules)), setting.ties, model),
         )
         for kept in in_common:
             kept.restore()

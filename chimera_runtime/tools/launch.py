@@ -87,7 +87,7 @@ def _run(
     facts = compiled.ranks[place.worker]
     offered = {"num_stages": job.stages, "steps": options.steps, "seed": options.seed, "args": options.args}
     with Located(rank, place.worker, lambda: memory_state(device, facts)):
-        run = Run(options, compiled, store, place, device, load_model(options.model, offered), faults)
+        run = Run(options, compiled, store, place, device, load_model(options.model, offered, options.split), faults)
         train(run)
     dist.destroy_process_group()
     run.close()

@@ -49,6 +49,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _split(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} does not list the first layer of each stage, as in 0,9,17,25")
+    return tuple(map(int, text.split(",")))
+
+
 def _bytes(text: str) -> int:
     size = re.fullmatch(r"(\d+(?:\.\d+)?) ?(|[KMGT]iB)", text)
     count = float(size[1]) * 2 ** (10 * ("", *UNITS).index(size[2])) if size else 0
@@ -79,7 +85,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """
     parser = _Parser(prog="train.py", description="Trains a model with the program beside it. Start it with torchrun.")
     parser.add_argument(
-        "--model", type=Path, required=True, help="Python file with build_stage, loss, dataset, optimizer"
+        "--model", type=Path, required=True, help="Python file with build_stage or layers, loss, dataset, optimizer"
+    )
+    parser.add_argument(
+        "--split", type=_split, metavar="0,L,..", help="first layer of each stage (default: equal numbers of layers)"
     )
     parser.add_argument("--steps", type=_count, default=10, help="weight updates (default: 10)")
     parser.add_argument(

@@ -14,6 +14,7 @@ import torch
 from chimera_runtime.blame import Calling
 from chimera_runtime.errors import FAILED, MISUSED, Misuse
 from chimera_runtime.model import ModelFile
+from chimera_runtime.naming import names_in_model
 from chimera_runtime.tools.compare import TOLERANCES, CheckFailed, share_of, tolerance
 from chimera_runtime.tools.reference import Reference, differences, size
 
@@ -56,7 +57,9 @@ def compare(reference: Reference, model: ModelFile, tied: Iterable[Sequence[Plac
     """
     stages = [reference.build(stage).eval() for stage in range(reference.stages)]
     whole = _built(reference, model)
-    partners = Partners(stages, whole, [named(model, stage, module) for stage, module in enumerate(stages)], tied)
+    partners = Partners(
+        stages, whole, [names_in_model(model, stage, module) for stage, module in enumerate(stages)], tied
+    )
     if partners.wrong:
         raise CheckFailed("\n  ".join(["check: FAILED", *(f"reference(): {line}" for line in partners.wrong)]))
     partners.copy()
@@ -71,20 +74,6 @@ def _built(reference: Reference, model: ModelFile) -> torch.nn.Module:
     if not isinstance(whole, torch.nn.Module):
         raise Misuse(f"{model.file}: reference returned a {type(whole).__name__}, not a torch.nn.Module")
     return whole.to(reference.device).eval()
-
-
-def named(model: ModelFile, stage: int, module: torch.nn.Module) -> dict[str, str]:
-    """The names that the user's model has for the parameters and buffers of a stage, by the names in the stage."""
-    names: dict[str, str] = {}
-    for inside, _ in (*module.named_parameters(), *module.named_buffers()):
-        names[inside] = f"stages.{stage}.{inside}"
-        if model.name is not None:
-            with Calling(f"name({stage}, {inside!r})", MISUSED):
-                names[inside] = model.name(stage, inside)
-        if not isinstance(names[inside], str):
-            kind = type(names[inside]).__name__
-            raise Misuse(f"{model.file}: name({stage}, {inside!r}) returned a {kind}, not the name of a parameter")
-    return names
 
 
 class Partners:

@@ -19,7 +19,10 @@ Gradients = Sequence[torch.Tensor | None]
 """Of a weight group: one for each parameter that requires one, or none where none came."""
 
 Ties = Mapping[tuple[int, ...], Sequence[Sequence[tuple[int, str]]]]
-"""By the stages that share them, parameters: of each, its stages and its names there; the first gives its value."""
+"""By the stages that share them, parameters: of each, its stages and its names there; the first gives its value.
+
+A stage by itself is one whose layers share them.
+"""
 
 
 def seed_of(*parts: str | int) -> int:
@@ -33,13 +36,17 @@ def _nothing() -> AbstractContextManager[Sequence[Any]]:
     return nullcontext(())
 
 
+def _unnamed(_modules: Sequence[torch.nn.Module]) -> None:
+    """Leaves parameters without names."""
+
+
 @dataclass(frozen=True)
 class Reference:
     """One process that trains the whole model: B*N*W items per update.
 
     Where micro-batches are cut into parts, it runs the parts one after another: each has dropout and batch statistics
     of its own, and its loss the weight of a part. ``listening`` is a context that has the auxiliary losses of the
-    forwards inside, by name.
+    forwards inside, by name; ``label`` lets the parameters of a stage carry their names in the model.
     """
 
     model: Any
@@ -52,6 +59,7 @@ class Reference:
     device: torch.device
     ties: Ties = field(default_factory=dict)
     listening: Callable[[], Any] = _nothing
+    label: Callable[[Sequence[torch.nn.Module]], None] = _unnamed
 
     def begin(self, period: int, reads: Sequence[Sequence[tuple[int, int]]]) -> "Training":
         """Training from the initial weights, where each stage reads the versions that ``reads`` says.
@@ -83,9 +91,18 @@ class Reference:
 
     def build(self, stage: int) -> torch.nn.Module:
         """A stage with its initial weights."""
-        torch.manual_seed(seed_of("weights", self.seed, stage))
-        module: torch.nn.Module = self.model.build_stage(stage, self.stages)
+        layers = self.model.layers
+        if layers is None:
+            module = self._made(stage, lambda: self.model.build_stage(stage, self.stages))
+        else:
+            held = layers.ranges(self.stages)[stage]
+            module = _InTurn({str(index): self._made(index, layers.layers[index]) for index in held})
         return module.to(self.device).train()
+
+    def _made(self, number: int, make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+        """A stage or a layer, by its number."""
+        torch.manual_seed(seed_of("weights", self.seed, number))
+        return make()
 
     def items(self, dataset: Any, update: int) -> list[list[tuple[int, int]]]:
         """For each part of each micro-batch of each copy in turn, its items, each with a seed of its own."""
@@ -103,6 +120,15 @@ class Reference:
             torch.manual_seed(seed)
             loaded.append((*dataset[item], {})[:3])
         return [_move(default_collate(list(part)), self.device) for part in zip(*loaded, strict=True)]
+
+
+class _InTurn(torch.nn.ModuleDict):
+    """Layers, each of which is called on what the one before returned."""
+
+    def forward(self, value: Any, **named: Any) -> Any:
+        for layer in self.values():
+            value = layer(value, **{name: named[name] for name in named if _takes(layer, name)})
+        return value
 
 
 def _takes(module: torch.nn.Module, name: str) -> bool:
@@ -147,8 +173,10 @@ class Training:
         for parameters in reference.ties.values():
             for ends in parameters:
                 _tie(self.modules, ends)
+        reference.label(self.modules)
         offsets = list(map(_spread, reads))
-        self.groups = [*((stage,) for stage in range(reference.stages)), *reference.ties]
+        self._ties = {stages: shared for stages, shared in reference.ties.items() if len(stages) > 1}
+        self.groups = [*((stage,) for stage in range(reference.stages)), *self._ties]
         """The weight groups: each stage by itself, then the ties; in their order are histories and gradients."""
         self.histories = [
             History(self._trained(group), reference.model.optimizer, offsets[group[0]]) for group in self.groups
@@ -160,7 +188,7 @@ class Training:
 
     def _trained(self, group: tuple[int, ...]) -> dict[str, torch.nn.Parameter]:
         """The parameters of a group that require gradients: those of a stage without what it shares, or of a tie."""
-        ties = self._reference.ties
+        ties = self._ties
         shared = {
             f"{name} of stage {stage}": dict(self.modules[stage].named_parameters(remove_duplicate=False))[name]
             for parameters in ([ties[group]] if group in ties else ties.values())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from chimera_runtime.arguments import bound, naming, takes_names, with_names
+from chimera_runtime.arguments import bound, label, takes_names, with_names
 from chimera_runtime.errors import Misuse
 
 OFFERED = {"steps": 10, "seed": 3, "args": ["--wide"]}
@@ -42,9 +42,9 @@ def test_an_optimizer_that_asks_for_names_gets_them_also_for_copies_with_the_sam
 
     assert takes_names(optimizer)
     assert not takes_names(torch.optim.SGD)
-    module = naming(lambda stage, stages: nn.Linear(stage + 1, stages))(2, 4)
+    module = nn.Linear(3, 4)
+    label({"mine": module.weight, "h.2.bias": module.bias})
     copies = [nn.Parameter(p.data) for p in module.parameters()]
     for copy, parameter in zip(copies, module.parameters(), strict=True):
         copy.__dict__.update(parameter.__dict__)
-    assert with_names(optimizer)(copies) == ["stages.2.weight", "stages.2.bias"]
-    assert naming(lambda _stage, _stages: None)(0, 1) is None, "refused later, by its own message"
+    assert with_names(optimizer)(copies) == ["mine", "h.2.bias"]

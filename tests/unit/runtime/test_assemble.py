@@ -66,7 +66,7 @@ def test_a_replica_that_starts_otherwise_is_named(alone: World) -> None:
         with torch.no_grad():
             built[1][1].weight[0, 0].add_(1e-3)
         assemble.agree_on_weights(ranks[0], built[0])
-        with pytest.raises(Misuse, match="stage 1 starts with other weights on rank 1 than on rank 0: build_stage may"):
+        with pytest.raises(Misuse, match="stage 1 starts with other weights on rank 1 than on rank 0: a stage or"):
             assemble.agree_on_weights(ranks[1], built[1])
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from chimera_runtime.keywords import accepted
+from chimera_runtime.keywords import Stack, accepted
 
 NAMES = ("x", "mask", "index")
 
@@ -40,6 +40,7 @@ class Behind(nn.Module):
         (Everything(), NAMES),
         (Bare(), ()),
         (Behind(), ("index",)),
+        (Stack({"0": Behind(), "1": nn.Linear(2, 2), "2": Masked()}), ("mask", "index")),
     ],
 )
 def test_a_stage_takes_the_names_of_its_parameters_but_the_first(module: nn.Module, names: tuple[str, ...]) -> None:
@@ -58,3 +59,16 @@ def test_a_compiled_stage_takes_what_it_took_before() -> None:
             return self._orig_mod(*arguments, **named)
 
     assert accepted(Compiled(), NAMES) == ("mask",)
+
+
+def test_layers_in_a_row_are_given_what_each_knows() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor, *, by: float) -> torch.Tensor:
+            return x * by
+
+    class Shifted(nn.Module):
+        def forward(self, x: torch.Tensor, by: float, further: float) -> torch.Tensor:
+            return x + by + further
+
+    rows = Stack({"0": Scaled(), "1": nn.Identity(), "2": Shifted(), "3": Scaled()})
+    assert rows(torch.tensor(5.0), by=2.0, further=10.0) == (5 * 2 + 2 + 10) * 2

@@ -107,7 +107,7 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "lacks the functions build_stage(stage: int, num_stages: int) -> torch.nn.Module, loss(output, target)"),
+        ("", "lacks the functions build_stage(stage: int, num_stages: int) -> torch.nn.Module, or in its place layers"),
         (COMPLETE + "loss = 5", "lacks the function loss(output, target) -> torch.Tensor"),
     ],
 )

@@ -8,9 +8,11 @@ from torch import nn
 
 from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import FAILED, MISUSED, Misuse
+from chimera_runtime.naming import parameters_by_name
 from chimera_runtime.stepping import Named, StageStep, StepHooks, Stepper, Steppers
 from chimera_runtime.ties import Tie, by_group
 from chimera_runtime.versions import masters
+from tests.unit.runtime.models import model
 
 
 def module() -> nn.Module:
@@ -104,7 +106,7 @@ def test_an_error_of_the_callers_code_says_what_it_was_called_for() -> None:
 
 def test_the_stages_of_a_rank_get_theirs_in_turn() -> None:
     built = {2: module(), 5: nn.Tanh(), 7: module()}
-    steppers = Steppers(built, StepHooks(sgd, None, None))
+    steppers = Steppers(built, parameters_by_name(model(), built, ()), StepHooks(sgd, None, None))
     made = [steppers(newest(stage)) for stage in built.values()]
     assert [stepper.stage for stepper in made] == [2, 5, 7]
     assert steppers.optimizers == {2: made[0].optimizer, 7: made[2].optimizer}
@@ -115,7 +117,8 @@ def test_what_stages_share_is_stepped_once_under_the_name_of_its_first_end_on_ev
     built[3][1].weight = built[2][1].weight  # type: ignore[index, union-attr]
     tie = Tie((0, 2, 3), (((0, "words"), (2, "1.weight"), (3, "1.weight")),))
     seen: list[object] = []
-    steppers = Steppers(built, StepHooks(sgd, lambda step: seen.append((step.stage, step.module)), None), [tie])
+    hooks = StepHooks(sgd, lambda step: seen.append((step.stage, step.module)), None)
+    steppers = Steppers(built, parameters_by_name(model(), built, [tie]), hooks, [tie])
     groups = by_group(built, [tie])
     made = [steppers(masters([p for p in of_group if p.requires_grad])) for of_group in groups.values()]
     for stepper in made:

@@ -1,7 +1,7 @@
 """Parameters that stages share: what a model may say of them, and one parameter on each rank."""
 
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +11,13 @@ from torch import nn
 
 from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import Misuse
+from chimera_runtime.model import Model
 from chimera_runtime.ties import Tie, by_group, declared, refuse_undeclared, unite
 from chimera_runtime.world import World
+from tests.unit.runtime.models import model
 from tests.unit.runtime.ranks import alone_job, job, together, worlds
 
-FILE = Path("model.py")
+MODEL = model()
 ENDS = ((0, "weight"), (1, "weight"))
 TIE = Tie((0, 1), (ENDS,))
 
@@ -29,14 +31,18 @@ def layer(start: float, size: int = 2, dtype: torch.dtype = torch.float64) -> nn
 # What a model says.
 
 
+def tying(said: Any) -> Model:
+    return replace(MODEL, tied=lambda _: said)
+
+
 def test_ties_of_the_same_stages_are_one_group_in_the_order_of_the_program() -> None:
     of_job = job(stages=3, placement=((0, 1, 0),), ties=((0, 1), (0, 2)))
     said = [[(2, "c"), (0, "c")], [(1, "a"), (0, "a")], [(0, "b"), (2, "b"), (2, "b2")]]
-    assert declared(lambda _: said, of_job, FILE) == (
+    assert declared(tying(said), of_job) == (
         Tie((0, 1), (((1, "a"), (0, "a")),)),
         Tie((0, 2), (((2, "c"), (0, "c")), ((0, "b"), (2, "b"), (2, "b2")))),
     )
-    assert declared(None, job(), FILE) == ()
+    assert declared(MODEL, job()) == ()
 
 
 @pytest.mark.parametrize(
@@ -55,19 +61,19 @@ def test_ties_of_the_same_stages_are_one_group_in_the_order_of_the_program() -> 
 )
 def test_what_is_no_tie_of_the_program_is_one_message(said: Any, words: str) -> None:
     with pytest.raises(Misuse, match=words):
-        declared(lambda _: said, job(ties=((0, 1),)), FILE)
+        declared(tying(said), job(ties=((0, 1),)))
 
 
 def test_ties_that_the_program_does_not_have_are_told_with_what_to_compile() -> None:
     with pytest.raises(
         Misuse, match=r"ties stages 0 and 1, and two .* ties no stages: compile it again with --tied 0,1$"
     ):
-        declared(lambda _: [[*ENDS]], job(), FILE)
+        declared(tying([[*ENDS]]), job())
 
 
 def test_an_error_of_the_function_is_the_models() -> None:
     with pytest.raises(ModelError, match=r"tied\(2\)"):
-        declared(lambda _: 1 // 0, job(), FILE)
+        declared(replace(MODEL, tied=lambda _: 1 // 0), job())
 
 
 # One parameter on each rank.
@@ -79,7 +85,7 @@ def test_on_one_rank_the_first_end_takes_the_place_of_the_others_wherever_they_a
     built: dict[int, nn.Module] = {0: first, 1: last}
     tie = Tie((0, 1), (((0, "weight"), (1, "0.weight")),))
     with worlds(alone, alone_job(ties=((0, 1),))) as (world,):
-        unite(world, built, (tie,), FILE)
+        unite(world, built, (tie,), MODEL)
     assert first.weight is last[0].weight is last[2].weight
     assert first.weight.tolist() == [[1.0, 1.0]] * 2
     assert by_group(built, (tie,)) == {(0, 1): [first.weight], (0,): [first.bias], (1,): [last[0].bias, last[2].bias]}
@@ -91,7 +97,7 @@ def test_other_ranks_get_the_value_of_the_first_end(alone: World) -> None:
     tie = Tie((0, 1), (((1, "weight"), (0, "weight")),))
     with worlds(alone, job(ties=((0, 1),)), 2) as ranks:
         both = [*modules, {0: layer(3.0)}, {1: layer(2.0)}]
-        together([partial(unite, world, built, (tie,), FILE) for world, built in zip(ranks, both, strict=True)])
+        together([partial(unite, world, built, (tie,), MODEL) for world, built in zip(ranks, both, strict=True)])
     assert [module.weight[0, 0].item() for built in both for module in built.values()] == [2.0] * 4
 
 
@@ -110,7 +116,7 @@ def frozen(module: nn.Linear) -> nn.Linear:
 )
 def test_ends_that_differ_are_refused(alone: World, other: Any, words: str) -> None:
     with worlds(alone, alone_job(ties=((0, 1),))) as (world,), pytest.raises(Misuse, match=words):
-        unite(world, {0: layer(1.0), 1: other()}, (TIE,), FILE)
+        unite(world, {0: layer(1.0), 1: other()}, (TIE,), MODEL)
 
 
 def test_a_name_that_a_stage_does_not_have_gets_a_suggestion(alone: World) -> None:
@@ -119,7 +125,7 @@ def test_a_name_that_a_stage_does_not_have_gets_a_suggestion(alone: World) -> No
         worlds(alone, alone_job(ties=((0, 1),))) as (world,),
         pytest.raises(Misuse, match=r"tied names 'wheight' in stage 1, .* \(did you mean weight\?\)"),
     ):
-        unite(world, {0: layer(1.0), 1: layer(1.0)}, (tie,), FILE)
+        unite(world, {0: layer(1.0), 1: layer(1.0)}, (tie,), MODEL)
 
 
 # What nothing says.
@@ -128,12 +134,12 @@ def test_a_name_that_a_stage_does_not_have_gets_a_suggestion(alone: World) -> No
 def test_a_shared_object_is_refused_unless_it_is_tied() -> None:
     first, last = layer(1.0), layer(2.0)
     last.weight = first.weight
-    refuse_undeclared({0: first, 1: last}, (TIE,), FILE)
+    refuse_undeclared({0: first, 1: last}, (TIE,), MODEL)
     with pytest.raises(
         Misuse, match=r'write `def tied\(num_stages\): return \[\[\(0, "weight"\), \(1, "weight"\)\]\]`'
     ):
-        refuse_undeclared({0: first, 1: last}, (), FILE)
-    refuse_undeclared({0: first, 1: layer(1.0)}, (), FILE)
+        refuse_undeclared({0: first, 1: last}, (), MODEL)
+    refuse_undeclared({0: first, 1: layer(1.0)}, (), MODEL)
 
 
 @pytest.mark.parametrize("keys", [["weight"], {"weight": "words.weight"}, ["wei.*"]])
@@ -141,9 +147,9 @@ def test_a_module_that_ties_what_is_elsewhere_is_refused_unless_it_is_tied(keys:
     head = layer(1.0)
     head._tied_weights_keys = keys
     stage = nn.Sequential(head)
-    refuse_undeclared({1: stage}, (Tie((0, 1), (((0, "weight"), (1, "0.weight")),)),), FILE)
+    refuse_undeclared({1: stage}, (Tie((0, 1), (((0, "weight"), (1, "0.weight")),)),), MODEL)
     with pytest.raises(Misuse, match=r"0\.weight of stage 1 is tied by _tied_weights_keys to .* compile with --tied"):
-        refuse_undeclared({1: stage}, (), FILE)
+        refuse_undeclared({1: stage}, (), MODEL)
 
 
 def test_a_module_that_ties_within_a_stage_or_not_at_all_is_no_tie_of_stages() -> None:
@@ -153,4 +159,4 @@ def test_a_module_that_ties_within_a_stage_or_not_at_all_is_no_tie_of_stages() -
     apart = layer(1.0)
     apart._tied_weights_keys = ["weight"]
     apart.config = SimpleNamespace(tie_word_embeddings=False)
-    refuse_undeclared({0: inside, 1: apart}, (), FILE)
+    refuse_undeclared({0: inside, 1: apart}, (), MODEL)

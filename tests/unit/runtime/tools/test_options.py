@@ -34,6 +34,15 @@ def test_options_are_read() -> None:
     assert parse([*MODEL, "--rehearse", "F=0.005,B=1e-2"]).rehearse == {"F": 0.005, "B": 0.01}
 
 
+def test_a_split_lists_the_first_layer_of_each_stage() -> None:
+    assert parse(MODEL).split is None
+    assert parse([*MODEL, "--split", "0,9,17,25"]).split == (0, 9, 17, 25)
+    for text in ("", "a", "0,", "0;1", "0,-1", "0, 1", "0,²"):
+        assert f"argument --split: {text!r} does not list the first layer of each stage, as in 0,9" in refused(
+            f"--split={text}"
+        )
+
+
 def test_without_a_model_nothing_starts() -> None:
     with pytest.raises(Misuse, match="the following arguments are required: --model"):
         parse([])

@@ -12,7 +12,7 @@ from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import Misuse
 from chimera_runtime.tools.check import check
 from chimera_runtime.tools.compare import CheckFailed
-from chimera_runtime.tools.own_model import compare, named
+from chimera_runtime.tools.own_model import compare
 from chimera_runtime.tools.reference import Reference
 from chimera_runtime.world import World
 from tests.unit.runtime.models import CPU, model, setting
@@ -186,12 +186,9 @@ def test_gradients_that_do_not_come_back_are_found() -> None:
     assert line.startswith("gradients differ by inf of the largest of their stage, most those of h.0.")
 
 
-def test_what_is_no_module_and_what_is_no_name_are_refused() -> None:
+def test_what_is_no_module_is_refused() -> None:
     with pytest.raises(Misuse, match=r"reference returned a int, not a torch\.nn\.Module"):
         compare(*made(lambda: 3))
-    _, file = made(Whole, lambda _stage, _parameter: 3)
-    with pytest.raises(Misuse, match=r"name\(1, 'inner.weight'\) returned a int, not the name of a parameter"):
-        named(file, 1, build(1, 2))
 
 
 def test_what_the_users_model_raises_is_told_as_theirs() -> None:
