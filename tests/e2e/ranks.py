@@ -94,10 +94,17 @@ def _outcome(folder: Path, job: Job, ranks: int) -> Outcome:
 
 def torchrun(directory: Path, ranks: int, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs one generated program as a user does; ends with everything it said."""
-    command = [*TORCHRUN, f"--nproc-per-node={ranks}", str(directory / "train.py"), *arguments]
+    return launched(directory, ranks, (), arguments, variables)
+
+
+def launched(
+    directory: Path, ranks: int, options: Sequence[str], arguments: Sequence[str], variables: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """As `torchrun`, with further options of torchrun's."""
+    command = [*TORCHRUN, f"--nproc-per-node={ranks}", *options, str(directory / "train.py"), *arguments]
     return subprocess.run(
         command,
-        env=environment() | variables,
+        env=environment() | dict(variables),
         cwd=directory.parent,
         capture_output=True,
         text=True,
