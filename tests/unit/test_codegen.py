@@ -88,24 +88,20 @@ def ranks(written: Mapping[str, str]) -> list[str]:
 # What a person reads.
 
 
-def test_a_rank_script_reads_as_its_lane(update_goldens: bool) -> None:
-    """Two stages, two micro-batches, one in each direction: by eye against schedule.sir."""
-    written = scripts_of(compiled(("chimera", (("D", 2), ("N", 2)))))
-    for name in ("rank_0.py", "train.py"):
-        assert_golden(f"{name}.two_directions_D2_N2.txt", written[name], update_goldens)
-
-
-def test_the_loop_of_a_scheme_without_a_flush_gives_updates_and_is_told_of_earlier_ones(update_goldens: bool) -> None:
-    """By eye against the example in docs/runtime.md."""
-    written = scripts_of(compiled(("pipedream", (("D", 2),))))
-    assert_golden("train.py.without_a_flush_D2.txt", written["train.py"], update_goldens)
-
-
-def assert_golden(name: str, written: str, update_goldens: bool) -> None:
-    golden, text = GOLDEN / name, DIGEST.sub("<digest>", written)
-    if update_goldens:
-        golden.write_text(text)
-    assert text == golden.read_text()
+@pytest.mark.parametrize(
+    ("case", "ending", "names"),
+    [
+        (("chimera", (("D", 2), ("N", 2))), "two_directions_D2_N2", ("rank_0.py", "train.py")),
+        (("pipedream", (("D", 2),)), "without_a_flush_D2", ("train.py",)),
+    ],
+)
+def test_scripts_read_as_their_lanes_and_loops(case: Any, ending: str, names: Any, update_goldens: bool) -> None:
+    """By eye against schedule.sir and the loops in docs/runtime.md."""
+    for name in names:
+        golden, text = GOLDEN / f"{name}.{ending}.txt", DIGEST.sub("<digest>", scripts_of(compiled(case))[name])
+        if update_goldens:
+            golden.write_text(text)
+        assert text == golden.read_text()
 
 
 DIGEST = re.compile(r"\b[0-9a-f]{16}\b")
