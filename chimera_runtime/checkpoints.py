@@ -107,7 +107,7 @@ class Checkpoints:
             If another rank has ended.
         """
         self.wait()
-        self._take_directory()
+        self.claim()
         writer = Writer(self._directory, self._pipe.updates, self._keep)
         state = self._content.saved(self.items)
         self._saving = cast(Future[Any], async_save(state, storage_writer=writer, process_group=self._talk.group))
@@ -134,8 +134,8 @@ class Checkpoints:
             self._lock.release()
         dist.destroy_process_group(self._talk.group)
 
-    def _take_directory(self) -> None:
-        """From the first save on the directory is this job's."""
+    def claim(self) -> None:
+        """Makes the directory this job's, as the first save does: errors as in `save`, before there is work to lose."""
         if self._is_locked:
             return
         complaint = None

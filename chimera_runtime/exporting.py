@@ -22,10 +22,19 @@ from chimera_runtime.talk import Talk
 _SAFE = ".safetensors"
 
 
-def export_weights(state: State, path: Path) -> None:
-    """What `Pipeline.export_weights` does."""
+def require_writable(path: Path) -> None:
+    """Passes if weights can be exported to a path, as far as that is known beforehand; errors as when they are."""
     if path.suffix == _SAFE:
         _safetensors()
+    if path.exists() and not path.is_file():
+        raise BadCheckpoint(f"{path} cannot be written: it is no regular file")
+    if not path.parent.is_dir():
+        raise BadCheckpoint(f"{path} cannot be written: there is no directory {path.parent}")
+
+
+def export_weights(state: State, path: Path) -> None:
+    """What `Pipeline.export_weights` does."""
+    require_writable(path)
     tensors = state.whole()
     complaint = None
     if dist.get_rank() == 0:

@@ -115,6 +115,8 @@ class World:
 def meet(timeout: float) -> tuple[Store, int, int]:
     """The store, the rank and the world size that torchrun gave.
 
+    Ranks that torchrun has started again may get the store of those before, with all that these said in it.
+
     Raises
     ------
     Misuse
@@ -124,7 +126,7 @@ def meet(timeout: float) -> tuple[Store, int, int]:
         raise Misuse("start train.py with torchrun, as in: torchrun --nproc-per-node=WORKERS train.py --model MODEL.py")
     limit = timedelta(seconds=timeout)
     store, rank, size = next(rendezvous("env://", timeout=limit))
-    store = PrefixStore("chimera", store)
+    store = PrefixStore(f"chimera/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     store.set_timeout(limit)
     return store, rank, size
 

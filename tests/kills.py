@@ -2,8 +2,7 @@
 
     python -m tests.kills [--runs 50] [--seed 0]
 
-Of the runs one in three dies inside of a save, at a point drawn at random. torchrun starts the ranks again, which resume
-from the newest checkpoint.
+Of the runs one in three dies inside of a save. torchrun starts the ranks again: they resume from the newest checkpoint.
 """
 
 import json
@@ -42,39 +41,18 @@ def drawn(number: int, seed: int) -> Kill:
     if number % 3:
         return Kill(draw.randrange(RANKS), "forward", draw.randrange(1, 8 * STEPS))
     point = INSIDE[number // 3 % len(INSIDE)]
-    return Kill(
-        0 if point.split()[1] in ("metadata", "rename", "removing") else draw.randrange(RANKS),
-        point,
-        draw.randrange(1, 4),
-    )
+    is_of_one = point.split()[1] in ("metadata", "rename", "removing")
+    return Kill(0 if is_of_one else draw.randrange(RANKS), point, draw.randrange(1, 4))
 
 
 def losses(folder: Path, directory: Path, kill: Kill | None) -> tuple[dict[int, set[float]], bool]:
     """The losses of each update, of all times that it was made, and whether a rank died."""
     folder.mkdir()
-    options = (
-        "--model",
-        str(MODELS / "killed.py"),
-        "--steps",
-        str(STEPS),
-        "--micro-batch-size",
-        "2",
-        "--timeout",
-        "30",
-    )
-    saving = (
-        "--save",
-        str(folder / "saved"),
-        "--resume",
-        str(folder / "saved"),
-        "--save-every",
-        str(EVERY),
-        "--keep",
-        "2",
-    )
-    log, marker = folder / "log.jsonl", folder / "marker"
+    log, marker, saved = folder / "log.jsonl", folder / "marker", folder / "saved"
+    options = f"--model {MODELS / 'killed.py'} --steps {STEPS} --micro-batch-size 2 --timeout 30 --log-file {log}"
+    saving = f"--save {saved} --resume {saved} --save-every {EVERY} --keep 2"
     variables = {"MARKER": str(marker)} | ({} if kill is None else {"KILL": str(kill)})
-    done = launched(directory, RANKS, ("--max-restarts=3",), (*options, *saving, "--log", str(log)), variables)
+    done = launched(directory, RANKS, ("--max-restarts=3",), f"{options} {saving}".split(), variables)
     assert done.returncode == 0, f"{kill}: {done.stderr}"
     seen: dict[int, set[float]] = {}
     for line in log.read_text().splitlines():
@@ -98,10 +76,8 @@ def main() -> None:
             seen, has_died = losses(Path(scratch) / f"run-{number}", directory, kill)
             died += has_died
             wrong += seen != expected
-            print(
-                f"{number:3}  {kill!s:24}  {'died' if has_died else 'was not reached'}  {'as undisturbed' if seen == expected else 'OTHER LOSSES'}",
-                flush=True,
-            )
+            verdict = "as undisturbed" if seen == expected else "OTHER LOSSES"
+            print(f"{number:3}  {kill!s:22}  {'died' if has_died else 'not reached':12}  {verdict}", flush=True)
     print(f"{options.runs} runs, {died} with a kill, {wrong} with other losses")
     sys.exit(1 if wrong else 0)
 

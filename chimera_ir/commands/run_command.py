@@ -39,8 +39,23 @@ _TRAINING = (
         metavar="NORM",
         help="Scale gradients down to this norm of the whole model.",
     ),
+    click.option(
+        "--save", type=click.Path(), metavar="DIR", help="Save checkpoints there: the last, and at a SIGTERM."
+    ),
+    click.option("--save-every", type=click.IntRange(1, MOST), metavar="K", help="Save after every K updates, too."),
+    click.option("--keep", type=click.IntRange(1, MOST), metavar="K", help="Checkpoints that stay [default: 3]."),
+    click.option(
+        "--resume",
+        type=click.Path(),
+        metavar="DIR",
+        help="Go on from a checkpoint, or from the newest in a directory, if any.",
+    ),
+    click.option("--load", type=click.Path(), metavar="FILE", help="Begin with the weights of one file."),
+    click.option(
+        "--export", type=click.Path(), metavar="FILE", help="Write the weights into one file: .pt or .safetensors."
+    ),
     click.option("--stop-on-nan", is_flag=True, help="End when the loss of an update is no finite number."),
-    click.option("--log", type=click.Path(), metavar="FILE", help="Append a line of JSON for every update, at once."),
+    click.option("--log-file", type=click.Path(), metavar="FILE", help="Append a line of JSON for every update."),
     click.option("--metrics", type=click.Path(), metavar="FILE", help="Write losses and times of all updates as JSON."),
     click.option("--trace", type=click.Path(), metavar="DIR", help="Record every operation of the training, by rank."),
     click.option("--memory-limit", metavar="SIZE", help="Stop before training if a rank needs more, as in 16GiB."),

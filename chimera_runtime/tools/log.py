@@ -1,4 +1,4 @@
-"""``--log``: a line of JSON for each update, in the file as soon as the update is over on all ranks."""
+"""``--log-file``: a line of JSON for each update, in the file as soon as the update is over on all ranks."""
 
 import json
 import math
@@ -24,7 +24,7 @@ class Log:
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
-            raise Unwritable(f"--log {path}: {error.strerror}") from error
+            raise Unwritable(f"--log-file {path}: {error.strerror}") from error
 
     def add(self, content: dict[str, Any]) -> None:
         """A line; null is what is no finite number. After one that cannot be written no further one is tried."""
@@ -46,4 +46,4 @@ class Log:
         """
         os.close(self._file)
         if self._failed is not None:
-            raise Unwritable(f"--log {self._path}: {self._failed.strerror}")
+            raise Unwritable(f"--log-file {self._path}: {self._failed.strerror}")

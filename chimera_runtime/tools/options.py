@@ -115,7 +115,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--export", type=Path, metavar="FILE", help="write the weights into one file at the end: .pt or .safetensors"
     )
     parser.add_argument("--stop-on-nan", action="store_true", help="end when the loss of an update is no finite number")
-    parser.add_argument("--log", type=Path, metavar="FILE", help="append a line of JSON for every update, at once")
+    parser.add_argument("--log-file", type=Path, metavar="FILE", help="append a line of JSON for every update, at once")
     parser.add_argument("--metrics", type=Path, metavar="FILE", help="write losses and times of all updates as JSON")
     parser.add_argument("--trace", type=Path, metavar="DIR", help="record every operation of the training, by rank")
     parser.add_argument(

@@ -211,7 +211,7 @@ class PartialOutcome(Outcome):
         """Raises Misuse: there is no sum."""
         raise Misuse(
             "the loss of an update is gathered on rank 0 by the progress of train.py, which writes it to --metrics and "
-            "--log: to read outcome.loss leave out hooks="
+            "--log-file: to read outcome.loss leave out hooks="
         )
 
 

@@ -88,7 +88,7 @@ class Run(Hooks):
         metrics = None if options.metrics is None else Metrics(options.metrics)
         if metrics is not None:
             self.faults.at_end.append(lambda _message: metrics.keep())
-        return Sinks(metrics, None if options.log is None else Log(options.log), items, options.stop_on_nan)
+        return Sinks(metrics, None if options.log_file is None else Log(options.log_file), items, options.stop_on_nan)
 
     # ---- what the training loop asks for
 

@@ -10,6 +10,7 @@ import torch
 from chimera_runtime.batches import Batches
 from chimera_runtime.checkpoints import Checkpoints
 from chimera_runtime.errors import BadCheckpoint, Misuse
+from chimera_runtime.exporting import require_writable
 from chimera_runtime.outcome import Outcome
 from chimera_runtime.pipeline import Pipeline
 
@@ -109,6 +110,8 @@ class Saving:
             If that cannot be.
         """
         options = self._options
+        if options.export is not None:
+            require_writable(options.export)
         if options.load is not None:
             unknown = self._pipe.load_weights(options.load)
             if unknown:
@@ -122,6 +125,8 @@ class Saving:
                 self._say(f"resumed from {resumed.path}: {resumed.update} updates, {resumed.items} items")
                 for remark in resumed.remarks:
                     self._say(remark)
+        if options.save is not None and self._checkpoints is not None:
+            self._checkpoints.claim()
         return self._position.batches
 
     def is_due(self, outcome: Outcome | None) -> bool:

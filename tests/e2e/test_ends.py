@@ -60,9 +60,11 @@ def two_stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(tmp_path_factory.mktemp("ends"), "dapple", D=2, N=2)
 
 
-def ended(directory: Path, number: signal.Signals, *arguments: str) -> tuple[int, str, float]:
+def ended(
+    directory: Path, number: signal.Signals, *arguments: str, model: str = "failing.py"
+) -> tuple[int, str, float]:
     """A signal to torchrun in the third update: its status, all that was said, and the seconds until nobody speaks."""
-    words = ("--nproc-per-node=2", str(directory / "train.py"), "--model", str(MODELS / "failing.py"))
+    words = ("--nproc-per-node=2", str(directory / "train.py"), "--model", str(MODELS / model))
     process = subprocess.Popen(
         [*TORCHRUN, *words, "--steps", "1000000", *arguments],
         env=environment(),
@@ -146,8 +148,13 @@ def test_nan_ends_the_job_where_that_is_asked_for_and_the_log_has_every_update(
     """The model file takes arguments, and names of parameters; norms are those of the whole model."""
     common = ("--steps", "5", "--clip-norm", "0.5")
     listed = [
-        Job("stopped", two_stages, (*common, "--stop-on-nan", "--log", str(tmp_path / "stopped.jsonl")), "ruined.py"),
-        Job("on", two_stages, (*common, "--log", str(tmp_path / "on.jsonl"), "--", "--bias"), "ruined.py"),
+        Job(
+            "stopped",
+            two_stages,
+            (*common, "--stop-on-nan", "--log-file", str(tmp_path / "stopped.jsonl")),
+            "ruined.py",
+        ),
+        Job("on", two_stages, (*common, "--log-file", str(tmp_path / "on.jsonl"), "--", "--bias"), "ruined.py"),
     ]
     outcomes = run_all(tmp_path, 2, listed)
     said = "".join(outcomes["stopped"].said)

@@ -25,10 +25,10 @@ def test_a_line_is_there_as_soon_as_it_is_added_behind_those_of_an_earlier_run(t
 def test_a_log_that_cannot_be_opened_is_refused_and_one_that_cannot_be_written_is_told_at_the_end(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(Unwritable, match=r"--log .*: No such file or directory"):
+    with pytest.raises(Unwritable, match=r"--log-file .*: No such file or directory"):
         Log(tmp_path / "nowhere" / "log.jsonl")
     full = Log(Path("/dev/full"))
     for update in (1, 2):
         full.add({"update": update})
-    with pytest.raises(Unwritable, match=f"--log /dev/full: {os.strerror(28)}"):
+    with pytest.raises(Unwritable, match=f"--log-file /dev/full: {os.strerror(28)}"):
         full.close()

@@ -1,8 +1,10 @@
 """The command line of train.py: what is read, and what each option refuses."""
 
+import re
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from chimera_runtime.errors import Misuse
 from chimera_runtime.tools.options import parse
@@ -112,6 +114,16 @@ def test_help_is_printed_and_ends_well(capsys: pytest.CaptureFixture[str]) -> No
         parse(["--help"])
     assert end.value.code == 0
     assert "Trains a model with the program beside it." in capsys.readouterr().out
+
+
+def test_no_option_is_one_that_torchrun_would_read_in_another_way(capsys: pytest.CaptureFixture[str]) -> None:
+    """torchrun takes what begins several of its own options for a mistake, also behind the name of the script."""
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    options = re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)
+    assert len(options) > 20
+    for option in options:
+        assert get_args_parser().parse_args(["train.py", option, "x"]).training_script_args == [option, "x"]
 
 
 def test_what_follows_two_dashes_is_the_model_files() -> None:

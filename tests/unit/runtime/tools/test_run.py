@@ -77,7 +77,7 @@ def test_a_trace_a_check_and_a_limit_change_nothing_of_the_training(
     losses, weights = looped(run(), compiled)
     capsys.readouterr()
     options = ("--check", "--memory-limit=1GiB", f"--trace={tmp_path / 'trace'}", f"--metrics={tmp_path / 'm.json'}")
-    again, same = looped(run(*options, f"--log={tmp_path / 'log.jsonl'}"), compiled)
+    again, same = looped(run(*options, f"--log-file={tmp_path / 'log.jsonl'}"), compiled)
     assert again == losses
     assert all(map(torch.equal, weights, same))
     assert json.loads((tmp_path / "m.json").read_text())["loss"] == losses
@@ -173,7 +173,7 @@ def by_hand(run: Run, directory: Path) -> list[float]:
 def test_train_py_of_a_stream_tells_every_update_once_as_a_loop_of_ones_own_sees_them(
     streamed: Callable[..., Run], stream: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = f"--metrics={tmp_path / 'm.json'}", f"--log={tmp_path / 'log.jsonl'}"
+    files = f"--metrics={tmp_path / 'm.json'}", f"--log-file={tmp_path / 'log.jsonl'}"
     losses = by_hand(streamed("--check", "--memory-limit=1GiB", f"--trace={tmp_path / 'trace'}", *files), stream)
     assert len(set(losses)) == STEPS
     said = capsys.readouterr().out.splitlines()
