@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-ATTEMPTS = 20_000
+ATTEMPTS = 2_000
 """How many stages are tried before a search for one that fits gives up."""
 
 

@@ -74,6 +74,25 @@ class Inputs:
         """
         return self._chosen(self.counts, wanted, ())
 
+    def split(self, wanted: Wanted) -> tuple[int, ...] | None:
+        """The first layer of each stage, where the profile has layers that can be cut into so many stages; else None.
+
+        Raises
+        ------
+        OptionError
+            If the split that is wanted is none of the layers.
+        """
+        layers = self.counts.layers
+        if not layers and wanted.split is not None:
+            raise OptionError("split: the profile has the costs of stages, and so of one split; it needs one of layers")
+        if not layers:
+            return None
+        split = wanted.split or fastest(layers, wanted.stages, wanted.micro_batch_size, recomputing=False)
+        wrong = problem(split, wanted.stages, len(layers))
+        if wrong:
+            raise OptionError(f"split {','.join(map(str, split))}: {wrong}")
+        return split
+
     def model(self) -> ModelProfile:
         """The profile in seconds.
 
@@ -103,17 +122,8 @@ class Inputs:
         in_cluster = (*_too_small(self.cluster, wanted, self.cluster_source), *unknown)
         if in_profile or in_cluster:
             raise Unfit(_those((self.profile_source, in_profile), (self.cluster_source, in_cluster)))
-        if not model.layers:
-            if wanted.split is not None:
-                raise OptionError(
-                    "split: the profile has the costs of stages, and so of one split; one of layers has those of all"
-                )
-            return model.depths[wanted.stages]
-        split = wanted.split or fastest(model.layers, wanted.stages, wanted.micro_batch_size, recomputing=False)
-        wrong = problem(split, wanted.stages, len(model.layers))
-        if wrong:
-            raise OptionError(f"split {','.join(map(str, split))}: {wrong}")
-        return stages_of(model.layers, split)
+        split = self.split(wanted)
+        return model.depths[wanted.stages] if split is None else stages_of(model.layers, split)
 
     def _no_device(self) -> Diagnostic:
         return NoDevice(TomlPlaces(self.cluster_source.text).key(("cluster",)))
