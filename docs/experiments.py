@@ -48,7 +48,9 @@ class Case:
     cluster: str = "piz_daint"
 
 
-BERT, GPT = "bert48", "gpt2"
+BERT, GPT, LAYERS = "bert48", "gpt2", "gpt2_layers"
+GPT_LAYERS = 66
+"""Those of the transformer, the embeddings and the projection to words."""
 
 
 @cache
@@ -164,6 +166,22 @@ def selection() -> Iterator[Row]:
                 f"{max(memory(each)) / GIB:.1f}",
                 paper,
             )
+
+
+def splits() -> Iterator[Row]:
+    """The same for GPT-2, with the split of its layers whose slowest stage is fastest."""
+    even = {(each["W"], each["D"], each["B"]): each for each in choices(Case(GPT, 512, 512), *GREEDY)}
+    found = [each for each in choices(Case(LAYERS, 512, 512), *GREEDY) if isinstance(each["T_replay"], float)]
+    for each in sorted(found, key=lambda each: number(each, "T_replay")):
+        before = even[each["W"], each["D"], each["B"]]
+        split = each["split"]
+        assert isinstance(split, list)
+        counts = [end - first for first, end in zip(split, (*split[1:], GPT_LAYERS), strict=True)]
+        yield (
+            described(each),
+            f"{counts[0]}, {min(counts[1:-1])} to {max(counts[1:-1])}, {counts[-1]}",
+            *(f"{number(of, key):.2f}" for key in ("T", "T_replay") for of in (before, each)),
+        )
 
 
 def memory(choice: Choice) -> list[int]:
@@ -333,6 +351,10 @@ TABLES: dict[str, tuple[Row, Callable[[], Iterator[Row]]]] = {
     "selection": (
         ("", "", "T, s", "over the first", "T if stages were equal, s", "replay, s", "GiB", "paper"),
         selection,
+    ),
+    "splits": (
+        ("", "layers: first stage, between, last", "T, s, even", "T, s", "replay, s, even", "replay, s"),
+        splits,
     ),
     "spread": (("", *(f"Bert-48 D={d}" for d in (4, 8, 16)), *(f"GPT-2 D={d}" for d in (8, 16, 32))), spread),
     "optima": (("", "paper", "ours", "the same"), optima),

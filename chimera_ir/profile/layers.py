@@ -1,15 +1,35 @@
 """Stages made of layers: their costs from those of the layers, and whether a split is one of them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from chimera_ir.profile.balance import balanced
 from chimera_ir.profile.costs import StageCosts, Timing
 
+LEAST = 1e-9
+"""A nanosecond, or as much of a floating-point operation."""
+
 
 def stages_of(layers: Sequence[StageCosts], split: Sequence[int]) -> tuple[StageCosts, ...]:
-    """The costs of the stages that a split, the first layer of each stage, makes of layers."""
-    return tuple(merged(layers[first:end]) for first, end in pairwise((*split, len(layers))))
+    """The costs of the stages that a split, the first layer of each stage, makes of layers.
+
+    An operation takes `LEAST` at least, also on a stage of layers without work, such as a table of words.
+    """
+    return tuple(_lasting(merged(layers[first:end])) for first, end in pairwise((*split, len(layers))))
+
+
+def _lasting(stage: StageCosts) -> StageCosts:
+    at = {
+        size: replace(
+            timing,
+            forward=max(timing.forward, LEAST),
+            backward=max(timing.backward, LEAST),
+            recomputing=max(timing.recomputing, LEAST),
+        )
+        for size, timing in stage.at.items()
+    }
+    return replace(stage, at=at)
 
 
 def durations(layers: Sequence[StageCosts], size: int, *, recomputing: bool) -> list[float]:

@@ -20,6 +20,7 @@ from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
 from chimera_ir.profile.document import Document, Table, load
 from chimera_ir.profile.quantity import (
     BANDWIDTH,
+    POSITIVE,
     RATE,
     SHARE,
     SIZE,
@@ -84,8 +85,9 @@ class _Costs:
         self.steps: list[Table] = []
 
     def read(self, table: Table, name: str, default: Fraction | None) -> Fraction:
-        """A cost in seconds or in FLOP, whose place is kept."""
-        cost, dimension = table.quantity(name, (TIME, WORK), default)
+        """A cost in seconds or in FLOP, whose place is kept; only that of a layer may be none."""
+        least = Fraction(0) if table.path[0] == "layer" else POSITIVE
+        cost, dimension = table.quantity(name, (TIME, WORK), default, least)
         if table.has(name):
             (self.times if dimension is TIME else self.work).append((table, name))
         return cost

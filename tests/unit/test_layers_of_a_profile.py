@@ -55,6 +55,12 @@ def test_a_stage_of_one_layer_is_that_layer() -> None:
     assert stages_of([layer(1), layer(2), layer(3)], (0, 2)) == (merged([layer(1), layer(2)]), layer(3))
 
 
+def test_a_stage_without_work_takes_a_moment() -> None:
+    """As where a table of words is a stage by itself, of which no operations are counted."""
+    (stage,) = stages_of([layer(0)], (0,))
+    assert {stage.at[4].forward, stage.at[4].backward, stage.at[4].recomputing} == {1e-9}
+
+
 @pytest.mark.parametrize(
     ("split", "words"),
     [
