@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 from chimera_ir.profile.read import read_profile
@@ -49,8 +50,6 @@ class Case:
 
 
 BERT, GPT, LAYERS = "bert48", "gpt2", "gpt2_layers"
-GPT_LAYERS = 66
-"""Those of the transformer, the embeddings and the projection to words."""
 
 
 @cache
@@ -173,10 +172,8 @@ def splits() -> Iterator[Row]:
     even = {(each["W"], each["D"], each["B"]): each for each in choices(Case(GPT, 512, 512), *GREEDY)}
     found = [each for each in choices(Case(LAYERS, 512, 512), *GREEDY) if isinstance(each["T_replay"], float)]
     for each in sorted(found, key=lambda each: number(each, "T_replay")):
-        before = even[each["W"], each["D"], each["B"]]
-        split = each["split"]
-        assert isinstance(split, list)
-        counts = [end - first for first, end in zip(split, (*split[1:], GPT_LAYERS), strict=True)]
+        before, split = even[each["W"], each["D"], each["B"]], json.loads(str(each["split"]))
+        counts = [end - first for first, end in pairwise((*split, 66))]  # 64, the embeddings and the projection
         yield (
             described(each),
             f"{counts[0]}, {min(counts[1:-1])} to {max(counts[1:-1])}, {counts[-1]}",

@@ -41,7 +41,8 @@ def test_every_command_but_run_has_a_name_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*(alias.split("-")[1] for alias in ALIASES), "profile stages", "profile layers", "profile links"]
+    "name",
+    [*(alias.split("-")[1] for alias in ALIASES), *(f"profile {of}" for of in ("stages", "layers", "links"))],
 )
 def test_a_command_is_the_same_by_both_names_and_speaks_of_itself_by_that_which_was_typed(name: str) -> None:
     first, *rest = name.split()
