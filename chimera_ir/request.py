@@ -1,6 +1,6 @@
 """What is asked of the compiler."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -51,7 +51,12 @@ class Request:
         NoSuchTie
             If the scheme lacks a stage of a tie, or a tie is of fewer than two.
         """
-        return tuple(sorted({_group(tie, stages) for tie in self.ties}))
+        return groups(self.ties, stages)
+
+
+def groups(ties: Iterable[Tie], stages: int) -> tuple[WeightGroup, ...]:
+    """Ties as weight groups; order and errors as in `Request.groups`."""
+    return tuple(sorted({_group(tie, stages) for tie in ties}))
 
 
 def _group(tie: Tie, stages: int) -> WeightGroup:

@@ -1,12 +1,14 @@
 """Where a `Pipeline` lets tools take part: those of train.py check, measure, rehearse and record by these."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from chimera_runtime.lane import Lane
+from chimera_runtime.outcome import Outcomes
 from chimera_runtime.setting import Setting
 from chimera_runtime.stage import Stage
+from chimera_runtime.world import World
 
 
 class Hooks:
@@ -33,3 +35,7 @@ class Hooks:
     def lane(self, setting: Setting, stages: dict[int, Stage]) -> Lane:
         """What the rank's script is called with."""
         return setting.lane(setting.parts(stages))
+
+    def outcomes(self, world: World, counted: bool, names: Sequence[str]) -> Outcomes:
+        """What sums the losses of an update over the ranks: it is called like `Outcomes`."""
+        return Outcomes(world, counted, names)

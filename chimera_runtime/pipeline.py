@@ -24,7 +24,7 @@ from chimera_runtime.losses import Loss
 from chimera_runtime.model import Model, file_of
 from chimera_runtime.naming import parameters_by_name
 from chimera_runtime.norms import gradients_of, largest_anywhere, scale_down, total_norm
-from chimera_runtime.outcome import Outcome, Outcomes
+from chimera_runtime.outcome import Outcome
 from chimera_runtime.program import Group, load, spread
 from chimera_runtime.setting import Setting
 from chimera_runtime.stepping import Hook, Named, Steppers
@@ -149,7 +149,7 @@ class Pipeline:
             self._setting, built, self._steppers, hooks.stage_maker(self._setting), sum_dtype=sum_dtype
         )
         lane = hooks.lane(self._setting, self._stages)
-        self._outcomes = Outcomes(world, findings.expected_count is not None, findings.auxiliary)
+        self._outcomes = hooks.outcomes(world, findings.expected_count is not None, findings.auxiliary)
         running = (self._setting, lane, self._stages, self._feed, self._outcomes)
         accumulation = Accumulation(dict(self.named_parameters()))
         self._schedule = Streaming(*running) if job.period else Flushing(*running, accumulation, sum_dtype is not None)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from chimera_runtime.errors import Misuse
 from chimera_runtime.lane import Lane, Route
 
-INTERFACE = 3
+INTERFACE = 4
 """The interface between scripts and this package; it grows when scripts written for the one before would not run."""
 
 FILE = "program.json"

@@ -162,7 +162,7 @@ def selection() -> Iterator[Row]:
                 f"{100 * (number(each, 'T') / fastest - 1):+.0f} %",
                 f"{equal[here]:.2f}" if here in equal else "",
                 f"{replayed:.2f}" if isinstance(replayed, float) else "",
-                f"{max(memory(each)) / GIB:.1f}",
+                f"{max(numbers(each)) / GIB:.1f}",
                 paper,
             )
 
@@ -172,7 +172,7 @@ def splits() -> Iterator[Row]:
     even = {(each["W"], each["D"], each["B"]): each for each in choices(Case(GPT, 512, 512), *GREEDY)}
     found = [each for each in choices(Case(LAYERS, 512, 512), *GREEDY) if isinstance(each["T_replay"], float)]
     for each in sorted(found, key=lambda each: number(each, "T_replay")):
-        before, split = even[each["W"], each["D"], each["B"]], json.loads(str(each["split"]))
+        before, split = even[each["W"], each["D"], each["B"]], numbers(each, "split")
         counts = [end - first for first, end in pairwise((*split, 66))]  # 64, the embeddings and the projection
         yield (
             described(each),
@@ -181,9 +181,9 @@ def splits() -> Iterator[Row]:
         )
 
 
-def memory(choice: Choice) -> list[int]:
-    """Bytes by worker."""
-    found = choice["memory"]
+def numbers(choice: Choice, key: str = "memory") -> list[int]:
+    """The figures of a choice: bytes by worker, or the first layer of each stage."""
+    found = choice[key]
     assert isinstance(found, list)
     return found
 

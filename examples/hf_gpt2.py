@@ -1,15 +1,17 @@
 """GPT-2 of the transformers library in a training loop of one's own: clipping, a schedule, evaluation.
 
-    chimera compile dapple --set D=4 --set N=4 --out gpt2.out
+    chimera compile dapple --set D=4 --set N=4 --tied first,last --out gpt2.out
     torchrun --nproc-per-node=4 examples/hf_gpt2.py gpt2.out
 
-The weights are random and the text is that of Python's standard library, byte by byte, so nothing is downloaded. The
-texts of a mini-batch differ in length: a mask travels with each.
+The first and the last stage share the table of words, as in the original. The weights are random and the text is that
+of Python's standard library, byte by byte, so nothing is downloaded. Texts differ in length and are padded in front: a
+mask travels with each.
 """
 
 import argparse
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,10 +34,9 @@ CONFIG = GPT2Config(
     resid_pdrop=0.0,
     embd_pdrop=0.0,
     attn_pdrop=0.0,
-    tie_word_embeddings=False,
 )
-Text = tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Bytes and which of them are there (both (B, T)); and the byte after each, -100 where there is none."""
+Batch = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
+"""Bytes (B, T); labels, the same with -100 up to the first byte of a text; keyword arguments of the stages."""
 
 
 class Slice(nn.Module):
@@ -51,17 +52,14 @@ class Slice(nn.Module):
         if stage == num_stages - 1:
             self.ln_f, self.lm_head = body.ln_f, model.lm_head
 
-    def forward(self, given: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Vectors and mask to the next stage; logits (B, T, bytes) from the last one."""
-        x, mask = given
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Vectors (B, T, width) to the next stage; logits (B, T, bytes) from the last one."""
         if hasattr(self, "wte"):
             x = self.wte(x) + self.wpe(torch.arange(x.shape[1], device=x.device))
-        attention = create_causal_mask(
-            config=self.config, inputs_embeds=x, attention_mask=mask, past_key_values=None, position_ids=None
-        )
+        mask = create_causal_mask(self.config, x, attention_mask, past_key_values=None)
         for block in self.h:
-            x = block(x, attention_mask=attention)
-        return self.lm_head(self.ln_f(x)) if hasattr(self, "lm_head") else (x, mask)
+            x = block(x, attention_mask=mask)
+        return self.lm_head(self.ln_f(x)) if hasattr(self, "lm_head") else x
 
 
 def build_stage(stage: int, num_stages: int) -> nn.Module:
@@ -70,53 +68,58 @@ def build_stage(stage: int, num_stages: int) -> nn.Module:
     return Slice(GPT2LMHeadModel(CONFIG), stage, num_stages)
 
 
-def loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of the next byte, in nats."""
-    return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
+def tied(num_stages: int) -> list[list[tuple[int, str]]]:
+    """The table of words, and the head."""
+    return [[(0, "wte.weight"), (num_stages - 1, "lm_head.weight")]]
 
 
-def texts(size: int, seed: int, held_out: bool = False) -> Iterator[Text]:
+def loss(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cross entropy of every byte after the first, in nats: its sum, and the number of these bytes."""
+    predicted, following = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+    return functional.cross_entropy(predicted, following, reduction="sum"), (following != -100).sum()
+
+
+def texts(size: int, seed: int, held_out: bool = False) -> Iterator[Batch]:
     """Batches without end, of texts that are between half and all of the positions long; the last tenth is held out."""
     whole, longest = corpus.characters(), CONFIG.n_positions
     text = whole[len(whole) // 10 * 9 :] if held_out else whole[: len(whole) // 10 * 9]
     generator = torch.Generator().manual_seed(seed)
     while True:
         starts = torch.randint(len(text) - longest, (size,), generator=generator)
-        pieces = torch.stack([text[start : start + longest + 1] for start in starts.tolist()])
+        pieces = torch.stack([text[start : start + longest] for start in starts.tolist()])
         lengths = torch.randint(longest // 2, longest + 1, (size, 1), generator=generator)
-        mask = torch.arange(longest) < lengths
-        yield (pieces[:, :-1], mask), pieces[:, 1:].masked_fill(~mask, -100)
+        places = torch.arange(longest) - (longest - lengths)
+        yield pieces, pieces.masked_fill(places <= 0, -100), {"attention_mask": places >= 0}
 
 
 def main() -> None:
     """Trains, and prints a line now and then."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", help="what chimera compile wrote")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--micro-batch-size", type=int, default=4)
     options = parser.parse_args()
-    dist.init_process_group("gloo")
     size = options.micro_batch_size
-    with Pipeline(options.directory, build_stage, loss, example=next(texts(size, seed=0))) as pipe:
+    dist.init_process_group("gloo")
+    with Pipeline(options.directory, build_stage, loss, example=next(texts(size, seed=0)), tied=tied) as pipe:
         matrices = [p for p in pipe.parameters() if p.dim() > 1]
         others = [p for p in pipe.parameters() if p.dim() <= 1]
         groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=3e-3)
         scheduler = get_cosine_schedule_with_warmup(optimizer, options.steps // 10, options.steps)
+        training = texts(size * pipe.micro_batches, seed=1 + pipe.copy)
         validation = [*islice(texts(size * pipe.micro_batches, seed=pipe.copy, held_out=True), 4)]
-        for step, batch in enumerate(texts(size * pipe.micro_batches, seed=1 + pipe.copy), 1):
+        for step, batch in enumerate(islice(training, options.steps), 1):
             outcome = pipe.step(batch)
             norm = pipe.clip_grad_norm_(1.0)
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-            if dist.get_rank() == 0 and (step == 1 or step % 10 == 0):
-                print(f"step {step:3d}  loss {outcome.loss:.3f}  norm {norm:.2f}", flush=True)
-            if step == options.steps:
-                break
-        judged = pipe.evaluate(validation)
-        if dist.get_rank() == 0:
-            print(f"held out  loss {judged:.3f}", flush=True)
+            if step % 10 == 0:
+                held_out = pipe.evaluate(validation)
+                if dist.get_rank() == 0:
+                    line = f"step {step:3d}  loss {outcome.loss:.6f}  norm {norm:.6f}  held out {held_out:.6f}"
+                    print(line, flush=True)
     dist.destroy_process_group()
 
 

@@ -1,6 +1,6 @@
 """Training in a loop of one's own beside the same in one process, for all schemes: clipped, with AdamW, in float64.
 
-    python -m tests.agreement [--workers 2 4 8] [--copies 1 2] [--markdown docs/agreement.md]
+    python -m tests.agreement [--workers 2 4 8] [--copies 1 2] [--schemes NAME ..] [--markdown docs/agreement.md]
 
 Each row is a run of tests/e2e/loops/agree.py: losses, norms and gradients of every update, weights after the last. It
 ends with status 1 if a row is beyond the limits.
@@ -21,6 +21,8 @@ from tests.e2e.ranks import Job, compiled, run_all
 
 LOOP = Path(__file__).resolve().parent / "e2e" / "loops" / "agree.py"
 LIMITS = {"losses": 1e-12, "norms": 1e-12, "gradients": 1e-12, "weights": 1e-9}
+CONCATENATED = ("chimera_doubling", "chimera_halving")
+"""Schemes that differ from `chimera` in what they do with more micro-batches than workers."""
 START, END = "<!-- agreement -->\n", "<!-- /agreement -->\n"
 
 
@@ -53,9 +55,10 @@ class Case:
 
 
 def sizes(scheme: str, workers: int) -> dict[str, int]:
-    """As many micro-batches as workers, of whatever the scheme calls these."""
+    """As many micro-batches as workers, whatever the scheme calls these; twice as many for those in `CONCATENATED`."""
     names = library.parameters(scheme)
-    return {name: workers for name in names if name in ("D", "P", "N")}
+    micro_batches = workers * (2 if scheme in CONCATENATED else 1)
+    return {name: micro_batches if name == "N" else workers for name in names if name in ("D", "P", "N")}
 
 
 def with_a_flush() -> list[str]:
@@ -84,12 +87,14 @@ def beyond(seen: dict[str, float]) -> list[str]:
 
 def main() -> None:
     """Runs all cases and prints the table."""
+    schemes = with_a_flush()
     parser = argparse.ArgumentParser(description="Training through Pipeline beside the same in one process.")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--copies", type=int, nargs="+", default=[1, 2], metavar="W")
+    parser.add_argument("--schemes", nargs="+", choices=schemes, default=schemes, metavar="NAME")
     parser.add_argument("--markdown", type=Path, metavar="PAGE", help="write the table between the page's marks")
     options = parser.parse_args()
-    cases = [Case(s, w, c, tied=True) for s in with_a_flush() for w in options.workers for c in options.copies]
+    cases = [Case(s, w, c, tied=True) for s in options.schemes for w in options.workers for c in options.copies]
     lines = ["| scheme | workers | W | " + " | ".join(LIMITS) + " |", "|---|--:|--:|" + "--:|" * len(LIMITS)]
     wrong = []
     with tempfile.TemporaryDirectory() as folder:

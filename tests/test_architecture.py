@@ -52,7 +52,7 @@ IMPORTS = {
     "console": {"visible"},
     "planner": {
         *("library", "source", "diagnostics", "syntax", "elaborate", "ir", "lower", "verify", "cost", "profile"),
-        *("errors", "predict", "undisturbed", "visible"),
+        *("errors", "predict", "request", "undisturbed", "visible"),
     },
     "answer": {"compilation", "console", "syntax", "ir", "cost", "picture", "predict"},
     "cache": {"answer", "resources", "source"},

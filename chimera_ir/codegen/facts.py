@@ -14,7 +14,7 @@ from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.turns import initial, updates_a_turn
 from chimera_ir.verify.verify import Verified
 
-INTERFACE = 3
+INTERFACE = 4
 """The interface of chimera_runtime that scripts are written for."""
 
 Facts = dict[str, Any]

@@ -42,6 +42,20 @@ def parse_settings(_: click.Context, __: click.Parameter, given: tuple[str, ...]
     return values
 
 
+def parse_ties(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[list[int | str]]:
+    """The groups of stages of a repeatable option ``--tied STAGE,STAGE``."""
+    ties: list[list[int | str]] = []
+    for text in given:
+        stages = text.split(",")
+        known = all(stage in ("first", "last") or (stage.isascii() and stage.isdecimal()) for stage in stages)
+        if len(stages) < 2 or not known:
+            raise Misuse(f"--tied {text}: write two stages or more, as in --tied first,last or --tied 0,3")
+        if any(len(stage) > 18 for stage in stages):
+            raise Misuse(f"--tied {text[:40]}: a stage has at most 18 digits")
+        ties.append([int(stage) if stage.isdecimal() else stage for stage in stages])
+    return ties
+
+
 def require_torch(doing: str) -> None:
     """Makes sure that torch is installed, without importing it; ``doing`` is what needs it.
 

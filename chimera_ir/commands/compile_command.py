@@ -11,7 +11,7 @@ import click
 from chimera_ir import __version__, cache, library, output, progress, texts
 from chimera_ir.answer import Answer, Output, produce
 from chimera_ir.commands import completion
-from chimera_ir.commands.common import Misuse, parse_settings, run, write
+from chimera_ir.commands.common import Misuse, parse_settings, parse_ties, run, write
 from chimera_ir.compilation import Compilation, Level
 from chimera_ir.cost.model import COST_LETTERS, Costs
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
@@ -42,20 +42,6 @@ def _costs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dic
             raise Misuse(f"--cost {text}: {error}") from error
         costs[kind] = value
     return costs
-
-
-def _ties(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[list[int | str]]:
-    """The groups of stages of a repeatable option ``--tied STAGE,STAGE``."""
-    ties: list[list[int | str]] = []
-    for text in given:
-        stages = text.split(",")
-        known = all(stage in ("first", "last") or (stage.isascii() and stage.isdecimal()) for stage in stages)
-        if len(stages) < 2 or not known:
-            raise Misuse(f"--tied {text}: write two stages or more, as in --tied first,last or --tied 0,3")
-        if any(len(stage) > 18 for stage in stages):
-            raise Misuse(f"--tied {text[:40]}: a stage has at most 18 digits")
-        ties.append([int(stage) if stage.isdecimal() else stage for stage in stages])
-    return ties
 
 
 def _split(_: click.Context, __: click.Parameter, given: str | None) -> tuple[int, ...] | None:
@@ -108,7 +94,7 @@ _SHARED = (
     click.option(
         "--tied",
         multiple=True,
-        callback=_ties,
+        callback=parse_ties,
         metavar="STAGE,STAGE",
         help="Stages that share parameters, as the model's tied() says: by number, first or last.",
     ),

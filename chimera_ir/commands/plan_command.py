@@ -10,7 +10,7 @@ import click
 
 from chimera_ir import __version__, library, progress, texts
 from chimera_ir.commands import completion
-from chimera_ir.commands.common import WRONG_TEXT, Misuse, parse_settings, run, write
+from chimera_ir.commands.common import WRONG_TEXT, Misuse, parse_settings, parse_ties, run, write
 from chimera_ir.compilation import Compilation
 from chimera_ir.console import printed
 from chimera_ir.elaborate.elaborate import parameter_names
@@ -92,6 +92,14 @@ class _Wanted:
     help="Consider this strategy [default: eager_opt].",
 )
 @click.option(
+    "--tied",
+    "ties",
+    multiple=True,
+    callback=parse_ties,
+    metavar="STAGE,STAGE",
+    help="Stages that share parameters, as the model's tied() says: by number, first or last.",
+)
+@click.option(
     "--layout", type=click.Choice(["pipeline", "replica"]), default="pipeline", help="Which ranks share a node."
 )
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many to show.")
@@ -121,6 +129,7 @@ def plan_command(
     greedy: bool,
     recompute: bool | None,
     syncs: tuple[str, ...],
+    ties: list[list[int | str]],
     layout: str,
     top: int,
     choose: int,
@@ -150,8 +159,9 @@ def plan_command(
     streams = bool(schemes) if asynchronous is None else asynchronous
     question = Question(number, mini_batch, settings, recomputation, modes, streams, max_operations)
     trusted = frozenset(map(library.source, library.names()))
-    judge = Judge(parsed, model, inputs.cluster, layout == "replica", recomputation, max_operations, trusted)
-    files = Files(str(profile), str(cluster), layout == "replica", max_operations)
+    tied = tuple(map(tuple, ties))
+    judge = Judge(parsed, model, inputs.cluster, layout == "replica", recomputation, max_operations, trusted, tied)
+    files = Files(str(profile), str(cluster), layout == "replica", max_operations, tied)
     with progress.shown() as doing:
         ranking = rank(sources, question, judge, greedy, max(top, choose), doing)
     _deliver(ranking, _Wanted(top, choose, error, as_json, files, inputs.warnings))

@@ -84,7 +84,22 @@ def _training(function: Function) -> Function:
     return reduce(lambda decorated, decorate: decorate(decorated), (*refused, *reversed(_TRAINING)), function)
 
 
+class _WithModelArguments(click.Command):
+    """A command whose function is given the words behind ``--``, unread, as ``model_arguments``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Reads the words before ``--``."""
+        end = args.index("--") if "--" in args else len(args)
+        ctx.params["model_arguments"] = tuple(args[end + 1 :])
+        return super().parse_args(ctx, args[:end])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """What the usage line says of options and arguments."""
+        return [*super().collect_usage_pieces(ctx), "[-- ARGS...]"]
+
+
 @click.command(
+    cls=_WithModelArguments,
     context_settings={"help_option_names": ["-h", "--help"]},
     short_help="Compile a scheme and train a model with it on this machine.",
 )
@@ -107,13 +122,14 @@ def run_command(
     library: tuple[Path, ...],
     no_cache: bool,
     copies: int,
+    model_arguments: tuple[str, ...],
     **training: Any,
 ) -> None:
     """Compile SCHEME and train MODEL.py with it on this machine, under torchrun.
 
     SCHEME is a .chim file, an IR text (.sir) or the name of a library scheme (see chimera compile --list). It is
     compiled as by the command compile; then torchrun starts train.py in the output directory, with a rank for each
-    worker of each of the W copies.
+    worker of each of the W copies. What follows -- is handed to MODEL.py, whose functions may take it as args.
 
     Exit status: 1 something is wrong in the text, 2 on the command line, 70 in the compiler, 130 interrupted;
     once torchrun has started, its own.
@@ -133,6 +149,7 @@ def run_command(
     directory = delivered(answer.printed, answer.output, out)
     ranks = copies * answer.output.workers
     started = ["--standalone", f"--nproc-per-node={ranks}", as_argument(f"{directory}/train.py"), *_words(training)]
+    started += ["--", *model_arguments] if model_arguments else []
     write(f"wrote {visible(str(directory))}, running\n  {command_line(('torchrun', *started))}\n")
     _become([sys.executable, "-P", "-m", "torch.distributed.run", *started])
 

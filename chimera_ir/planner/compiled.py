@@ -21,6 +21,7 @@ from chimera_ir.lower.sync import Duration, launches
 from chimera_ir.lower.updates import copies
 from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.setting import Setting
+from chimera_ir.request import Tie, groups
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.change import Change
 from chimera_ir.verify.holdings import Holdings, holdings
@@ -38,20 +39,29 @@ _Pattern = tuple[int, ...]
 class CompiledScheme:
     """A scheme with its parameters, at each level on demand and for any change that is asked beyond its text.
 
-    ``change`` is one of those changes; all have the same lanes. A ``trusted`` text is not verified again; any other has
-    to pass `check` before its lanes are used.
+    ``change`` is one of those changes; all have the same lanes. A ``trusted`` text is not verified again, unless it is
+    without a flush and ``ties`` say that stages share parameters; any other has to pass `check` before its lanes are
+    used.
 
     Raises
     ------
     Rejected
         By any method or property, if the scheme has errors.
+    NoSuchTie
+        By any method or property, if the scheme lacks a stage of a tie.
     """
 
     def __init__(
-        self, scheme: Scheme, settings: tuple[tuple[str, int], ...], change: Change, max_operations: int, trusted: bool
+        self,
+        scheme: Scheme,
+        settings: tuple[tuple[str, int], ...],
+        change: Change,
+        max_operations: int,
+        trusted: bool,
+        ties: tuple[Tie, ...] = (),
     ) -> None:
         self._scheme, self._settings, self._change = scheme, dict(settings), change
-        self._max_operations, self._trusted = max_operations, trusted
+        self._max_operations, self._trusted, self._ties = max_operations, trusted, ties
         self._outlines: dict[Change, Outline] = {}
         self._samples: dict[Change, dict[_Signature, Compute]] = {}
         self._checked: dict[Change, Checked] = {}
@@ -66,7 +76,9 @@ class CompiledScheme:
 
     def _outline(self, change: Change) -> Outline:
         if change not in self._outlines:
-            self._outlines[change] = outline(change.of(self._scheme), self._settings, self._max_operations)
+            outlined = outline(change.of(self._scheme), self._settings, self._max_operations)
+            header = outlined.header
+            self._outlines[change] = replace(outlined, header=replace(header, ties=groups(self._ties, header.stages)))
         return self._outlines[change]
 
     @cached_property
@@ -79,14 +91,14 @@ class CompiledScheme:
         return order(self._plan).lanes
 
     def check(self, change: Change) -> None:
-        """Verify the schedule, unless the text is trusted.
+        """Verify the schedule, unless it is trusted.
 
         Raises
         ------
         Rejected
             With the errors that a compilation finds in the schedule.
         """
-        if self._trusted or change in self._checked:
+        if self._trusts(change) or change in self._checked:
             return
         from chimera_ir.verify.verify import verify_schedule  # with networkx, which takes a while
 
@@ -94,8 +106,13 @@ class CompiledScheme:
         raise_errors(checked.findings.diagnostics)
         self._checked[change] = checked
 
+    def _trusts(self, change: Change) -> bool:
+        """Whether nothing is to be verified. Stages of a stream that share parameters must read the same versions."""
+        header = self.header(change)
+        return self._trusted and not (header.ties and header.asynchronous)
+
     def prove(self, change: Change, setting: Setting) -> None:
-        """Verify the program of a scheme without a flush, unless the text is trusted.
+        """Verify the program of a scheme without a flush, unless it is trusted.
 
         Errors in versions, and gradient sums that some workers have no part in, show only in the program. With a flush,
         the program of a schedule that passes `check` has no errors (tests/property/test_random_schemes.py).
@@ -106,7 +123,7 @@ class CompiledScheme:
             With the errors that a compilation finds in the program.
         """
         key = change, self._pattern(change, setting)
-        if self._trusted or not self.header(change).asynchronous or key in self._proven:
+        if self._trusts(change) or not self.header(change).asynchronous or key in self._proven:
             return
         from chimera_ir.verify.verify import verify_lowered
 
@@ -201,7 +218,7 @@ class CompiledScheme:
         return Program(header, known) if known else sketch(stream_of(self.schedule(change))).view(header.updates)
 
     def launched(self, change: Change, setting: Setting) -> tuple[tuple[tuple[int, WeightGroup], ...], ...]:
-        """For each worker the gradient sums that it launches: after how many of its operations, and of which stage."""
+        """For each worker the gradient sums that it launches: after how many of its operations, and of which group."""
         if self.header(change).asynchronous:
             return ((),) * len(self.lanes)
         key = change, self._pattern(change, setting)
@@ -233,9 +250,9 @@ class CompiledScheme:
         return lambda operation: durations[_signature(operation, header)]
 
     def _pattern(self, change: Change, setting: Setting) -> _Pattern:
-        """The relative durations in a setting; empty where no worker has gradient sums of several stages to launch."""
+        """The relative durations in a setting; empty where no worker has several gradient sums to launch."""
         header = self.header(change)
-        if all(len(stages) < 2 for stages in header.stages_of):
+        if all(len(held) < 2 for held in header.groups_of):
             return ()
         measured = Measured.of(setting)
         times = [measured.duration(operation, header) for operation in self._representatives(change).values()]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from chimera_ir.diagnostics.model import Rejected
+from chimera_ir.errors import NoSuchTie
 from chimera_ir.planner.bounds import least, most, standing
 from chimera_ir.planner.compiled import CompiledScheme
 from chimera_ir.planner.space import Choice, LeftOut, Reason, Recomputation, refusal
@@ -21,6 +22,7 @@ from chimera_ir.predict.show import size
 from chimera_ir.profile.cluster import Cluster
 from chimera_ir.profile.costs import ModelProfile, StageCosts
 from chimera_ir.profile.layers import stages_of
+from chimera_ir.request import Tie
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
 
@@ -80,7 +82,10 @@ Verdict = Judged | LeftOut
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Predicts time and memory of configurations on a cluster; ``trusted`` texts are not verified again."""
+    """Predicts time and memory of configurations on a cluster; ``trusted`` texts are not verified again.
+
+    ``ties`` are the stages that share parameters in the model.
+    """
 
     schemes: Mapping[Source, Scheme]
     profile: ModelProfile
@@ -89,6 +94,7 @@ class Judge:
     recomputation: Recomputation
     max_operations: int
     trusted: frozenset[Source]
+    ties: tuple[Tie, ...] = ()
 
     @property
     def available(self) -> int:
@@ -154,6 +160,8 @@ class _Bench:
             return self._split(choice) if self._judge.profile.layers else self._verdict(choice)
         except Rejected as rejected:
             return refusal(rejected, choice.source, choice.settings, choice.micro_batch_size)
+        except NoSuchTie as error:
+            return LeftOut.of(choice, Reason.REFUSED, f"--tied {error.tie}: {error.problem}")
 
     def _split(self, choice: Choice) -> Verdict:
         """The verdict with the split whose slowest stage is fastest of those that fit.
@@ -230,7 +238,10 @@ class _Bench:
         judge, key = self._judge, (choice.source, choice.settings)
         if self._last is None or self._last[0] != key:
             scheme, trusted = judge.schemes[choice.source], choice.source in judge.trusted
-            self._last = key, CompiledScheme(scheme, choice.settings, choice.change, judge.max_operations, trusted)
+            self._last = (
+                key,
+                CompiledScheme(scheme, choice.settings, choice.change, judge.max_operations, trusted, judge.ties),
+            )
         return self._last[1]
 
     def _over(self, choice: Choice, needed: Sequence[int], prefix: str) -> LeftOut | None:

@@ -8,6 +8,7 @@ from chimera_ir import library
 from chimera_ir.planner.judge import Judged
 from chimera_ir.planner.space import MAX_OPERATIONS, Choice
 from chimera_ir.profile.cluster import Cluster, torchrun
+from chimera_ir.request import Tie
 from chimera_ir.source import Source
 from chimera_ir.visible import as_argument, command_line
 
@@ -20,6 +21,7 @@ class Files:
     cluster: str
     replica_layout: bool
     max_operations: int
+    ties: tuple[Tie, ...] = ()
 
 
 _COMPILE = "chimera compile"
@@ -42,6 +44,7 @@ def compile_line(choice: Choice, files: Files) -> str:
     words += [word for name, value in choice.settings for word in ("--set", f"{name}={value}")]
     words += ["--recompute"] if choice.change.recompute else []
     words += ["--sync", choice.change.sync.value] if choice.change.sync else []
+    words += [word for tie in files.ties for word in ("--tied", ",".join(map(str, tie)))]
     words += ["--profile", as_argument(files.profile), "--cluster", as_argument(files.cluster)]
     words += ["--copies", str(choice.copies), "--micro-batch-size", str(choice.micro_batch_size)]
     words += [] if choice.split is None else ["--split", _text(choice.split)]

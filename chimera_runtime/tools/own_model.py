@@ -103,7 +103,13 @@ class Partners:
         self._whole = whole
         self._tied = [list(places) for places in tied]
         self.pairs: dict[Place, torch.nn.Parameter] = {}
-        self.wrong = [*self._without_partner(), *self._left_out(), *self._in_two_places(), *self._unlike()]
+        self.wrong = [
+            *self._without_partner(),
+            *self._left_out(),
+            *self._in_two_places(),
+            *self._apart(),
+            *self._unlike(),
+        ]
 
     def mine(self, place: Place) -> torch.nn.Parameter:
         """A parameter of a stage."""
@@ -149,6 +155,21 @@ class Partners:
                 yield (
                     f"{held} are one parameter, {self._name(several[0])}, and train as so many: declare "
                     f"tied(num_stages) -> [{several}], or give each a parameter of its own"
+                )
+
+    def _apart(self) -> Iterator[str]:
+        """Ties of which the user's model has the ends as several parameters."""
+        for group in self._tied:
+            first_of: dict[int, Place] = {}
+            for place in group:
+                if place in self.pairs:
+                    first_of.setdefault(id(self.pairs[place]), place)
+            if len(first_of) > 1:
+                held = " and ".join(f"{inside} of stage {stage}" for stage, inside in first_of.values())
+                names = " and ".join(map(self._name, first_of.values()))
+                yield (
+                    f"{held} are tied, and are different parameters in it, {names}: let it share one, or take them out "
+                    "of tied(num_stages) and compile without --tied for them"
                 )
 
     def _unlike(self) -> Iterator[str]:

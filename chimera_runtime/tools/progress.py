@@ -2,14 +2,16 @@
 
 import math
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from chimera_runtime.errors import Misuse
 from chimera_runtime.losses import Tally
+from chimera_runtime.outcome import Outcome, Outcomes
 from chimera_runtime.tools.log import Log
 from chimera_runtime.tools.metrics import Metrics
 from chimera_runtime.tools.streams import Unwritable, say
@@ -42,7 +44,7 @@ class Progress:
     Nothing in the loop waits for a number: a gather that is complete is read at the end of a later update. Updates that
     overlap begin together, and each lasts from the end of the one before. Of those a worker has a part in several at
     any time, so as many are gathered together: with an update for each micro-batch, a gather for each would take longer
-    than all messages.
+    than all messages. Their losses are told later than they end, so `mark` notes when that was.
     """
 
     def __init__(self, world: World, updates: int, rehearsal: bool, sinks: Sinks = _NO_SINKS) -> None:
@@ -58,6 +60,7 @@ class Progress:
         job = world.job
         self._together = max(1, job.workers // job.micro_batches) if job.period else 1
         self._ended = 0
+        self._marks: deque[tuple[float, float]] = deque()
         self._facts: list[tuple[float, ...]] = []
         self._pending: deque[tuple[dist.Work, list[torch.Tensor] | None, torch.Tensor]] = deque()
         self._start = 0.0
@@ -73,14 +76,19 @@ class Progress:
         self._start = time.time()
         self._before = self._before or self._start
 
+    def mark(self) -> None:
+        """An update is over on this rank, the first for which `end` has not been called and this neither."""
+        self._marks.append((time.time(), time.process_time()))
+
     def end(self, tally: Tally, **details: Any) -> None:
-        """The update is over on this rank, which has computed a part of its losses.
+        """An update is over on this rank, now or since `mark`; the rank has computed a part of its losses.
 
         The details go to the log, those that are not None.
         """
+        end, cpu = self._marks.popleft() if self._marks else (time.time(), time.process_time())
         self._details.append({name: value for name, value in details.items() if value is not None})
-        self._facts.append((self._start, time.time(), time.process_time() - self._cpu, *tally.numbers()))
-        self._cpu = time.process_time()
+        self._facts.append((self._start, end, cpu - self._cpu, *tally.numbers()))
+        self._cpu = cpu
         self._ended += 1
         if len(self._facts) == self._together or self._ended == self._updates:
             self._gather()
@@ -157,8 +165,8 @@ class Progress:
             raise self._silenced
 
 
-class Overlapping:
-    """Tells progress of overlapping updates: of each when every stage of this rank has made its step for it.
+class UpdateEnds:
+    """Marks the end of each update that overlaps with others: when every stage of this rank has made its step for it.
 
     It holds no stage, and a stage may hold it: a cycle of references would keep the communicators, and their threads,
     until the interpreter ends.
@@ -168,13 +176,34 @@ class Overlapping:
         self._progress = progress
         self._stages = stages
         self._steps: Counter[int] = Counter()
-        self._losses: defaultdict[int, Tally] = defaultdict(Tally)
 
     def stepped(self, stage: Any) -> None:
         """To be called after each step of each `Stage`."""
         update = stage.updates - 1
         self._steps[update] += 1
-        self._losses[update] += stage.take_loss(update)
         if self._steps[update] == self._stages:
             del self._steps[update]
-            self._progress.end(self._losses.pop(update))
+            self._progress.mark()
+
+
+class PartialOutcome(Outcome):
+    """An outcome that knows what this rank has computed, and nothing of other ranks."""
+
+    def settle(self) -> None:
+        """Raises Misuse: there is no sum."""
+        raise Misuse(
+            "the loss of an update is gathered on rank 0 by the progress of train.py, which writes it to --metrics and "
+            "--log: to read outcome.loss leave out hooks="
+        )
+
+
+class PartialOutcomes(Outcomes):
+    """Outcomes for a `Progress`, which gathers the losses of several updates at once; a sum for each would cost more.
+
+    Parameters as of `Outcomes`.
+    """
+
+    def launch(self, update: int, tally: Tally) -> Outcome:
+        """The outcome of an update on this rank; nothing is sent."""
+        numbers = torch.tensor(tally.numbers(self._names), dtype=torch.float64)
+        return PartialOutcome(update, tally, self._world, self._counted, self._names, numbers, None)

@@ -1,7 +1,7 @@
 """A run of train.py on this rank: what the command line asks for around the training loop."""
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,6 +17,7 @@ from chimera_runtime.errors import Misuse
 from chimera_runtime.hooks import Hooks
 from chimera_runtime.lane import Lane
 from chimera_runtime.model import ModelFile
+from chimera_runtime.outcome import Outcomes
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program import Compiled, Place
 from chimera_runtime.setting import Setting
@@ -27,11 +28,12 @@ from chimera_runtime.tools.log import Log
 from chimera_runtime.tools.memory import refuse_beyond
 from chimera_runtime.tools.metrics import Metrics
 from chimera_runtime.tools.optimizers import Optimizers
-from chimera_runtime.tools.progress import Progress, Sinks
+from chimera_runtime.tools.progress import PartialOutcomes, Progress, Sinks, UpdateEnds
 from chimera_runtime.tools.recorded import recorded
 from chimera_runtime.tools.recorder import Recorder, prepare
 from chimera_runtime.tools.rehearsal import rehearsed
 from chimera_runtime.tools.streams import say
+from chimera_runtime.world import World
 
 
 @dataclass
@@ -63,6 +65,12 @@ class Run(Hooks):
         options = self.options
         if options.rehearse and options.backend == "nccl":
             raise Misuse("--rehearse: sleeps on the CPU say nothing about a GPU; use --backend gloo")
+        if options.clip_norm is not None and self.compiled.job.period:
+            raise Misuse(
+                f"--clip-norm: {self.compiled.job.name} has no flush, and its stages make an update at different "
+                "times: there is no norm of all its gradients; take a scheme with a flush, or clip in the step of the "
+                "model file's optimizer, which sees one stage"
+            )
         self.measures = options.memory_limit is not None
         self.loads = options.rehearse is None
         _ = self.batches
@@ -112,10 +120,14 @@ class Run(Hooks):
     @contextmanager
     def progress(self) -> Iterator[Progress]:
         """Tells of updates: to be entered within the pipeline, and left when the last one is over."""
-        setting, rehearsal = self._setting, self.options.rehearse is not None
-        self._progress = Progress(setting.world, self.options.steps, rehearsal, self.sinks)
-        yield self._progress
-        self._progress.finish()
+        world, rehearsal = self._setting.world, self.options.rehearse is not None
+        progress = self._progress = Progress(world, self.options.steps, rehearsal, self.sinks)
+        if world.job.period:
+            ends = UpdateEnds(progress, len(self._stages))
+            for stage in self._stages.values():
+                stage.on_step = ends.stepped
+        yield progress
+        progress.finish()
         if self._recorder is not None:
             self._recorder.close()
 
@@ -159,3 +171,7 @@ class Run(Hooks):
             self.faults.at_end.append(self._recorder.abandon)
             parts = recorded(parts, self._recorder, setting.world.job.period > 0)
         return setting.lane(parts)
+
+    def outcomes(self, world: World, counted: bool, names: Sequence[str]) -> Outcomes:
+        """Where updates overlap there may be one for each micro-batch: the losses are then left to the progress."""
+        return PartialOutcomes(world, counted, names) if world.job.period else super().outcomes(world, counted, names)

@@ -1,5 +1,6 @@
 """The example with the transformers library trains as that library's own model does in one process."""
 
+import math
 import re
 import subprocess
 import sys
@@ -12,8 +13,8 @@ from tests.e2e.ranks import PATIENCE, Job, compiled, environment, run_all
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = ROOT / "examples" / "hf_gpt2.py"
-ALONE = Path(__file__).resolve().parent / "loops" / "hf_alone.py"
-STEPS = 20
+DOUBLE = Path(__file__).resolve().parent / "loops" / "hf_double.py"
+STEPS = "20"
 
 pytestmark = [
     pytest.mark.e2e,
@@ -21,34 +22,42 @@ pytestmark = [
 ]
 
 
-def lines(printed: str) -> list[tuple[int, float, float]]:
-    """Step, loss and norm of each line."""
-    read = re.findall(r"^step +(\d+)  loss (\S+)  norm (\S+)$", printed, re.M)
-    return [(int(step), float(loss), float(norm)) for step, loss, norm in read]
+def lines(printed: str) -> list[list[float]]:
+    """Step, loss, norm and loss on text that was not trained on, of each line."""
+    read = re.findall(r"^step +(\d+)  loss (\S+)  norm (\S+)  held out (\S+)$", printed, re.M)
+    return [[float(figure) for figure in figures] for figures in read]
 
 
-def held_out(printed: str) -> float:
-    """The loss at the end, on text that was not trained on."""
-    (loss,) = re.findall(r"^held out  loss (\S+)$", printed, re.M)
-    return float(loss)
+def test_tied_gpt2_of_the_library_trains_as_it_does_in_one_process(tmp_path: Path) -> None:
+    """On workers that hold one end of the tie each, and on those that hold both; in float64.
 
-
-def test_gpt2_of_the_library_trains_as_it_does_in_one_process(tmp_path: Path) -> None:
-    directory = compiled(tmp_path, "dapple", D=4, N=4)
-    job = Job("gpt2", EXAMPLE, (str(directory), "--steps", str(STEPS)), model=None)
-    outcome = run_all(tmp_path, 4, [job])["gpt2"]
-    outcome.assert_passed()
+    In float32 the example runs as it is: other weights are drawn then. Without the mask losses would
+    differ by 2e-3, without the tie by 1e-2.
+    """
+    dapple, chimera = (str(compiled(tmp_path, name, ("first,last",), D=4, N=4)) for name in ("dapple", "chimera"))
+    outcomes = run_all(
+        tmp_path,
+        4,
+        [
+            Job("dapple", DOUBLE, (str(EXAMPLE.parent), STEPS, dapple), model=None),
+            Job("chimera", DOUBLE, (str(EXAMPLE.parent), STEPS, chimera), model=None),
+            Job("example", EXAMPLE, (dapple, "--steps", STEPS), model=None),
+        ],
+    )
     alone = subprocess.run(
-        [sys.executable, str(ALONE), str(EXAMPLE.parent), str(STEPS)],
+        [sys.executable, str(DOUBLE), str(EXAMPLE.parent), STEPS],
         env=environment() | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=PATIENCE,
         check=True,
     )
-    ranks, one = lines(outcome.said[0]), lines(alone.stdout)
-    assert [step for step, *_ in one] == [1, 10, 20]
-    for mine, theirs in zip(ranks, one, strict=True):
-        assert mine == pytest.approx(theirs, rel=0.01, abs=0.002)
-    assert one[-1][1] < 0.7 * one[0][1]
-    assert held_out(outcome.said[0]) == pytest.approx(held_out(alone.stdout), abs=0.01)
+    expected = lines(alone.stdout)
+    assert [step for step, *_ in expected] == [10, 20]
+    for name, outcome in outcomes.items():
+        outcome.assert_passed()
+        printed = lines(outcome.said[0])
+        assert printed[-1][-1] < 0.7 * math.log(256), "it learns"
+        if name != "example":
+            for mine, theirs in zip(printed, expected, strict=True):
+                assert mine == pytest.approx(theirs, rel=0, abs=2e-6)

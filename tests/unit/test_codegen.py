@@ -88,11 +88,17 @@ def ranks(written: Mapping[str, str]) -> list[str]:
 # What a person reads.
 
 
-def test_a_rank_script_reads_as_its_lane(update_goldens: bool) -> None:
-    """Two stages, two micro-batches, one in each direction: by eye against schedule.sir."""
-    written = scripts_of(compiled(("chimera", (("D", 2), ("N", 2)))))
-    for name in ("rank_0.py", "train.py"):
-        golden, text = GOLDEN / f"{name}.two_directions_D2_N2.txt", DIGEST.sub("<digest>", written[name])
+@pytest.mark.parametrize(
+    ("case", "ending", "names"),
+    [
+        (("chimera", (("D", 2), ("N", 2))), "two_directions_D2_N2", ("rank_0.py", "train.py")),
+        (("pipedream", (("D", 2),)), "without_a_flush_D2", ("train.py",)),
+    ],
+)
+def test_scripts_read_as_their_lanes_and_loops(case: Any, ending: str, names: Any, update_goldens: bool) -> None:
+    """By eye against schedule.sir and the loops in docs/runtime.md."""
+    for name in names:
+        golden, text = GOLDEN / f"{name}.{ending}.txt", DIGEST.sub("<digest>", scripts_of(compiled(case))[name])
         if update_goldens:
             golden.write_text(text)
         assert text == golden.read_text()

@@ -76,6 +76,43 @@ def test_sums_are_launched_as_in_the_compilation_by_what_each_stage_takes(plan: 
         assert result["choices"][0][key] == pytest.approx(prediction[key], rel=1e-12)
 
 
+@pytest.mark.parametrize("name", ["dapple", "chimera", "interleaved", "chimera_doubling", "pipedream_2bw"])
+def test_stages_that_share_parameters_are_predicted_as_the_line_that_compiles_them_does(plan: Plan, name: str) -> None:
+    model, on = staged(FAST_MIDDLE), cluster(4, sums="10 MB/s")
+    asked = ("--mini-batch", 8, "--scheme", name, "--tied", "first,last", "--tied", "1,2", "--json")
+    result = found(plan(model, on, *asked))
+    report = compiled(plan, model, on, result["commands"][0])
+    best, prediction = result["choices"][0], report["prediction"]
+    assert len(prediction["Comm_allreduce"]) == report["stages"] + 2
+    assert [best["T"], best["T_replay"]] == pytest.approx([prediction["T"], prediction["T_replay"]], rel=1e-12)
+    assert best["memory"] == prediction["memory"]
+
+
+def test_what_the_ends_of_a_pipe_share_is_summed_between_them_after_the_last_backward(plan: Plan) -> None:
+    """1 MB at 100 MB/s between two workers, of which the first has nothing to do meanwhile: 2 * (1 / 2) * 10 ms."""
+    model, on = profile((4,), (1,)), cluster(4, sums="100 MB/s")
+    asked = model, on, "--mini-batch", 8, "--scheme", "dapple", "--json"
+    (apart,), (shared,) = (found(plan(*asked, *more))["choices"] for more in ((), ("--tied", "0,3")))
+    assert shared["T"] - apart["T"] == pytest.approx(0.01)
+    assert shared["T_replay"] - apart["T_replay"] == pytest.approx(0.01)
+
+
+def test_what_cannot_be_tied_is_left_out(plan: Plan) -> None:
+    """A stage that is not there, and stages that read different versions, also of a scheme of the library."""
+    model, on = profile((2, 4), (1,)), cluster(4)
+    asked = "--mini-batch", 8, "--asynchronous", "--tied", "0,3", "--json"
+    result = found(plan(model, on, *asked))
+    assert {each["D"] for each in result["choices"]} == {4}
+    assert "pipedream" not in {each["scheme"] for each in result["choices"]}
+    why = {
+        (each["scheme"], each["settings"].get("D")): each["detail"]
+        for each in result["left_out"]
+        if each["reason"] == "refused by the scheme"
+    }
+    assert why["dapple", 2] == "--tied 0,3: the scheme has the stages 0 to 1"
+    assert why["pipedream", 4] == "stages 0 and 3 are tied, but read different versions of the weights"
+
+
 def test_the_compile_line_raises_the_limit_where_the_compilation_would_stop_at_it() -> None:
     """Whether the plan's limit was raised, or the baseline of the report has more operations than the scheme."""
     files = Files("m.toml", "c.toml", replica_layout=False, max_operations=MAX_OPERATIONS)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
+from torch.distributed.run import parse_args
 
 from chimera_ir.commands import common, group
 from chimera_ir.commands.common import WRONG_COMMAND, WRONG_TEXT
@@ -84,6 +85,17 @@ def test_train_py_gets_its_options_as_they_were_given(chimera: Chimera, started:
         assert options.parse(started[-1][7:])
 
 
+def test_what_follows_two_dashes_is_the_model_files(chimera: Chimera, started: list[list[str]]) -> None:
+    given = ["--steps", "3", "--", "a b", "-h"]
+    ended = chimera("run", "gpipe", *MODEL, "--steps", "2", "--", *given)
+    assert ended.out.endswith("gpipe.out/train.py --model=model.py --steps=2 -- --steps 3 -- 'a b' -h\n")
+    handed_on = parse_args(started[0][4:]).training_script_args
+    parsed = options.parse(handed_on)
+    assert (parsed.steps, parsed.args) == (2, given)
+    chimera("run", "gpipe", *MODEL, "--")
+    assert started[1][7:] == ["--model=model.py"]
+
+
 def test_it_takes_every_option_of_train_py_with_the_same_choices(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         options.parse(["--help"])
@@ -125,7 +137,8 @@ def test_it_takes_every_option_of_train_py_with_the_same_choices(capsys: pytest.
         (("gems", *MODEL, "--copies", "0"), "--copies"),
         (("gems", *MODEL, "--emit", "report"), "No such option"),
         (("gems", *MODEL, "--step", "3"), "--step"),
-        (("gems", *MODEL, "--", "--steps", "3"), "unexpected extra argument"),
+        (("gems", *MODEL, "more"), "unexpected extra argument"),
+        ((*MODEL, "--", "gems"), "Missing argument 'SCHEME'"),
         (("gems", *MODEL, "--check", "--check-only"), "--check, --check-only: these exclude each other"),
         (("gems", *MODEL, "--check", "--rehearse", "F=1,B=1"), "--check, --rehearse: these exclude each other"),
         (("gems", *MODEL, "--check-only", "--trace", "t"), "give --check instead"),

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import Misuse
@@ -126,6 +128,17 @@ def test_a_name_that_a_stage_does_not_have_gets_a_suggestion(alone: World) -> No
         pytest.raises(Misuse, match=r"tied names 'wheight' in stage 1, .* \(did you mean weight\?\)"),
     ):
         unite(world, {0: layer(1.0), 1: layer(1.0)}, (tie,), MODEL)
+
+
+def test_an_end_that_is_spread_over_ranks_is_refused(alone: World) -> None:
+    """The first end or another, and before anything is sent."""
+    mesh = DeviceMesh("cpu", [0])
+    for spread in (0, 1):
+        built = {0: layer(1.0), 1: layer(2.0)}
+        built[spread].weight = nn.Parameter(distribute_tensor(built[spread].weight.detach(), mesh, [Shard(0)]))
+        words = f"tied names weight of stage {spread}, a DTensor; parameters that are tied cannot be spread"
+        with worlds(alone, alone_job(ties=((0, 1),))) as (world,), pytest.raises(Misuse, match=words):
+            unite(world, built, (TIE,), MODEL)
 
 
 # What nothing says.

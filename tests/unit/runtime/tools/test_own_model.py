@@ -167,6 +167,26 @@ def test_a_tie_has_the_value_of_its_first_end() -> None:
     assert compare(*made(tied, build=other), [places]).parameters == 7
 
 
+def test_parameters_that_only_the_stages_tie_are_named_once() -> None:
+    """Whatever their values are: training would part them."""
+    places = [(0, "inner.weight"), (1, "outer.weight"), (1, "inner.weight")]
+
+    def partly() -> nn.Module:
+        module = tied()
+        with torch.no_grad():
+            module.h[1].inner.weight.copy_(module.h[0].inner.weight)
+        return module
+
+    with pytest.raises(CheckFailed) as failed:
+        compare(*made(partly), [places])
+    _, *lines = str(failed.value).splitlines()
+    assert lines == [
+        "  reference(): inner.weight of stage 0 and inner.weight of stage 1 are tied, and are different parameters in "
+        "it, h.0.inner.weight and h.1.inner.weight: let it share one, or take them out of tied(num_stages) and compile "
+        "without --tied for them"
+    ]
+
+
 def test_a_layer_without_parameters_that_was_left_out_changes_the_loss() -> None:
     class Squared(Whole):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -8,63 +8,55 @@ from typing import Any
 
 import pytest
 
+from chimera_runtime.errors import Misuse
 from chimera_runtime.losses import Tally
 from chimera_runtime.tools import progress as telling
 from chimera_runtime.tools.log import Log
 from chimera_runtime.tools.metrics import Metrics
-from chimera_runtime.tools.progress import NotFinite, Overlapping, Progress, Sinks
+from chimera_runtime.tools.progress import NotFinite, PartialOutcomes, Progress, Sinks, UpdateEnds
 from chimera_runtime.tools.streams import Unwritable
 from chimera_runtime.world import World
 from tests.unit.runtime.ranks import alone_job, job, together, worlds
 
 
-class Told:
-    """Stands in for the progress: the losses of the updates that are over."""
+class Marks:
+    """Stands in for the progress: how many updates are over."""
 
     def __init__(self) -> None:
-        self.losses: list[float] = []
+        self.count = 0
 
-    def end(self, tally: Tally) -> None:
-        self.losses.append(tally.mean)
+    def mark(self) -> None:
+        self.count += 1
 
 
 class Stage:
-    """Steps, and knows the losses of its updates."""
+    """Makes steps, and tells of each."""
 
-    def __init__(self, losses: list[float]) -> None:
+    def __init__(self) -> None:
         self.updates = 0
-        self.losses = losses
         self.on_step: Any = None
-
-    def take_loss(self, update: int) -> Tally:
-        return Tally(self.losses[update], 0.5)
 
     def step(self) -> None:
         self.updates += 1
         self.on_step(self)
 
 
-def watched(*stages: Stage) -> Told:
-    told = Told()
-    overlapping = Overlapping(told, len(stages))  # type: ignore[arg-type]
+def watched(*stages: Stage) -> Marks:
+    marks = Marks()
+    ends = UpdateEnds(marks, len(stages))  # type: ignore[arg-type]
     for stage in stages:
-        stage.on_step = overlapping.stepped
-    return told
+        stage.on_step = ends.stepped
+    return marks
 
 
 def test_an_update_is_over_when_every_stage_has_stepped() -> None:
-    early, late = Stage([0.0, 0.0, 0.0]), Stage([1.5, 2.5, 3.5])
-    told = watched(early, late)
-    early.step()
-    early.step()
-    assert told.losses == []
-    late.step()
-    assert told.losses == [1.5]
-    late.step()
-    late.step()
-    assert told.losses == [1.5, 2.5]
-    early.step()
-    assert told.losses == [1.5, 2.5, 3.5]
+    early, late = Stage(), Stage()
+    marks = watched(early, late)
+    counts = []
+    for stage in (early, early, late, late, late, early):
+        stage.step()
+        counts.append(marks.count)
+    assert counts == [0, 0, 1, 2, 2, 3]
 
 
 @pytest.fixture
@@ -77,7 +69,7 @@ def no_collection() -> Any:
 @pytest.mark.usefixtures("no_collection")
 def test_stages_go_as_soon_as_nobody_holds_them() -> None:
     """They hold communicators, whose threads must not outlive the ranks' last meeting."""
-    stage = Stage([1.0])
+    stage = Stage()
     watched(stage)
     stage.step()
     held = weakref.ref(stage)
@@ -146,6 +138,28 @@ def test_an_update_lasts_from_the_end_of_the_one_before_unless_all_began_it_toge
     assert kept["cpu_seconds"] == [2] * 3
 
 
+def test_an_update_that_is_told_later_has_lasted_until_its_mark(
+    alone: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three updates end a second apart, and are told together; one without a mark ends when it is told."""
+    monkeypatch.setattr(telling, "time", Clock())
+    metrics = Metrics(tmp_path / "m.json")
+    with worlds(alone, alone_job(period=2)) as (world,):
+        progress = Progress(world, 4, False, Sinks(metrics))
+        progress.begin()
+        for _ in range(3):
+            progress.mark()
+        telling.time.time()
+        for loss in range(4):
+            progress.end(Tally(float(loss), 1.0))
+        progress.finish()
+        progress.close()
+    kept = json.loads((tmp_path / "m.json").read_text())
+    assert kept["loss"] == [0.0, 1.0, 2.0, 3.0]
+    assert kept["step_seconds"] == [1, 1, 1, 2]
+    assert kept["cpu_seconds"] == [2] * 4
+
+
 def test_updates_that_overlap_are_gathered_together_and_told_one_by_one(
     alone: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,3 +221,12 @@ def test_a_loss_that_is_no_number_stops_where_that_was_asked_for(
         assert len(lines(capsys)) == 3
         with pytest.raises(NotFinite, match=f"--stop-on-nan: the loss of update 2 is {loss}"):
             updates(world, [1.0, loss, 1.0], sinks=Sinks(stop_on_nan=True))
+
+
+def test_what_a_rank_computed_of_a_loss_is_not_taken_for_the_loss(alone: World) -> None:
+    """No other rank takes part: two would be needed for a sum."""
+    with worlds(alone, job()) as (first, _):
+        outcome = PartialOutcomes(first, counted=False).launch(3, Tally(1.5, 2.0))
+        assert (outcome.update, outcome.computed_here) == (3, Tally(1.5, 2.0))
+        with pytest.raises(Misuse, match=r"gathered on rank 0 by the progress of train\.py.* leave out hooks="):
+            _ = outcome.loss

@@ -1,7 +1,9 @@
 """A loop that train.py could have, with all that can be asked for: `Run` as the hooks of a pipeline on one rank."""
 
 import json
+import runpy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from chimera_runtime.tools.run import Run
 from chimera_runtime.world import World
 from tests.unit.runtime.models import model
 
-N, B = 4, 2
+N, B, STEPS = 4, 2, 5
 Looped = tuple[list[float], list[torch.Tensor]]
 
 
@@ -115,3 +117,88 @@ def test_a_dataset_or_a_size_that_does_not_fit_is_refused_before_anything_is_bui
 
     with pytest.raises(Misuse, match="the dataset has 3 items and one update takes"):
         run(used=model(never, items=lambda: [(torch.ones(2), torch.ones(1))] * 3))
+
+
+# Updates that overlap.
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two stages on one worker; a micro-batch has its backwards after the forwards of the next."""
+    folder = tmp_path_factory.mktemp("stream")
+    (folder / "both.chim").write_text(
+        "scheme both\nworkers 1\nupdate every 2\npipe down {\n  stages s in 0..2 on 0\n  micros m in 0..\n"
+        "  reads version max(0, m/2 - 1)\n  F(m, s) @ 4*m + s\n  B(m, s) @ 4*m + 7 - s\n}\n"
+    )
+    chimera_ir.compile(folder / "both.chim").write(folder / "out")
+    return folder / "out"
+
+
+def adam(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.1)
+
+
+@pytest.fixture
+def streamed(alone: World, stream: Path) -> Callable[..., Run]:
+    """Runs the train.py that was written for the stream."""
+
+    def trained(*options: str) -> Run:
+        parsed = parse(["--model", "model.py", f"--micro-batch-size={B}", f"--steps={STEPS}", *options])
+        place, faults = Place(0, 1, 1, "pipeline"), Faults(alone.store, 0)
+        used = replace(model(), optimizer=adam)
+        run = Run(parsed, load(stream), alone.store, place, torch.device("cpu"), used, faults)
+        runpy.run_path(str(stream / "train.py"))["train"](run)
+        run.close()
+        return run
+
+    return trained
+
+
+def by_hand(run: Run, directory: Path) -> list[float]:
+    """The losses of a loop of one's own on the same items."""
+    batches = run.batches
+
+    def load_pair(update: int) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+        return lambda micro: (batches.input(update, micro), batches.target(update, micro))
+
+    def optimizer(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        return adam([parameter for _, parameter in named])
+
+    functions, example = (run.model.build_stage, run.model.loss), load_pair(0)(0)
+    with Pipeline(directory, *functions, example, optimizer=optimizer) as pipe:
+        outcomes = [pipe.step(load_pair(update)) for update in range(STEPS)] + pipe.drain()
+    return [outcome.loss for outcome in outcomes if outcome is not None]
+
+
+def test_train_py_of_a_stream_tells_every_update_once_as_a_loop_of_ones_own_sees_them(
+    streamed: Callable[..., Run], stream: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = f"--metrics={tmp_path / 'm.json'}", f"--log={tmp_path / 'log.jsonl'}"
+    losses = by_hand(streamed("--check", "--memory-limit=1GiB", f"--trace={tmp_path / 'trace'}", *files), stream)
+    assert len(set(losses)) == STEPS
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("memory: of 1 GiB")
+    assert said[1] == "check: passed"
+    lines = [line.split()[:4] for line in said if line.startswith("step ")]
+    assert lines == [["step", f"{n}/{STEPS}", "loss", f"{loss:.6f}"] for n, loss in enumerate(losses, start=1)]
+    metrics = json.loads((tmp_path / "m.json").read_text())
+    assert metrics["loss"] == losses
+    assert min(metrics["step_seconds"]) > 0, "also those of the updates that are told at the end"
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [(line["update"], line["loss"]) for line in log] == [*enumerate(losses, start=1)]
+    assert (tmp_path / "trace" / "rank_0.jsonl").read_text().count('"step s0"') == STEPS
+
+
+def test_a_stream_is_rehearsed_or_only_checked(
+    streamed: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    streamed("--rehearse", "F=0.0001,B=0.0001", f"--metrics={tmp_path / 'm.json'}")
+    assert json.loads((tmp_path / "m.json").read_text())["loss"] == [None] * STEPS
+    assert len(capsys.readouterr().out.splitlines()) == STEPS
+    streamed("--check-only")
+    assert capsys.readouterr().out.splitlines()[0] == "check: passed"
+
+
+def test_a_norm_of_a_stream_is_refused_with_what_can_be_done(streamed: Callable[..., Run]) -> None:
+    with pytest.raises(Misuse, match=r"--clip-norm: both\(\) has no flush, .*; take a scheme with a flush, or clip in"):
+        streamed("--clip-norm=1.0")
