@@ -1,9 +1,10 @@
 """The split of layers into stages whose slowest stage is fastest, as far as the workers' memory allows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
-ATTEMPTS = 2_000
+ATTEMPTS = 5_000
 """How many stages are tried before a search for one that fits gives up."""
 
 
@@ -41,6 +42,22 @@ def balanced(
     return best
 
 
+_Key = tuple[int | tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A stage that begins with a layer, the bytes that workers need before it, and where it may end.
+
+    ``key`` is all of that which matters to the stages from here on.
+    """
+
+    first: int
+    used: dict[int, float]
+    ends: Iterator[int]
+    key: _Key
+
+
 class _Search:
     """Looks for splits with a limit on the time of a stage, stage by stage, the likeliest number of layers first."""
 
@@ -58,7 +75,6 @@ class _Search:
         self._needed = needed
         self._available = available
         self._last = {worker: stage for stage, held in enumerate(workers) for worker in held}
-        self._attempts = 0
 
     def durations(self) -> list[float]:
         """What stages can take, ascending: at least the longest layer, and a share of the whole."""
@@ -72,28 +88,32 @@ class _Search:
         return self._until[end] - self._until[first]
 
     def within(self, limit: float) -> tuple[int, ...] | None:
-        """A split of which no stage takes longer than ``limit``, and that fits."""
-        self._attempts = 0
-        self._limit = limit
-        self._failed: set[tuple[object, ...]] = set()
-        split = self._from(0, 0, {})
-        return None if split is None else tuple(split)
+        """A split of which no stage takes longer than ``limit``, and that fits.
 
-    def _from(self, stage: int, first: int, used: dict[int, float]) -> list[int] | None:
-        """The first layers of a stage and all behind it, with the bytes that workers need before it."""
-        if stage == self._stages:
-            return []
-        key = (stage, first, *sorted((worker, size) for worker, size in used.items() if self._last[worker] >= stage))
-        if key in self._failed or self._attempts > ATTEMPTS:
-            return None
-        self._attempts += 1
-        for end in self._ends(stage, first):
-            together = self._with(stage, first, end, used)
-            rest = None if together is None else self._from(stage + 1, end, together)
-            if rest is not None:
-                return [first, *rest]
-        self._failed.add(key)
+        A stage that leads nowhere is remembered by what matters to those behind it, so that it is tried once.
+        """
+        self._limit = limit
+        attempts, failed = 0, set[_Key]()
+        path = [self._begin(0, 0, {})]
+        while path:
+            stage, end = path[-1], next(path[-1].ends, None)
+            if end is None:
+                failed.add(path.pop().key)
+                continue
+            used = self._with(len(path) - 1, stage.first, end, stage.used)
+            if used is None:
+                continue
+            if len(path) == self._stages:
+                return tuple(begun.first for begun in path)
+            following = self._begin(len(path), end, used)
+            if following.key not in failed and attempts < ATTEMPTS:
+                attempts += 1
+                path.append(following)
         return None
+
+    def _begin(self, stage: int, first: int, used: dict[int, float]) -> "_Begun":
+        later = ((worker, size) for worker, size in used.items() if self._last[worker] >= stage)
+        return _Begun(first, used, iter(self._ends(stage, first)), (stage, first, *sorted(later)))
 
     def _ends(self, stage: int, first: int) -> list[int]:
         """Where a stage may end that begins with a layer: first where it has its share of the time that is left."""

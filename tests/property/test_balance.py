@@ -80,3 +80,8 @@ def test_many_layers_take_no_longer_than_a_share_and_a_layer(stages: int) -> Non
     found = balanced(seconds, [[stage] for stage in range(stages)])
     assert found is not None
     assert slowest(seconds, found) == max(5.0, -(-sum(seconds) // stages))
+
+
+def test_as_many_stages_as_a_thousand_layers_are_no_trouble() -> None:
+    workers = [[stage] for stage in range(1200)]
+    assert balanced([1.0] * 1200, workers, lambda _stage, first, end: end - first, 1) == tuple(range(1200))
