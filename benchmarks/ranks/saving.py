@@ -1,6 +1,6 @@
 """What a checkpoint costs the steps beside it: asynchronous, waited for, and none, in turns on the same pipeline.
 
-    torchrun --nproc-per-node=2 benchmarks/ranks/saving.py DIRECTORY FOLDER
+torchrun --nproc-per-node=2 benchmarks/ranks/saving.py DIRECTORY FOLDER
 """
 
 import statistics
@@ -19,10 +19,12 @@ WIDTH, SIZE, STEPS, ROUNDS = 1024, 16, 6, 7
 
 
 def build_stage(_stage: int, _stages: int) -> nn.Module:
+    """Eight layers."""
     return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(8)))
 
 
 def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The mean square."""
     return (output - target).square().mean()
 
 
