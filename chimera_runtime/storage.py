@@ -39,12 +39,12 @@ def path_of(directory: Path, update: int) -> Path:
 def whole(directory: Path) -> list[Path]:
     """The checkpoints in a directory, the oldest first."""
     try:
-        found = [path for path in directory.iterdir() if _WHOLE.fullmatch(path.name)]
+        checkpoints = [path for path in directory.iterdir() if _WHOLE.fullmatch(path.name)]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise BadCheckpoint(f"{directory}: {error.strerror}") from error
-    return sorted(found, key=update_of)
+    return sorted(checkpoints, key=update_of)
 
 
 def is_whole(path: Path) -> bool:
