@@ -21,7 +21,7 @@ STARTS = {
 
 
 def show(name: str, *arguments: str, stop_at: str | None = None) -> None:
-    """Runs a command of the tour, after printing it; with ``stop_at`` it gets a SIGTERM after a line with that in it."""
+    """Runs a command of the tour, after printing it; a line with ``stop_at`` in it makes it get a SIGTERM."""
     print(f"\n$ {' '.join((name, *arguments))}\n", flush=True)
     words = [sys.executable, *STARTS[name], *arguments]
     errors = None if stop_at is None else subprocess.PIPE  # torchrun says at length that it was stopped
