@@ -14,11 +14,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The files of the output directory by relative path, with the scheme and the number of workers."""
+    """The files of the output directory by relative path, with the scheme and the number of workers.
+
+    ``split`` is the first layer of each stage, where a prediction is from the costs of layers.
+    """
 
     scheme: str
     workers: int
     files: Mapping[str, str]
+    split: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +53,18 @@ def read(text: str | bytes) -> Answer | None:
         case {
             "warnings": list(warnings),
             "printed": str(shown),
-            "output": {"scheme": str(scheme), "workers": int(workers), "files": dict(written)},
-        } if _strings((*warnings, *written.values())) and all(map(_lies_below, (scheme, *written))):
-            return Answer(tuple(warnings), shown, Output(scheme, workers, written))
+            "output": {"scheme": str(scheme), "workers": int(workers), "files": dict(written), "split": split},
+        } if _strings((*warnings, *written.values())) and all(map(_lies_below, (scheme, *written))) and _layers(split):
+            return Answer(tuple(warnings), shown, Output(scheme, workers, written, split and tuple(split)))
     return None
 
 
 def _strings(values: Iterable[object]) -> bool:
     return all(isinstance(value, str) for value in values)
+
+
+def _layers(split: object) -> bool:
+    return split is None or (isinstance(split, list) and all(type(layer) is int for layer in split))
 
 
 def _lies_below(name: str) -> bool:
@@ -76,7 +84,9 @@ def produce(compilation: Compilation, wanted: Level | None) -> tuple[str, Output
     if wanted is not None:
         return _text(compilation, wanted), None
     shown, header = _tables(compilation), compilation.schedule.header
-    return shown, Output(header.scheme, header.workers, compilation.files)
+    forecast = compilation.request.forecast
+    split = None if forecast is None else forecast.split_of(header)
+    return shown, Output(header.scheme, header.workers, compilation.files, split)
 
 
 def _tables(compilation: Compilation) -> str:

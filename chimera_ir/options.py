@@ -28,7 +28,7 @@ Spell = Callable[[str], str]
 """How the user writes an option, by its name in `Options`."""
 
 _LAYOUTS = ("pipeline", "replica")
-_PREDICTING = ("profile", "cluster", "copies", "micro_batch_size", "layout")
+_PREDICTING = ("profile", "cluster", "copies", "micro_batch_size", "layout", "split")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,8 @@ class Options:
         B, the items of a micro-batch.
     layout
         Which ranks share a node: those of a ``"pipeline"``, which is the default, or of a ``"replica"``.
+    split
+        The first layer of each stage, for a profile of layers; by default the slowest stage is the fastest.
     max_operations
         A scheme, a text or a baseline that has more compute operations is refused.
     library
@@ -76,6 +78,7 @@ class Options:
     copies: int | None = None
     micro_batch_size: int | None = None
     layout: Literal["pipeline", "replica"] | None = None
+    split: Sequence[int] | None = None
     max_operations: int = MAX_OPERATIONS
     library: Sequence[str | PathLike[str]] = ()
 
@@ -92,6 +95,9 @@ class Options:
             number = getattr(self, name)
             _require(number is None or _is_in(number, MOST), name, number, f"it is a whole number from 1 to {MOST:,}")
         _require(self.layout in (None, *_LAYOUTS), "layout", self.layout, f"it is one of {', '.join(_LAYOUTS)}")
+        listed = isinstance(self.split, Sequence) and not isinstance(self.split, str)
+        listed = listed and all(type(layer) is int for layer in self.split or ())
+        _require(self.split is None or listed, "split", self.split, "it is a list of layers, as in [0, 9, 17, 25]")
         _require(_is_in(self.max_operations), "max_operations", self.max_operations, "it is a whole number from 1 on")
         several = isinstance(self.library, Sequence) and not isinstance(self.library, str | bytes)
         several = several and all(isinstance(path, str | PathLike) for path in self.library)
@@ -158,7 +164,8 @@ class Options:
         from chimera_ir.predict.prediction import Forecast
 
         inputs = read_inputs(Path(self.profile), Path(self.cluster), spell)
-        return Forecast(inputs, self.copies or 1, self.micro_batch_size, self.layout == "replica")
+        split = None if self.split is None else tuple(self.split)
+        return Forecast(inputs, self.copies or 1, self.micro_batch_size, self.layout == "replica", split)
 
 
 def compile(text: str | PathLike[str] | Source, /, *, options: Options | None = None, **parameters: int) -> Compilation:

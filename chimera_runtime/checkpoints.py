@@ -47,9 +47,9 @@ class Checkpoints:
         Of ``pipe.named_parameters()``, one or several; none where the schedule steps the pipeline's own.
     schedulers
         Learning-rate schedulers of these, one or several, which are at the same point everywhere.
-    same
+    shared
         What else has a state, by name, that is the same on all ranks: a GradScaler.
-    own
+    of_copy
         What else has a state, by name, that all ranks of a copy have alike: a data loader.
     keep
         How many checkpoints stay, the newest.
@@ -64,8 +64,8 @@ class Checkpoints:
         optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
         *,
         schedulers: Stateful | Sequence[Stateful] = (),
-        same: Mapping[str, Stateful] | None = None,
-        own: Mapping[str, Stateful] | None = None,
+        shared: Mapping[str, Stateful] | None = None,
+        of_copy: Mapping[str, Stateful] | None = None,
         keep: int = 3,
         timeout: float = _PATIENCE,
     ) -> None:
@@ -74,7 +74,7 @@ class Checkpoints:
         of_loop = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
         at_rates = list(schedulers) if isinstance(schedulers, Sequence) else [schedulers]
         optimizing = of_loop or [*pipe.optimizers.values()]
-        self._content = Content(pipe, optimizing, at_rates, dict(same or {}), dict(own or {}))
+        self._content = Content(pipe, optimizing, at_rates, dict(shared or {}), dict(of_copy or {}))
         self._directory = Path(directory)
         self._pipe = pipe
         self._keep = keep

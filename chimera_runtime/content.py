@@ -5,8 +5,8 @@
     state.<name>.<what>      what an optimizer keeps of a parameter
     groups.<name>            the settings of the optimizer's group that a parameter is in
     scheduler.0              the state of the schedulers, the same everywhere
-    same.<name>              that of something else which is the same everywhere
-    own.<copy>.<name>        that of something else which each copy has of its own
+    shared.<name>            that of something else which is the same everywhere
+    of_copy.<copy>.<name>    that of something else which each copy has of its own
     about.0                  `About`
 
 All but tensors is wrapped in a tuple, which torch.distributed.checkpoint stores as one value.
@@ -60,8 +60,8 @@ class Content:
     pipe: Pipeline
     optimizers: Sequence[torch.optim.Optimizer]
     schedulers: Sequence[Stateful]
-    same: Mapping[str, Stateful]
-    own: Mapping[str, Stateful]
+    shared: Mapping[str, Stateful]
+    of_copy: Mapping[str, Stateful]
 
     def saved(self, items: int) -> dict[str, Any]:
         """What this rank saves after so many items; tensors are those of the training."""
@@ -74,8 +74,8 @@ class Content:
             "state": named.state,
             "groups": {name: (settings,) for name, settings in named.groups.items()},
             "scheduler": {_ONE: (self.schedulers[0].state_dict(),)} if self.schedulers else {},
-            "same": _states(self.same),
-            "own": {str(pipe.copy): _states(self.own)},
+            "shared": _states(self.shared),
+            "of_copy": {str(pipe.copy): _states(self.of_copy)},
             ABOUT: {_ONE: (asdict(about),)},
         }
 
@@ -88,15 +88,17 @@ class Content:
         replica = None if self.is_laid_out_as(about) else 0
         names = by_name(self.optimizers, self.pipe.names).groups
         copy = (
-            str(self.pipe.copy) if f"own.{self.pipe.copy}" in {".".join(path[:2]) for path in _paths(there)} else _ONE
+            str(self.pipe.copy)
+            if f"of_copy.{self.pipe.copy}" in {".".join(path[:2]) for path in _paths(there)}
+            else _ONE
         )
         wanted: dict[str, Any] = {
             **self.pipe.state_dict(replica),
             "state": {name: {} for name in names},
             "groups": dict.fromkeys(names, ()),
             "scheduler": {_ONE: ()} if self.schedulers else {},
-            "same": dict.fromkeys(self.same, ()),
-            "own": {copy: dict.fromkeys(self.own, ())},
+            "shared": dict.fromkeys(self.shared, ()),
+            "of_copy": {copy: dict.fromkeys(self.of_copy, ())},
             ABOUT: {_ONE: ()},
         }
         parameters = dict(self.pipe.named_parameters())
@@ -125,7 +127,7 @@ class Content:
             (scheduled,) = state["scheduler"][_ONE]
             for scheduler in self.schedulers:
                 scheduler.load_state_dict({**scheduled, **_of_its_own(scheduler)})
-        for kept, states in ((self.same, state["same"]), (self.own, *state["own"].values())):
+        for kept, states in ((self.shared, state["shared"]), (self.of_copy, *state["of_copy"].values())):
             for name, value in kept.items():
                 value.load_state_dict(states[name][0])
 

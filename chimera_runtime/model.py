@@ -211,7 +211,7 @@ def load(path: Path, offered: Mapping[str, Any] = _NOTHING, split: Sequence[int]
     sys.path.insert(0, str(file.parent))
     with Calling("importing the model file", MISUSED):
         spec.loader.exec_module(module)
-    layered = hasattr(module, "layers")
+    layered = hasattr(module, "layers") and (callable(module.layers) or not hasattr(module, "build_stage"))
     missing = [name for name in _FUNCTIONS if not callable(getattr(module, name, None))]
     if layered and "build_stage" in missing:
         missing.remove("build_stage")
@@ -246,7 +246,7 @@ def load(path: Path, offered: Mapping[str, Any] = _NOTHING, split: Sequence[int]
 def _layers(module: ModuleType, offered: Mapping[str, Any], split: Sequence[int] | None, file: Path) -> Layers:
     """What ``layers()`` of a model file returns, with the split."""
     if hasattr(module, "build_stage"):
-        raise Misuse(f"{file} has both layers and build_stage: each says what the stages are; keep one of them")
+        raise Misuse(f"{file} has both layers and build_stage: each says what the stages are; keep one, or rename it")
     if not callable(module.layers):
         raise Misuse(f"{file}: layers is {_kind(module.layers)}, not a function: def layers() -> list[Callable]")
     with Calling("layers()", MISUSED):

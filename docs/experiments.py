@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 from chimera_ir.profile.read import read_profile
@@ -48,7 +49,7 @@ class Case:
     cluster: str = "piz_daint"
 
 
-BERT, GPT = "bert48", "gpt2"
+BERT, GPT, LAYERS = "bert48", "gpt2", "gpt2_layers"
 
 
 @cache
@@ -161,14 +162,28 @@ def selection() -> Iterator[Row]:
                 f"{100 * (number(each, 'T') / fastest - 1):+.0f} %",
                 f"{equal[here]:.2f}" if here in equal else "",
                 f"{replayed:.2f}" if isinstance(replayed, float) else "",
-                f"{max(memory(each)) / GIB:.1f}",
+                f"{max(numbers(each)) / GIB:.1f}",
                 paper,
             )
 
 
-def memory(choice: Choice) -> list[int]:
-    """Bytes by worker."""
-    found = choice["memory"]
+def splits() -> Iterator[Row]:
+    """The same for GPT-2, with the split of its layers whose slowest stage is fastest."""
+    even = {(each["W"], each["D"], each["B"]): each for each in choices(Case(GPT, 512, 512), *GREEDY)}
+    found = [each for each in choices(Case(LAYERS, 512, 512), *GREEDY) if isinstance(each["T_replay"], float)]
+    for each in sorted(found, key=lambda each: number(each, "T_replay")):
+        before, split = even[each["W"], each["D"], each["B"]], numbers(each, "split")
+        counts = [end - first for first, end in pairwise((*split, 66))]  # 64, the embeddings and the projection
+        yield (
+            described(each),
+            f"{counts[0]}, {min(counts[1:-1])} to {max(counts[1:-1])}, {counts[-1]}",
+            *(f"{number(of, key):.2f}" for key in ("T", "T_replay") for of in (before, each)),
+        )
+
+
+def numbers(choice: Choice, key: str = "memory") -> list[int]:
+    """The figures of a choice: bytes by worker, or the first layer of each stage."""
+    found = choice[key]
     assert isinstance(found, list)
     return found
 
@@ -333,6 +348,10 @@ TABLES: dict[str, tuple[Row, Callable[[], Iterator[Row]]]] = {
     "selection": (
         ("", "", "T, s", "over the first", "T if stages were equal, s", "replay, s", "GiB", "paper"),
         selection,
+    ),
+    "splits": (
+        ("", "layers: first stage, between, last", "T, s, even", "T, s", "replay, s, even", "replay, s"),
+        splits,
     ),
     "spread": (("", *(f"Bert-48 D={d}" for d in (4, 8, 16)), *(f"GPT-2 D={d}" for d in (8, 16, 32))), spread),
     "optima": (("", "paper", "ours", "the same"), optima),

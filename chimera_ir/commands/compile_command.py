@@ -44,6 +44,14 @@ def _costs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dic
     return costs
 
 
+def _split(_: click.Context, __: click.Parameter, given: str | None) -> tuple[int, ...] | None:
+    """The first layer of each stage."""
+    words = [] if given is None else given.split(",")
+    if not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
+        raise Misuse(f"--split {given}: list the first layer of each stage, as in --split 0,9,17,25")
+    return None if given is None else tuple(map(int, words))
+
+
 def _listed(directories: tuple[Path, ...]) -> str:
     """A line for each library scheme."""
     further = library.further(directories, _as_written("library"))
@@ -133,6 +141,12 @@ def compiling(function: Function) -> Function:
 @click.option(
     "--layout", type=click.Choice(["pipeline", "replica"]), help="Which ranks share a node [default: pipeline]."
 )
+@click.option(
+    "--split",
+    callback=_split,
+    metavar="0,L,..",
+    help="First layer of each stage, for a profile of layers [default: the slowest stage is the fastest].",
+)
 @click.option("--list", "listing", is_flag=True, help="List the library schemes.")
 @click.version_option(__version__)
 def compile_command(
@@ -165,7 +179,8 @@ def compile_command(
     write(f"wrote {visible(str(directory))}: run it with\n")
     workers, script = answer.output.workers, f"{directory}/train.py"
     words = ["torchrun", f"--nproc-per-node={workers}", as_argument(script), "--model", "MODEL.py"]
-    line = request.forecast.torchrun(workers, script) if request.forecast else command_line(words)
+    forecast = request.forecast
+    line = forecast.torchrun(workers, script, answer.output.split) if forecast else command_line(words)
     write(f"  {line} --check\n")
 
 

@@ -4,8 +4,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import click
 from rich.console import Console
@@ -23,6 +24,8 @@ SIZES = tuple(4**power for power in range(3, 13))
 """Sizes of the messages and sums that are measured: 64 B to 16 MiB."""
 
 KIB = 1024
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _numbers(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[int, ...]:
@@ -61,8 +64,35 @@ def profile_command() -> None:
     """
 
 
+_MODEL = (
+    click.argument("model", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="MODEL.py"),
+    click.option(
+        "--micro-batch-size",
+        "sizes",
+        multiple=True,
+        required=True,
+        callback=_numbers,
+        metavar="B",
+        help="Items per micro-batch; several as in 1,2,4,8.",
+    ),
+    _out,
+    click.option("--count", is_flag=True, help="Count work on shapes instead of measuring time."),
+    click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True),
+    click.option(
+        "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of the CPU, as a rank has."
+    ),
+    _rounds,
+    click.option("--seed", type=int, default=0, show_default=True, help="Of weights and data, as train.py's."),
+    _force,
+)
+
+
+def _of_a_model(function: Function) -> Function:
+    """The function with the options of every command that measures a model."""
+    return reduce(lambda decorated, decorate: decorate(decorated), reversed(_MODEL), function)
+
+
 @profile_command.command()
-@click.argument("model", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="MODEL.py")
 @click.option(
     "--stages",
     "depths",
@@ -72,27 +102,22 @@ def profile_command() -> None:
     metavar="D",
     help="Cut the model into so many stages; several as in 4,8.",
 )
-@click.option(
-    "--micro-batch-size",
-    "sizes",
-    multiple=True,
-    required=True,
-    callback=_numbers,
-    metavar="B",
-    help="Items per micro-batch; several as in 1,2,4,8.",
-)
-@_out
-@click.option("--count", is_flag=True, help="Count work on shapes instead of measuring time.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@click.option(
-    "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of the CPU, as a rank has."
-)
-@_rounds
-@click.option("--seed", type=int, default=0, show_default=True, help="Of weights and data, as train.py's.")
-@_force
-def stages(
-    model: Path,
+@_of_a_model
+def stages(depths: tuple[int, ...], **options: Any) -> None:
+    """Measure every stage of MODEL.py in this process: times, bytes of weights, activations and messages."""
+    _measure(depths, **options)
+
+
+@profile_command.command()
+@_of_a_model
+def layers(**options: Any) -> None:
+    """Measure every layer of MODEL.py, a file with layers(): from these, stages follow for any split."""
+    _measure((), **options)
+
+
+def _measure(
     depths: tuple[int, ...],
+    model: Path,
     sizes: tuple[int, ...],
     out: Path,
     count: bool,
@@ -102,7 +127,7 @@ def stages(
     seed: int,
     force: bool,
 ) -> None:
-    """Measure every stage of MODEL.py in this process: times, bytes of weights, activations and messages."""
+    """Writes the profile of a model's stages at these depths or, without any, of its layers."""
     _make_ready()
     from chimera_ir.measure import model as measure
     from chimera_ir.measure.stages import StageRequest

@@ -1,7 +1,7 @@
 """Costs of a model's stages, timed on this machine or counted from shapes alone."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
@@ -13,6 +13,7 @@ from chimera_ir.measure.samples import Samples, ShowProgress, in_rounds, rounded
 from chimera_ir.measure.stations import Cut, Station, message_bytes, running, stations
 from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
 from chimera_ir.profile.work import WorkProfile
+from chimera_runtime.errors import Misuse
 from chimera_runtime.model import ModelFile
 from chimera_runtime.tools.memory import bytes_of, state_bytes
 
@@ -22,7 +23,7 @@ WARM_UP = 3
 
 @dataclass(frozen=True, slots=True)
 class StageRequest:
-    """Depths D and micro-batch sizes B to measure, in at most ``rounds`` rounds."""
+    """Depths D and micro-batch sizes B to measure, in at most ``rounds`` rounds; without a depth, the layers."""
 
     depths: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -79,7 +80,7 @@ class _Times:
         """Medians of the three times, and the largest of their scatters."""
         micros = count()
         samples = in_rounds(lambda: _round(station, next(micros), self._clock), WARM_UP, self._rounds)
-        where = f"stage {number} of {cut.stages}, micro-batch size {station.size}"
+        where = f"{cut.part(number)}, micro-batch size {station.size}"
         names = ("forward", "backward", "recomputing")
         self.remarks += too_noisy(where, [*zip(names, samples, strict=True)])
         forward, backward, recomputing = (rounded(figure.median) for figure in samples)
@@ -97,7 +98,7 @@ class _Times:
             return (self._clock(station.step),)
 
         (samples,) = in_rounds(measured, WARM_UP, self._rounds)
-        self.remarks += too_noisy(f"stage {number} of {cut.stages}", [("step", samples)])
+        self.remarks += too_noisy(cut.part(number), [("step", samples)])
         return rounded(samples.median), _noise(samples)
 
 
@@ -144,7 +145,8 @@ class _Work:
 def _profile(
     model: ModelFile, request: StageRequest, device: torch.device, measure: _Measure, note: str, progress: ShowProgress
 ) -> ModelProfile:
-    done, steps = count(1), sum(request.depths) * (2 + len(request.sizes))
+    depths_cut = request.depths or (len(_layers(model)),)
+    done, steps = count(1), sum(depths_cut) * (2 + len(request.sizes))
 
     def tell(doing: str) -> None:
         progress(doing, next(done), steps)
@@ -152,22 +154,33 @@ def _profile(
     dataset = model.items()
     depths: dict[int, tuple[StageCosts, ...]] = {}
     kinds: set[str] = set()
-    for depth in request.depths:
-        cut = Cut(model, dataset, depth, request.sizes, device, request.seed)
+    for depth in depths_cut:
+        cut = Cut(model, dataset, depth, request.sizes, device, request.seed, "stage" if request.depths else "layer")
         stage_costs: list[StageCosts] = []
         for number, stage_stations in stations(cut, tell):
             at: dict[int, Timing] = {}
             for station in stage_stations:
                 with running(cut, number, station.size):
                     at[station.size] = _timing(station, *measure.passes(cut, number, station))
-                tell(f"depth {depth}: stage {number}, micro-batch size {station.size}")
+                tell(f"{cut.part(number)}, micro-batch size {station.size}")
             smallest = min(stage_stations, key=lambda station: station.size)
             with running(cut, number, smallest.size):
                 stage_costs.append(_costs(model, smallest, at, measure.step(cut, number, smallest)))
-            tell(f"depth {depth}: stage {number}, optimizer")
+            tell(f"{cut.part(number)}, optimizer")
             kinds |= {str(p.dtype).removeprefix("torch.") for p in smallest.module.parameters()}
         depths[depth] = tuple(stage_costs[::-1])
-    return ModelProfile(model.file.stem, depths, ", ".join([note, *sorted(kinds)]))
+    described = ", ".join([note, *sorted(kinds)])
+    if request.depths:
+        return ModelProfile(model.file.stem, depths, described)
+    return ModelProfile(model.file.stem, {}, described, layers=depths[depths_cut[0]])
+
+
+def _layers(model: ModelFile) -> Sequence[object]:
+    if model.layers is None:
+        raise Misuse(
+            f"{model.file} has build_stage, which makes whole stages: layers are those of a file with layers()"
+        )
+    return model.layers.layers
 
 
 def _costs(model: ModelFile, station: Station, at: dict[int, Timing], step: tuple[float, float | None]) -> StageCosts:

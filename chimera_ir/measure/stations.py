@@ -30,7 +30,10 @@ _TIMEOUT = 60.0
 
 @dataclass(frozen=True)
 class Cut:
-    """A model cut into ``stages`` stages, the sizes of its micro-batches, and the device that it runs on."""
+    """A model cut into ``stages`` stages, the sizes of its micro-batches, and the device that it runs on.
+
+    ``kind`` is what messages call a stage: a ``"layer"`` where each has one.
+    """
 
     model: ModelFile
     dataset: Any
@@ -38,6 +41,11 @@ class Cut:
     sizes: tuple[int, ...]
     device: torch.device
     seed: int
+    kind: str = "stage"
+
+    def part(self, number: int) -> str:
+        """A stage in words."""
+        return f"{self.kind} {number} of {self.stages}"
 
     def batches(self, size: int) -> Batches:
         """The micro-batches of a size; every update has one.
@@ -199,7 +207,7 @@ def _way_down(cut: Cut, progress: Callable[[str], None]) -> dict[tuple[int, int]
                 sight = _look(cut, stage, size, module, before, handed[size], measures=True)
             if sight.in_place:
                 raise Misuse(
-                    f"stage {stage} changes its input in place, so that it could not run again on it; "
+                    f"{cut.kind} {stage} changes its input in place, so that it could not run again on it; "
                     "let it work on a copy"
                 )
             after = _boundary(sight) if stage < cut.stages - 1 else None
@@ -208,7 +216,7 @@ def _way_down(cut: Cut, progress: Callable[[str], None]) -> dict[tuple[int, int]
             boundaries[size], handed[size] = after, tuple(t.detach().cpu() for t in sight.outputs if not t.is_meta)
             if cut.device.type == "meta":
                 handed[size] = tuple(t.detach() for t in sight.outputs)
-        progress(f"depth {cut.stages}: looked at stage {stage}")
+        progress(f"looked at {cut.part(stage)}")
     return seen
 
 
@@ -220,7 +228,7 @@ def running(cut: Cut, stage: int, size: int) -> Iterator[None]:
     except (ModelError, torch.OutOfMemoryError) as error:
         if not isinstance(error.__cause__ if isinstance(error, ModelError) else error, torch.OutOfMemoryError):
             raise
-        raise Misuse(f"stage {stage} of {cut.stages} does not fit into memory, with a micro-batch of {size}") from error
+        raise Misuse(f"{cut.part(stage)} does not fit into memory, with a micro-batch of {size}") from error
 
 
 def _look(

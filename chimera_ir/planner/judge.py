@@ -12,6 +12,7 @@ from chimera_ir.errors import NoSuchTie
 from chimera_ir.planner.bounds import least, most, standing
 from chimera_ir.planner.compiled import CompiledScheme
 from chimera_ir.planner.space import Choice, LeftOut, Reason, Recomputation, refusal
+from chimera_ir.planner.splits import best_split
 from chimera_ir.plural import counted
 from chimera_ir.predict.equation import equation_of
 from chimera_ir.predict.memory import memory
@@ -19,7 +20,8 @@ from chimera_ir.predict.replay import replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.predict.show import size
 from chimera_ir.profile.cluster import Cluster
-from chimera_ir.profile.costs import ModelProfile
+from chimera_ir.profile.costs import ModelProfile, StageCosts
+from chimera_ir.profile.layers import stages_of
 from chimera_ir.request import Tie
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
@@ -30,6 +32,10 @@ MODES = {
     Recomputation.NEVER: (False,),
 }
 """Whether every stage recomputes, in the order in which this is tried until the configuration fits."""
+
+
+_TRIES = 5
+"""Splits of a configuration that are compiled as far as their bytes, before it is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +103,11 @@ class Judge:
 
     def setting(self, choice: Choice) -> Setting:
         """The stages, the cluster and the layout that a configuration runs on."""
-        stages = self.profile.depths[choice.stages]
+        stages = self.profile.depths[choice.stages] if choice.split is None else self._stages(choice.split)
         return Setting(stages, self.cluster, choice.copies, choice.micro_batch_size, self.replica_layout)
+
+    def _stages(self, split: tuple[int, ...]) -> tuple[StageCosts, ...]:
+        return stages_of(self.profile.layers, split)
 
     def all_of(self, choices: Sequence[Choice]) -> tuple[Verdict, ...]:
         """The verdict on each configuration; with recomputation where that is allowed and needed to fit."""
@@ -148,11 +157,34 @@ class _Bench:
     def verdict(self, choice: Choice) -> Verdict:
         """The prediction, or why the configuration is left out."""
         try:
-            return self._verdict(choice)
+            return self._split(choice) if self._judge.profile.layers else self._verdict(choice)
         except Rejected as rejected:
             return refusal(rejected, choice.source, choice.settings, choice.micro_batch_size)
         except NoSuchTie as error:
             return LeftOut.of(choice, Reason.REFUSED, f"--tied {error.tie}: {error.problem}")
+
+    def _split(self, choice: Choice) -> Verdict:
+        """The verdict with the split whose slowest stage is fastest of those that fit.
+
+        What a stage needs is known to the byte only for a whole program. So a split is sought without a limit, then
+        with what is counted of each stage, and then with as much less as the program turned out to need beside it.
+        """
+        judge = self._judge
+        limit: int | None = None
+        verdict: Verdict = LeftOut.of(choice, Reason.MEMORY, "no split of the layers fits the workers")
+        for _ in range(_TRIES):
+            split = best_split(judge.profile.layers, self._compiled(choice), choice, limit)
+            if split is None:
+                return verdict
+            tried = replace(choice, split=split)
+            verdict = self._verdict(tried)
+            if isinstance(verdict, Judged) or verdict.reason is not Reason.MEMORY:
+                return verdict
+            if limit is None:
+                limit = judge.available
+            else:
+                limit -= max(1, max(self._needed(tried)) - judge.available)
+        return verdict
 
     def _verdict(self, choice: Choice) -> Verdict:
         setting, compiled, change = self._judge.setting(choice), self._compiled(choice), choice.change

@@ -1,5 +1,6 @@
 """The command lines that compile and start a configuration."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -46,6 +47,7 @@ def compile_line(choice: Choice, files: Files) -> str:
     words += [word for tie in files.ties for word in ("--tied", ",".join(map(str, tie)))]
     words += ["--profile", as_argument(files.profile), "--cluster", as_argument(files.cluster)]
     words += ["--copies", str(choice.copies), "--micro-batch-size", str(choice.micro_batch_size)]
+    words += [] if choice.split is None else ["--split", _text(choice.split)]
     words += ["--layout", "replica"] if files.replica_layout else []
     limit = max(files.max_operations, 2 * choice.workers * choice.micro_batches)
     words += ["--max-operations", str(limit)] if limit > MAX_OPERATIONS else []
@@ -56,4 +58,8 @@ def torchrun_line(judged: Judged, cluster: Cluster, files: Files) -> str:
     """The ``torchrun`` line that starts a configuration."""
     choice = judged.choice
     ranks, script = choice.workers * choice.copies, f"{judged.scheme}.out/train.py"
-    return torchrun(ranks, cluster.per_node, script, choice.micro_batch_size, files.replica_layout)
+    return torchrun(ranks, cluster.per_node, script, choice.micro_batch_size, files.replica_layout, choice.split)
+
+
+def _text(split: Sequence[int]) -> str:
+    return ",".join(map(str, split))

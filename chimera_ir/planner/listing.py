@@ -144,6 +144,7 @@ def _choice(judged: Judged) -> dict[str, object]:
         "T_replay": judged.replayed,
         "throughput": judged.throughput,
         "memory": list(judged.memory) or None,
+        **({} if choice.split is None else {"split": list(choice.split)}),
     }
 
 

@@ -16,6 +16,7 @@ def notes(ranking: Ranking, error: float, warnings: Sequence[str]) -> tuple[str,
     return (
         *(f"{WARNING}{warning}" for warning in shown(warnings)),
         *_close(ranking, error),
+        *_alone(ranking),
         *_baseline(ranking),
         *_asynchronous(ranking),
         *_smaller(ranking),
@@ -40,6 +41,13 @@ def _close(ranking: Ranking, error: float) -> Iterator[str]:
             f"within {_percent(apart)}, less than the model's error of {_percent(error)}" if apart else "equally fast"
         )
         yield f"the first {len(close)} are {within}: measure them"
+
+
+def _alone(ranking: Ranking) -> Iterator[str]:
+    """A remark if the first is no pipeline."""
+    first = next(iter(ranking.choices), None)
+    if first is not None and first.choice.stages == 1:
+        yield "no pipeline: the whole model fits a worker, and data parallelism over all of them is fastest"
 
 
 def _baseline(ranking: Ranking) -> Iterator[str]:

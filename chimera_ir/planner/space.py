@@ -19,6 +19,7 @@ from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.elaborate import outline, parameter_names
 from chimera_ir.ir.levels import Header
 from chimera_ir.planner.roles import Roles
+from chimera_ir.plural import counted
 from chimera_ir.profile import document
 from chimera_ir.profile.costs import ModelProfile
 from chimera_ir.source import Source
@@ -69,7 +70,8 @@ class Question:
 class Choice:
     """A configuration: a scheme with its parameters, D, the workers of a copy, W copies, N micro-batches of B items.
 
-    ``change`` is what is asked of the scheme beyond its text.
+    ``change`` is what is asked of the scheme beyond its text. ``split`` is the first layer of each stage, where the
+    profile has layers and the configuration has been judged.
     """
 
     source: Source
@@ -80,6 +82,7 @@ class Choice:
     micro_batches: int
     micro_batch_size: int
     change: Change
+    split: tuple[int, ...] | None = None
 
     @property
     def mini_batch(self) -> int:
@@ -144,6 +147,7 @@ class _Search:
         self._names = parameter_names(scheme)
         self._roles = roles
         self._fixed = {name: value for name, value in question.settings.items() if name in self._names}
+        self._depths = _depths(profile, question.workers)
 
     def configurations(self) -> Iterator[Choice | LeftOut]:
         count = sum(math.prod(map(len, others)) for _, others in self._columns())
@@ -155,19 +159,25 @@ class _Search:
             outlined = self._outlined(settings)
             if isinstance(outlined, LeftOut):
                 yield from [outlined] if self._is_missed(settings) else []
-            elif outlined.stages in self._profile.depths:
+            elif self._has(outlined.stages):
                 stale = outlined.asynchronous and not self._question.asynchronous
                 yield from (
                     [self._out(settings, None, Reason.STALE, _STALE)] if stale else self._split(settings, outlined)
                 )
             elif self._is_fixed or (len(self._roles.sizes) == 1 and self._is_missed(settings)):
-                depths = ", ".join(map(str, sorted(self._profile.depths)))
+                depths = ", ".join(map(str, sorted(self._profile.depths))) or counted(
+                    len(self._profile.layers), "layer"
+                )
                 yield self._out(settings, None, Reason.PROFILE, f"depth {outlined.stages}; the profile has {depths}")
+
+    def _has(self, stages: int) -> bool:
+        """Whether the profile can tell the costs of so many stages; those of layers of any number that is tried."""
+        return stages in self._depths or (self._is_fixed and stages <= len(self._profile.layers))
 
     def _is_missed(self, settings: Mapping[str, int]) -> bool:
         """Whether a reason should be given for a combination: its sizes make a depth of the profile, or are fixed."""
         sizes = self._roles.sizes
-        return math.prod(settings[name] for name in sizes) in self._profile.depths or self._is_fixed
+        return math.prod(settings[name] for name in sizes) in self._depths or self._is_fixed
 
     @property
     def _is_fixed(self) -> bool:
@@ -182,7 +192,7 @@ class _Search:
 
     def _columns(self) -> Iterator[tuple[tuple[_Setting, ...], list[list[_Setting]]]]:
         """For each combination of sizes, the values of each further parameter."""
-        depths = {part for depth in self._profile.depths for part in _divisors(depth)}
+        depths = {part for depth in self._depths for part in _divisors(depth)}
         tried = [self._values(name, sorted(depths)) for name in self._roles.sizes]
         if math.prod(map(len, tried)) > MOST:
             yield (), tried
@@ -224,15 +234,15 @@ class _Search:
             text = f"the number of workers, {question.workers}, is no multiple of {workers}"
             yield self._out(settings, None, Reason.SPLIT, text)
             return
-        costs = self._profile.depths[outlined.stages]
-        for size in sorted(set.intersection(*(set(stage.at) for stage in costs))):
-            counted = self._micro_batches(outlined, copies * size)
-            if isinstance(counted, str):
-                yield self._out(settings, size, Reason.SPLIT, counted)
+        costs = self._profile.layers or self._profile.depths[outlined.stages]
+        for size in sorted(set.intersection(*(set(part.at) for part in costs))):
+            number = self._micro_batches(outlined, copies * size)
+            if isinstance(number, str):
+                yield self._out(settings, size, Reason.SPLIT, number)
             elif size % outlined.parts:
                 yield self._out(settings, size, Reason.SPLIT, f"a micro-batch of {size} cannot be halved")
             else:
-                yield from self._choices(settings, outlined, copies, counted, size)
+                yield from self._choices(settings, outlined, copies, number, size)
 
     def _micro_batches(self, outlined: Header, together: int) -> int | str:
         """N, where ``together`` items are one micro-batch of all copies; or why there is no such N."""
@@ -262,6 +272,17 @@ class _Search:
 
     def _out(self, settings: dict[str, int], size: int | None, reason: Reason, detail: str) -> LeftOut:
         return LeftOut(self._source, tuple(settings.items()), size, reason, detail)
+
+
+def _depths(profile: ModelProfile, workers: int) -> frozenset[int]:
+    """The numbers of stages that are tried: those of the profile; of layers, the divisors of P, and twice as many.
+
+    With the latter, a worker has two stages.
+    """
+    if not profile.layers:
+        return frozenset(profile.depths)
+    several = {stages * count for stages in _divisors(workers) for count in (1, 2)}
+    return frozenset(stages for stages in several if stages <= len(profile.layers))
 
 
 @cache

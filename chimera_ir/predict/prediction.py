@@ -94,17 +94,25 @@ def _number(value: Fraction) -> int | float:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Setting of a prediction before the program is known: inputs, copies, micro-batch size and layout."""
+    """Setting of a prediction before the program is known: inputs, copies, micro-batch size, layout and split."""
 
     inputs: Inputs
     copies: int
     micro_batch_size: int
     replica_layout: bool
+    split: tuple[int, ...] | None = None
 
-    def torchrun(self, workers: int, script: str) -> str:
+    def torchrun(self, workers: int, script: str, split: tuple[int, ...] | None) -> str:
         """The command line that starts the predicted run."""
         per_node = self.inputs.cluster.per_node
-        return torchrun(self.copies * workers, per_node, script, self.micro_batch_size, self.replica_layout)
+        return torchrun(self.copies * workers, per_node, script, self.micro_batch_size, self.replica_layout, split)
+
+    def split_of(self, header: Header) -> tuple[int, ...] | None:
+        """The first layer of each stage, where the profile has layers: the one that was asked for, or the fastest."""
+        return self.inputs.split(self._wanted(header))
+
+    def _wanted(self, header: Header) -> Wanted:
+        return Wanted(header.stages, header.workers, self.copies, self.micro_batch_size, self.split)
 
     def durations(self, header: Header) -> Measured:
         """Durations of the operations of a program or schedule with this header.
@@ -117,8 +125,7 @@ class Forecast:
         return Measured.of(self._setting(header))
 
     def _setting(self, header: Header) -> Setting:
-        wanted = Wanted(header.stages, header.workers, self.copies, self.micro_batch_size)
-        stages = self.inputs.choose(wanted)
+        stages = self.inputs.choose(self._wanted(header))
         return Setting(stages, self.inputs.cluster, self.copies, self.micro_batch_size, self.replica_layout)
 
     def of(self, program: Program) -> Prediction:

@@ -3,12 +3,20 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from chimera_ir.diagnostics.catalogue.profiles import ClusterTooSmall, NoDevice, NotThatDeep, NotThatSize
+from chimera_ir.diagnostics.catalogue.profiles import (
+    ClusterTooSmall,
+    NoDevice,
+    NotThatDeep,
+    NotThatSize,
+    SizeOfNoLayer,
+    TooFewLayers,
+)
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
-from chimera_ir.errors import TextError
+from chimera_ir.errors import OptionError, TextError
 from chimera_ir.plural import counted
 from chimera_ir.profile.cluster import Cluster
 from chimera_ir.profile.costs import ModelProfile, StageCosts
+from chimera_ir.profile.layers import fastest, problem, stages_of
 from chimera_ir.profile.read import read_cluster, read_profile
 from chimera_ir.profile.toml_places import TomlPlaces
 from chimera_ir.profile.warnings import warnings
@@ -22,12 +30,16 @@ class Unfit(TextError):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a schedule needs: the costs of its stages at a micro-batch size, and workers for each of its copies."""
+    """What a schedule needs: the costs of its stages at a micro-batch size, and workers for each of its copies.
+
+    ``split`` is the first layer of each stage, for a profile of layers; without it the slowest stage is the fastest.
+    """
 
     stages: int
     workers: int
     copies: int
     micro_batch_size: int
+    split: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +58,8 @@ class Inputs:
         ------
         Unfit
             If the profile has no such costs, or the cluster not as many workers.
+        OptionError
+            If the split is none of the profile's layers.
         """
         timed = self._timed()
         return self._chosen(timed or self.counts, wanted, () if timed else (self._no_device(),))
@@ -59,6 +73,25 @@ class Inputs:
             As `choose`, except that the cluster needs no device.
         """
         return self._chosen(self.counts, wanted, ())
+
+    def split(self, wanted: Wanted) -> tuple[int, ...] | None:
+        """The first layer of each stage, where the profile has layers that can be cut into so many stages; else None.
+
+        Raises
+        ------
+        OptionError
+            If the split that is wanted is none of the layers.
+        """
+        layers = self.counts.layers
+        if not layers and wanted.split is not None:
+            raise OptionError("split: the profile has the costs of stages, and so of one split; it needs one of layers")
+        if not layers:
+            return None
+        split = wanted.split or fastest(layers, wanted.stages, wanted.micro_batch_size, recomputing=False)
+        wrong = problem(split, wanted.stages, len(layers))
+        if wrong:
+            raise OptionError(f"split {','.join(map(str, split))}: {wrong}")
+        return split
 
     def model(self) -> ModelProfile:
         """The profile in seconds.
@@ -84,11 +117,13 @@ class Inputs:
         return self.profile.counts if isinstance(self.profile, WorkProfile) else self.profile
 
     def _chosen(self, model: ModelProfile, wanted: Wanted, unknown: tuple[Diagnostic, ...]) -> tuple[StageCosts, ...]:
-        in_profile = tuple(_lacks(model.depths, wanted, self.profile_source))
+        lacks = _layers_lack(model, wanted, self.profile_source) if model.layers else None
+        in_profile = tuple(_lacks(model.depths, wanted, self.profile_source) if lacks is None else lacks)
         in_cluster = (*_too_small(self.cluster, wanted, self.cluster_source), *unknown)
         if in_profile or in_cluster:
             raise Unfit(_those((self.profile_source, in_profile), (self.cluster_source, in_cluster)))
-        return model.depths[wanted.stages]
+        split = self.split(wanted)
+        return model.depths[wanted.stages] if split is None else stages_of(model.layers, split)
 
     def _no_device(self) -> Diagnostic:
         return NoDevice(TomlPlaces(self.cluster_source.text).key(("cluster",)))
@@ -139,6 +174,15 @@ def _lacks(depths: Mapping[int, tuple[StageCosts, ...]], wanted: Wanted, source:
         for number in lacking:
             span, sizes = places.key(("depth", depth, "stage", number)), _listed(stages[number].at)
             yield NotThatSize(span, number, wanted.stages, wanted.micro_batch_size, sizes)
+
+
+def _layers_lack(model: ModelProfile, wanted: Wanted, source: Source) -> Iterator[Diagnostic]:
+    place = TomlPlaces(source.text).key(("layer", 0))
+    layers = counted(len(model.layers), "layer")
+    if wanted.stages > len(model.layers):
+        yield TooFewLayers(place, counted(wanted.stages, "stage"), layers)
+    if wanted.micro_batch_size not in model.sizes:
+        yield SizeOfNoLayer(place, wanted.micro_batch_size, _listed(model.sizes))
 
 
 def _too_small(cluster: Cluster, wanted: Wanted, source: Source) -> Iterator[Diagnostic]:

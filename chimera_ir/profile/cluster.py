@@ -30,7 +30,14 @@ class Link:
         return 2 * log2(ranks) * self.alpha + 2 * (ranks - 1) * self.beta * size / ranks
 
 
-def torchrun(ranks: int, per_node: int, script: str, micro_batch_size: int, replica_layout: bool) -> str:
+def torchrun(
+    ranks: int,
+    per_node: int,
+    script: str,
+    micro_batch_size: int,
+    replica_layout: bool,
+    split: tuple[int, ...] | None = None,
+) -> str:
     """The command line that starts the ranks, on every node if there are several; HOST stands for the first node."""
     nodes = -(-ranks // per_node)
     words = ["torchrun"]
@@ -38,6 +45,7 @@ def torchrun(ranks: int, per_node: int, script: str, micro_batch_size: int, repl
         words += [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:29500"]
     words += [f"--nproc-per-node={ranks // nodes}", as_argument(script), "--model", "MODEL.py"]
     words += ["--micro-batch-size", str(micro_batch_size)]
+    words += [] if split is None else ["--split", ",".join(map(str, split))]
     words += ["--layout", "replica"] if replica_layout else []
     return command_line(words)
 

@@ -55,9 +55,19 @@ class StageCosts:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """A model: ``depths[D]`` are its D stages, in order, and ``length`` the positions (words, pixels) of an item."""
+    """A model: ``depths[D]`` are its D stages, in order, and ``length`` the positions (words, pixels) of an item.
+
+    Or ``layers`` are its layers, in order, all at the same micro-batch sizes: then it has no depths, and a split makes
+    stages of any number of them.
+    """
 
     name: str
     depths: Mapping[int, tuple[StageCosts, ...]]
     note: str = ""
     length: int = 1
+    layers: tuple[StageCosts, ...] = ()
+
+    @property
+    def sizes(self) -> frozenset[int]:
+        """The micro-batch sizes of the layers."""
+        return frozenset(self.layers[0].at) if self.layers else frozenset()

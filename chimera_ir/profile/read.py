@@ -8,6 +8,8 @@ from chimera_ir.diagnostics.catalogue.profiles import (
     LastStageSends,
     NothingLeft,
     ShortMessages,
+    SizeOfSomeLayers,
+    StagesAndLayers,
     StagesMissing,
     StepOfWork,
     TimesAndWork,
@@ -18,6 +20,7 @@ from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
 from chimera_ir.profile.document import Document, Table, load
 from chimera_ir.profile.quantity import (
     BANDWIDTH,
+    POSITIVE,
     RATE,
     SHARE,
     SIZE,
@@ -53,7 +56,9 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
     costs = _Costs()
     depths: dict[int, tuple[StageCosts, ...]] = {}
     first: dict[int, Table] = {}
-    for table in top.tables("depth", "[[depth]]", "[[depth]]"):
+    layers = _layers(top, costs)
+    in_layers = top.has("layer") and not top.has("depth")
+    for table in [] if in_layers else top.tables("depth", "[[depth]]", "[[depth]]"):
         errors = len(top.document.diagnostics)
         depth = table.integer("stages", None, "stages = 4")
         known = errors == len(top.document.diagnostics)
@@ -67,7 +72,7 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
     top.close()
     costs.settle(top.document)
     top.document.settle()
-    profile = ModelProfile(name, depths, note, length)
+    profile = ModelProfile(name, depths, note, length, layers)
     return WorkProfile(profile) if costs.work else profile
 
 
@@ -80,8 +85,9 @@ class _Costs:
         self.steps: list[Table] = []
 
     def read(self, table: Table, name: str, default: Fraction | None) -> Fraction:
-        """A cost in seconds or in FLOP, whose place is kept."""
-        cost, dimension = table.quantity(name, (TIME, WORK), default)
+        """A cost in seconds or in FLOP, whose place is kept; only that of a layer may be none."""
+        least = Fraction(0) if table.path[0] == "layer" else POSITIVE
+        cost, dimension = table.quantity(name, (TIME, WORK), default, least)
         if table.has(name):
             (self.times if dimension is TIME else self.work).append((table, name))
         return cost
@@ -107,33 +113,54 @@ def _once(table: Table, name: str, value: int, first: dict[int, Table]) -> None:
     first.setdefault(value, table)
 
 
+def _layers(top: Table, costs: _Costs) -> tuple[StageCosts, ...]:
+    """The layers, if the file has them in place of depths; all have the micro-batch sizes of the first."""
+    if not top.has("layer"):
+        return ()
+    if top.has("depth"):
+        places = top.document.places
+        top.report(StagesAndLayers(places.key(("layer", 0)), places.key(("depth", 0))))
+    tables = top.tables("layer", "[[layer]]", "layer {}")
+    layers = _parts(tables, "layer", "[[layer.at]]", costs)
+    for number, (table, layer) in enumerate(zip(tables, layers, strict=True)):
+        for size in sorted({*layers[0].at} ^ {*layer.at}):
+            there, missing = (0, number) if size in layers[0].at else (number, 0)
+            table.report(SizeOfSomeLayers(table.heading(), missing, size, there))
+    return layers
+
+
 def _stages(table: Table, depth: int, costs: _Costs) -> tuple[StageCosts, ...]:
     tables = table.tables("stage", "[[depth.stage]]", "stage {} of " + f"{depth}")
-    stages: list[StageCosts] = []
+    return _parts(tables, "stage", "[[depth.stage.at]]", costs)
+
+
+def _parts(tables: list[Table], kind: str, sizes: str, costs: _Costs) -> tuple[StageCosts, ...]:
+    """The stages of a depth, or the layers; ``sizes`` is the heading of what each has for a micro-batch size."""
+    parts: list[StageCosts] = []
     for number, entry in enumerate(tables):
-        sent = {size: timing.output for size, timing in stages[-1].at.items()} if stages else {}
-        stages.append(_stage(entry, number, number == len(tables) - 1, sent, costs))
-    return tuple(stages)
+        sent = {size: timing.output for size, timing in parts[-1].at.items()} if parts else {}
+        parts.append(_part(entry, f"{kind} {number}", sizes, number == len(tables) - 1, sent, costs))
+    return tuple(parts)
 
 
-def _stage(table: Table, number: int, last: bool, received: dict[int, int], costs: _Costs) -> StageCosts:
+def _part(table: Table, part: str, sizes: str, last: bool, received: dict[int, int], costs: _Costs) -> StageCosts:
     weights = _size(table, "weights")
     gradients = _size(table, "gradients", weights)
     optimizer = _size(table, "optimizer", 0)
     step, noise = costs.step(table), _noise(table, "step_noise")
     at: dict[int, Timing] = {}
     first: dict[int, Table] = {}
-    for entry in table.tables("at", "[[depth.stage.at]]", f"[[depth.stage.at]] of stage {number}"):
+    for entry in table.tables("at", sizes, f"{sizes} of {part}"):
         size = entry.integer("micro_batch_size", None, "micro_batch_size = 8")
         if entry.has("micro_batch_size"):
             _once(entry, "micro_batch_size", size, first)
-        at[size] = _timing(entry, number, last, received.get(size, 0), costs)
+        at[size] = _timing(entry, part, last, received.get(size, 0), costs)
         entry.close()
     table.close()
     return StageCosts(weights, gradients, optimizer, at, step, noise)
 
 
-def _timing(table: Table, stage: int, last: bool, received: int, costs: _Costs) -> Timing:
+def _timing(table: Table, part: str, last: bool, received: int, costs: _Costs) -> Timing:
     forward = costs.read(table, "forward", None)
     backward = costs.read(table, "backward", BACKWARD * forward)
     recomputing = costs.read(table, "recomputing", forward + backward)
@@ -143,7 +170,7 @@ def _timing(table: Table, stage: int, last: bool, received: int, costs: _Costs) 
     gradient = _size(table, "gradient_output", output)
     for name in ("output", "gradient_output") if last else ():
         if table.has(name):
-            table.report(LastStageSends(table.place(name), stage, name))
+            table.report(LastStageSends(table.place(name), part, name))
     return Timing(
         forward=float(forward),
         backward=float(backward),

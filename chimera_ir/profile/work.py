@@ -34,7 +34,8 @@ class WorkProfile:
         depths = {
             depth: tuple(_on(device, stage, length) for stage in stages) for depth, stages in self.counts.depths.items()
         }
-        return replace(self.counts, depths=depths)
+        layers = tuple(_on(device, layer, length) for layer in self.counts.layers)
+        return replace(self.counts, depths=depths, layers=layers)
 
 
 def _on(device: Device, stage: StageCosts, length: int) -> StageCosts:

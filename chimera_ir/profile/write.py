@@ -1,7 +1,7 @@
 """The writer of profiles and cluster files: text that reads back as the same value."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
@@ -33,23 +33,31 @@ def _profile(profile: ModelProfile, cost: Callable[[float], str]) -> Iterator[st
         yield "[[depth]]"
         yield f"stages = {depth}"
         for stage in stages:
-            yield from _stage(stage, stage is stages[-1], cost)
+            yield ""
+            yield from _indented("  ", _part("depth.stage", stage, stage is stages[-1], cost))
+    for layer in profile.layers:
+        yield ""
+        yield from _part("layer", layer, layer is profile.layers[-1], cost)
 
 
-def _stage(stage: StageCosts, last: bool, cost: Callable[[float], str]) -> Iterator[str]:
-    yield ""
-    yield "  [[depth.stage]]"
-    yield f'  weights = "{show_size(stage.weights)}"'
-    yield f'  gradients = "{show_size(stage.gradients)}"'
-    yield f'  optimizer = "{show_size(stage.optimizer)}"'
-    if stage.step:
-        yield f'  step = "{show_time(stage.step)}"'
-    if stage.step_noise is not None:
-        yield f'  step_noise = "{show_share(stage.step_noise)}"'
-    for size, timing in stage.at.items():
-        yield "    [[depth.stage.at]]"
-        yield f"    micro_batch_size = {size}"
-        yield from (f'    {name} = "{text}"' for name, text in _timing(timing, last, cost))
+def _part(table: str, part: StageCosts, last: bool, cost: Callable[[float], str]) -> Iterator[str]:
+    """A stage or a layer, as an element of the list ``table``."""
+    yield f"[[{table}]]"
+    yield f'weights = "{show_size(part.weights)}"'
+    yield f'gradients = "{show_size(part.gradients)}"'
+    yield f'optimizer = "{show_size(part.optimizer)}"'
+    if part.step:
+        yield f'step = "{show_time(part.step)}"'
+    if part.step_noise is not None:
+        yield f'step_noise = "{show_share(part.step_noise)}"'
+    for size, timing in part.at.items():
+        yield f"  [[{table}.at]]"
+        yield f"  micro_batch_size = {size}"
+        yield from (f'  {name} = "{text}"' for name, text in _timing(timing, last, cost))
+
+
+def _indented(by: str, lines: Iterable[str]) -> Iterator[str]:
+    return (f"{by}{line}" for line in lines)
 
 
 def _timing(timing: Timing, last: bool, cost: Callable[[float], str]) -> Iterator[tuple[str, str]]:

@@ -51,8 +51,8 @@ class Position:
         length = len(self.batches.dataset)
         if state["length"] != length:
             raise BadCheckpoint(
-                f"the dataset has {length} items, and had {state['length']} when the checkpoint was saved: its order "
-                "would be another one; take the weights alone, with --load"
+                f"the dataset has {_items(length)}, and had {_items(state['length'])} when the checkpoint was saved: "
+                "its order would be another one; take the weights alone, with --load"
             )
         self.batches = self.batches.at(self._pipe.updates, state["epoch"], state["items"])
 
@@ -97,7 +97,7 @@ class Saving:
                 pipe,
                 _saveable(optimizers),
                 schedulers=schedulers,
-                same={"data": self._position},
+                shared={"data": self._position},
                 keep=options.keep,
             )
 
@@ -122,7 +122,7 @@ class Saving:
                 self._say(f"--resume {options.resume}: no checkpoint there yet; the training begins")
             else:
                 self._saved = resumed.update
-                self._say(f"resumed from {resumed.path}: {resumed.update} updates, {resumed.items} items")
+                self._say(f"resumed from {resumed.path}, after update {resumed.update}, item {resumed.items}")
                 for remark in resumed.remarks:
                     self._say(remark)
         if options.save is not None and self._checkpoints is not None:
@@ -167,9 +167,13 @@ class Saving:
             self._say(f"exported to {options.export}")
 
 
+def _items(count: int) -> str:
+    return "1 item" if count == 1 else f"{count} items"
+
+
 def _saveable(optimizers: Iterable[Any]) -> list[torch.optim.Optimizer]:
-    found = list(optimizers)
-    other = next((o for o in found if not isinstance(o, torch.optim.Optimizer)), None)
+    of_torch = list(optimizers)
+    other = next((o for o in of_torch if not isinstance(o, torch.optim.Optimizer)), None)
     if other is not None:
         raise Misuse(f"a {type(other).__name__} cannot be saved: --save needs optimizers of torch.optim")
-    return found
+    return of_torch

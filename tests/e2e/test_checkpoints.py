@@ -75,7 +75,7 @@ def test_a_sigterm_saves_and_the_training_goes_on_from_there_on_more_ranks(two_s
         log.unlink(missing_ok=True)
         done = torchrun(directory, ranks, *model, "--log-file", str(log))
         assert done.returncode == 0, done.stderr
-        assert f"resumed from {checkpoint}: {update} updates, {8 * update} items" in done.stdout
+        assert f"resumed from {checkpoint}, after update {update}, item {8 * update}" in done.stdout
         assert [json.loads(line)["update"] for line in log.read_text().splitlines()] == [*range(update + 1, update + 4)]
     assert "buffers are those of the first replica of each stage" in done.stdout
 

@@ -36,6 +36,10 @@ def four_ranks(folder: Path) -> Iterator[Job]:
             if scheme != "pipedream":  # its stages read different versions
                 shared = compiled(folder, scheme, ("first,last",), **on_workers(scheme, 4, 8))
                 yield Job(f"{network}-tied-{scheme}", shared, ("--check-only", "--micro-batch-size", "2"), model, TIED)
+        if network == "gpt2":
+            split = ("--check-only", "--micro-batch-size", "2", "--split", "0,2,4,9")
+            tied = compiled(folder, "chimera", ("first,last",), D=4, N=8)
+            yield Job("gpt2-layers-tied", tied, split, str(EXAMPLES / "gpt2_layers.py"), TIED)
         doubling = compiled(folder, "chimera_doubling", D=4, N=8)
         yield Job(f"{network}-dry", doubling, ("--check-only", "--micro-batch-size", "2"), model, dry)
 

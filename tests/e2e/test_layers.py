@@ -48,6 +48,8 @@ def ran(folder: Path) -> dict[str, Outcome]:
         jobs.append(Job(name, directory, ("--check", "--steps", "4", "--micro-batch-size", "2", *split, *kept), MODEL))
     four = compiled(folder, "chimera", ENDS, D=4, N=4)
     jobs.append(Job("dropout", four, ("--check-only", "--split", "0,1,2,6"), MODEL, {"SPOILT": "dropout"}))
+    stream = compiled(folder, "pipedream_2bw", ENDS, D=4, N=4)
+    jobs.append(Job("stream", stream, ("--check-only", "--split", "0,1,3,6"), MODEL))
     jobs.append(Job("left out", four, ("--check-only",), MODEL, {"SPOILT": "left out"}))
     eight = compiled(folder, "interleaved", ENDS, P=4, v=2, N=4)
     jobs.append(Job("refused-too many stages", eight, (), MODEL))
@@ -58,7 +60,7 @@ def ran(folder: Path) -> dict[str, Outcome]:
 
 
 def test_every_split_is_what_one_process_trains_and_what_reference_returns(ran: dict[str, Outcome]) -> None:
-    for name in (*TRAINING, "dropout"):
+    for name in (*TRAINING, "dropout", "stream"):
         ran[name].assert_passed()
         assert "check: passed" in ran[name].said[0], name
         assert "  reference(): 13 parameters; loss off by" in ran[name].said[0], name

@@ -40,7 +40,10 @@ def test_every_command_but_run_has_a_name_of_its_own() -> None:
     assert {f"{NAME}-{name}" for name in COMMANDS if name != "run"} == {*ALIASES}
 
 
-@pytest.mark.parametrize("name", [*(alias.split("-")[1] for alias in ALIASES), "profile stages", "profile links"])
+@pytest.mark.parametrize(
+    "name",
+    [*(alias.split("-")[1] for alias in ALIASES), *(f"profile {of}" for of in ("stages", "layers", "links"))],
+)
 def test_a_command_is_the_same_by_both_names_and_speaks_of_itself_by_that_which_was_typed(name: str) -> None:
     first, *rest = name.split()
     alias = called(*script(f"{NAME}-{first}"), *rest, "--help")
@@ -148,7 +151,7 @@ def completed(name: str, line: str) -> dict[str, str]:
     [
         ("chimera ", COMMANDS),
         ("chimera p", ("plan", "profile")),
-        ("chimera profile ", ("links", "stages")),
+        ("chimera profile ", ("layers", "links", "stages")),
         ("chimera compile --em", ("--emit",)),
         ("chimera compile gems --emit p", ("plan", "program")),
         ("chimera compile pipedream_", ("pipedream_", "pipedream_2bw")),

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
@@ -39,12 +40,18 @@ def timings(draw: st.DrawFn, last: bool) -> Timing:
 
 
 @st.composite
-def stages(draw: st.DrawFn, depth: int, counted: bool) -> tuple[StageCosts, ...]:
-    at = st.sampled_from([1, 2, 8, 32])
+def stages(draw: st.DrawFn, depth: int, counted: bool, every: Sequence[int] = ()) -> tuple[StageCosts, ...]:
+    """Each at some micro-batch sizes, or at ``every`` one."""
+
+    def at(last: bool) -> st.SearchStrategy[dict[int, Timing]]:
+        if every:
+            return st.fixed_dictionaries({size: timings(last=last) for size in every})
+        return st.dictionaries(st.sampled_from([1, 2, 8, 32]), timings(last=last), min_size=1)
+
     return tuple(
         StageCosts(
             *(draw(sizes) for _ in range(3)),
-            draw(st.dictionaries(at, timings(last=s == depth - 1), min_size=1)),
+            draw(at(s == depth - 1)),
             *((0.0, None) if counted else (draw(times), draw(st.none() | st.floats(0, 1)))),
         )
         for s in range(depth)
@@ -57,6 +64,10 @@ def profiles(draw: st.DrawFn) -> ModelProfile | WorkProfile:
     depths = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3, unique=True))
     cut = {depth: draw(stages(depth, counted)) for depth in depths}
     profile = ModelProfile(draw(words), cut, draw(words), draw(st.integers(1, 4096)))
+    if draw(st.booleans()):
+        kept = [1, 8]
+        layers = draw(stages(draw(st.integers(1, 4)), counted, kept))
+        profile = replace(profile, depths={}, layers=layers)
     return WorkProfile(profile) if counted else profile
 
 

@@ -12,12 +12,14 @@ from chimera_ir.commands import common, profile_command
 from chimera_ir.commands.common import INTERRUPTED, WRONG_COMMAND
 from chimera_ir.measure import samples
 from chimera_ir.profile.costs import ModelProfile
+from chimera_ir.profile.layers import stages_of
 from chimera_ir.profile.read import read_profile
 from chimera_ir.profile.warnings import warnings
 from chimera_ir.profile.work import WorkProfile
 from chimera_ir.source import Source
 from tests.unit.command import Ended, on_a_terminal
-from tests.unit.test_measure import LINEAR, assert_linear
+from tests.unit.test_measure import LAYERS as MODEL_LAYERS
+from tests.unit.test_measure import LINEAR, WIDTH, assert_linear
 
 Profile = Callable[..., Ended]
 COUNTED = ("stages", "linear.py", "--stages", "2", "--micro-batch-size", "4", "--count", "--out", "p.toml")
@@ -66,6 +68,50 @@ def test_a_counted_profile_reads_back(profile: Profile, tmp_path: Path) -> None:
         for number, stage in enumerate(stages):
             assert sorted(stage.at) == [1, 2, 4]
             assert_linear(stage, number == depth - 1)
+
+
+LAYERS = LINEAR.replace(
+    "def build_stage(stage, num_stages):\n    return nn.Sequential(*(",
+    "def layers():\n    return [partial(",
+).replace(
+    f"nn.Linear({WIDTH}, {WIDTH}, bias=False) for _ in range({MODEL_LAYERS})))",
+    f"nn.Linear, {WIDTH}, {WIDTH}, bias=False)] * 6",
+)
+BY_LAYER = ("layers", "layers.py", "--micro-batch-size", "4,8", "--out", "p.toml")
+
+
+def test_stages_follow_from_counted_layers_to_the_byte_and_the_operation(profile: Profile, tmp_path: Path) -> None:
+    (tmp_path / "layers.py").write_text("from functools import partial\n" + LAYERS)
+    assert profile(*BY_LAYER, "--count") == Ended(0, "", "")
+    whole = read(tmp_path / "p.toml")
+    assert isinstance(whole, WorkProfile)
+    assert (whole.counts.depths, len(whole.counts.layers)) == ({}, 6)
+    sizes = ("--micro-batch-size", "4,8", "--out", "s.toml", "--count")
+    assert profile("stages", "layers.py", "--stages", "2,3", *sizes) == Ended(0, "", "")
+    cut = read(tmp_path / "s.toml")
+    assert isinstance(cut, WorkProfile)
+    for depth, split in ((2, (0, 3)), (3, (0, 2, 4))):
+        assert stages_of(whole.counts.layers, split) == cut.counts.depths[depth]
+
+
+def test_timed_layers_are_timed_one_by_one(profile: Profile, tmp_path: Path) -> None:
+    (tmp_path / "layers.py").write_text("from functools import partial\n" + LAYERS)
+    ended = profile(*BY_LAYER, "--rounds", "5")
+    assert ended.status == 0
+    assert all(line.startswith("warning: layer ") for line in ended.err.splitlines())
+    found = read(tmp_path / "p.toml")
+    assert isinstance(found, ModelProfile)
+    assert len(found.layers) == 6
+    for layer in found.layers:
+        assert layer.weights == WIDTH * WIDTH * 4
+        assert layer.step > 0
+        for at in layer.at.values():
+            assert min(at.forward, at.backward, at.recomputing) > 0
+
+
+def test_layers_of_a_file_with_stages_are_refused(profile: Profile) -> None:
+    refused = profile("layers", "linear.py", "--micro-batch-size", "4", "--count", "--out", "p.toml")
+    refused.assert_refused(WRONG_COMMAND, "has build_stage, which makes whole stages: layers are those of")
 
 
 def test_a_timed_profile_reads_back_and_only_warns_of_noise(profile: Profile, tmp_path: Path) -> None:
@@ -198,4 +244,4 @@ def test_who_measures_on_a_terminal_sees_how_far_it_is_and_a_pipe_sees_nothing(t
     ended = on_a_terminal(program, *COUNTED, cwd=tmp_path, env={"TERM": "xterm-256color"})
     assert ended.status == 0
     assert "6/6" in ended.out
-    assert "depth 2: stage 0, optimizer" in ended.out
+    assert "stage 0 of 2, optimizer" in ended.out

@@ -185,14 +185,14 @@ class TimesAndWork(Diagnostic):
 
 
 class LastStageSends(Diagnostic):
-    """The last stage is said to hand something on."""
+    """The last stage or layer is said to hand something on."""
 
     code: ClassVar[str] = "CH714"
-    title: ClassVar[str] = "stage {stage} is the last, and hands nothing on"
+    title: ClassVar[str] = "{part} is the last, and hands nothing on"
     label: ClassVar[str] = "to whom?"
-    help: ClassVar[str] = "remove `{name}`; what the last stage ends in is the loss"
+    help: ClassVar[str] = "remove `{name}`; what the last one ends in is the loss"
 
-    stage: int
+    part: str
     name: str
 
 
@@ -284,3 +284,55 @@ class ShortMessages(Diagnostic):
     )
 
     where: str
+
+
+class StagesAndLayers(Diagnostic):
+    """A profile describes both stages and layers."""
+
+    code: ClassVar[str] = "CH722"
+    title: ClassVar[str] = "a profile describes stages or layers, and this one has both"
+    label: ClassVar[str] = "layers"
+    help: ClassVar[str] = "keep every [[layer]], from which stages follow for any split, or every [[depth]]"
+
+    stages: Span
+
+    def notes(self) -> tuple[Note, ...]:
+        """Where the stages are."""
+        return (Note("the stages are here", self.stages),)
+
+
+class SizeOfSomeLayers(Diagnostic):
+    """One layer was measured with micro-batches of a size, and another was not."""
+
+    code: ClassVar[str] = "CH723"
+    title: ClassVar[str] = "layer {missing} has no costs for micro-batches of size {size}, which layer {there} has"
+    label: ClassVar[str] = "the sizes differ"
+    help: ClassVar[str] = "give all layers the same sizes: a stage takes the costs of all its layers"
+
+    missing: int
+    size: int
+    there: int
+
+
+class TooFewLayers(Diagnostic):
+    """The schedule has more stages than the profile has layers."""
+
+    code: ClassVar[str] = "CH724"
+    title: ClassVar[str] = "the schedule has {stages}, and the profile has {layers}"
+    label: ClassVar[str] = "{layers}"
+    help: ClassVar[str] = "every stage has one layer at least: choose a schedule of fewer stages (--set D=..)"
+
+    stages: str
+    layers: str
+
+
+class SizeOfNoLayer(Diagnostic):
+    """The layers were not measured with micro-batches of that size."""
+
+    code: ClassVar[str] = "CH725"
+    title: ClassVar[str] = "the layers have no costs for micro-batches of size {size}"
+    label: ClassVar[str] = "sizes: {sizes}"
+    help: ClassVar[str] = "choose another --micro-batch-size, or measure the layers with that one as well"
+
+    size: int
+    sizes: str

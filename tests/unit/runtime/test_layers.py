@@ -127,10 +127,15 @@ def test_a_model_file_may_have_layers_in_place_of_stages_and_takes_a_split(tmp_p
     assert len(load(sized, {"args": ["7"]}).build_stage.layers) == 7  # type: ignore[union-attr]
 
 
+def test_a_number_of_layers_is_no_list_of_them(tmp_path: Path) -> None:
+    text = FILE.replace("layers()", "build_stage(stage, num_stages)") + "\nlayers = 24\n"
+    assert load(written(tmp_path, text)).layers is None
+
+
 @pytest.mark.parametrize(
     ("text", "split", "words"),
     [
-        (FILE + "build_stage = print", None, "has both layers and build_stage: .* keep one of them"),
+        (FILE + "build_stage = print", None, "has both layers and build_stage: .* keep one, or"),
         (FILE.replace("layers()", "build_stage(s, n)"), (0, 1), "^--split: the build_stage of .*m.py decides"),
         (FILE + "layers = [1]", None, r"layers is a list, not a function: def layers\(\)"),
         (FILE + "layers = lambda: 3", None, r"layers\(\) returned a int, not a list of functions"),

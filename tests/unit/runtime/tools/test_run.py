@@ -56,7 +56,7 @@ def looped(run: Run, directory: Path) -> Looped:
     losses = []
     with Pipeline(directory, run.model.build_stage, run.model.loss, example=run.batches, hooks=run) as pipe:
         optimizer = run.optimizers(pipe)
-        with run.progress() as progress:
+        with run.progress(0) as progress:
             for _ in range(run.updates):
                 progress.begin()
                 outcome = pipe.step(run.batches)

@@ -1,0 +1,58 @@
+"""The split of a profile's layers for a configuration: as fast as it can be within the bytes of a worker."""
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import accumulate
+
+from chimera_ir.ir.ids import Stage
+from chimera_ir.planner.compiled import CompiledScheme
+from chimera_ir.planner.space import Choice
+from chimera_ir.profile.balance import balanced
+from chimera_ir.profile.costs import StageCosts
+from chimera_ir.profile.layers import durations
+
+
+def best_split(
+    layers: Sequence[StageCosts], compiled: CompiledScheme, choice: Choice, limit: int | None
+) -> tuple[int, ...] | None:
+    """The first layer of each stage, where the slowest stage is fastest of all splits within ``limit`` bytes a worker.
+
+    Of a stage, weights in all their copies, gradients and optimizer state count, and what waits for a backward: on as
+    many micro-batches as wait at most, on each stage of a worker by itself. Messages do not count. None if no split
+    is within the limit; None for the limit is no limit.
+    """
+    header, size = compiled.header(choice.change), choice.micro_batch_size
+    everywhere = all(stage in pipe.recompute for pipe in header.pipes for stage in range(header.stages))
+    seconds = durations(layers, size, recomputing=everywhere)
+    if limit is None:
+        return _without_limit(tuple(seconds), header.stages)
+    holders = [[w for w, held in enumerate(header.stages_of) if stage in held] for stage in range(header.stages)]
+    weights = _until([layer.weights for layer in layers])
+    standing = _until([layer.weights + layer.gradients + layer.optimizer for layer in layers])
+    activations = _until([layer.at[size].activations for layer in layers])
+    again = [all(stage in pipe.recompute for pipe in header.pipes) for stage in range(header.stages)]
+    copies = [max(compiled.copies[worker][Stage(s)] for worker in workers) for s, workers in enumerate(holders)]
+    waiting = compiled.begun
+
+    def needed(stage: int, first: int, end: int) -> int:
+        whole = activations[end] - activations[first]
+        kept = layers[first].at[size].input if again[stage] else whole
+        return (
+            standing[end]
+            - standing[first]
+            + (copies[stage] - 1) * (weights[end] - weights[first])
+            + -(-waiting[stage] * kept // header.parts)
+            + whole * again[stage]
+        )
+
+    return balanced(seconds, holders, needed, limit)
+
+
+@cache
+def _without_limit(seconds: tuple[float, ...], stages: int) -> tuple[int, ...] | None:
+    return balanced(seconds, [()] * stages)
+
+
+def _until(sizes: Sequence[int]) -> list[int]:
+    """The bytes of the layers before each, and of all."""
+    return [0, *accumulate(sizes)]

@@ -1,0 +1,139 @@
+"""The split of layers into stages whose slowest stage is fastest, as far as the workers' memory allows."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+ATTEMPTS = 5_000
+"""How many stages are tried before a search for one that fits gives up."""
+
+
+def balanced(
+    seconds: Sequence[float],
+    workers: Sequence[Sequence[int]],
+    needed: Callable[[int, int, int], float] | None = None,
+    available: float = 0.0,
+) -> tuple[int, ...] | None:
+    """The first layer of each stage, where the slowest stage takes as little time as it can; None if none fits.
+
+    Parameters
+    ----------
+    seconds
+        What each layer takes.
+    workers
+        By stage, the workers that hold it.
+    needed
+        ``needed(stage, first, end)``, the bytes of the layers from first to end on each worker that holds them as a
+        stage; they never get fewer with more layers. Without it everything fits.
+    available
+        Bytes that a worker has.
+    """
+    search = _Search(seconds, workers, needed, available)
+    times = search.durations()
+    low, high = 0, len(times) - 1
+    best = search.within(times[high])
+    while best is not None and low < high:
+        middle = (low + high) // 2
+        split = search.within(times[middle])
+        if split is None:
+            low = middle + 1
+        else:
+            best, high = split, middle
+    return best
+
+
+_Key = tuple[int | tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A stage that begins with a layer, the bytes that workers need before it, and where it may end.
+
+    ``key`` is all of that which matters to the stages from here on.
+    """
+
+    first: int
+    used: dict[int, float]
+    ends: Iterator[int]
+    key: _Key
+
+
+class _Search:
+    """Looks for splits with a limit on the time of a stage, stage by stage, the likeliest number of layers first."""
+
+    def __init__(
+        self,
+        seconds: Sequence[float],
+        workers: Sequence[Sequence[int]],
+        needed: Callable[[int, int, int], float] | None,
+        available: float,
+    ) -> None:
+        self._layers = len(seconds)
+        self._stages = len(workers)
+        self._until = [0.0, *accumulate(seconds)]
+        self._workers = workers
+        self._needed = needed
+        self._available = available
+        self._last = {worker: stage for stage, held in enumerate(workers) for worker in held}
+
+    def durations(self) -> list[float]:
+        """What stages can take, ascending: at least the longest layer, and a share of the whole."""
+        layers, most = range(self._layers), self._layers - self._stages + 1
+        longest = max(self._time(layer, layer + 1) for layer in layers)
+        least = max(longest, self._time(0, self._layers) / self._stages * (1 - 1e-12))
+        times = {self._time(i, j) for i in layers for j in range(i + 1, min(i + most, self._layers) + 1)}
+        return sorted(time for time in times if time >= least)
+
+    def _time(self, first: int, end: int) -> float:
+        return self._until[end] - self._until[first]
+
+    def within(self, limit: float) -> tuple[int, ...] | None:
+        """A split of which no stage takes longer than ``limit``, and that fits.
+
+        A stage that leads nowhere is remembered by what matters to those behind it, so that it is tried once.
+        """
+        self._limit = limit
+        attempts, failed = 0, set[_Key]()
+        path = [self._begin(0, 0, {})]
+        while path:
+            stage, end = path[-1], next(path[-1].ends, None)
+            if end is None:
+                failed.add(path.pop().key)
+                continue
+            used = self._with(len(path) - 1, stage.first, end, stage.used)
+            if used is None:
+                continue
+            if len(path) == self._stages:
+                return tuple(begun.first for begun in path)
+            following = self._begin(len(path), end, used)
+            if following.key not in failed and attempts < ATTEMPTS:
+                attempts += 1
+                path.append(following)
+        return None
+
+    def _begin(self, stage: int, first: int, used: dict[int, float]) -> "_Begun":
+        later = ((worker, size) for worker, size in used.items() if self._last[worker] >= stage)
+        return _Begun(first, used, iter(self._ends(stage, first)), (stage, first, *sorted(later)))
+
+    def _ends(self, stage: int, first: int) -> list[int]:
+        """Where a stage may end that begins with a layer: first where it has its share of the time that is left."""
+        left = self._stages - stage - 1
+        latest = self._layers - left
+        if left == 0:
+            return [latest] if self._time(first, latest) <= self._limit else []
+        share = self._time(first, self._layers) / (left + 1)
+        ends = []
+        for end in range(first + 1, latest + 1):
+            if self._time(first, end) > self._limit:
+                break
+            if self._time(end, self._layers) <= self._limit * left * (1 + 1e-12):
+                ends.append(end)
+        return sorted(ends, key=lambda end: (abs(self._time(first, end) - share), end))
+
+    def _with(self, stage: int, first: int, end: int, used: dict[int, float]) -> dict[int, float] | None:
+        """The bytes that workers need with a stage; None if one has not as many."""
+        if self._needed is None:
+            return used
+        size = self._needed(stage, first, end)
+        together = used | {worker: used.get(worker, 0.0) + size for worker in self._workers[stage]}
+        return together if all(together[worker] <= self._available for worker in self._workers[stage]) else None

@@ -1,0 +1,100 @@
+"""Stages made of layers: their costs from those of the layers, and whether a split is one of them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from chimera_ir.profile.balance import balanced
+from chimera_ir.profile.costs import StageCosts, Timing
+
+LEAST = 1e-9
+"""A nanosecond, or as much of a floating-point operation."""
+
+
+def stages_of(layers: Sequence[StageCosts], split: Sequence[int]) -> tuple[StageCosts, ...]:
+    """The costs of the stages that a split, the first layer of each stage, makes of layers.
+
+    An operation takes `LEAST` at least, also on a stage of layers without work, such as a table of words.
+    """
+    return tuple(_lasting(merged(layers[first:end])) for first, end in pairwise((*split, len(layers))))
+
+
+def _lasting(stage: StageCosts) -> StageCosts:
+    at = {
+        size: replace(
+            timing,
+            forward=max(timing.forward, LEAST),
+            backward=max(timing.backward, LEAST),
+            recomputing=max(timing.recomputing, LEAST),
+        )
+        for size, timing in stage.at.items()
+    }
+    return replace(stage, at=at)
+
+
+def durations(layers: Sequence[StageCosts], size: int, *, recomputing: bool) -> list[float]:
+    """What a forward and a backward of a micro-batch take together on each layer."""
+    timings = [layer.at[size] for layer in layers]
+    return [timing.forward + timing.seconds("B", recomputing=recomputing) for timing in timings]
+
+
+def fastest(layers: Sequence[StageCosts], stages: int, size: int, *, recomputing: bool) -> tuple[int, ...]:
+    """The split into so many stages, at most one for each layer, of which the slowest is fastest."""
+    split = balanced(durations(layers, size, recomputing=recomputing), [()] * stages)
+    assert split is not None, "without a limit on memory there is one"
+    return split
+
+
+def merged(layers: Sequence[StageCosts]) -> StageCosts:
+    """The costs of a stage of these layers: sums, but for what it receives and sends.
+
+    What two neighbours both keep, as an output that one saves and the other receives, counts twice in ``activations``.
+    """
+    if len(layers) == 1:
+        return layers[0]
+    sizes = set.intersection(*(set(layer.at) for layer in layers))
+    step = sum(layer.step for layer in layers)
+    return StageCosts(
+        weights=sum(layer.weights for layer in layers),
+        gradients=sum(layer.gradients for layer in layers),
+        optimizer=sum(layer.optimizer for layer in layers),
+        at={size: _merged([layer.at[size] for layer in layers]) for size in sorted(sizes)},
+        step=step,
+        step_noise=_mean([(layer.step_noise, layer.step) for layer in layers]),
+    )
+
+
+def _merged(timings: Sequence[Timing]) -> Timing:
+    first, last = timings[0], timings[-1]
+    beside = sum(max(0, after.input - before.output) for before, after in pairwise(timings))
+    return Timing(
+        forward=sum(timing.forward for timing in timings),
+        backward=sum(timing.backward for timing in timings),
+        recomputing=sum(timing.recomputing for timing in timings),
+        activations=sum(timing.activations for timing in timings),
+        input=first.input + beside,
+        output=last.output,
+        gradient=last.gradient,
+        noise=_mean([(timing.noise, timing.forward + timing.backward) for timing in timings]),
+    )
+
+
+def _mean(noise: Sequence[tuple[float | None, float]]) -> float | None:
+    """The noise of a sum, where all parts are slow at the same time: the mean, by their durations."""
+    if any(share is None for share, _ in noise):
+        return None
+    total = sum(seconds for _, seconds in noise)
+    return sum((share or 0.0) * seconds for share, seconds in noise) / total if total else 0.0
+
+
+def problem(split: Sequence[int], stages: int, layers: int) -> str | None:
+    """Why a split does not cut so many layers into so many stages; None if it does."""
+    if not split or split[0] != 0:
+        return "it lists the first layer of each stage, so it begins with 0"
+    if any(second <= first for first, second in pairwise(split)):
+        return "every stage has one layer at least, so the numbers ascend"
+    if split[-1] >= layers:
+        return f"there is no layer {split[-1]}; there are the layers 0 to {layers - 1}"
+    if len(split) != stages:
+        return f"it begins the stages 0 to {len(split) - 1}, and the schedule has the stages 0 to {stages - 1}"
+    return None

@@ -1,0 +1,87 @@
+"""Stages that are made of layers: what adds up, what is the first's or the last's, and which splits there are."""
+
+import pytest
+
+from chimera_ir.errors import OptionError
+from chimera_ir.profile.choose import Wanted, read_both
+from chimera_ir.profile.costs import StageCosts, Timing
+from chimera_ir.profile.layers import merged, problem, stages_of
+from chimera_ir.source import Source
+
+CLUSTER = """
+[cluster]
+name = "c"
+workers = 8
+memory = "1 GB"
+[links.between]
+latency = "0 s"
+bandwidth = "unlimited"
+"""
+PROFILE = """
+[model]
+name = "m"
+""" + "".join(
+    f"""
+[[layer]]
+weights = "1 MB"
+  [[layer.at]]
+  micro_batch_size = 8
+  forward = "{seconds} ms"
+  activations = "1 MB"
+{'  output = "1 kB"' if number < 5 else ""}
+"""
+    for number, seconds in enumerate([1, 1, 1, 1, 1, 5])
+)
+
+
+def layer(number: int) -> StageCosts:
+    at = Timing(1.0 * number, 2.0 * number, 3.0 * number, 100 * number, 7 + 10 * number, 10 * (number + 1), number, 0.1)
+    return StageCosts(number, 10 * number, 20 * number, {4: at}, 0.5 * number, 0.2)
+
+
+def test_a_stage_costs_what_its_layers_cost_together_and_sends_what_the_last_sends() -> None:
+    """Each layer keeps 7 bytes beside its input, such as the statistics of a norm."""
+    stage = merged([layer(1), layer(2), layer(3)])
+    assert (stage.weights, stage.gradients, stage.optimizer, stage.step) == (6, 60, 120, 3.0)
+    assert stage.step_noise == pytest.approx(0.2)
+    at = stage.at[4]
+    assert (at.forward, at.backward, at.recomputing, at.activations) == (6.0, 12.0, 18.0, 600)
+    assert (at.output, at.gradient) == (40, 3)
+    assert at.input == 10 + 3 * 7
+    assert at.noise == pytest.approx(0.1)
+
+
+def test_a_stage_of_one_layer_is_that_layer() -> None:
+    assert stages_of([layer(1), layer(2), layer(3)], (0, 2)) == (merged([layer(1), layer(2)]), layer(3))
+
+
+def test_a_stage_without_work_takes_a_moment() -> None:
+    """As where a table of words is a stage by itself, of which no operations are counted."""
+    (stage,) = stages_of([layer(0)], (0,))
+    assert {stage.at[4].forward, stage.at[4].backward, stage.at[4].recomputing} == {1e-9}
+
+
+@pytest.mark.parametrize(
+    ("split", "words"),
+    [
+        ((), "begins with 0"),
+        ((1, 2), "begins with 0"),
+        ((0, 2, 2), "the numbers ascend"),
+        ((0, 6), "there is no layer 6; there are the layers 0 to 5"),
+        ((0, 1, 2), "it begins the stages 0 to 2, and the schedule has the stages 0 to 1"),
+        ((0, 5), None),
+    ],
+)
+def test_a_split_is_one_of_the_layers_or_says_why_not(split: tuple[int, ...], words: str | None) -> None:
+    said = problem(split, 2, 6)
+    assert (said is None) if words is None else (words in str(said))
+
+
+def test_without_a_split_the_slowest_stage_is_the_fastest_and_a_split_decides() -> None:
+    inputs = read_both(Source("p.profile.toml", PROFILE), Source("c.cluster.toml", CLUSTER))
+    times = [stage.at[8].forward for stage in inputs.choose(Wanted(2, 2, 1, 8))]
+    assert times == pytest.approx([0.005, 0.005])
+    times = [stage.at[8].forward for stage in inputs.choose(Wanted(2, 2, 1, 8, (0, 3)))]
+    assert times == pytest.approx([0.003, 0.007])
+    with pytest.raises(OptionError, match="split 0,9: there is no layer 9"):
+        inputs.choose(Wanted(2, 2, 1, 8, (0, 9)))

@@ -1,0 +1,121 @@
+"""Splits that a plan chooses for a profile of layers, beside a plan of every split as a profile of stages."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chimera_ir.commands import compile_command
+from tests.unit.test_plan import Plan, cluster, found, plan
+
+__all__ = ["plan"]
+
+SIZE = 2
+Layer = tuple[int, int, int]
+"""Milliseconds of a forward, megabytes of weights and of activations, of a micro-batch of two items."""
+
+EVEN: tuple[Layer, ...] = ((1, 1, 1),) * 6
+ENDS: tuple[Layer, ...] = ((1, 40, 1), (10, 10, 30), (10, 10, 30), (10, 10, 30), (10, 10, 30), (25, 40, 20))
+LATE: tuple[Layer, ...] = ((1, 1, 90), (1, 1, 70), (9, 1, 5), (9, 1, 5), (9, 1, 5), (9, 1, 5))
+
+
+def parts(table: str, rows: Sequence[Layer]) -> list[str]:
+    """Stages or layers; all gradients are as large as the weights, backwards twice as long as forwards."""
+    lines = []
+    for number, (forward, weights, activations) in enumerate(rows):
+        lines += [f'[[{table}]]\nweights = "{weights} MB"', f"[[{table}.at]]\nmicro_batch_size = {SIZE}"]
+        lines += [f'forward = "{forward} ms"\nactivations = "{activations} MB"\ninput = "0 B"']
+        lines += ['output = "0 B"'] if number < len(rows) - 1 else []
+    return lines
+
+
+def of_layers(rows: Sequence[Layer]) -> str:
+    return "\n".join(['[model]\nname = "m"', *parts("layer", rows)])
+
+
+def of_stages(rows: Sequence[Layer], split: Sequence[int]) -> str:
+    ranges = [rows[first:end] for first, end in zip(split, (*split[1:], len(rows)), strict=True)]
+    summed = [tuple(map(sum, zip(*held, strict=True))) for held in ranges]
+    return "\n".join(['[model]\nname = "m"', f"[[depth]]\nstages = {len(split)}", *parts("depth.stage", summed)])  # type: ignore[arg-type]
+
+
+def asked(plan: Plan, model: str, workers: int, memory: str, scheme: str, *more: str) -> Any:
+    ended = plan(model, cluster(workers, memory), "--mini-batch", 16, "--json", "--scheme", scheme, *more)
+    return found(ended)["choices"] if ended.status == 0 else []
+
+
+@pytest.mark.parametrize("scheme", ["gpipe", "dapple"])
+@pytest.mark.parametrize("recomputation", ["--recompute", "--no-recompute"])
+@pytest.mark.parametrize("memory", ["10 GB", "330 MB", "230 MB", "180 MB"])
+@pytest.mark.parametrize("rows", [EVEN, ENDS, LATE])
+def test_no_other_split_that_fits_has_a_faster_slowest_stage(
+    plan: Plan, scheme: str, recomputation: str, memory: str, rows: tuple[Layer, ...]
+) -> None:
+    """Each worker has one stage, and messages take no bytes: so what a split needs is known without compiling."""
+    options = ("--set", "D=3", recomputation)
+    choices = asked(plan, of_layers(rows), 3, memory, scheme, *options)
+    fitting = {
+        (0, *rest): others[0]
+        for rest in combinations(range(1, len(rows)), 2)
+        if (others := asked(plan, of_stages(rows, (0, *rest)), 3, memory, scheme, *options))
+    }
+    assert bool(choices) == bool(fitting)
+    if choices:
+        split = tuple(choices[0]["split"])
+        assert choices[0]["T"] == pytest.approx(fitting[split]["T"], rel=1e-9), "the time is that of the split"
+        slowest = {
+            other: max(sum(row[0] for row in rows[a:b]) for a, b in zip(other, (*other[1:], len(rows)), strict=True))
+            for other in fitting
+        }
+        assert slowest[split] == min(slowest.values())
+
+
+def test_memory_moves_layers_away_from_where_most_micro_batches_wait(plan: Plan) -> None:
+    """By time alone the first of two stages of 1F1B has four layers; it keeps two micro-batches, the last keeps one."""
+    (roomy, *_) = asked(plan, of_layers(LATE), 2, "10 GB", "dapple", "--no-recompute", "--set", "D=2")
+    assert roomy["split"] == [0, 4]
+    (tight, *_) = asked(plan, of_layers(LATE), 2, "340 MB", "dapple", "--no-recompute", "--set", "D=2")
+    assert tight["split"] == [0, 3]
+
+
+def test_the_stages_of_a_worker_fit_together(plan: Plan) -> None:
+    """Two stages are on each worker of Chimera: with less memory than the first split needs there is another one."""
+    options = ("chimera", "--no-recompute", "--set", "D=4", "--set", "f=1")
+    (roomy, *_) = asked(plan, of_layers(ENDS), 4, "10 GB", *options)
+    (tight, *_) = asked(plan, of_layers(ENDS), 4, f"{max(roomy['memory']) - 1} B", *options)
+    assert tight["split"] != roomy["split"]
+    assert max(tight["memory"]) < max(roomy["memory"])
+
+
+def test_depths_are_divisors_of_the_workers_and_twice_as_many_unless_they_are_fixed(plan: Plan) -> None:
+    model = of_layers(EVEN)
+    assert {choice["D"] for choice in asked(plan, model, 4, "16 GB", "dapple")} == {1, 2, 4}
+    assert {choice["D"] for choice in asked(plan, model, 2, "16 GB", "interleaved")} == {2, 4}
+    assert {choice["D"] for choice in asked(plan, model, 3, "16 GB", "dapple", "--set", "D=3")} == {3}
+
+
+def test_the_lines_compile_and_train_with_the_split_that_was_predicted(plan: Plan) -> None:
+    model, on = of_layers(ENDS), cluster(4, "700 MB")
+    result = found(plan(model, on, "--mini-batch", 16, "--json", "--scheme", "dapple", "--set", "D=2"))
+    compiling, training = result["commands"]
+    split = ",".join(map(str, result["choices"][0]["split"]))
+    assert compiling.endswith(f" --split {split}")
+    assert training.endswith(f" --split {split}")
+    command, name, *arguments = shlex.split(compiling)[1:]
+    assert command == "compile"
+    assert plan(model, on, name, *arguments, command=compile_command.main, name="chimera-compile").status == 0
+    report = json.loads(Path(f"{name}.out/report.json").read_text())
+    assert report["prediction"]["T"] == result["choices"][0]["T"]
+    assert report["prediction"]["memory"] == result["choices"][0]["memory"]
+
+
+def test_one_stage_that_fits_and_is_fastest_is_said_to_be_no_pipeline(plan: Plan) -> None:
+    """Without bubbles and with sums that cost nothing, data parallelism is as fast as can be."""
+    ended = plan(of_layers(EVEN), cluster(2), "--mini-batch", 16, "--scheme", "dapple")
+    assert "No pipeline: the whole model fits a worker, and data parallelism over all of them is fastest." in ended.out
+    ended = plan(of_layers(EVEN), cluster(2), "--mini-batch", 16, "--scheme", "dapple", "--set", "D=2")
+    assert "No pipeline" not in ended.out
