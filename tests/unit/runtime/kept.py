@@ -74,7 +74,7 @@ class Loop:
         self.optimizer = optimizer(self.pipe)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, UPDATES)
         self.count = Count()
-        kept = {"schedulers": self.scheduler, "same": {"count": self.count}} | options
+        kept = {"schedulers": self.scheduler, "shared": {"count": self.count}} | options
         self.checkpoints = Checkpoints(folder, self.pipe, self.optimizer, **kept)
 
     def train(self, last: int) -> list[float]:

@@ -97,7 +97,7 @@ def test_parameters_that_had_different_settings_are_not_put_into_one_group() -> 
     saving, resuming = parameters(), parameters()
     groups = [*grouped(saving, ["first"], lr=0.1), *grouped(saving, ["second", "third"], lr=0.2)]
     saved = by_name([torch.optim.AdamW(groups)], names(saving))
-    with pytest.raises(BadCheckpoint, match="first and other parameters are in one group .* make the groups that"):
+    with pytest.raises(BadCheckpoint, match=r"first and other parameters are in one group .* make the groups that"):
         restore([torch.optim.AdamW(resuming.values())], names(resuming), saved)
 
 
@@ -112,5 +112,5 @@ def test_an_optimizer_that_knows_names_keeps_its_own() -> None:
 def test_a_parameter_that_the_pipeline_does_not_have_is_refused() -> None:
     of = parameters()
     optimizer = torch.optim.SGD([*of.values(), nn.Parameter(torch.ones(1))], lr=0.1)
-    with pytest.raises(Misuse, match="a parameter that the pipeline does not have: make it of pipe.named_parameters"):
+    with pytest.raises(Misuse, match=r"a parameter that the pipeline does not have: make it of pipe.named_parameters"):
         by_name([optimizer], names(of))

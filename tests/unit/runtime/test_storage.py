@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def test_the_newest_stay_and_are_found_in_the_order_of_their_updates(alone: Worl
     assert not is_whole(tmp_path / "update-mine")
     assert whole(tmp_path / "none") == []
     assert beside(path_of(tmp_path, 123456790)) == "; beside it there is update-123456789"
-    with pytest.raises(BadCheckpoint, match="Not a directory"):
+    with pytest.raises(BadCheckpoint, match=r"Not a directory"):
         whole(tmp_path / "update-123456790" / ".metadata")
 
 
@@ -93,10 +94,8 @@ def test_whenever_a_rank_dies_in_a_save_there_is_the_old_checkpoint_or_the_new_o
         saved(directory, 1, keep=1, value=1.0)
         with pytest.MonkeyPatch.context() as patch:
             came = dying(patch, at)
-            try:
+            with suppress(Died, CheckpointException):
                 saved(directory, update, keep=1, value=2.0)
-            except (Died, CheckpointException):
-                pass
             has_died = came()
         before = [(path, value_in(path), damage(path, 0, 1)) for path in whole(directory)]
         assert before, f"nothing is there after a death at change {at}"
@@ -162,14 +161,14 @@ def test_a_directory_that_cannot_be_made_or_locked_is_refused_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadCheckpoint, match="checkpoints cannot be saved in .*file: File exists"):
+    with pytest.raises(BadCheckpoint, match=r"checkpoints cannot be saved in .*file: File exists"):
         Lock(tmp_path / "file")
 
     def never(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(storage.fcntl, "flock", never)
-    with pytest.raises(BadCheckpoint, match="checkpoints cannot be saved in .*: No locks available"):
+    with pytest.raises(BadCheckpoint, match=r"checkpoints cannot be saved in .*: No locks available"):
         Lock(tmp_path)
 
 
