@@ -87,11 +87,9 @@ class Content:
         """Where this rank's part of a checkpoint is to be read into: `take` takes it from there."""
         replica = None if self.is_laid_out_as(about) else 0
         names = by_name(self.optimizers, self.pipe.names).groups
-        copy = (
-            str(self.pipe.copy)
-            if f"of_copy.{self.pipe.copy}" in {".".join(path[:2]) for path in _paths(there)}
-            else _ONE
-        )
+        copy = str(self.pipe.copy)
+        if ("of_copy", copy) not in {path[:2] for path in _paths(there)}:
+            copy = _ONE
         wanted: dict[str, Any] = {
             **self.pipe.state_dict(replica),
             "state": {name: {} for name in names},

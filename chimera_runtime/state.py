@@ -38,7 +38,9 @@ class State:
 
         All buffers are called those of a ``replica``, if one is given.
         """
-        buffers = {f"{own if replica is None else replica}/{name}": tensor for own, name, tensor in self._buffers()}
+        buffers = {
+            f"{number if replica is None else replica}/{name}": tensor for number, name, tensor in self._buffers()
+        }
         return {"model": self._parameters(), "replicas": buffers}
 
     @torch.no_grad()

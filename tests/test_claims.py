@@ -45,7 +45,15 @@ COMMANDS: dict[str, click.Command] = {
     "docs/paper_tables": tables_command,
 }
 OTHERS = {
-    *("--nproc-per-node", "--nnodes", "--rdzv-backend", "--rdzv-endpoint", "--standalone", "--no-python"),
+    *(
+        "--nproc-per-node",
+        "--nnodes",
+        "--rdzv-backend",
+        "--rdzv-endpoint",
+        "--standalone",
+        "--no-python",
+        "--max-restarts",
+    ),
     *("--hypothesis-profile", "--update-goldens"),
 }
 """Options of torchrun and pytest."""

@@ -6,7 +6,7 @@ B m0 s1     takes a; makes dx, which B m0 s0 takes
 B m0 s0     takes a and dx
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from chimera_ir.ir.ids import Stage, Worker
@@ -26,18 +26,22 @@ class Flow:
 
     Each micro-batch on each stage has a cell, ``micro * stages + stage``. ``makers[value]`` has the number of the
     operation that makes the value in that operation's cell. ``takers[value]`` has the number of the operation after
-    which the value is gone, in that operation's cell. Of two operations that do the same, the later one counts.
+    which the value is gone, in that operation's cell. Of two operations that do the same, the later one counts. Values
+    that the same kinds of operations make, or take, share a list.
     """
 
     def __init__(self, header: Header, numbered: Numbered) -> None:
         self.stages = header.stages
         size = header.stages * header.micro_batches
-        self.makers: dict[Value, list[int]] = {value: [ABSENT] * size for value in values()}
-        self.takers: dict[Value, list[int]] = {value: [ABSENT] * size for value in values()}
+        makes = {value: frozenset(kind for kind in KINDS.values() if value in kind.makes) for value in values()}
+        takes = {value: frozenset(kind for kind in KINDS.values() if value in kind.takes) for value in values()}
+        numbers = {kinds: [ABSENT] * size for kinds in (*makes.values(), *takes.values())}
+        self.makers: dict[Value, list[int]] = {value: numbers[kinds] for value, kinds in makes.items()}
+        self.takers: dict[Value, list[int]] = {value: numbers[kinds] for value, kinds in takes.items()}
         self._reads = {kind: [self._readable(kind, stage) for stage in range(self.stages)] for kind in KINDS.values()}
         self._sent = {value.towards: makers for value, makers in self.makers.items() if value.towards}
         self._received = {value.towards: takers for value, takers in self.takers.items() if value.towards}
-        self._fill(numbered)
+        self._fill(numbers, numbered)
 
     def _readable(self, kind: Kind, stage: int) -> list[tuple[Sequence[int], int]]:
         """The makers of the values that an operation reads, each with the distance to the maker's cell."""
@@ -45,15 +49,10 @@ class Flow:
             (self.makers[value], -value.towards) for value in kind.reads if 0 <= stage - value.towards < self.stages
         ]
 
-    def _fill(self, numbered: Numbered) -> None:
+    def _fill(self, numbers: Mapping[frozenset[Kind], list[int]], numbered: Numbered) -> None:
+        """Enters each operation in the lists of its kind."""
         stages = self.stages
-        entered = {
-            kind: [
-                *(self.makers[value] for value in kind.makes),
-                *(self.takers[value] for value in kind.reads if value.towards or value is kind.frees),
-            ]
-            for kind in KINDS.values()
-        }
+        entered = {kind: [column for kinds, column in numbers.items() if kind in kinds] for kind in KINDS.values()}
         for number, operation in numbered:
             stage = operation.stage
             for micro in operation.micros:

@@ -80,6 +80,11 @@ class Kind:
         return tuple(value for value in self.makes if value.towards)
 
     @cached_property
+    def takes(self) -> tuple[Value, ...]:
+        """The values that are gone when it is over: those of its neighbours that it reads, and what it frees."""
+        return tuple(value for value in self.reads if value.towards or value is self.frees)
+
+    @cached_property
     def keeps(self) -> tuple[Value, ...]:
         """The values that it makes for a later operation of its own stage."""
         return tuple(value for value in self.makes if not value.towards)

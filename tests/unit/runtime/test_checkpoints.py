@@ -128,7 +128,7 @@ def test_what_is_no_checkpoint_of_ours_or_of_a_later_format_is_refused(
     with pytest.raises(BadCheckpoint, match=r"update-00000000 has format 99, and this version .* reads format 1"):
         loop.checkpoints.resume()
     save({"tensor": torch.ones(1)}, storage_writer=Writer(tmp_path / "foreign", 4, 1))
-    with pytest.raises(BadCheckpoint, match=r"update-00000004 cannot be resumed from: it is not one that a Checkpoints"):
+    with pytest.raises(BadCheckpoint, match=r"update-00000004 cannot be resumed from: it is not one that a"):
         loop.checkpoints.resume(tmp_path / "foreign")
     with pytest.raises(Misuse, match=r"keep=0: at least one checkpoint stays"):
         Checkpoints(tmp_path, loop.pipe, keep=0)

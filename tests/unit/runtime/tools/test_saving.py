@@ -180,5 +180,5 @@ def test_what_cannot_be_is_said_before_the_first_update(make: Callable[..., Any]
         saving, _, _ = make(**options)
         with pytest.raises(BadCheckpoint, match=words):
             saving.begin()
-    with pytest.raises(Misuse, match="a Count cannot be saved: --save needs optimizers of torch.optim"):
+    with pytest.raises(Misuse, match=r"a Count cannot be saved: --save needs optimizers of torch.optim"):
         make(save=tmp_path, optimizers=[type("Count", (), {})()])
