@@ -157,7 +157,7 @@ def test_schedulers_go_on_with_the_rates_of_their_own_groups(alone: World, one_w
     """Of which another rank had fewer; also those that are made of others."""
 
     def schedulers(optimizer: torch.optim.Optimizer) -> list[Any]:
-        parts = [LinearLR(optimizer, 0.1, total_iters=2), CosineAnnealingLR(optimizer, 6)]
+        parts = [LinearLR(optimizer, 0.1, total_iters=2), LambdaLR(optimizer, lambda n: 0.9**n)]
         return [SequentialLR(optimizer, parts, [2]), LambdaLR(optimizer, lambda n: 1 / (1 + n))]
 
     def optimizer(*rates: float) -> torch.optim.Optimizer:
@@ -186,11 +186,14 @@ def test_schedulers_go_on_with_the_rates_of_their_own_groups(alone: World, one_w
 
 
 def test_a_scheduler_that_has_no_rates_of_its_own_gets_none(alone: World, one_worker: Path) -> None:
+    """Though others have given the groups of its optimizer some."""
     pipe = pipeline(one_worker)
-    plateau = ReduceLROnPlateau(adam(pipe))
+    optimizer = adam(pipe)
+    CosineAnnealingLR(optimizer, 5)
+    plateau = ReduceLROnPlateau(optimizer)
     plateau.step(1.0)
     of = content(one_worker, schedulers=[plateau], shared={}, of_copy={}, optimizers=[])
     state = of.saved(0)
-    other = ReduceLROnPlateau(adam(pipe))
+    other = ReduceLROnPlateau(optimizer)
     replace(of, schedulers=[other]).take(state, about(of))
     assert other.state_dict() == plateau.state_dict()
