@@ -55,6 +55,13 @@ def build_stage(stage: int, num_stages: int) -> nn.Module:
     return nn.Sequential(*parts)
 
 
+def name(stage: int, parameter: str, num_stages: int = 1) -> str:
+    """What a parameter is called where the model is one stage: ``build_stage(0, 1)``."""
+    number, _, inside = parameter.partition(".")
+    before = 1 + LAYERS * stage // num_stages if stage else 0  # the embedding, and the layers of earlier stages
+    return f"{before + int(number)}.{inside}"
+
+
 def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Cross entropy of the next byte, in nats, averaged over the micro-batch."""
     return functional.cross_entropy(output.flatten(0, 1), target.flatten())

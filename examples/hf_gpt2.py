@@ -1,7 +1,9 @@
-"""GPT-2 of the transformers library in a training loop of one's own: clipping, a schedule, evaluation.
+"""GPT-2 of the transformers library in a training loop of one's own: clipping, a schedule, evaluation, checkpoints.
 
     chimera compile dapple --set D=4 --set N=4 --tied first,last --out gpt2.out
-    torchrun --nproc-per-node=4 examples/hf_gpt2.py gpt2.out
+    torchrun --nproc-per-node=4 examples/hf_gpt2.py gpt2.out --checkpoints gpt2.saved --export gpt2.safetensors
+
+The same line goes on after an interruption. GPT2LMHeadModel loads the weights that are exported.
 
 The first and the last stage share the table of words, as in the original. The weights are random and the text is that
 of Python's standard library, byte by byte, so nothing is downloaded. Texts differ in length and are padded in front: a
@@ -21,7 +23,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, get_cosine_schedule_with_w
 from transformers.masking_utils import create_causal_mask
 
 import corpus
-from chimera_runtime import Pipeline
+from chimera_runtime import Checkpoints, Pipeline
 
 CONFIG = GPT2Config(
     vocab_size=256,
@@ -46,7 +48,8 @@ class Slice(nn.Module):
         super().__init__()
         self.config = model.config
         layers, body = self.config.n_layer, model.transformer
-        self.h = body.h[layers * stage // num_stages : layers * (stage + 1) // num_stages]
+        mine = range(layers * stage // num_stages, layers * (stage + 1) // num_stages)
+        self.h = nn.ModuleDict({str(layer): body.h[layer] for layer in mine})
         if stage == 0:
             self.wte, self.wpe = body.wte, body.wpe
         if stage == num_stages - 1:
@@ -57,7 +60,7 @@ class Slice(nn.Module):
         if hasattr(self, "wte"):
             x = self.wte(x) + self.wpe(torch.arange(x.shape[1], device=x.device))
         mask = create_causal_mask(self.config, x, attention_mask, past_key_values=None)
-        for block in self.h:
+        for block in self.h.values():
             x = block(x, attention_mask=mask)
         return self.lm_head(self.ln_f(x)) if hasattr(self, "lm_head") else x
 
@@ -71,6 +74,11 @@ def build_stage(stage: int, num_stages: int) -> nn.Module:
 def tied(num_stages: int) -> list[list[tuple[int, str]]]:
     """The table of words, and the head."""
     return [[(0, "wte.weight"), (num_stages - 1, "lm_head.weight")]]
+
+
+def name(_stage: int, parameter: str) -> str:
+    """What the library calls a parameter."""
+    return parameter if parameter.startswith("lm_head") else f"transformer.{parameter}"
 
 
 def loss(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,10 +106,13 @@ def main() -> None:
     parser.add_argument("directory", help="what chimera compile wrote")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--micro-batch-size", type=int, default=4)
+    parser.add_argument("--checkpoints", default="gpt2.saved", help="where they are saved, and resumed from")
+    parser.add_argument("--export", help="a file for the weights: .pt or .safetensors")
     options = parser.parse_args()
     size = options.micro_batch_size
     dist.init_process_group("gloo")
-    with Pipeline(options.directory, build_stage, loss, example=next(texts(size, seed=0)), tied=tied) as pipe:
+    example = next(texts(size, seed=0))
+    with Pipeline(options.directory, build_stage, loss, example, tied=tied, name=name) as pipe:
         matrices = [p for p in pipe.parameters() if p.dim() > 1]
         others = [p for p in pipe.parameters() if p.dim() <= 1]
         groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
@@ -109,17 +120,24 @@ def main() -> None:
         scheduler = get_cosine_schedule_with_warmup(optimizer, options.steps // 10, options.steps)
         training = texts(size * pipe.micro_batches, seed=1 + pipe.copy)
         validation = [*islice(texts(size * pipe.micro_batches, seed=pipe.copy, held_out=True), 4)]
-        for step, batch in enumerate(islice(training, options.steps), 1):
+        checkpoints = Checkpoints(options.checkpoints, pipe, optimizer, schedulers=scheduler)
+        checkpoints.resume()
+        for batch in islice(training, pipe.updates, options.steps):  # what was trained on before is skipped
             outcome = pipe.step(batch)
             norm = pipe.clip_grad_norm_(1.0)
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-            if step % 10 == 0:
+            if pipe.updates % 50 == 0:
+                checkpoints.save()
+            if pipe.updates % 10 == 0:
                 held_out = pipe.evaluate(validation)
                 if dist.get_rank() == 0:
-                    line = f"step {step:3d}  loss {outcome.loss:.6f}  norm {norm:.6f}  held out {held_out:.6f}"
+                    line = f"step {pipe.updates:3d}  loss {outcome.loss:.6f}  norm {norm:.6f}  held out {held_out:.6f}"
                     print(line, flush=True)
+        checkpoints.close()
+        if options.export is not None:
+            pipe.export_weights(options.export)
     dist.destroy_process_group()
 
 

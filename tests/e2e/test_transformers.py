@@ -34,6 +34,7 @@ def test_tied_gpt2_of_the_library_trains_as_it_does_in_one_process(tmp_path: Pat
     In float32 the example runs as it is: other weights are drawn then. Without the mask losses would
     differ by 2e-3, without the tie by 1e-2.
     """
+    exported = tmp_path / "gpt2.safetensors"
     dapple, chimera = (str(compiled(tmp_path, name, ("first,last",), D=4, N=4)) for name in ("dapple", "chimera"))
     outcomes = run_all(
         tmp_path,
@@ -41,7 +42,12 @@ def test_tied_gpt2_of_the_library_trains_as_it_does_in_one_process(tmp_path: Pat
         [
             Job("dapple", DOUBLE, (str(EXAMPLE.parent), STEPS, dapple), model=None),
             Job("chimera", DOUBLE, (str(EXAMPLE.parent), STEPS, chimera), model=None),
-            Job("example", EXAMPLE, (dapple, "--steps", STEPS), model=None),
+            Job(
+                "example",
+                EXAMPLE,
+                (dapple, "--steps", STEPS, "--export", str(tmp_path / "gpt2.safetensors")),
+                model=None,
+            ),
         ],
     )
     alone = subprocess.run(
@@ -61,3 +67,13 @@ def test_tied_gpt2_of_the_library_trains_as_it_does_in_one_process(tmp_path: Pat
         if name != "example":
             for mine, theirs in zip(printed, expected, strict=True):
                 assert mine == pytest.approx(theirs, rel=0, abs=2e-6)
+    judged = subprocess.run(
+        [sys.executable, str(DOUBLE), str(EXAMPLE.parent), str(exported)],
+        env=environment() | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    last = lines(outcomes["example"].said[0])[-1][-1]
+    assert float(judged.stdout) == pytest.approx(last, rel=0, abs=5e-6), "what was exported is the same model there"
