@@ -82,7 +82,7 @@ class Checkpoints:
         self._talk = Talk(dist.new_group(backend="gloo"))
         self._lock: Lock | None = None
         self._is_locked = False
-        self._saving: Future[Any] | None = None
+        self._saving: tuple[int, Future[Any]] | None = None  # the update, and what ends with it
         self._begun = pipe.updates, 0  # the updates and items before this job's
 
     # ---- saving
@@ -110,16 +110,19 @@ class Checkpoints:
         self.claim()
         writer = Writer(self._directory, self._pipe.updates, self._keep)
         state = self._content.saved(self.items)
-        self._saving = cast(Future[Any], async_save(state, storage_writer=writer, process_group=self._talk.group))
+        saving = cast(Future[Any], async_save(state, storage_writer=writer, process_group=self._talk.group))
+        self._saving = self._pipe.updates, saving
 
     def wait(self) -> None:
         """Returns when the last save is whole; errors as in `save`."""
-        saving, self._saving = self._saving, None
-        if saving is None:
+        under_way, self._saving = self._saving, None
+        if under_way is None:
             return
-        what = f"the checkpoint after update {self._pipe.updates} in {self._directory}"
+        update, saving = under_way
+        what = f"the checkpoint after update {update} in {self._directory}"
         try:
-            saving.result(self._timeout)
+            with self._talk.lost():
+                saving.result(self._timeout)
         except TooLate as error:
             raise BadCheckpoint(
                 f"{what} is not written after {self._timeout:g} s; those before it are whole"

@@ -124,7 +124,7 @@ class Content:
         if self.schedulers:
             (scheduled,) = state["scheduler"][_ONE]
             for scheduler in self.schedulers:
-                scheduler.load_state_dict({**scheduled, **_of_its_own(scheduler)})
+                scheduler.load_state_dict(_for_groups_of(scheduler, scheduled))
         for kept, states in ((self.shared, state["shared"]), (self.of_copy, *state["of_copy"].values())):
             for name, value in kept.items():
                 value.load_state_dict(states[name][0])
@@ -144,12 +144,20 @@ def _states(values: Mapping[str, Stateful]) -> dict[str, Any]:
     return {name: (value.state_dict(),) for name, value in values.items()}
 
 
-def _of_its_own(scheduler: Any) -> dict[str, Any]:
-    """What a scheduler knows of its own optimizer's groups, which another rank's may have more or fewer of."""
-    groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", None)
-    if groups is None or any("initial_lr" not in group for group in groups):
-        return {}
-    return {"base_lrs": [group["initial_lr"] for group in groups], "_last_lr": [group["lr"] for group in groups]}
+def _for_groups_of(scheduler: Any, scheduled: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of a scheduler, but with the rates of this one's groups: another rank's may be more, fewer or others.
+
+    The schedulers that it is made of are treated alike.
+    """
+    groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
+    rates = {"_last_lr": [group["lr"] for group in groups]}
+    if all("initial_lr" in group for group in groups):
+        rates["base_lrs"] = [group["initial_lr"] for group in groups]
+    state: dict[str, Any] = {**scheduled, **{key: rates[key] for key in rates if groups and key in scheduled}}
+    if "_schedulers" in scheduled:
+        parts = zip(scheduler._schedulers, scheduled["_schedulers"], strict=True)
+        state["_schedulers"] = [_for_groups_of(part, of_part) for part, of_part in parts]
+    return state
 
 
 def _room(parameter: torch.Tensor, stored: Any) -> Any:

@@ -6,6 +6,7 @@ model.safetensors      as Hugging Face has it; needs the package safetensors
 
 import os
 import pickle
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -40,7 +41,7 @@ def export_weights(state: State, path: Path) -> None:
     if dist.get_rank() == 0:
         try:
             _write(path, tensors, state.aliases)
-        except (OSError, RuntimeError) as error:
+        except Exception as error:  # safetensors has a class of its own, and the other ranks wait for this one
             complaint = f"{path} cannot be written: {getattr(error, 'strerror', None) or error}"
     Talk(state.group).require_none(complaint, BadCheckpoint)
 
@@ -81,12 +82,14 @@ def _opened(path: Path) -> Iterator[Mapping[str, Any]]:
             yield _Safe(file)
         return
     try:
-        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except OSError as error:
         raise BadCheckpoint(error.strerror or str(error)) from error
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
         raise BadCheckpoint("it is no state dict that torch.load reads with weights_only=True") from error
-    if not isinstance(tensors, Mapping) or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
+    if not isinstance(tensors, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in tensors.items()
+    ):
         raise BadCheckpoint("it is no state dict: one has tensors by their names, and nothing else")
     yield tensors
 

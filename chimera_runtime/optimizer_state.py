@@ -40,7 +40,7 @@ def by_name(optimizers: Iterable[torch.optim.Optimizer], names: Names) -> Optimi
     for optimizer in optimizers:
         indexed = optimizer.state_dict()
         for group, saved in zip(optimizer.param_groups, indexed["param_groups"], strict=True):
-            settings = tuple((key, value) for key, value in saved.items() if key not in _OF_THE_GROUP)
+            settings = tuple((key, saved[key]) for key in sorted(saved) if key not in _OF_THE_GROUP)
             for parameter, index in zip(group["params"], saved["params"], strict=True):
                 name = _name(parameter, names)
                 named.groups[name] = settings

@@ -96,9 +96,11 @@ class State:
                 world.send(tensor, 0, what)
             elif world.place.rank == 0:
                 shape, dtype = heard[owner][name]
-                gathered[name] = torch.empty(shape, dtype=dtype) if tensor is None else tensor.cpu().clone()
+                gathered[name] = torch.empty(shape, dtype=dtype)
                 if tensor is None:
                     world.recv(gathered[name], owner, what)
+                else:
+                    gathered[name].copy_(tensor)
         return gathered
 
     @torch.no_grad()

@@ -3,6 +3,7 @@
     DIR/update-00000200/       whole: what it is called, it is
     DIR/update-00000300/
     DIR/.writing/              under way, or what a kill has left
+    DIR/.update-00000300/      counts while that one is being replaced, and is not there
     DIR/.lock                  held by the job that saves here
 
 torch.distributed.checkpoint writes the files; see there for what is in them.
@@ -28,7 +29,7 @@ _REMOVED = ".removed"
 _LOCK = ".lock"
 _METADATA = ".metadata"
 _HASHES = ".hashes.json"
-_WHOLE = re.compile(r"update-(\d+)")
+_WHOLE = re.compile(r"\.?update-(\d+)")
 
 
 def path_of(directory: Path, update: int) -> Path:
@@ -39,12 +40,13 @@ def path_of(directory: Path, update: int) -> Path:
 def whole(directory: Path) -> list[Path]:
     """The checkpoints in a directory, the oldest first."""
     try:
-        checkpoints = [path for path in directory.iterdir() if _WHOLE.fullmatch(path.name)]
+        paths = sorted(path for path in directory.iterdir() if _WHOLE.fullmatch(path.name))
     except FileNotFoundError:
         return []
     except OSError as error:
         raise BadCheckpoint(f"{directory}: {error.strerror}") from error
-    return sorted(checkpoints, key=update_of)
+    # A dot comes before letters: what is being replaced counts where there is nothing in its place.
+    return sorted({path.name.removeprefix("."): path for path in paths}.values(), key=update_of)
 
 
 def is_whole(path: Path) -> bool:
@@ -80,9 +82,13 @@ class Lock:
             os.close(self._file)
             raise BadCheckpoint(
                 f"another job saves its checkpoints in {directory}: choose another directory, or end that job"
+                if isinstance(error, BlockingIOError)
+                else f"checkpoints cannot be saved in {directory}: {error.strerror}"
             ) from error
-        for left in (_WRITING, _REMOVED):
-            shutil.rmtree(directory / left, ignore_errors=True)
+        counting = whole(directory)
+        replaced = [path for path in directory.glob(".update-*") if path not in counting]
+        for left in (directory / _WRITING, directory / _REMOVED, *replaced):
+            shutil.rmtree(left, ignore_errors=True)
 
     def release(self) -> None:
         """Others may save there."""
@@ -118,10 +124,13 @@ class Writer(FileSystemWriter):
         written = Path(self.path)
         _write(written / _HASHES, json.dumps(_gathered(written)))
         target = path_of(self._directory, self._update)
-        self._remove(target)
+        replaced = target.with_name(f".{target.name}")
+        if target.exists():
+            self._remove(replaced)
+            target.rename(replaced)
         written.rename(target)
         _sync(self._directory)
-        for old in whole(self._directory)[: -self._keep]:
+        for old in (replaced, *whole(self._directory)[: -self._keep]):
             self._remove(old)
 
     def _remove(self, checkpoint: Path) -> None:
@@ -146,7 +155,7 @@ def damage(checkpoint: Path, which: int, of: int) -> str | None:
     """What is wrong with every ``of``-th file of a checkpoint, from number ``which``; None if nothing is."""
     try:
         hashes: dict[str, str] = json.loads((checkpoint / _HASHES).read_text())
-        names: Sequence[str] = sorted(hashes)
+        names: Sequence[str] = sorted(hashes.keys())
         for name in names[which::of]:
             if _hash(checkpoint / name) != hashes[name]:
                 return f"{checkpoint / name} is not as it was written"

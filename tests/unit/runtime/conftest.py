@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 
 from chimera_runtime.world import World, join
+from tests.unit.runtime import kept
 from tests.unit.runtime.ranks import alone_job
 
 
@@ -28,3 +30,9 @@ def alone() -> Iterator[World]:
     yield join(alone_job(), HashStore(), 0, 1, "pipeline", "gloo", 20.0)
     dist.destroy_process_group()
     sys.excepthook = hook
+
+
+@pytest.fixture(scope="session")
+def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program with two stages on one worker, see `kept`."""
+    return kept.compiled(tmp_path_factory.mktemp("one-worker") / "out")

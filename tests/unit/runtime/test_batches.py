@@ -132,3 +132,38 @@ def test_keyword_arguments_are_those_of_the_same_items() -> None:
     copy = batches(items, copy=1)
     assert torch.equal(copy.keywords(1, 1)["mask"][:, 0], copy.input(1, 1))
     assert batches(copy=1).keywords(1, 1) == {}
+
+
+# Going on elsewhere in the data.
+
+
+@pytest.mark.parametrize("sizes", [(1, 4, 1, 3), (4, 1, 1, 3), (2, 3, 1, 2), (6, 2, 2, 1), (1, 2, 1, 3), (3, 1, 1, 1)])
+def test_other_mini_batches_go_on_with_the_items_that_are_next(sizes: tuple[int, ...]) -> None:
+    """From every update, over three epochs of 24 items: B, parts, N and W of which B*N*W is 12, 6 or 3."""
+    size, number, parts, count = sizes
+    first = [batches(copy=copy) for copy in range(3)]
+    others = [Batches(Numbers(), size, number, parts, count, copy, 7) for copy in range(count)]
+    larger = 12 // (size * number * count)
+    for update in range(6):
+        epoch, place = first[0].position(update)
+        moved = [other.at(40, epoch, place) for other in others]
+        assert [one.position(40) for one in moved] == [(epoch, place)] * count
+        seen = [item for later in range(larger) for item in items(moved, 40 + later)]
+        assert seen == items(first, update), update
+
+
+def test_the_items_that_fill_no_update_are_left_out_after_it_went_on_too() -> None:
+    """26 items: 26 // 5 = 5 updates an epoch, the first of the next epoch after them."""
+    other = Batches(Numbers(), 5, 1, 1, 1, 0, 7).at(3, 1, 20)
+    plain = Batches(Numbers(), 5, 1, 1, 1, 0, 7)
+    assert [other.position(update) for update in (3, 4, 5)] == [(1, 20), (2, 0), (2, 5)]
+    assert other.input(4, 0).tolist() == plain.input(10, 0).tolist()
+
+
+def test_where_no_update_begins_is_refused_with_the_sizes() -> None:
+    with pytest.raises(Misuse) as refused:
+        Batches(Numbers(), 2, 2, 1, 2, 0, 7).at(1, 0, 12)
+    assert str(refused.value) == (
+        "training was at item 12 of the data, and B*N*W = 2*2*2 = 8 does not divide that: choose B, N or W so that it "
+        "does"
+    )

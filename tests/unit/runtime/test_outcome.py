@@ -107,3 +107,20 @@ def test_a_rank_that_waits_for_nothing_else_waits_for_the_sums(alone: World) -> 
             outcomes.launch(update, Tally())
         with pytest.raises(PeerLost, match="for the loss of a step"):
             outcomes.launch(16, Tally())
+
+
+def test_all_ranks_hear_with_the_same_update_that_one_has_asked_to_stop(alone: World) -> None:
+    """That of the next update: the losses are as they would have been."""
+    with worlds(alone, job()) as ranks:
+
+        def updates(world: World) -> list[tuple[float, bool]]:
+            outcomes = Outcomes(world, False, ("a",))
+            launched = []
+            for update in range(4):
+                if (world.place.rank, update) == (1, 2):
+                    outcomes.asked_to_stop = True
+                launched.append(outcomes.launch(update, Tally(1.0, 0.5, {"a": 1.0})))
+            return [(outcome.loss, outcome.is_last) for outcome in reversed(launched)]
+
+        expected = [(2.0, True), (2.0, True), (2.0, False), (2.0, False)]
+        assert together([partial(updates, world) for world in ranks]) == [expected] * 2

@@ -106,7 +106,7 @@ def test_without_a_store_a_rank_has_its_own_message() -> None:
 
 
 SIGNALLED = """
-import json, os, signal, socket, sys, time
+import json, os, signal, socket, sys, threading, time
 from torch.distributed import HashStore
 from chimera_runtime.tools import faults
 faults._GRACE = 0.1
@@ -122,7 +122,12 @@ if name == "orphan":
     faults.has_ended = lambda: True
     name = "SIGTERM"
 made = faults.Faults(store, 3)
+asked = threading.Event()
+if sys.argv[3:] == ["may save"]:
+    made.at_sigterm = lambda: (print("saves", flush=True), asked.set())
 made.watch_signals(8)
+os.kill(os.getpid(), getattr(signal, name))
+asked.wait(30)
 os.kill(os.getpid(), getattr(signal, name))
 time.sleep(30)
 """
@@ -131,6 +136,19 @@ NOBODY = 2**22 + 1
 """More than the number of any process on Linux."""
 OUTSIDE = "train.py: terminated: SIGTERM came to torchrun or to rank 3, and no rank had failed\n"
 DIED = "train.py: rank 3: ended by torchrun: rank 1 has died (torchrun's summary follows)\n"
+
+
+def signalled(folder: Path, name: str, others: list[tuple[int, int]], *more: str) -> subprocess.CompletedProcess[str]:
+    plain = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "TORCHELASTIC_RUN_ID")}
+    return subprocess.run(
+        [sys.executable, "-c", SIGNALLED, name, json.dumps(others), *more],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+        env=plain | {"TORCHELASTIC_ERROR_FILE": str(folder / "error.json")},
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,19 +165,28 @@ DIED = "train.py: rank 3: ended by torchrun: rank 1 has died (torchrun's summary
 def test_a_signal_ends_a_rank_with_one_line_while_its_main_thread_waits(
     tmp_path: Path, name: str, others: list[tuple[int, int]], status: int, message: str
 ) -> None:
-    plain = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "TORCHELASTIC_RUN_ID")}
     start = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNALLED, name, json.dumps(others)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=ROOT,
-        env=plain | {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")},
-    )
+    done = signalled(tmp_path, name, others)
     assert (done.returncode, done.stdout, done.stderr) == (status, "", message)
     assert time.monotonic() - start < 25
     if name == "after a word":
         told = json.loads((tmp_path / "error.json").read_text())["message"]["message"]
         assert told == "rank 3 ended after another one had failed: rank 0: went wrong"
+
+
+@pytest.mark.parametrize(
+    ("name", "others", "saves", "message"),
+    [
+        ("SIGTERM", [(0, os.getpid())], "saves\n", OUTSIDE),
+        ("SIGTERM", [(0, os.getpid()), (1, NOBODY)], "", DIED),
+        ("after a word", [(0, os.getpid())], "", ""),
+        ("orphan", [], "", "train.py: torchrun has died, and its ranks end\n"),
+        ("SIGINT", [], "", "train.py: interrupted\n"),
+    ],
+)
+def test_a_first_sigterm_from_outside_asks_for_a_save_where_all_ranks_are_well(
+    tmp_path: Path, name: str, others: list[tuple[int, int]], saves: str, message: str
+) -> None:
+    """A second one ends the rank."""
+    done = signalled(tmp_path, name, others, "may save")
+    assert (done.returncode, done.stdout, done.stderr) == (130 if name == "SIGINT" else 143, saves, message)

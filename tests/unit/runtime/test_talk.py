@@ -1,0 +1,70 @@
+"""What ranks tell each other of checkpoints: heard by all in order, and a rank that is gone is an error."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore
+from torch.distributed import distributed_c10d as registry
+
+from chimera_runtime.errors import BadCheckpoint, PeerLost
+from chimera_runtime.talk import Talk
+from chimera_runtime.world import World
+from tests.unit.runtime.ranks import groups, together
+
+
+@contextmanager
+def talks(size: int) -> Iterator[list[Talk]]:
+    """Those of so many ranks, each of them on a thread."""
+    with groups(size) as members:
+        wrapped = [dist.ProcessGroup(HashStore(), rank, size) for rank in range(size)]
+        for rank, (group, member) in enumerate(zip(wrapped, members, strict=True)):
+            group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, member)
+            registry._world.pg_map[group] = ("gloo", None)
+            registry._world.pg_group_ranks[group] = {0: rank}  # a thread's number in the default group is 0
+        try:
+            yield [Talk(group) for group in wrapped]
+        finally:
+            for group in wrapped:
+                del registry._world.pg_map[group], registry._world.pg_group_ranks[group]
+
+
+def test_all_hear_what_each_says_in_the_order_of_ranks(alone: World) -> None:
+    with talks(3) as ranks:
+        heard = together([partial(talk.heard, {"rank": talk.rank}) for talk in ranks])
+        assert heard == [[{"rank": 0}, {"rank": 1}, {"rank": 2}]] * 3
+        assert together([partial(talk.told, name) for talk, name in zip(ranks, "abc", strict=True)]) == ["a"] * 3
+
+
+@pytest.mark.parametrize(("complaints", "first"), [((None, "b", "c"), "b"), (("a", None, None), "a")])
+def test_the_first_complaint_of_any_is_raised_by_all(
+    alone: World, complaints: tuple[str | None, ...], first: str
+) -> None:
+    def raised(talk: Talk, complaint: str | None) -> str:
+        with pytest.raises(BadCheckpoint) as error:
+            talk.require_none(complaint, BadCheckpoint)
+        return str(error.value)
+
+    with talks(3) as ranks:
+        together([partial(talk.require_none, None, BadCheckpoint) for talk in ranks])
+        calls = [partial(raised, talk, complaint) for talk, complaint in zip(ranks, complaints, strict=True)]
+        assert together(calls) == [first] * 3
+
+
+def test_a_rank_that_does_not_answer_is_an_error_that_says_for_what(
+    alone: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with talks(1) as (talk,):
+
+        def gone(*_: object, **__: object) -> None:
+            raise RuntimeError("Connection closed by peer [127.0.0.1]:1234\nand more")
+
+        monkeypatch.setattr("torch.distributed.all_gather_object", gone)
+        with pytest.raises(PeerLost) as lost:
+            talk.heard(1)
+    assert str(lost.value) == (
+        "rank 0: wait for what other ranks say of a checkpoint: Connection closed by peer [127.0.0.1]:1234"
+    )

@@ -1,0 +1,184 @@
+"""--save, --resume, --load, --export and a SIGTERM in a loop of train.py: when is saved, and what is said."""
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from chimera_runtime.batches import Batches
+from chimera_runtime.errors import BadCheckpoint, Misuse
+from chimera_runtime.pipeline import Pipeline
+from chimera_runtime.storage import whole
+from chimera_runtime.tools.saving import Position, Saving, Terminated
+from chimera_runtime.world import World
+from tests.unit.runtime.kept import B, N, adam, mini_batch, pipeline
+
+ITEMS = 11
+
+
+@dataclass
+class Ended:
+    """The outcome of an update."""
+
+    is_last: bool
+
+
+def batches(items: int = ITEMS) -> Batches:
+    return Batches([*zip(*mini_batch(0, items), strict=True)], B, N, 1, 1, 0, 0)
+
+
+@pytest.fixture
+def make(alone: World, one_worker: Path) -> Iterator[Callable[..., tuple[Saving, Pipeline, list[str]]]]:
+    """Makes what the options ask for, over a pipeline of its own, with what it says."""
+    pipes = []
+
+    def saving(items: int = ITEMS, optimizers: Any = None, **given: Any) -> tuple[Saving, Pipeline, list[str]]:
+        nothing = dict.fromkeys(("save", "save_every", "resume", "load", "export"))
+        options = Namespace(**{**nothing, "keep": 3, "steps": 10} | given)
+        pipe = pipeline(one_worker)
+        pipes.append(pipe)
+        said: list[str] = []
+        stepping = [adam(pipe)] if optimizers is None else optimizers
+        return Saving(options, pipe, stepping, [], batches(items), said.append), pipe, said
+
+    yield saving
+    for pipe in pipes:
+        pipe.close()
+
+
+def train(pipe: Pipeline, updates: int) -> None:
+    pipe.load_state_dict({**pipe.state_dict(), "update": {"0": (pipe.updates + updates,)}})
+
+
+# The position in the data.
+
+
+def test_the_position_is_that_of_the_next_item_and_training_goes_on_there(alone: World, one_worker: Path) -> None:
+    """11 items, 4 an update: two updates an epoch."""
+    pipe = pipeline(one_worker)
+    position = Position(batches(), pipe)
+    train(pipe, 5)
+    assert position.state_dict() == {"epoch": 2, "items": 4, "length": ITEMS}
+    halved = Position(Batches(batches().dataset, 1, N, 1, 1, 0, 0), pipe)
+    halved.load_state_dict(position.state_dict())
+    expected = position.batches.input(5, 0)
+    assert torch.equal(torch.cat([halved.batches.input(5, micro) for micro in range(N)]), expected)
+    assert halved.state_dict() == position.state_dict()
+    pipe.close()
+
+
+def test_data_of_another_length_or_a_place_where_no_update_begins_is_refused(alone: World, one_worker: Path) -> None:
+    pipe = pipeline(one_worker)
+    state = {"epoch": 0, "items": 4, "length": 10}
+    with pytest.raises(
+        BadCheckpoint, match=r"the dataset has 11 items, and had 10 .* take the weights alone, with --l"
+    ):
+        Position(batches(), pipe).load_state_dict(state)
+    third = Position(Batches(batches(10).dataset, 3, 1, 1, 1, 0, 0), pipe)
+    with pytest.raises(Misuse, match=r"training was at item 4 of the data, and B\*N\*W = 3\*1\*1 = 3 does not divide"):
+        third.load_state_dict(state)
+    pipe.close()
+
+
+# When it is time.
+
+
+def test_it_is_time_every_so_many_updates_but_not_at_the_end(make: Callable[..., Any], tmp_path: Path) -> None:
+    """At the end all is saved anyway."""
+    saving, pipe, _ = make(save=tmp_path, save_every=2, steps=6)
+    due = []
+    for _ in range(6):
+        train(pipe, 1)
+        due.append(saving.is_due(Ended(False)))
+    assert due == [False, True, False, True, False, False]
+    assert not saving.is_over
+    never, pipe, _ = make(save=tmp_path)
+    train(pipe, 2)
+    assert not never.is_due(Ended(False))
+
+
+@pytest.mark.parametrize("first", [0, 2], ids=["with a flush", "while a stream fills"])
+def test_training_is_over_an_update_after_the_one_in_which_a_rank_asked(
+    make: Callable[..., Any], tmp_path: Path, first: int
+) -> None:
+    """Nobody waits for the newest outcome."""
+    saving, _, _ = make(save=tmp_path)
+
+    class Newest:
+        @property
+        def is_last(self) -> bool:
+            raise AssertionError("it was waited for")
+
+    seen = []
+    for outcome in (*[None] * first, Ended(False), Ended(True)):
+        saving.is_due(outcome)
+        seen.append(saving.is_over)
+    saving.is_due(Newest())
+    assert [*seen, saving.is_over] == [False] * (first + 2) + [True]
+
+
+# All of it.
+
+
+def test_a_run_saves_once_at_its_end_exports_and_the_next_goes_on(make: Callable[..., Any], tmp_path: Path) -> None:
+    saved, file = tmp_path / "saved", tmp_path / "model.pt"
+    saving, pipe, said = make(save=saved, resume=saved, export=file)
+    assert saving.begin().position(0) == (0, 0)
+    train(pipe, 3)
+    saving.save()
+    saving._checkpoints.wait()
+    written = (saved / "update-00000003").stat().st_ino
+    saving.end()
+    assert said == [f"--resume {saved}: no checkpoint there yet; the training begins", f"exported to {file}"]
+    assert [path.name for path in whole(saved)] == ["update-00000003"]
+    assert (saved / "update-00000003").stat().st_ino == written, "it was there already"
+
+    again, resumed, said = make(save=saved, resume=saved)
+    assert again.begin().position(3) == (1, 4)
+    assert said == [f"resumed from {saved / 'update-00000003'}, after update 3, item {3 * B * N}"]
+    again.end()
+    assert (saved / "update-00000003").stat().st_ino == written
+    assert all(map(torch.equal, resumed.parameters(), pipe.parameters()))
+
+
+def test_a_run_that_is_ended_saves_and_says_where_and_exports_nothing(make: Callable[..., Any], tmp_path: Path) -> None:
+    saving, pipe, said = make(save=tmp_path / "saved", export=tmp_path / "model.pt")
+    saving.begin()
+    train(pipe, 2)
+    saving.is_over = True
+    with pytest.raises(Terminated) as ended:
+        saving.end()
+    assert str(ended.value) == f"SIGTERM: saved after update 2 in {tmp_path / 'saved'}, for --resume"
+    assert [path.name for path in whole(tmp_path / "saved")] == ["update-00000002"]
+    assert said == []
+    assert not (tmp_path / "model.pt").exists()
+
+
+def test_weights_alone_are_loaded_and_the_training_begins_anew(make: Callable[..., Any], tmp_path: Path) -> None:
+    weights = {name: torch.full_like(p, 0.25) for name, p in make()[1].named_parameters()}
+    torch.save({**weights, "head.bias": torch.ones(1), "head.weight": torch.ones(1)}, tmp_path / "model.pt")
+    saving, pipe, said = make(load=tmp_path / "model.pt")
+    saving.begin()
+    assert all(bool((p == 0.25).all()) for p in pipe.parameters())
+    assert pipe.updates == 0
+    assert said == [f"--load {tmp_path / 'model.pt'}: the model has no head.bias, head.weight"]
+    saving.save()
+    saving.end()
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
+
+
+def test_what_cannot_be_is_said_before_the_first_update(make: Callable[..., Any], tmp_path: Path) -> None:
+    for options, words in [
+        ({"export": tmp_path / "none" / "model.pt"}, "there is no directory"),
+        ({"load": tmp_path / "none.pt"}, "No such file"),
+        ({"save": Path(__file__)}, "checkpoints cannot be saved in"),
+    ]:
+        saving, _, _ = make(**options)
+        with pytest.raises(BadCheckpoint, match=words):
+            saving.begin()
+    with pytest.raises(Misuse, match=r"a Count cannot be saved: --save needs optimizers of torch.optim"):
+        make(save=tmp_path, optimizers=[type("Count", (), {})()])
