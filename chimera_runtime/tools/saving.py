@@ -157,8 +157,9 @@ class Saving:
             If something cannot be written.
         """
         options = self._options
-        if options.save is not None and self._checkpoints is not None:
+        if options.save is not None and not options.check_only:
             self.save()
+        if self._checkpoints is not None:
             self._checkpoints.close()
         if self.is_over:
             raise Terminated(f"SIGTERM: saved after update {self._pipe.updates} in {options.save}, for --resume")
