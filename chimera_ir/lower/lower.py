@@ -14,7 +14,7 @@ The policies stand with the passes: `comm` (messages), `buffers` (slots), `sync`
 without end) and `updates` (their sums and steps, and the versions of the weights).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import overload
 
 from chimera_ir.flow.net import Net, net_of
@@ -81,15 +81,16 @@ def lower(
     lanes = zip(schedule.lanes, traffics, synchronise(schedule, duration, net), strict=True)
     return Program(
         schedule.header,
-        tuple(tuple(_lane(lane, traffic, slots(traffic.postings), sums)) for lane, traffic, sums in lanes),
+        tuple(_lane(lane, traffic, slots(traffic.postings), sums) for lane, traffic, sums in lanes),
     )
 
 
 def _lane(
     lane: tuple[Compute, ...], traffic: Traffic, recv_slots: Iterable[Slot], insertions: Insertions
-) -> Iterator[Instruction]:
-    yield from insertions.after.get(-1, ())
-    yield from placed(lane, range(len(lane)), traffic, recv_slots, insertions)
-    for transfer in traffic.unanswered:
-        yield WaitSend(transfer.message, lane[transfer.produced].origin)
-    yield from insertions.at_end
+) -> tuple[Instruction, ...]:
+    return (
+        *insertions.after.get(-1, ()),
+        *placed(lane, range(len(lane)), traffic, recv_slots, insertions),
+        *(WaitSend(transfer.message, lane[transfer.produced].origin) for transfer in traffic.unanswered),
+        *insertions.at_end,
+    )

@@ -1,7 +1,7 @@
 """Instructions put around the compute operations of a lane."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from chimera_ir.ir.ids import Slot
 from chimera_ir.ir.ops import Compute, Instruction, Recv, Send, WaitRecv, WaitSend
@@ -11,7 +11,7 @@ from chimera_ir.lower.sync import Insertions
 
 def placed(
     lane: Sequence[Compute], places: range, traffic: Traffic, slots: Iterable[Slot], insertions: Insertions
-) -> Iterator[Instruction]:
+) -> list[Instruction]:
     """The operations of a lane at some places, each with what belongs right before it and right behind it.
 
     ``slots`` are those of the receives that are posted there. An inserted instruction has the origin of the operation
@@ -20,18 +20,23 @@ def placed(
     posted = _posted(lane, places, traffic, slots)
     before, after = insertions.before, insertions.after
     received, sent, retired = traffic.received, traffic.sent, traffic.retired
+    lines: list[Instruction] = []
     for place in places:
         operation = lane[place]
-        yield from posted.get(place, ())
-        yield from before.get(place, ())
+        if place in posted:
+            lines += posted[place]
+        if place in before:
+            lines += before[place]
         if place in received:
-            yield WaitRecv(received[place].message, operation.origin)
-        for transfer in retired.get(place, ()):
-            yield WaitSend(transfer.message, lane[transfer.produced].origin)
-        yield operation
+            lines.append(WaitRecv(received[place].message, operation.origin))
+        if place in retired:
+            lines += [WaitSend(transfer.message, lane[transfer.produced].origin) for transfer in retired[place]]
+        lines.append(operation)
         if place in sent:
-            yield Send(sent[place].message, sent[place].receiver, operation.origin)
-        yield from after.get(place, ())
+            lines.append(Send(sent[place].message, sent[place].receiver, operation.origin))
+        if place in after:
+            lines += after[place]
+    return lines
 
 
 def _posted(lane: Sequence[Compute], places: range, traffic: Traffic, slots: Iterable[Slot]) -> dict[int, list[Recv]]:
