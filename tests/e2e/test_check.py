@@ -54,7 +54,7 @@ SABOTAGES = {
     "every update has the same data": Sabotage(
         "dapple",
         "chimera_runtime/batches.py",
-        "divmod(update + later,",
+        "divmod(update + later + self.shift,",
         "divmod(later,",
         ("stage 0: gradients of update 2 differ", "stage 1: gradients of update 2 differ"),
     ),

@@ -1,4 +1,4 @@
-"""The paper's networks train under every library scheme, and compute what one process computes."""
+"""The paper's networks train under the library's schemes, GPT-2 under every one, as one process does."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,8 @@ from tests.e2e.ranks import Job, Outcome, compiled, run_all, torchrun
 from tests.sizes import on_workers
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
-NETWORKS = ("bert48", "gpt2")
+NETWORKS = {"bert48": ("dapple", "chimera", "pipedream_2bw"), "gpt2": tuple(library.names())}
+"""With the schemes that each is trained under."""
 SIZE = {"MODEL_SETTINGS": "tiny,dtype=float64"}
 TIED = {"MODEL_SETTINGS": "tiny,dtype=float64,words=tied"}
 ONE_BY_ONE = tuple(name for name in library.names() if not name.startswith("pipedream"))
@@ -24,7 +25,7 @@ def four_ranks(folder: Path) -> Iterator[Job]:
     """Four workers; D=2 with two copies; without dropout, so that a forward may run over two at once."""
     for network in NETWORKS:
         model = str(EXAMPLES / f"{network}.py")
-        for scheme in library.names():
+        for scheme in NETWORKS[network]:
             directory = compiled(folder, scheme, **on_workers(scheme, 4, 8))
             metrics = ("--metrics", str(folder / f"{network}-{scheme}.json"))
             arguments = ("--check", "--steps", "5", "--micro-batch-size", "2", *metrics)
@@ -32,7 +33,7 @@ def four_ranks(folder: Path) -> Iterator[Job]:
         halves = compiled(folder, "chimera", D=2, N=2)
         yield Job(f"{network}-D2-W2", halves, ("--check-only", "--micro-batch-size", "2"), model, SIZE)
         dry = {"MODEL_SETTINGS": "tiny,dtype=float64,dropout=0"}
-        for scheme in library.names() if network == "gpt2" else ("chimera",):
+        for scheme in NETWORKS[network]:
             if scheme != "pipedream":  # its stages read different versions
                 shared = compiled(folder, scheme, ("first,last",), **on_workers(scheme, 4, 8))
                 yield Job(f"{network}-tied-{scheme}", shared, ("--check-only", "--micro-batch-size", "2"), model, TIED)
@@ -67,13 +68,13 @@ def test_they_learn_and_every_synchronous_scheme_takes_the_same_steps(
 ) -> None:
     """Stages begin with other weights where there are more of them; halves draw other numbers for dropout."""
     first: dict[int, list[float]] = {}
-    for scheme in library.names():
+    for scheme in NETWORKS[network]:
         steps = losses(four[0], network, scheme)
         assert steps[-1] < 0.97 * steps[0], scheme
         if scheme in ONE_BY_ONE and scheme != "chimera_halving":
             stages = chimera_ir.compile(scheme, **on_workers(scheme, 4, 8)).schedule.header.stages
             assert steps == pytest.approx(first.setdefault(stages, steps), rel=1e-9), scheme
-    assert first.keys() == {4, 8}
+    assert first.keys() == ({4, 8} if network == "gpt2" else {4})
 
 
 def test_stages_that_cannot_share_the_layers_are_refused_in_one_line(tmp_path: Path) -> None:
