@@ -38,7 +38,7 @@ def make(alone: World, one_worker: Path) -> Iterator[Callable[..., tuple[Saving,
 
     def saving(items: int = ITEMS, optimizers: Any = None, **given: Any) -> tuple[Saving, Pipeline, list[str]]:
         nothing = dict.fromkeys(("save", "save_every", "resume", "load", "export"))
-        options = Namespace(**{**nothing, "keep": 3, "steps": 10} | given)
+        options = Namespace(**{**nothing, "keep": 3, "steps": 10, "check_only": False} | given)
         pipe = pipeline(one_worker)
         pipes.append(pipe)
         said: list[str] = []
@@ -156,6 +156,13 @@ def test_a_run_that_is_ended_saves_and_says_where_and_exports_nothing(make: Call
     assert [path.name for path in whole(tmp_path / "saved")] == ["update-00000002"]
     assert said == []
     assert not (tmp_path / "model.pt").exists()
+
+
+def test_a_check_alone_saves_nothing(make: Callable[..., Any], tmp_path: Path) -> None:
+    saving, _, _ = make(save=tmp_path / "saved", check_only=True)
+    saving.begin()
+    saving.end()
+    assert whole(tmp_path / "saved") == []
 
 
 def test_weights_alone_are_loaded_and_the_training_begins_anew(make: Callable[..., Any], tmp_path: Path) -> None:
