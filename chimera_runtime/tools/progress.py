@@ -39,6 +39,10 @@ class Sinks:
 _NO_SINKS = Sinks()
 
 
+_SUMMED = 16
+"""Of so many updates that overlap one has a sum of its loss over the ranks."""
+
+
 def gathered_together(job: Job) -> int:
     """Of how many updates the losses are gathered at once: of those that a worker has a part in at any time."""
     return max(1, job.workers // job.micro_batches) if job.period else 1
@@ -218,11 +222,11 @@ class PartialOutcome(Outcome):
 class PartialOutcomes(Outcomes):
     """Outcomes for a `Progress`, which gathers the losses of several updates at once; a sum for each would cost more.
 
-    Of so many updates one has a sum. Parameters as of `Outcomes`.
+    One of 16 updates has a sum, by which ranks hear that they are to stop. Parameters as of `Outcomes`.
     """
 
     def launch(self, update: int, tally: Tally) -> Outcome:
         """The outcome of an update on this rank; of most nothing is sent."""
-        if (update + 1) % gathered_together(self._world.job) == 0:
+        if (update + 1) % _SUMMED == 0:
             return super().launch(update, tally)
         return PartialOutcome(update, tally, self._world, self._counted, self._names, self._numbers(tally), None)
