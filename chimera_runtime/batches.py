@@ -68,7 +68,7 @@ class Batches:
         if self._items < self._per_update:
             needed = f"{self.micro_batch_size}*{self.micro_batches}*{self.copies} = {self._per_update}"
             raise Misuse(
-                f"the dataset has {self._items} {'item' if self._items == 1 else 'items'} and one update takes "
+                f"the dataset has {in_items(self._items)} and one update takes "
                 f"B*N*W = {needed}; use a larger dataset, a smaller --micro-batch-size or fewer ranks"
             )
 
@@ -132,6 +132,11 @@ class Batches:
         with _LOADING:
             loaded = self.dataset[item]
         return as_triple(loaded, f"item {item} of the dataset")
+
+
+def in_items(count: int) -> str:
+    """A number of items, in words."""
+    return "1 item" if count == 1 else f"{count} items"
 
 
 def as_triple(value: Any, what: str) -> Triple:

@@ -34,10 +34,10 @@ class Stateful(Protocol):
     """What has a state that can be saved: a scheduler, a scaler, a data loader."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Its state."""
+        """As `load_state_dict` takes it, also in another process; saved with pickle."""
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
-        """Takes that state."""
+        """Goes on from what `state_dict` returned."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def require_writable(path: Path) -> None:
 
 
 def export_weights(state: State, path: Path) -> None:
-    """What `Pipeline.export_weights` does."""
+    """Gathers the model on rank 0, which writes it: errors there are raised on all ranks."""
     require_writable(path)
     tensors = state.whole()
     complaint = None
@@ -47,7 +47,7 @@ def export_weights(state: State, path: Path) -> None:
 
 
 def load_weights(state: State, path: Path) -> list[str]:
-    """What `Pipeline.load_weights` does."""
+    """Every rank reads what it holds: the names in the file that none of them does; errors are raised on all ranks."""
     complaint, there = None, set[str]()
     try:
         with _opened(path) as tensors:

@@ -123,19 +123,19 @@ class Run(Hooks):
     def stage_optimizer(self, named: Named) -> Any:
         """The model file's optimizer for a stage that steps inside the schedule, with its scheduler."""
         optimizer = self.model.steps([parameter for _, parameter in named])
-        self._schedulers[optimizer] = self.model.schedule(optimizer, self.options.steps)
+        if (scheduler := self.model.schedule(optimizer, self.options.steps)) is not None:
+            self._schedulers[optimizer] = scheduler
         return optimizer
 
     def stage_stepped(self, step: StageStep) -> None:
         """A stage has stepped inside the schedule: its scheduler steps as well."""
-        if (scheduler := self._schedulers[step.optimizer]) is not None:
-            scheduler.step()
+        if step.optimizer in self._schedulers:
+            self._schedulers[step.optimizer].step()
 
     def saving(self, pipe: Pipeline, optimizers: Optimizers | None = None) -> Saving:
         """What the options say of checkpoints; a SIGTERM asks for one, where they are saved."""
         made = list(pipe.optimizers.values()) if optimizers is None else list(optimizers)
-        known = self._schedulers.values() if optimizers is None else optimizers.schedulers
-        schedulers = [scheduler for scheduler in known if scheduler is not None]
+        schedulers = list(self._schedulers.values()) if optimizers is None else optimizers.schedulers
         say_once: Callable[[str], None] = (lambda _text: None) if self.place.rank else say
         saving = Saving(self.options, pipe, made, schedulers, self.batches, say_once)
         self.batches = saving.begin()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.batches import Batches
+from chimera_runtime.batches import Batches, in_items
 from chimera_runtime.checkpoints import Checkpoints
 from chimera_runtime.errors import BadCheckpoint, Misuse
 from chimera_runtime.exporting import require_writable
@@ -51,7 +51,7 @@ class Position:
         length = len(self.batches.dataset)
         if state["length"] != length:
             raise BadCheckpoint(
-                f"the dataset has {_items(length)}, and had {_items(state['length'])} when the checkpoint was saved: "
+                f"the dataset has {in_items(length)}, and had {in_items(state['length'])} when the checkpoint was saved: "
                 "its order would be another one; take the weights alone, with --load"
             )
         self.batches = self.batches.at(self._pipe.updates, state["epoch"], state["items"])
@@ -166,10 +166,6 @@ class Saving:
         if options.export is not None:
             self._pipe.export_weights(options.export)
             self._say(f"exported to {options.export}")
-
-
-def _items(count: int) -> str:
-    return "1 item" if count == 1 else f"{count} items"
 
 
 def _saveable(optimizers: Iterable[Any]) -> list[torch.optim.Optimizer]:

@@ -15,7 +15,7 @@ Case = tuple[list[int], list[int], list[int], list[list[int]], int]
 
 
 def every(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
-    """All splits."""
+    """The first layers of the stages, for every way to cut the layers into so many."""
     return ((0, *rest) for rest in combinations(range(1, layers), stages - 1))
 
 

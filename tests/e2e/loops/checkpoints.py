@@ -50,7 +50,7 @@ def mini_batch(pipe: Pipeline) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def adam(named: Named) -> torch.optim.Optimizer:
-    """In two groups."""
+    """Groups with different rates: they are to be restored apart."""
     return torch.optim.AdamW(
         [
             {"params": [p for n, p in named if n.endswith("weight") == weights], "lr": 0.05 / (1 + weights)}

@@ -54,7 +54,7 @@ def pipeline(directory: Path, build: Callable[[int, int], nn.Module] = stage, **
 
 
 def adam(pipe: Pipeline) -> torch.optim.Optimizer:
-    """In two groups."""
+    """Groups with different settings: they are to be restored apart."""
     groups = [[p for p in pipe.parameters() if (p.ndim > 1) == is_matrix] for is_matrix in (True, False)]
     return torch.optim.AdamW([{"params": group, "lr": lr} for group, lr in zip(groups, (0.05, 0.02), strict=True)])
 
