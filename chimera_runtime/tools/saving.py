@@ -51,8 +51,8 @@ class Position:
         length = len(self.batches.dataset)
         if state["length"] != length:
             raise BadCheckpoint(
-                f"the dataset has {in_items(length)}, and had {in_items(state['length'])} when the checkpoint was saved: "
-                "its order would be another one; take the weights alone, with --load"
+                f"the dataset has {in_items(length)}, and had {in_items(state['length'])} when the checkpoint was "
+                "saved: its order would be another one; take the weights alone, with --load"
             )
         self.batches = self.batches.at(self._pipe.updates, state["epoch"], state["items"])
 
