@@ -32,7 +32,7 @@ def give_memory(module: torch.nn.Module, device: torch.device, where: str) -> No
         if isinstance(tensor, torch.nn.Parameter):
             real = torch.nn.Parameter(real, tensor.requires_grad)
         real.__dict__.update(tensor.__dict__)
-        torch.utils.swap_tensors(tensor, real)
+        torch.utils.swap_tensors(tensor, real)  # type: ignore[no-untyped-call]
         setattr(tensor, _MARK, True)
 
 
