@@ -82,11 +82,11 @@ class Inputs:
         OptionError
             If the split that is wanted is none of the layers.
         """
-        layers = self.counts.layers
-        if not layers and wanted.split is not None:
+        layers, measured = self.counts.layers, self.counts.splits.get(wanted.stages)
+        if not layers and wanted.split not in (None, measured):
             raise OptionError("split: the profile has the costs of stages, and so of one split; it needs one of layers")
         if not layers:
-            return None
+            return measured
         split = wanted.split or fastest(layers, wanted.stages, wanted.micro_batch_size, recomputing=False)
         wrong = problem(split, wanted.stages, len(layers))
         if wrong:
@@ -123,7 +123,7 @@ class Inputs:
         if in_profile or in_cluster:
             raise Unfit(_those((self.profile_source, in_profile), (self.cluster_source, in_cluster)))
         split = self.split(wanted)
-        return model.depths[wanted.stages] if split is None else stages_of(model.layers, split)
+        return stages_of(model.layers, split) if model.layers and split else model.depths[wanted.stages]
 
     def _no_device(self) -> Diagnostic:
         return NoDevice(TomlPlaces(self.cluster_source.text).key(("cluster",)))
