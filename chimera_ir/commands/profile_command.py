@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from chimera_ir import __version__
 from chimera_ir.commands.common import Misuse, parse_split, require_torch, run
 from chimera_ir.output import OutputRefused, refuse_file, write_file
+from chimera_ir.plural import counted
 from chimera_ir.profile.warnings import WARNING
 from chimera_ir.profile.write import write_cluster, write_profile
 
@@ -114,7 +115,7 @@ def stages(depths: tuple[int, ...], split: tuple[int, ...] | None, **options: An
         raise Misuse("Missing option '--stages', or '--split' for a file with layers()")
     if split is not None and depths not in ((), (len(split),)):
         given = ",".join(map(str, split))
-        raise Misuse(f"--split {given}: it begins {len(split)} stages; leave --stages out")
+        raise Misuse(f"--split {given}: it begins {counted(len(split), 'stage')}; leave --stages out")
     _measure(depths if split is None else (len(split),), split, **options)
 
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from chimera_ir.errors import OptionError
 from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.predict.equation import Equation, equation
@@ -11,7 +10,7 @@ from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.memory import Memory, memory
 from chimera_ir.predict.replay import Replay, expected, replay
 from chimera_ir.predict.setting import Setting
-from chimera_ir.profile.choose import Inputs, Wanted
+from chimera_ir.profile.choose import Inputs, Wanted, refuse_sharing
 from chimera_ir.profile.cluster import torchrun
 
 
@@ -132,10 +131,7 @@ class Forecast:
 
     def _setting(self, header: Header) -> Setting:
         if self.sharded_optimizer and header.asynchronous:
-            raise OptionError(
-                f"shard_optimizer: {header.scheme} has no flush, and its stages step inside the schedule, which leaves "
-                "no place to gather their weights"
-            )
+            refuse_sharing(header.scheme)
         stages, cluster = self.inputs.choose(self._wanted(header)), self.inputs.cluster
         return Setting(stages, cluster, self.copies, self.micro_batch_size, self.replica_layout, self.sharded_optimizer)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from chimera_ir.diagnostics.catalogue.profiles import (
     ClusterTooSmall,
@@ -132,6 +133,20 @@ class Inputs:
         if isinstance(self.profile, ModelProfile):
             return self.profile
         return self.profile.on(self.cluster.device) if self.cluster.device else None
+
+
+def refuse_sharing(scheme: str) -> NoReturn:
+    """Refuses to let replicas share the optimizer's state under a scheme without a flush.
+
+    Raises
+    ------
+    OptionError
+        Always.
+    """
+    raise OptionError(
+        f"shard_optimizer: {scheme} has no flush, and its stages step inside the schedule, which leaves no place to "
+        "gather their weights"
+    )
 
 
 def read_both(profile_source: Source, cluster_source: Source) -> Inputs:
