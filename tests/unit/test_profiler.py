@@ -170,7 +170,7 @@ def test_what_is_too_noisy_is_marked_for_whoever_reads_the_file(
     monkeypatch.setattr(samples, "NOISY", -1.0)
     ended = profile(*(each for each in COUNTED if each != "--count"), "--rounds", "5")
     said = [line.removeprefix("warning: ") for line in ended.err.splitlines()]
-    assert len(said) == 4, "passes and steps of two stages"
+    assert len(said) == 5, "passes and steps of two stages, and an operation"
     assert list(warnings(Source("p", (tmp_path / "p.toml").read_text()))) == [f"p: {line}" for line in said]
 
 
