@@ -56,7 +56,7 @@ def refuse_beyond(
         On every rank, if some rank needs more.
     """
     world = setting.world
-    mine = _Rank(setting, optimizer, built)
+    mine = RankNeed(setting, optimizer, built)
     need = mine.need()
     world.store.set(f"memory/{world.place.rank}", json.dumps([need.total, mine.words(need)]))
     ranks = world.place.ranks
@@ -76,8 +76,8 @@ def refuse_beyond(
     )
 
 
-class _Rank:
-    """Adds up what this rank needs."""
+class RankNeed:
+    """Adds up what this rank needs, by the schedule and by what was measured on the first micro-batch."""
 
     def __init__(
         self,
