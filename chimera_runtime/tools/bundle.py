@@ -17,6 +17,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -99,7 +100,15 @@ class Bundle:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         for thread, frame in sys._current_frames().items():
             if thread != threading.get_ident():
-                yield f"\nthread {names.get(thread, thread)}:\n{''.join(traceback.format_stack(frame)).rstrip()}"
+                yield f"\nthread {names.get(thread, thread)}:\n{_stack(frame)}"
+
+
+def _stack(frame: FrameType) -> str:
+    """Where a thread is, which runs on meanwhile: it may change what is being read, such as the cache of source lines."""
+    try:
+        return "".join(traceback.format_stack(frame)).rstrip()
+    except Exception as error:
+        return f"(cannot be told: {error!r})"
 
 
 def _clear(path: Path) -> None:
