@@ -104,7 +104,7 @@ class Bundle:
 
 
 def _stack(frame: FrameType) -> str:
-    """Where a thread is, which runs on meanwhile: it may change what is being read, such as the cache of source lines."""
+    """Where a thread is, which runs on meanwhile and may change what is read, such as the cache of source lines."""
     try:
         return "".join(traceback.format_stack(frame)).rstrip()
     except Exception as error:

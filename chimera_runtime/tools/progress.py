@@ -53,6 +53,9 @@ _SHOWN_EVERY = 0.1
 _SUMMED = 16
 """Of so many updates that overlap one has a sum of its loss over the ranks."""
 
+_UNSUMMED = torch.empty(0)
+"""What the others have in place of it."""
+
 
 def gathered_together(job: Job) -> int:
     """Of how many updates the losses are gathered at once: of those that a worker has a part in at any time."""
@@ -297,4 +300,4 @@ class PartialOutcomes(Outcomes):
         """The outcome of an update on this rank; of most nothing is sent."""
         if (update + 1) % _SUMMED == 0:
             return super().launch(update, tally)
-        return PartialOutcome(update, tally, self._world, self._counted, self._names, self._numbers(tally), None)
+        return PartialOutcome(update, tally, self._world, self._counted, self._names, _UNSUMMED, None)

@@ -46,7 +46,6 @@ def test_a_rank_that_is_killed_ends_the_others_with_one_message(two_stages: Path
     (message,) = ours(done)
     assert message.startswith("train.py: rank 0 (worker 0): wait ")
     assert "rank 1: the connection was closed" in message
-    assert not ranks_left(two_stages)
 
 
 def test_a_rank_that_dies_while_the_other_computes_is_named_and_the_other_leaves_a_bundle(
@@ -58,7 +57,6 @@ def test_a_rank_that_dies_while_the_other_computes_is_named_and_the_other_leaves
     message, hint = ours(done)
     assert "rank 1: the connection was closed" in message
     assert hint == f"train.py: for a bug report there is {tmp_path / 'bundle.zip'}"
-    assert not ranks_left(two_stages)
     with zipfile.ZipFile(tmp_path / "bundle.zip") as archive:
         assert {*archive.namelist()} == {"about.json", "schedule.sir", "program.json", "report.json", "rank_0.txt"}
         account = archive.read("rank_0.txt").decode()
@@ -74,7 +72,6 @@ def test_a_rank_that_hangs_is_named_when_the_time_is_up(two_stages: Path) -> Non
     (message,) = ours(done)
     assert message.startswith("train.py: rank 0 (worker 0): wait ")
     assert "rank 1: no answer within 3 s (--timeout)" in message
-    assert not ranks_left(two_stages)
 
 
 def test_scripts_of_different_programs_are_one_message(two_stages: Path, tmp_path: Path) -> None:
