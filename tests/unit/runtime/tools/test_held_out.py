@@ -38,7 +38,7 @@ def test_the_loss_is_the_mean_over_all_items(alone: World, one_worker: Path, cou
     pipe = pipeline(one_worker)
     mean = held_out(count).loss(pipe)
     stages = [pipe.stages[stage].eval() for stage in (0, 1)]
-    expected = [float(loss(stages[1](stages[0](x[None])), y[None])) for x, y in items(count)]
+    expected = [loss(stages[1](stages[0](x[None])), y[None]).item() for x, y in items(count)]
     assert mean == pytest.approx(sum(expected) / count, rel=1e-12)
     pipe.close()
 
