@@ -11,6 +11,8 @@ from types import TracebackType
 
 import torch
 
+from chimera_runtime.errors import PeerLost
+
 _OURS = str(Path(__file__).parent) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _LIBRARY = str(Path(sysconfig.get_paths()["stdlib"])) + os.sep
@@ -90,7 +92,7 @@ class Calling:
     """A context around calls of the user's code, used again and again: what they raise becomes a `ModelError`.
 
     That holds for SystemExit as well, and for KeyboardInterrupt where Ctrl-C does not raise it. What a call within the
-    call has blamed already stays so.
+    call has blamed already stays so, and so does the loss of another rank, which is nobody's code.
     """
 
     __slots__ = ("_doing", "_status")
@@ -105,7 +107,7 @@ class Calling:
     def __exit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or isinstance(error, ModelError):
+        if error is None or isinstance(error, ModelError | PeerLost):
             return
         if isinstance(error, KeyboardInterrupt) and _ctrl_c_raises():
             return

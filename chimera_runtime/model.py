@@ -133,21 +133,37 @@ class Model:
 
 @dataclass(frozen=True)
 class ModelFile(Model):
-    """The functions of a model file, of which it need not have the last two; what they raise is as in `Model`.
+    """The functions of a model file, of which it need not have the last four; what they raise is as in `Model`.
 
     ``reference()`` is the model in one process, ``scheduler(optimizer, steps)`` makes a learning-rate scheduler for so
-    many updates.
+    many updates, ``validation()`` has held-out items, and ``on_step(pipe, outcome)`` is called after every update. The
+    products of stages and loss are computed in the dtype ``autocast``, if there is one.
     """
 
     dataset: Callable[[], Any]
     optimizer: Callable[[Any], Any]
     reference: Callable[[], Any] | None = None
     scheduler: Callable[[Any, int], Any] | None = None
+    validation: Callable[[], Any] | None = None
+    on_step: Callable[[Any, Any], Any] | None = None
+    autocast: torch.dtype | None = None
 
     def items(self) -> Any:
         """What ``dataset`` returns, not yet known to be map-style: see `Batches.check`."""
         with Calling("dataset()", MISUSED):
             return self.dataset()
+
+    def held_out(self) -> Any:
+        """What ``validation`` returns, which there is."""
+        assert self.validation is not None
+        with Calling("validation()", MISUSED):
+            return self.validation()
+
+    def stepped(self, pipe: Any, outcome: Any) -> None:
+        """Tells ``on_step``, if there is one, of an update of a pipeline."""
+        if self.on_step is not None:
+            with Calling("on_step(pipe, outcome)", FAILED):
+                self.on_step(pipe, outcome)
 
     def steps(self, parameters: list[torch.nn.Parameter]) -> Any:
         """The optimizer of a stage; a stage without parameters needs none."""
@@ -240,11 +256,13 @@ def load(path: Path, offered: Mapping[str, Any] = _NOTHING, split: Sequence[int]
     tied = getattr(module, "tied", None)
     if tied is not None and not callable(tied):
         raise Misuse(f"{path}: tied is {_kind(tied)}, not a function: def tied(num_stages: int) -> list[list[tuple]]")
-    reference, name, tied, scheduler = (
-        bound(f, positional, offered, file) if callable(f := getattr(module, other, None)) else None
-        for other, positional in (("reference", 0), ("name", 2), ("tied", 1), ("scheduler", 2))
-    )
-    return ModelFile(file, **given, tied=tied, reference=reference, scheduler=scheduler, name=name)
+    optional = (("tied", 1), ("name", 2), ("reference", 0), ("scheduler", 2), ("validation", 0), ("on_step", 2))
+    given |= {
+        name: bound(function, positional, offered, file)
+        for name, positional in optional
+        if callable(function := getattr(module, name, None))
+    }
+    return ModelFile(file, **given)
 
 
 def _layers(module: ModuleType, offered: Mapping[str, Any], split: Sequence[int] | None, file: Path) -> Layers:

@@ -53,6 +53,8 @@ OTHERS = {
         "--standalone",
         "--no-python",
         "--max-restarts",
+        "--redirects",
+        "--tee",
     ),
     *("--hypothesis-profile", "--update-goldens"),
 }

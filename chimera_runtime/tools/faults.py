@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import Store
 from chimera_runtime.errors import INTERRUPTED, TERMINATED
 from chimera_runtime.tools.error_file import record
 from chimera_runtime.tools.parent import has_ended
-from chimera_runtime.tools.streams import let_go, tell
+from chimera_runtime.tools.streams import last_lines, let_go, tell
 
 _PATIENCE = 5.0
 _GRACE = 10.0
@@ -36,7 +36,9 @@ class Faults:
     Attributes
     ----------
     at_end
-        Called before the end, with the first line of the message.
+        Called before the end, with the message.
+    hint
+        What is said below the message, on a line of its own.
     at_sigterm
         Called in place of the end when the first SIGTERM comes from outside and all ranks are well.
     """
@@ -48,21 +50,22 @@ class Faults:
         self._lock = threading.Lock()
         self.at_end: list[Callable[[str], None]] = []
         self.at_sigterm: Callable[[], None] | None = None
+        self.hint: str | None = None
 
     def end(self, message: str, status: int, is_cause: bool = True) -> NoReturn:
         """Says the message, unless another rank has spoken, and ends the process; torchrun gets it as well.
 
-        Meanwhile what is in ``at_end`` is called with the first line of the message, to save what there is. Neither the
-        store nor a file system that does not answer holds the process up. A message that ``is_cause`` is about this
-        rank itself, and not about what it saw of another one.
+        Meanwhile what is in ``at_end`` is called with the message, to save what there is. Neither the store nor a file
+        system that does not answer holds the process up. A message that ``is_cause`` is about this rank itself, and not
+        about what it saw of another one.
         """
         speaking = threading.Thread(target=self._speak, args=(message, is_cause), daemon=True)
-        self._save_and_leave(message.split("\n", 1)[0], status, [speaking])
+        self._save_and_leave(message, status, [speaking])
 
-    def _save_and_leave(self, headline: str, status: int, threads: list[threading.Thread]) -> NoReturn:
+    def _save_and_leave(self, message: str, status: int, threads: list[threading.Thread]) -> NoReturn:
         self._lock.acquire()
         deadline = time.monotonic() + _PATIENCE
-        threads += [threading.Thread(target=save, args=(headline,), daemon=True) for save in self.at_end]
+        threads += [threading.Thread(target=save, args=(message,), daemon=True) for save in self.at_end]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -76,7 +79,7 @@ class Faults:
         except (RuntimeError, ValueError):
             first = True
         if first:
-            tell(message)
+            tell(message if self.hint is None else f"{message}\n{self.hint}")
             record(message, is_cause)
         with suppress(RuntimeError, ValueError):
             if first:
@@ -91,8 +94,9 @@ class Faults:
 
         A rank that gives up closes its connections, and its neighbours fail in turn; and where one rank is stuck, all
         others time out together. So every rank says in the store whom it waited for, gives the others a moment to do
-        the same, and follows the waits to the last rank that said anything.
+        the same, and follows the waits to the last rank that said anything. What this one saw is kept for a bug report.
         """
+        last_lines.append(message)
         try:
             self._store.set(f"faults/lost/{self._rank}", json.dumps([message, list(peers)]))
             time.sleep(_MOMENT)

@@ -15,6 +15,7 @@ from chimera_runtime.exhaustion import memory_state
 from chimera_runtime.model import load as load_model
 from chimera_runtime.program import Compiled
 from chimera_runtime.program import load as load_program
+from chimera_runtime.tools.bundle import Bundle
 from chimera_runtime.tools.compare import CheckFailed
 from chimera_runtime.tools.faults import Faults, leave
 from chimera_runtime.tools.options import parse
@@ -45,6 +46,9 @@ def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
         faults.end(f"train.py: {misuse}", MISUSED)
     faults.watch_signals(size)
     try:
+        if options.bundle is not None:
+            faults.at_end.append(Bundle(options, directory, rank).add)
+            faults.hint = f"train.py: for a bug report there is {options.bundle}"
         compiled = load_program(directory)
         if compiled.job.program != program:
             raise Misuse(f"{directory / 'train.py'} is of another program than what lies beside it: compile again")
@@ -64,7 +68,8 @@ def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
         faults.end("\n".join([headline, *getattr(error, "__notes__", ())]), FAILED)
     except BaseException as error:
         trace = "".join(traceback.format_exception(error))
-        faults.end(f"train.py: rank {rank}: a fault of the generated program\n{trace}", OUR_FAULT)
+        report = "" if options.bundle is not None else "; to report it, start again with --bundle FILE"
+        faults.end(f"train.py: rank {rank}: a fault of the generated program{report}\n{trace}", OUR_FAULT)
     let_go()
 
 

@@ -60,7 +60,7 @@ def refuse_beyond(
         On every rank, if some rank needs more.
     """
     world = setting.world
-    mine = _Rank(setting, optimizer, built, is_sharded)
+    mine = RankNeed(setting, optimizer, built, is_sharded)
     need = mine.need()
     world.store.set(f"memory/{world.place.rank}", json.dumps([need.total, mine.words(need)]))
     ranks = world.place.ranks
@@ -83,15 +83,15 @@ def refuse_beyond(
     )
 
 
-class _Rank:
-    """Adds up what this rank needs."""
+class RankNeed:
+    """Adds up what this rank needs, by the schedule and by what was measured on the first micro-batch."""
 
     def __init__(
         self,
         setting: Setting,
         optimizer: Callable[[list[torch.nn.Parameter]], Any],
         built: dict[int, torch.nn.Module],
-        is_sharded: bool,
+        is_sharded: bool = False,
     ) -> None:
         self._setting = setting
         self._is_sharded = is_sharded

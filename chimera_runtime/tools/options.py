@@ -43,6 +43,11 @@ def _norm(text: str) -> float:
     return value
 
 
+def _peak(text: str) -> float | str:
+    """A number of TFLOPS, or ``auto``."""
+    return text if text == "auto" else _norm(text)
+
+
 def _count(text: str) -> int:
     if not re.fullmatch(r"\d{1,18}", text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
@@ -119,6 +124,20 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--stop-on-nan", action="store_true", help="end when the loss of an update is no finite number")
     parser.add_argument("--log-file", type=Path, metavar="FILE", help="append a line of JSON for every update, at once")
+    parser.add_argument(
+        "--tensorboard", type=Path, metavar="DIR", help="the same as curves, by the package tensorboard"
+    )
+    parser.add_argument(
+        "--eval-every", type=_count, metavar="K", help="evaluate the model file's validation() every K updates"
+    )
+    parser.add_argument(
+        "--autocast", choices=["bf16"], help="run stages and loss under torch.autocast; bf16: in bfloat16"
+    )
+    parser.add_argument(
+        "--device-peak", type=_peak, metavar="TFLOPS", help="tell the share of it that updates use; auto: by the device"
+    )
+    parser.add_argument("--peak-memory", action="store_true", help="tell at the end what each rank has used and needs")
+    parser.add_argument("--bundle", type=Path, metavar="FILE", help="if the run fails: a zip file for a bug report")
     parser.add_argument("--metrics", type=Path, metavar="FILE", help="write losses and times of all updates as JSON")
     parser.add_argument("--trace", type=Path, metavar="DIR", help="record every operation of the training, by rank")
     parser.add_argument(
@@ -139,6 +158,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     weights = [f"--{name}" for name in ("save", "resume", "load", "export") if getattr(options, name) is not None]
     if options.rehearse and weights:
         parser.error(f"--rehearse leaves the weights alone: leave {weights[0]} out")
+    computing = ("--eval-every", "--autocast", "--device-peak", "--peak-memory")
+    asked = [name for name in computing if getattr(options, name[2:].replace("-", "_"))]
+    if options.rehearse and asked:
+        parser.error(f"--rehearse computes nothing: leave {asked[0]} out")
     if options.save_every is not None and options.save is None:
         parser.error("--save-every says when: give --save DIR to say where")
     if options.trace is not None and options.check_only:

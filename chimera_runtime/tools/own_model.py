@@ -225,6 +225,8 @@ def _agreement(
         ]
     (mine, theirs), scale = map(sum, zip(*losses, strict=True)), sum(abs(loss) for _, loss in losses)
     dtypes = {p.dtype for p in whole.parameters()} & TOLERANCES.keys()
+    if model.autocast is not None:
+        dtypes.add(model.autocast)
     bound = tolerance(max(dtypes, key=TOLERANCES.__getitem__, default=torch.float64), len(items))
     off = share_of(abs(mine - theirs), scale)
     worst, parameter = _furthest([*pairs.gradients()])

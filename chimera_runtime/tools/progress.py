@@ -1,8 +1,10 @@
 """Losses and times of each update, gathered on rank 0 while the next ones run."""
 
 import math
+import sys
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +15,10 @@ from chimera_runtime.errors import Misuse
 from chimera_runtime.losses import Tally
 from chimera_runtime.outcome import Outcome, Outcomes
 from chimera_runtime.program import Job
+from chimera_runtime.tools.board import Board
 from chimera_runtime.tools.log import Log
 from chimera_runtime.tools.metrics import Metrics
-from chimera_runtime.tools.streams import Unwritable, say
+from chimera_runtime.tools.streams import Unwritable, is_terminal, say, show
 from chimera_runtime.world import World
 
 
@@ -27,17 +30,25 @@ class NotFinite(Exception):
 class Sinks:
     """Where rank 0 puts what it learns of updates, beside its lines; ``items`` are those of an update, over all copies.
 
-    With ``stop_on_nan`` a loss that is no finite number is an error.
+    With ``stop_on_nan`` a loss that is no finite number is an error. At the peak of all devices an update would take
+    ``peak_seconds``, if that is known.
     """
 
     metrics: Metrics | None = None
     log: Log | None = None
     items: int = 0
     stop_on_nan: bool = False
+    board: Board | None = None
+    peak_seconds: float | None = None
 
 
 _NO_SINKS = Sinks()
 
+_RECENT = 0.1
+"""What the newest update counts in the duration of one, by which the remaining time is judged."""
+
+_SHOWN_EVERY = 0.1
+"""Seconds: an eye sees no more lines than that."""
 
 _SUMMED = 16
 """Of so many updates that overlap one has a sum of its loss over the ranks."""
@@ -70,6 +81,10 @@ class Progress:
         self._sinks = sinks
         self._details: deque[dict[str, Any]] = deque()
         self._silenced: Unwritable | None = None
+        self._terminal = is_terminal(sys.stdout)
+        self._line: str | None = None
+        self._shown = -math.inf
+        self._duration: float | None = None
         self._group = world.chat
         self._updates = updates
         self._rehearsal = rehearsal
@@ -126,6 +141,22 @@ class Progress:
             self._gather()
         while self._pending:
             self._read(*self._pending.popleft())
+        if self._line is not None:
+            self.say(self._line)
+
+    def evaluated(self, held_out: float) -> None:
+        """The updates so far have been judged on held-out items; the time that this took is none of an update's.
+
+        Every rank calls it, and has no update under way.
+        """
+        self.finish()
+        self._before, self._cpu = time.time(), time.process_time()
+        if not self._first:
+            return
+        for sink in (self._sinks.log, self._sinks.board):
+            if sink is not None:
+                sink.add({"update": self._count, "held_out": held_out})
+        self.say(f"step {self._number}  held out {held_out:.6f}")
 
     def _read(self, work: dist.Work, room: list[torch.Tensor] | None, _: torch.Tensor) -> None:
         self._world.settle(work, "for the losses and times of a step")
@@ -151,21 +182,49 @@ class Progress:
         if sinks.metrics is not None:
             sinks.metrics.add(loss, seconds, float(cpu.max()))
         self._count += 1
-        if sinks.log is not None:
-            speed = sinks.items / seconds if seconds else math.inf
-            sinks.log.add(
-                {"update": self._count, "loss": loss, **details, "seconds": seconds, "items_per_second": speed}
-            )
-        self._print(loss, seconds)
+        speed = sinks.items / seconds if seconds else math.inf
+        facts = {"update": self._count, "loss": loss, **details, "seconds": seconds, "items_per_second": speed}
+        if sinks.peak_seconds is not None and seconds:
+            facts["share_of_peak"] = sinks.peak_seconds / seconds
+        for sink in (sinks.log, sinks.board):
+            if sink is not None:
+                sink.add(facts)
+        self._duration = seconds if self._duration is None else (1 - _RECENT) * self._duration + _RECENT * seconds
+        self._print(loss, seconds, facts.get("share_of_peak"))
         if sinks.stop_on_nan and loss is not None and not math.isfinite(loss):
             raise NotFinite(f"--stop-on-nan: the loss of update {self._count} is {loss}")
 
-    def _print(self, loss: float | None, seconds: float) -> None:
-        """A line that cannot be written is no reason to stop training."""
-        number = f"{self._count:>{len(str(self._updates))}}/{self._updates}"
+    @property
+    def _number(self) -> str:
+        return f"{self._count:>{len(str(self._updates))}}/{self._updates}"
+
+    def _print(self, loss: float | None, seconds: float, share: float | None) -> None:
+        """On a terminal the line takes the place of the one before, elsewhere it comes below that."""
+        assert self._duration is not None
+        parts = [f"step {self._number}", *([] if loss is None else [f"loss {loss:.6f}"]), f"{seconds:.3f} s"]
+        if seconds:
+            parts.append(f"{self._sinks.items / seconds:.4g} items/s")
+        if share is not None:
+            parts.append(f"{100 * share:.3g}% of peak")
+        if self._count < self._updates:
+            parts.append(f"{in_hours((self._updates - self._count) * self._duration)} left")
+        self._line = "  ".join(parts)
+        if not self._terminal:
+            self.say(self._line)
+        elif time.monotonic() - self._shown >= _SHOWN_EVERY:
+            self._shown = time.monotonic()
+            self._put(show, self._line)
+
+    def say(self, line: str) -> None:
+        """A line that stays, also on a terminal; one that cannot be written is told of by `close`."""
+        self._put(say, line)
+        self._line = None
+
+    def _put(self, put: Callable[[str], None], line: str) -> None:
+        """What cannot be written is no reason to stop training."""
         if self._silenced is None:
             try:
-                say(f"step {number}{'' if loss is None else f'  loss {loss:.6f}'}  {seconds:.3f} s")
+                put(line)
             except Unwritable as error:
                 self._silenced = error
 
@@ -181,8 +240,17 @@ class Progress:
             self._sinks.metrics.close()
         if self._sinks.log is not None:
             self._sinks.log.close()
+        if self._sinks.board is not None:
+            self._sinks.board.close()
         if self._silenced is not None:
             raise self._silenced
+
+
+def in_hours(seconds: float) -> str:
+    """A duration as in ``0:07``, ``12:30`` or ``3:07:00``: minutes and seconds, hours before them if there are any."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 class UpdateEnds:

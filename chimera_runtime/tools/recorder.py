@@ -141,9 +141,9 @@ class Recorder:
             raise self._refused(error) from error
 
     def abandon(self, message: str) -> None:
-        """The run ends early: keeps what there is, if that is possible."""
+        """The run ends early, with a message: keeps what there is, if that is possible."""
         with suppress(OSError, ValueError):
-            self._end(message, None)
+            self._end(message.split("\n", 1)[0], None)
 
     def _end(self, message: str | None, offset: clocks.Offset | None) -> None:
         if self._over:

@@ -185,6 +185,8 @@ class Training:
         self.loss_sizes: list[float] = []
         self.auxiliary: list[dict[str, tuple[float, float]]] = []
         self.dtypes = {p.dtype for module in self.modules for p in module.parameters()}
+        if reference.model.autocast is not None:
+            self.dtypes.add(reference.model.autocast)
 
     def _trained(self, group: tuple[int, ...]) -> dict[str, torch.nn.Parameter]:
         """The parameters of a group that require gradients: those of a stage without what it shares, or of a tie."""

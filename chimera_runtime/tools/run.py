@@ -17,18 +17,23 @@ from chimera_runtime.errors import Misuse
 from chimera_runtime.hooks import Hooks
 from chimera_runtime.lane import Lane
 from chimera_runtime.model import ModelFile
-from chimera_runtime.outcome import Outcomes
+from chimera_runtime.outcome import Outcome, Outcomes
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program import Compiled, Place
 from chimera_runtime.setting import Setting
 from chimera_runtime.stage import Stage
 from chimera_runtime.stepping import Named, StageStep
+from chimera_runtime.tools.autocast import under_autocast
+from chimera_runtime.tools.board import Board
 from chimera_runtime.tools.check import check
 from chimera_runtime.tools.faults import Faults
+from chimera_runtime.tools.flops import computing_dtype, peak_seconds
+from chimera_runtime.tools.held_out import HeldOut
 from chimera_runtime.tools.log import Log
 from chimera_runtime.tools.memory import refuse_beyond
 from chimera_runtime.tools.metrics import Metrics
 from chimera_runtime.tools.optimizers import Optimizers
+from chimera_runtime.tools.peak_memory import PeakMemory, resident
 from chimera_runtime.tools.progress import PartialOutcomes, Progress, Sinks, UpdateEnds
 from chimera_runtime.tools.recorded import recorded
 from chimera_runtime.tools.recorder import Recorder, prepare
@@ -36,6 +41,11 @@ from chimera_runtime.tools.rehearsal import rehearsed
 from chimera_runtime.tools.saving import Saving
 from chimera_runtime.tools.streams import say
 from chimera_runtime.world import World
+
+_DTYPES = {"bf16": torch.bfloat16}
+
+_TERMINATED = "terminated"
+"""In the store, once a SIGTERM has come to a rank that saves before it ends."""
 
 
 @dataclass
@@ -48,6 +58,8 @@ class Run(Hooks):
         Where this rank's stages are.
     model
         The functions of the model file.
+    held_out
+        The items of its ``validation``, with ``--eval-every``.
     """
 
     options: argparse.Namespace
@@ -58,11 +70,13 @@ class Run(Hooks):
     model: ModelFile
     faults: Faults
     sinks: Sinks = field(init=False)
+    held_out: HeldOut = field(init=False)
     _setting: Setting = field(init=False)
     _stages: dict[int, Stage] = field(init=False)
     _schedulers: dict[Any, Any] = field(default_factory=dict)
     _recorder: Recorder | None = None
     _progress: Progress | None = None
+    _peak_memory: PeakMemory | None = None
 
     def __post_init__(self) -> None:
         options = self.options
@@ -79,10 +93,15 @@ class Run(Hooks):
                 f"--shard-optimizer: {self.compiled.job.name} has no flush, and its stages step inside the schedule, "
                 "which leaves no place to gather their weights; take a scheme with a flush, or leave the option out"
             )
-        self.measures = options.memory_limit is not None
+        self.measures = options.memory_limit is not None or options.peak_memory
         self.loads = options.rehearse is None
+        if options.autocast is not None:
+            self.model = under_autocast(self.model, self.device.type, _DTYPES[options.autocast])
         _ = self.batches
+        job, size = self.compiled.job, options.micro_batch_size
+        self.held_out = HeldOut(self.model, options.eval_every, options.steps, size, job, self.place, options.seed)
         self.sinks = self._open()
+        self._before = resident()
 
     def _open(self) -> Sinks:
         """The files of rank 0."""
@@ -93,7 +112,11 @@ class Run(Hooks):
         metrics = None if options.metrics is None else Metrics(options.metrics)
         if metrics is not None:
             self.faults.at_end.append(lambda _message: metrics.keep())
-        return Sinks(metrics, None if options.log_file is None else Log(options.log_file), items, options.stop_on_nan)
+        board = None if options.tensorboard is None else Board(options.tensorboard)
+        if board is not None:
+            self.faults.at_end.append(lambda _message: board.keep())
+        log = None if options.log_file is None else Log(options.log_file)
+        return Sinks(metrics, log, items, options.stop_on_nan, board)
 
     # ---- what the training loop asks for
 
@@ -143,13 +166,27 @@ class Run(Hooks):
         made = list(pipe.optimizers.values()) if optimizers is None else list(optimizers)
         schedulers = list(self._schedulers.values()) if optimizers is None else optimizers.schedulers
         say_once: Callable[[str], None] = (lambda _text: None) if self.place.rank else say
-        saving = Saving(self.options, pipe, made, schedulers, self.batches, say_once)
+        store = self.store
+
+        def is_terminated() -> bool:
+            return store.check([_TERMINATED])
+
+        def terminate() -> None:
+            store.set(_TERMINATED, "1")
+            pipe.ask_to_stop()
+
+        saving = Saving(self.options, pipe, made, schedulers, self.batches, say_once, is_terminated)
         self.batches = saving.begin()
         if optimizers is not None:
             optimizers.count_from(pipe.updates)
         if self.options.save is not None:
-            self.faults.at_sigterm = pipe.ask_to_stop
+            self.faults.at_sigterm = terminate
         return saving
+
+    def on_step(self, pipe: Pipeline, outcome: Outcome) -> None:
+        """An update is over, which the model file may want to know; every rank calls it. A rehearsal has none."""
+        if self.loads:
+            self.model.stepped(pipe, outcome)
 
     @contextmanager
     def progress(self, before: int) -> Iterator[Progress]:
@@ -162,6 +199,9 @@ class Run(Hooks):
                 stage.on_step = ends.stepped
         yield progress
         progress.finish()
+        if self._peak_memory is not None:
+            for line in self._peak_memory.lines():
+                progress.say(line)
         if self._recorder is not None:
             self._recorder.close()
 
@@ -190,8 +230,14 @@ class Run(Hooks):
             )
             if verdict is not None:
                 say(verdict)
+        if options.device_peak is not None:
+            peak = None if options.device_peak == "auto" else options.device_peak
+            seconds = peak_seconds(setting, modules, peak, computing_dtype(modules, model.autocast))
+            self.sinks = replace(self.sinks, peak_seconds=seconds)
         if self.device.type == "cpu":
             keep_memory()
+        if options.peak_memory:
+            self._peak_memory = PeakMemory(setting, model.steps, modules, self._before, options.shard_optimizer)
 
     def stage_maker(self, setting: Setting) -> Callable[..., Stage]:
         """Stages that compute or, in a rehearsal, sleep."""
@@ -209,5 +255,10 @@ class Run(Hooks):
         return setting.lane(parts)
 
     def outcomes(self, world: World, counted: bool, names: Sequence[str]) -> Outcomes:
-        """Where updates overlap there may be one for each micro-batch: the losses are then left to the progress."""
-        return PartialOutcomes(world, counted, names) if world.job.period else super().outcomes(world, counted, names)
+        """Where updates overlap there may be one for each micro-batch: the losses are then left to the progress.
+
+        But not if the model file is told of each update: it may want to read its loss.
+        """
+        if world.job.period and self.model.on_step is None:
+            return PartialOutcomes(world, counted, names)
+        return super().outcomes(world, counted, names)

@@ -64,13 +64,15 @@ class Saving:
     ----------
     say
         Tells the user something; on rank 0 alone.
+    is_terminated
+        Whether a SIGTERM has come to any rank. Else it was the model file that asked for the end.
     optimizers, schedulers
         Those of this rank.
 
     Attributes
     ----------
     is_over
-        Whether training ends before its last update, because a SIGTERM came.
+        Whether training ends before its last update: a rank has called `Pipeline.ask_to_stop`.
     """
 
     def __init__(
@@ -81,8 +83,10 @@ class Saving:
         schedulers: Sequence[Any],
         batches: Batches,
         say: Callable[[str], None],
+        is_terminated: Callable[[], bool],
     ) -> None:
         self._options = options
+        self._is_terminated = is_terminated
         self._pipe = pipe
         self._say = say
         self._position = Position(batches, pipe)
@@ -147,7 +151,7 @@ class Saving:
             self._saved = self._pipe.updates
 
     def end(self) -> None:
-        """The training is over, as planned or because of a SIGTERM: saves what there is.
+        """The training is over, as planned or because that was asked for: saves what there is.
 
         Raises
         ------
@@ -161,7 +165,7 @@ class Saving:
             self.save()
         if self._checkpoints is not None:
             self._checkpoints.close()
-        if self.is_over:
+        if self.is_over and self._is_terminated():
             raise Terminated(f"SIGTERM: saved after update {self._pipe.updates} in {options.save}, for --resume")
         if options.export is not None:
             self._pipe.export_weights(options.export)

@@ -1,13 +1,22 @@
 """Standard output and standard error of a rank, either of which may be closed, full, or without a reader.
 
-A line is one write, its end included, since all ranks write to the same terminal.
+A line is one write, its end included, since all ranks write to the same terminal. There a line takes the place of what
+`show` has put on it, by whatever rank.
 """
 
 import errno
 import os
+import shutil
 import sys
+from collections import deque
 from contextlib import suppress
 from typing import TextIO
+
+_CLEARED = "\r\x1b[K"
+"""To the begin of the line, and to its end all gone: ECMA-48, which every terminal of today knows."""
+
+last_lines: deque[str] = deque(maxlen=100)
+"""What this rank has said and told, for a bug report."""
 
 
 class Unwritable(Exception):
@@ -31,6 +40,32 @@ def say(text: str) -> None:
     Unwritable
         If it is closed, or cannot be written for another reason.
     """
+    last_lines.append(text)
+    _put(f"{text}\n")
+
+
+def show(text: str) -> None:
+    """Puts a text on the last line of the terminal, as much as fits, in place of the one before; errors as in `say`.
+
+    It is for what is out of date soon: standard output is a terminal, see `is_terminal`.
+    """
+    _put(text[: shutil.get_terminal_size().columns - 1])
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal that can clear a line."""
+    return stream is not None and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def tell(text: str) -> None:
+    """Writes a line to standard error, if that is possible: an exit status is left in any case."""
+    last_lines.append(text)
+    with suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            _write(sys.stderr, f"{text}\n")
+
+
+def _put(text: str) -> None:
     try:
         if sys.stdout is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -42,16 +77,9 @@ def say(text: str) -> None:
         raise Unwritable(f"standard output: {error.strerror}") from error
 
 
-def tell(text: str) -> None:
-    """Writes a line to standard error, if that is possible: an exit status is left in any case."""
-    with suppress(OSError, ValueError):
-        if sys.stderr is not None:
-            _write(sys.stderr, text)
-
-
-def _write(stream: TextIO, line: str) -> None:
+def _write(stream: TextIO, text: str) -> None:
     """In one write, which ``print`` does not do where Python is unbuffered, as torchrun starts it."""
-    stream.write(f"{line}\n")
+    stream.write(f"{_CLEARED}{text}" if is_terminal(stream) else text)
     stream.flush()
 
 

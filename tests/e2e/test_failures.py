@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -47,12 +48,22 @@ def test_a_rank_that_is_killed_ends_the_others_with_one_message(two_stages: Path
     assert "rank 1: the connection was closed" in message
 
 
-def test_a_rank_that_dies_while_the_other_computes_is_named(two_stages: Path) -> None:
-    arguments = ("--model", FAILING, "--steps", "9", "--timeout", "20")
+def test_a_rank_that_dies_while_the_other_computes_is_named_and_the_other_leaves_a_bundle(
+    two_stages: Path, tmp_path: Path
+) -> None:
+    arguments = ("--model", FAILING, "--steps", "9", "--timeout", "20", "--bundle", str(tmp_path / "bundle.zip"))
     done = torchrun(two_stages, 2, *arguments, FAIL="kill-while-the-other-computes:1:2")
     assert done.returncode != 0
-    (message,) = ours(done)
+    message, hint = ours(done)
     assert "rank 1: the connection was closed" in message
+    assert hint == f"train.py: for a bug report there is {tmp_path / 'bundle.zip'}"
+    with zipfile.ZipFile(tmp_path / "bundle.zip") as archive:
+        assert {*archive.namelist()} == {"about.json", "schedule.sir", "program.json", "report.json", "rank_0.txt"}
+        account = archive.read("rank_0.txt").decode()
+    last, _, stacks = account.partition("the last lines that it wrote:")[2].partition("thread MainThread:")
+    assert message in account
+    assert "rank 1: the connection was closed" in last
+    assert "train.py" in stacks
 
 
 def test_a_rank_that_hangs_is_named_when_the_time_is_up(two_stages: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from chimera_runtime.blame import Calling, Located, ModelError, Operation, describe, ran_out
+from chimera_runtime.errors import PeerLost
 
 SOURCE = """
 import torch
@@ -100,6 +101,12 @@ def test_ctrl_c_passes_where_it_raises_and_is_an_error_of_the_model_elsewhere() 
             raise KeyboardInterrupt
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_the_loss_of_another_rank_is_nobodys_code() -> None:
+    """The user's code may wait for others, as in ``on_step``."""
+    with pytest.raises(PeerLost), Calling("on_step(pipe, outcome)", 1):
+        raise PeerLost("rank 0: wait recv m0 s0->s1: rank 1: no answer", [1])
 
 
 def test_what_raises_nothing_passes_its_value_on() -> None:

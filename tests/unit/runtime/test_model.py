@@ -56,6 +56,30 @@ def group() -> Iterator[None]:
     distributed.destroy_process_group()
 
 
+def test_functions_that_a_file_may_have_take_what_they_need_by_name(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(
+        "def build_stage(s, n): ...\nloss = dataset = optimizer = print\n"
+        "def validation(seed): return [seed]\n"
+        "def on_step(pipe, outcome, steps): pipe.append((outcome, steps))\n"
+        "def scheduler(optimizer, steps): ...\n"
+    )
+    file = load(tmp_path / "model.py", {"seed": 7, "steps": 3})
+    calls: list[Any] = []
+    file.stepped(calls, "an outcome")
+    assert (file.held_out(), calls) == ([7], [("an outcome", 3)])
+    assert (file.reference, file.tied, file.name) == (None, None, None)
+    assert file.scheduler is not None
+
+
+def test_a_file_without_on_step_is_told_of_no_update_and_an_error_in_one_is_its_own(tmp_path: Path) -> None:
+    made().stepped(None, None)
+    (tmp_path / "model.py").write_text(
+        "def build_stage(s, n): ...\nloss = dataset = optimizer = print\ndef on_step(pipe, outcome): 1 / 0\n"
+    )
+    with pytest.raises(ModelError, match=r"^on_step\(pipe, outcome\): .*model\.py:3 in on_step: ZeroDivisionError"):
+        load(tmp_path / "model.py").stepped(None, None)
+
+
 def model(folder: Path, expression: str) -> ModelFile:
     file = folder / "model.py"
     file.write_text(FILE.replace("{expression}", expression))

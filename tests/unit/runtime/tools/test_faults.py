@@ -46,11 +46,20 @@ def test_the_first_rank_speaks_and_the_others_end_in_silence(capsys: pytest.Capt
     assert capsys.readouterr().err == "rank 1: the first\nwith a second line\n"
 
 
-def test_what_there_is_to_save_is_saved_with_the_first_line_of_the_message() -> None:
+def test_what_there_is_to_save_is_saved_with_the_message() -> None:
     faults, saved = Faults(HashStore(), 0), []
-    faults.at_end += [saved.append, lambda line: saved.append(f"again {line}")]
+    faults.at_end += [saved.append, lambda message: saved.append(f"again {message}")]
     ended(faults, "the headline\nthe rest", 1)
-    assert sorted(saved) == ["again the headline", "the headline"]
+    assert sorted(saved) == ["again the headline\nthe rest", "the headline\nthe rest"]
+
+
+def test_whoever_speaks_gives_the_hint_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    store = HashStore()
+    for rank in (0, 1):
+        faults = Faults(store, rank)
+        faults.hint = f"rank {rank} knows more"
+        ended(faults, f"rank {rank}: failed", 1)
+    assert capsys.readouterr().err == "rank 0: failed\nrank 0 knows more\n"
 
 
 def test_neither_a_store_that_is_gone_nor_a_save_that_never_ends_holds_a_rank_up(

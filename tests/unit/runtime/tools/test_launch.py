@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import zipfile
 from dataclasses import asdict
 from inspect import getsource
 from pathlib import Path
@@ -110,6 +111,21 @@ def test_a_run_is_checked_measured_recorded_and_trained(directory: Path) -> None
     assert [f"{loss:.6f}" for loss in losses] == [line.split()[3] for line in rest if line.startswith("step")]
     end = json.loads((directory / "trace" / "rank_0.jsonl").read_text().splitlines()[-1])
     assert end["ended"] is None
+
+
+def test_a_run_that_fails_leaves_a_bundle_for_a_bug_report(directory: Path) -> None:
+    (directory / "compiled" / "rank_0.py").write_text(SCRIPT + "    lane.no_such_thing")
+    (directory / "compiled" / "report.json").write_text("{}")
+    assert "; to report it, start again with --bundle FILE\n" in started(directory).stderr
+    done = started(directory, "--steps=2", "--bundle=b.zip", "--", "--password", "swordfish")
+    assert done.returncode == OUR_FAULT
+    assert done.stderr.endswith("train.py: for a bug report there is b.zip\n")
+    with zipfile.ZipFile(directory / "b.zip") as archive:
+        texts = {name: archive.read(name).decode() for name in archive.namelist()}
+    assert {*texts} == {"about.json", "program.json", "report.json", "schedule.sir", "rank_0.txt"}
+    assert "no_such_thing" in texts["rank_0.txt"].partition("at its end:")[2]
+    assert "--steps=2" in texts["about.json"]
+    assert not any("swordfish" in text for text in texts.values())
 
 
 def test_without_torchrun_a_rank_says_how_to_start(directory: Path) -> None:

@@ -132,6 +132,23 @@ def test_what_follows_two_dashes_is_the_model_files() -> None:
     assert parse(MODEL).args == []
 
 
+def test_autocast_is_in_bfloat16_and_a_peak_is_a_number_or_that_of_the_device() -> None:
+    assert parse([*MODEL, "--autocast", "bf16"]).autocast == "bf16"
+    assert refused("--autocast=fp16").startswith("argument --autocast: invalid choice: 'fp16'")
+    assert parse([*MODEL, "--device-peak", "auto"]).device_peak == "auto"
+    assert parse([*MODEL, "--device-peak", "312"]).device_peak == 312.0
+    for wrong in ("0", "-1", "nan", "H100"):
+        assert refused(f"--device-peak={wrong}").startswith(
+            f"argument --device-peak: '{wrong}' is not a positive number"
+        )
+
+
+@pytest.mark.parametrize("option", ["--eval-every=2", "--autocast=bf16", "--device-peak=auto", "--peak-memory"])
+def test_a_rehearsal_computes_nothing(option: str) -> None:
+    words = refused("--rehearse", "F=1,B=1", option)
+    assert words.startswith(f"--rehearse computes nothing: leave {option.partition('=')[0]} out")
+
+
 def test_clipping_takes_a_norm_and_a_rehearsal_has_neither_gradients_nor_a_loss() -> None:
     assert parse([*MODEL, "--clip-norm", "0.5"]).clip_norm == 0.5
     for wrong in ("0", "-1", "nan", "inf", "much"):

@@ -2,9 +2,10 @@
 
 import gc
 import json
+import re
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -13,7 +14,7 @@ from chimera_runtime.losses import Tally
 from chimera_runtime.tools import progress as telling
 from chimera_runtime.tools.log import Log
 from chimera_runtime.tools.metrics import Metrics
-from chimera_runtime.tools.progress import NotFinite, PartialOutcomes, Progress, Sinks, UpdateEnds
+from chimera_runtime.tools.progress import NotFinite, PartialOutcomes, Progress, Sinks, UpdateEnds, in_hours
 from chimera_runtime.tools.streams import Unwritable
 from chimera_runtime.world import World
 from tests.unit.runtime.ranks import alone_job, job, together, worlds
@@ -78,8 +79,8 @@ def test_stages_go_as_soon_as_nobody_holds_them() -> None:
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
-    """What was printed, without the seconds."""
-    return [line.split()[:-2] for line in capsys.readouterr().out.splitlines()]
+    """What was printed, without the seconds and what follows from them."""
+    return [re.sub(r"  [\d.]+ s\b.*", "", line).split() for line in capsys.readouterr().out.splitlines()]
 
 
 def updates(world: World, losses: list[float], **options: Any) -> None:
@@ -210,6 +211,121 @@ def test_every_update_is_a_line_of_the_log_with_what_the_loop_said_of_it(alone: 
     assert [*first] == ["update", "loss", "learning_rates", "seconds", "items_per_second"]
     assert [*second] == ["update", "loss", "norm", "learning_rates", "seconds", "items_per_second"]
     assert (second["update"], second["loss"], second["norm"]) == (2, 1.5, 2.5)
+
+
+class Seconds:
+    """Stands in for the module `time`: an update takes 4 s, but a look at the screen comes 0.04 s after the last."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.looks = 0
+
+    def time(self) -> float:
+        self.now += 2
+        return self.now
+
+    def process_time(self) -> float:
+        return 0.0
+
+    def monotonic(self) -> float:
+        self.looks += 1
+        return 0.04 * self.looks
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is shown on a terminal in passing, as ``~ text``, and what is said there for good."""
+    put: list[str] = []
+    monkeypatch.setattr(telling, "time", Seconds())
+    monkeypatch.setattr(telling, "is_terminal", lambda _: True)
+    monkeypatch.setattr(telling, "show", lambda text: put.append(f"~ {text}"))
+    monkeypatch.setattr(telling, "say", put.append)
+    return put
+
+
+def test_a_terminal_has_one_line_for_all_updates_with_speed_and_remaining_time(
+    alone: World, terminal: list[str]
+) -> None:
+    """Every third is shown, as the others would be replaced at once; the last one stays."""
+    with worlds(alone, alone_job()) as (world,):
+        updates(world, [1.0] * 5, sinks=Sinks(items=6, peak_seconds=1.0))
+    end = "items/s"
+    assert terminal == [
+        f"~ step 1/5  loss 1.000000  2.000 s  3 {end}  50% of peak  0:08 left",
+        f"~ step 4/5  loss 1.000000  4.000 s  1.5 {end}  25% of peak  0:03 left",
+        f"step 5/5  loss 1.000000  4.000 s  1.5 {end}  25% of peak",
+    ]
+
+
+def test_a_held_out_loss_is_a_line_below_that_of_its_update_and_its_time_is_none_of_an_updates(
+    alone: World, terminal: list[str], tmp_path: Path
+) -> None:
+    log = Log(tmp_path / "log.jsonl")
+    with worlds(alone, alone_job()) as (world,):
+        progress = Progress(world, 2, False, Sinks(log=log, items=6))
+        for _ in range(2):
+            progress.begin()
+            progress.end(Tally(1.0, 1.0))
+            telling.time.now += 1000  # type: ignore[attr-defined]
+            progress.evaluated(0.5)
+        progress.finish()
+        progress.close()
+    first = "step 1/2  loss 1.000000  2.000 s  3 items/s  0:02 left"
+    assert terminal[:3] == [f"~ {first}", first, "step 1/2  held out 0.500000"]
+    assert terminal[-2].startswith("step 2/2  loss 1.000000  4.000 s")
+    assert terminal[-1] == "step 2/2  held out 0.500000"
+    kept = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert kept[1] == {"update": 1, "held_out": 0.5}
+    assert [line.get("seconds") for line in kept] == [2, None, 4, None]
+
+
+def test_evaluations_of_overlapping_updates_find_all_of_them_told(
+    alone: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four are gathered together; an evaluation after the second does not wait for the others, on any rank."""
+    streaming = job(workers=4, stages=4, placement=((0, 1, 2, 3),), micro_batches=1, period=1)
+    with worlds(alone, streaming, timeout=20.0) as ranks:
+
+        def run(world: World) -> None:
+            progress = Progress(world, 5, False)
+            progress.begin()
+            for update in range(5):
+                progress.end(Tally(1.0, 1.0))
+                if update == 1:
+                    progress.evaluated(2.0)
+            progress.finish()
+            progress.close()
+
+        together([lambda world=world: run(world) for world in ranks])  # type: ignore[misc]
+    assert [line[-2:] for line in lines(capsys)] == [
+        *([["loss", "1.000000"]] * 2),
+        ["out", "2.000000"],
+        *([["loss", "1.000000"]] * 3),
+    ]
+
+
+def test_a_board_has_the_numbers_of_the_log(alone: World) -> None:
+    class Board:
+        facts: ClassVar[list[Any]] = []
+
+        def add(self, facts: Any) -> None:
+            self.facts.append(facts)
+
+        def close(self) -> None:
+            self.facts.append("closed")
+
+    with worlds(alone, alone_job()) as (world,):
+        updates(world, [1.5], sinks=Sinks(items=6, board=Board(), peak_seconds=0.01))  # type: ignore[arg-type]
+    facts, closed = Board.facts
+    assert (facts["update"], facts["loss"], closed) == (1, 1.5, "closed")
+    assert facts["share_of_peak"] == pytest.approx(0.01 / facts["seconds"])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.4, "0:00"), (7, "0:07"), (59.6, "1:00"), (750, "12:30"), (11220, "3:07:00")]
+)
+def test_a_remaining_time_is_one_of_a_clock(seconds: float, words: str) -> None:
+    assert in_hours(seconds) == words
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("-inf")])

@@ -5,6 +5,7 @@ import runpy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,13 +14,14 @@ from torch import nn
 import chimera_ir
 from chimera_runtime.errors import Misuse
 from chimera_runtime.model import ModelFile
+from chimera_runtime.outcome import Outcome
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program import Place, load
 from chimera_runtime.tools.faults import Faults
 from chimera_runtime.tools.options import parse
 from chimera_runtime.tools.run import Run
 from chimera_runtime.world import World
-from tests.unit.runtime.models import model
+from tests.unit.runtime.models import Layer, item, model
 
 N, B, STEPS = 4, 2, 5
 Looped = tuple[list[float], list[torch.Tensor]]
@@ -111,6 +113,86 @@ def test_a_rehearsal_leaves_the_weights_alone_and_a_check_alone_trains_nothing(
     assert "check: passed" in capsys.readouterr().out
 
 
+def trained(run: Run, directory: Path) -> None:
+    """What was written for the program."""
+    runpy.run_path(str(directory / "train.py"))["train"](run)
+    run.close()
+
+
+def held_out() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """No whole number of micro-batches."""
+    return [item(number) for number in (1, 3, 5, 7, 11)]
+
+
+def test_every_update_is_told_to_the_model_file_and_held_out_items_are_evaluated_between_them(
+    run: Callable[..., Run], compiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A loop of one's own sees the same."""
+    seen: list[tuple[int, float, float]] = []
+
+    def on_step(pipe: Pipeline, outcome: Outcome) -> None:
+        seen.append(
+            (outcome.update, outcome.loss, pipe.evaluate([tuple(map(torch.stack, zip(*held_out(), strict=True)))]))
+        )
+
+    used = replace(model(), validation=held_out, on_step=on_step)
+    log = tmp_path / "log.jsonl"
+    trained(run("--eval-every=2", f"--log-file={log}", "--device-peak=1e-6", "--peak-memory", used=used), compiled)
+    losses, _ = looped(run(), compiled)
+    assert [(update, loss) for update, loss, _ in seen] == [*enumerate(losses)]
+    facts = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [(line["update"], line["held_out"]) for line in facts if "held_out" in line] == [
+        (2, pytest.approx(seen[1][2], rel=1e-12)),
+        (3, pytest.approx(seen[2][2], rel=1e-12)),
+    ]
+    assert all(line["share_of_peak"] > 0 for line in facts if "loss" in line)
+    said = capsys.readouterr().out
+    assert f"step 2/3  held out {seen[1][2]:.6f}" in said
+    assert "% of peak" in said
+    assert "peak memory (" in said
+
+
+def test_a_model_file_may_end_the_training(
+    run: Callable[..., Run], compiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It asks after the second update; the third carries that to all ranks, and the fourth is on its way by then."""
+
+    def on_step(pipe: Pipeline, outcome: Outcome) -> None:
+        if outcome.update == 1:
+            pipe.ask_to_stop()
+
+    used = replace(model(), on_step=on_step)
+    trained(run("--steps=100", f"--export={tmp_path / 'model.pt'}", used=used), compiled)
+    assert (tmp_path / "model.pt").exists()
+    assert sum(line.startswith("step ") for line in capsys.readouterr().out.splitlines()) == 4
+
+
+def test_under_autocast_the_run_is_checked_and_trained(
+    run: Callable[..., Run], compiled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Single(Layer):
+        def __init__(self, stage: int, stages: int) -> None:
+            super().__init__(stage, stages)
+            self.float()
+
+    def singles() -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [(x.float(), y.float()) for x, y in map(item, range(24))]
+
+    used = model(Single, items=singles)
+    exact, _ = looped(run(used=used), compiled)
+    capsys.readouterr()
+    rounded, _ = looped(run("--autocast=bf16", "--check", used=used), compiled)
+    assert rounded != exact
+    assert rounded == pytest.approx(exact, rel=2e-2)
+    assert "check: passed" in (said := capsys.readouterr().out)
+    assert "in bfloat16" in said
+
+
+def test_what_needs_a_function_of_the_model_file_says_so(run: Callable[..., Run]) -> None:
+    with pytest.raises(Misuse, match=r"--eval-every: model.py has no function validation\(\)"):
+        run("--eval-every=2")
+
+
 def test_a_dataset_or_a_size_that_does_not_fit_is_refused_before_anything_is_built(run: Callable[..., Run]) -> None:
     def never(stage: int, stages: int) -> nn.Module:
         raise AssertionError
@@ -142,16 +224,15 @@ def adam(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
 def streamed(alone: World, stream: Path) -> Callable[..., Run]:
     """Runs the train.py that was written for the stream."""
 
-    def trained(*options: str) -> Run:
+    def ran(*options: str, **functions: Any) -> Run:
         parsed = parse(["--model", "model.py", f"--micro-batch-size={B}", f"--steps={STEPS}", *options])
         place, faults = Place(0, 1, 1, "pipeline"), Faults(alone.store, 0)
-        used = replace(model(), optimizer=adam)
+        used = replace(model(), optimizer=adam, **functions)
         run = Run(parsed, load(stream), alone.store, place, torch.device("cpu"), used, faults)
-        runpy.run_path(str(stream / "train.py"))["train"](run)
-        run.close()
+        trained(run, stream)
         return run
 
-    return trained
+    return ran
 
 
 def by_hand(run: Run, directory: Path) -> list[float]:
@@ -197,6 +278,43 @@ def test_a_stream_is_rehearsed_or_only_checked(
     assert len(capsys.readouterr().out.splitlines()) == STEPS
     streamed("--check-only")
     assert capsys.readouterr().out.splitlines()[0] == "check: passed"
+
+
+def test_a_stream_is_drained_for_an_evaluation_and_each_of_its_updates_is_told_once(
+    streamed: Callable[..., Run], stream: Path, tmp_path: Path
+) -> None:
+    """As in a loop of one's own that drains after the third update."""
+    told: list[tuple[int, float]] = []
+
+    def on_step(_pipe: Pipeline, outcome: Outcome) -> None:
+        told.append((outcome.update, outcome.loss))
+
+    log = tmp_path / "log.jsonl"
+    run = streamed("--eval-every=3", f"--log-file={log}", validation=held_out, on_step=on_step)
+    losses, evaluated = by_hand_with_evaluations(run, stream)
+    assert told == [*enumerate(losses)]
+    facts = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [(line["update"], "held_out" in line) for line in facts] == [
+        *((1, False), (2, False), (3, False), (3, True), (4, False), (5, False), (5, True))
+    ]
+    assert [line["held_out"] for line in facts if "held_out" in line] == pytest.approx(evaluated, rel=1e-12)
+
+
+def by_hand_with_evaluations(run: Run, directory: Path) -> tuple[list[float], list[float]]:
+    batch, batches, evaluated = tuple(map(torch.stack, zip(*held_out(), strict=True))), run.batches, []
+
+    def optimizer(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        return adam([parameter for _, parameter in named])
+
+    functions, example = (run.model.build_stage, run.model.loss), (batches.input(0, 0), batches.target(0, 0))
+    outcomes: list[Outcome | None] = []
+    with Pipeline(directory, *functions, example, optimizer=optimizer) as pipe:
+        for update in range(STEPS):
+            outcomes.append(pipe.step(lambda m, u=update: (batches.input(u, m), batches.target(u, m))))
+            if update in (2, 4):
+                outcomes += pipe.drain()
+                evaluated.append(pipe.evaluate([batch]))
+    return [outcome.loss for outcome in outcomes if outcome is not None], evaluated
 
 
 def test_a_norm_of_a_stream_is_refused_with_what_can_be_done(streamed: Callable[..., Run]) -> None:

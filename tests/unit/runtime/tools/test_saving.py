@@ -36,14 +36,17 @@ def make(alone: World, one_worker: Path) -> Iterator[Callable[..., tuple[Saving,
     """Makes what the options ask for, over a pipeline of its own, with what it says."""
     pipes = []
 
-    def saving(items: int = ITEMS, optimizers: Any = None, **given: Any) -> tuple[Saving, Pipeline, list[str]]:
+    def saving(
+        items: int = ITEMS, optimizers: Any = None, is_terminated: bool = True, **given: Any
+    ) -> tuple[Saving, Pipeline, list[str]]:
         nothing = dict.fromkeys(("save", "save_every", "resume", "load", "export"))
         options = Namespace(**{**nothing, "keep": 3, "steps": 10, "check_only": False} | given)
         pipe = pipeline(one_worker)
         pipes.append(pipe)
         said: list[str] = []
         stepping = [adam(pipe)] if optimizers is None else optimizers
-        return Saving(options, pipe, stepping, [], batches(items), said.append), pipe, said
+        saving = Saving(options, pipe, stepping, [], batches(items), said.append, lambda: is_terminated)
+        return saving, pipe, said
 
     yield saving
     for pipe in pipes:
@@ -156,6 +159,16 @@ def test_a_run_that_is_ended_saves_and_says_where_and_exports_nothing(make: Call
     assert [path.name for path in whole(tmp_path / "saved")] == ["update-00000002"]
     assert said == []
     assert not (tmp_path / "model.pt").exists()
+
+
+def test_a_run_whose_model_file_asks_for_the_end_ends_as_any_other(make: Callable[..., Any], tmp_path: Path) -> None:
+    saving, pipe, said = make(save=tmp_path / "saved", export=tmp_path / "model.pt", is_terminated=False)
+    saving.begin()
+    train(pipe, 2)
+    saving.is_over = True
+    saving.end()
+    assert [path.name for path in whole(tmp_path / "saved")] == ["update-00000002"]
+    assert said == [f"exported to {tmp_path / 'model.pt'}"]
 
 
 def test_a_check_alone_saves_nothing(make: Callable[..., Any], tmp_path: Path) -> None:

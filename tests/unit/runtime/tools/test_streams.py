@@ -1,5 +1,7 @@
 """What a rank says where standard output and standard error are closed, full, or without a reader."""
 
+import os
+import pty
 import socket
 import subprocess
 import sys
@@ -47,6 +49,42 @@ def test_a_rank_keeps_its_status_and_no_file_gets_the_number_of_a_closed_stream(
     command = ["bash", "-c", f'"$@" {redirected}', "bash", sys.executable, "-c", RANK]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
     assert (done.returncode, done.stdout, done.stderr) == (status, output, errors)
+
+
+SHOWN = """
+from chimera_runtime.tools.streams import is_terminal, last_lines, say, show, tell
+import sys
+if is_terminal(sys.stdout):
+    show("update 1, which is out of date soon")
+    show("update 2")
+say("a line")
+tell("an error")
+say(str(len(last_lines)))
+"""
+
+CLEARED = "\r\x1b[K"
+
+
+@pytest.mark.parametrize(
+    ("kind", "written"),
+    [
+        (
+            "xterm",
+            f"{CLEARED}update 1, which is {CLEARED}update 2{CLEARED}a line\r\n{CLEARED}an error\r\n{CLEARED}2\r\n",
+        ),
+        ("dumb", "a line\r\nan error\r\n2\r\n"),
+    ],
+)
+def test_on_a_terminal_a_line_takes_the_place_of_what_was_shown(kind: str, written: str) -> None:
+    """As much is shown as fits into 20 columns: the last one would begin a line."""
+    ours, theirs = pty.openpty()
+    variables = os.environ | {"TERM": kind, "COLUMNS": "20"}
+    subprocess.run(
+        [sys.executable, "-c", SHOWN], stdout=theirs, stderr=theirs, env=variables, timeout=60, check=True, cwd=ROOT
+    )
+    os.close(theirs)
+    assert os.read(ours, 10000).decode() == written
+    os.close(ours)
 
 
 def test_a_line_is_one_write_where_python_is_unbuffered() -> None:

@@ -1,0 +1,92 @@
+"""``--eval-every K``: the mean loss over the held-out items of ``validation``, every K updates and at the end."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import default_collate
+
+from chimera_runtime.batches import Triple, as_triple
+from chimera_runtime.blame import Calling
+from chimera_runtime.errors import FAILED, MISUSED, Misuse
+from chimera_runtime.model import ModelFile
+from chimera_runtime.pipeline import Pipeline
+from chimera_runtime.program import Job, Place
+from chimera_runtime.tensors import draw_seed, generators_kept, seed_torch
+
+_COUNTING = Calling("the length of validation()", MISUSED)
+_LOADING = Calling("an item of validation()", FAILED)
+_COLLATING = Calling("default_collate of items of validation()", FAILED)
+
+
+class HeldOut:
+    """Every item counts once, whatever their number; copy c of W has items c, c + W, ..
+
+    Parameters
+    ----------
+    every
+        After how many updates they are evaluated, None if never.
+    updates
+        After how many they are evaluated as well: the last.
+    size
+        B, the items of a micro-batch.
+
+    Raises
+    ------
+    Misuse
+        If the model file has no ``validation``, or that returns no map-style dataset with an item.
+    """
+
+    def __init__(
+        self, model: ModelFile, every: int | None, updates: int, size: int, job: Job, place: Place, seed: int
+    ) -> None:
+        self._every = every
+        self._updates = updates
+        self._size = size
+        self._round = size * job.evaluated
+        self._seed = seed
+        self._dataset: Any = ()
+        self._items: Sequence[int] = ()
+        if every is None:
+            return
+        if model.validation is None:
+            raise Misuse(
+                f"--eval-every: {model.file} has no function validation() -> torch.utils.data.Dataset, with held-out "
+                "items like those of dataset()"
+            )
+        self._dataset = model.held_out()
+        with _COUNTING:
+            is_map = hasattr(self._dataset, "__len__") and hasattr(self._dataset, "__getitem__")
+            length = len(self._dataset) if is_map else 0
+        if not length:
+            raise Misuse("validation() must return a map-style dataset, one with __len__ and __getitem__, with an item")
+        self._items = range(place.copy, length, place.copies)
+
+    def is_due(self, updates: int) -> bool:
+        """Whether it is time to evaluate, after so many updates: the same on every rank."""
+        return self._every is not None and (updates % self._every == 0 or updates == self._updates)
+
+    def loss(self, pipe: Pipeline) -> float:
+        """The mean loss on the weights as they are; every rank calls it. Errors as of `Pipeline.evaluate`."""
+        return pipe.evaluate(self._batches())
+
+    def _batches(self) -> Iterator[Any]:
+        """Whole rounds, of which a rank loads the micro-batches that it needs, then what is left, which all load."""
+        whole = len(self._items) // self._round * self._round
+        for start in range(0, whole, self._round):
+            yield lambda micro, start=start: self._load(start + micro * self._size, self._size)
+        if rest := len(self._items) - whole:
+            with generators_kept():
+                last = self._load(whole, rest)
+            yield last
+
+    def _load(self, start: int, count: int) -> Triple:
+        items = [self._item(item) for item in self._items[start : start + count]]
+        with _COLLATING:
+            inputs, targets, keywords = (default_collate(list(part)) for part in zip(*items, strict=True))
+        return inputs, targets, keywords
+
+    def _item(self, item: int) -> Triple:
+        seed_torch(draw_seed("held-out", self._seed, item))
+        with _LOADING:
+            loaded = self._dataset[item]
+        return as_triple(loaded, f"item {item} of validation()")
