@@ -29,6 +29,9 @@ _FUNCTIONS = {
     "optimizer": "optimizer(parameters) -> torch.optim.Optimizer",
 }
 
+_OPTIONAL = {"reference": 0, "name": 2, "tied": 1, "scheduler": 2, "collate": 1, "sampler": 1}
+"""What a model file may have beside these: how many arguments it is called with."""
+
 _JUDGING = Calling("the loss", FAILED)
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -129,21 +132,36 @@ class Model:
 
 @dataclass(frozen=True)
 class ModelFile(Model):
-    """The functions of a model file, of which it need not have the last two; what they raise is as in `Model`.
+    """The functions of a model file, of which it need not have the last four; what they raise is as in `Model`.
 
     ``reference()`` is the model in one process, ``scheduler(optimizer, steps)`` makes a learning-rate scheduler for so
-    many updates.
+    many updates, ``collate(items)`` a micro-batch of a list of items, and ``sampler(dataset)`` says which come when.
     """
 
     dataset: Callable[[], Any]
     optimizer: Callable[[Any], Any]
     reference: Callable[[], Any] | None = None
     scheduler: Callable[[Any, int], Any] | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+    sampler: Callable[[Any], Any] | None = None
 
     def items(self) -> Any:
-        """What ``dataset`` returns, not yet known to be map-style: see `Batches.check`."""
+        """What ``dataset`` returns, not yet known to be one: see `Batches.check`."""
         with Calling("dataset()", MISUSED):
             return self.dataset()
+
+    def order(self, dataset: Any) -> Any:
+        """The sampler of a dataset, None if there is none."""
+        if self.sampler is None:
+            return None
+        with Calling("sampler(dataset)", MISUSED):
+            sampler = self.sampler(dataset)
+        if not hasattr(sampler, "__iter__") or hasattr(sampler, "__next__"):
+            raise Misuse(
+                f"{self.file}: sampler returned {_kind(sampler)}, not a torch.utils.data.Sampler: an object whose "
+                "__iter__ begins anew in every epoch"
+            )
+        return sampler
 
     def steps(self, parameters: list[torch.nn.Parameter]) -> Any:
         """The optimizer of a stage; a stage without parameters needs none."""
@@ -236,11 +254,11 @@ def load(path: Path, offered: Mapping[str, Any] = _NOTHING, split: Sequence[int]
     tied = getattr(module, "tied", None)
     if tied is not None and not callable(tied):
         raise Misuse(f"{path}: tied is {_kind(tied)}, not a function: def tied(num_stages: int) -> list[list[tuple]]")
-    reference, name, tied, scheduler = (
-        bound(f, positional, offered, file) if callable(f := getattr(module, other, None)) else None
-        for other, positional in (("reference", 0), ("name", 2), ("tied", 1), ("scheduler", 2))
-    )
-    return ModelFile(file, **given, tied=tied, reference=reference, scheduler=scheduler, name=name)
+    given |= {
+        other: bound(f, positional, offered, file) if callable(f := getattr(module, other, None)) else None
+        for other, positional in _OPTIONAL.items()
+    }
+    return ModelFile(file, **given)
 
 
 def _layers(module: ModuleType, offered: Mapping[str, Any], split: Sequence[int] | None, file: Path) -> Layers:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from chimera_runtime import assemble, probe
 from chimera_runtime.accumulation import Accumulation
+from chimera_runtime.announcing import Told
 from chimera_runtime.batches import Batches
 from chimera_runtime.blame import Located
 from chimera_runtime.errors import Misuse
@@ -33,6 +34,7 @@ from chimera_runtime.stepping import Hook, Named, Steppers
 from chimera_runtime.streaming import Streaming, hooks_of
 from chimera_runtime.tensors import generators_kept
 from chimera_runtime.ties import End, by_group
+from chimera_runtime.uses import uses
 from chimera_runtime.world import join_group
 
 _NO_HOOKS = Hooks()
@@ -140,6 +142,11 @@ class Pipeline(Holding):
             built = assemble.modules(world, model, seed)
             assemble.agree_on_weights(world, built)
             findings = probe.find(world, model, self._feed, built, seed, hooks.measures)
+        self._uses = [
+            uses(job, of_worker, any(findings.traits[stage].keywords for stage in of_worker.stages), varying)
+            for of_worker in compiled.ranks
+        ]
+        self._told = Told()
         source = self._feed if hooks.loads else None
         self._setting = Setting(world, script, facts, model, findings, seed, source)
         hooks.ready(self._setting, built)
