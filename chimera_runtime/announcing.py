@@ -15,7 +15,7 @@ _FIRST_TAG = 2**30
 _AHEAD = 256
 """Messages that a reader may be ahead of those that hear them."""
 
-Told = deque[tuple[dist.Work | None, torch.Tensor, int]]
+Messages = deque[tuple[dist.Work | None, torch.Tensor, int]]
 """Messages, and the ranks that they are for; gloo needs them until they have been heard."""
 
 
@@ -30,17 +30,17 @@ class Announcing:
         The workers that read, one at least.
     number
         Of the loader: messages of several do not mix.
-    told
-        The messages of this rank that have not been waited for, which outlives the loader.
+    messages
+        Those of this rank that have not been waited for, which outlives the loader.
     """
 
-    def __init__(self, world: World, readers: frozenset[int], number: int, told: Told) -> None:
+    def __init__(self, world: World, readers: frozenset[int], number: int, messages: Messages) -> None:
         place = world.place
         self._world = world
         self._number = number
         self._speaker = min(readers)
         self._listeners = [place.rank_of(place.copy, w) for w in range(place.workers) if w not in readers]
-        self._told = told
+        self._messages = messages
         self._shared = 0
 
     def tell(self, items: int) -> None:
@@ -58,9 +58,9 @@ class Announcing:
             message, what = torch.tensor([items]), "for a rank to hear the length of a mini-batch"
             with self._world.waiting(what, [rank]):
                 work = dist.isend(message, self._world.members[rank], group=self._world.chat, tag=self._tag)
-            self._told.append((work, message, rank))
-            if len(self._told) > _AHEAD:
-                work, _, rank = self._told.popleft()
+            self._messages.append((work, message, rank))
+            if len(self._messages) > _AHEAD:
+                work, _, rank = self._messages.popleft()
                 self._world.settle(work, what, [rank])
 
     def hear(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.announcing import Announcing, Told
+from chimera_runtime.announcing import Announcing, Messages
 from chimera_runtime.blame import Located
 from chimera_runtime.data_workers import Workers
 from chimera_runtime.errors import Misuse
@@ -35,7 +35,7 @@ class Holding:
     _feed: Feed
     _uses: Sequence[Uses]  # by worker
     _loaders: int = 0
-    _told: Told
+    _messages: Messages
     _state: State
     _located: Located
 
@@ -173,7 +173,7 @@ class Holding:
             share,
             self._uses[place.worker],
             Order(dataset, drawn_by, shuffle, sampler),
-            Announcing(self._setting.world, readers, self._loaders, self._told),
+            Announcing(self._setting.world, readers, self._loaders, self._messages),
             self._located.alike(),
             Workers(num_workers, prefetch_factor, multiprocessing_context, pin_memory),
             drop_last,

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from chimera_runtime import assemble, probe
 from chimera_runtime.accumulation import Accumulation
-from chimera_runtime.announcing import Told
+from chimera_runtime.announcing import Messages
 from chimera_runtime.batches import Batches
 from chimera_runtime.blame import Located
 from chimera_runtime.errors import Misuse
@@ -146,7 +146,7 @@ class Pipeline(Holding):
             uses(job, of_worker, any(findings.traits[stage].keywords for stage in of_worker.stages), varying)
             for of_worker in compiled.ranks
         ]
-        self._told = Told()
+        self._messages = Messages()
         source = self._feed if hooks.loads else None
         self._setting = Setting(world, script, facts, model, findings, seed, source)
         hooks.ready(self._setting, built)

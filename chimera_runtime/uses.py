@@ -21,7 +21,7 @@ def uses(job: Job, facts: RankFacts, takes_keywords: bool, looks: bool) -> Uses:
     parts: defaultdict[int, set[int]] = defaultdict(set)
     for which, runs in ((_INPUT, facts.inputs), (_TARGET, facts.targets)):
         for micro in spread(runs):
-            parts[micro % job.passes // job.parts].add(which)
+            parts[micro % job.micro_batches].add(which)
     if takes_keywords:
         for micro in range(job.micro_batches):
             parts[micro].add(_KEYWORDS)
