@@ -221,6 +221,7 @@ class Holding:
             If the package safetensors is needed and is not installed.
         """
         self._finish()
+        self._state.require_values()
         export_weights(self._state, Path(path))
 
     def load_weights(self, path: str | Path) -> list[str]:

@@ -21,6 +21,7 @@ from chimera_runtime.losses import Loss
 from chimera_runtime.nested import Constant, Form, taken_apart
 from chimera_runtime.shards import is_spread, misplaced
 from chimera_runtime.tensors import draw_seed
+from chimera_runtime.unfilled import give_memory
 
 _FUNCTIONS = {
     "build_stage": "build_stage(stage: int, num_stages: int) -> torch.nn.Module, or in its place layers()",
@@ -73,6 +74,8 @@ class Model:
     ) -> torch.nn.Module:
         """A stage with its initial weights, which depend on the seed and the stage alone, or on the layer.
 
+        One that is built on the meta device has none yet: zeros, marked as `is_unfilled`.
+
         ``members`` are the ranks of the pipelines where there are others, over which the stage may be spread.
         """
         build: Any = self.build_stage
@@ -85,6 +88,7 @@ class Model:
             raise Misuse(f"{self.file}: stage {stage} has lazy parameters; give every layer its sizes")
         if wrong := misplaced(module, members):
             raise Misuse(f"{self.file}: stage {stage} uses {wrong}")
+        give_memory(module, device, f"{self.file}: stage {stage}")
         with Calling(f"placing stage {stage} on {device}", MISUSED):
             return module.to(device).train()
 

@@ -204,6 +204,7 @@ class Pipeline(Holding):
             If the step fails; there is no further one then.
         """
         self._require_sound()
+        self._state.require_values()
         if (batch is None) == (micro_batches is None):
             raise Misuse("step takes either a batch or micro_batches")
         update = self._schedule.given
@@ -300,6 +301,7 @@ class Pipeline(Holding):
             If a forward or a message fails; nothing more runs on this pipeline then.
         """
         self._finish()
+        self._state.require_values()
         return self._inference.mean_loss(batches)
 
     def predict(self, batches: Iterable[Pair | Callable[[int], Pair]]) -> Iterator[Any]:
@@ -318,6 +320,7 @@ class Pipeline(Holding):
             As `evaluate`; Misuse also if the outputs have no dimension 0 to put them together along.
         """
         self._finish()
+        self._state.require_values()
         outputs_of = self._inference.predictor()
         for batch in batches:
             self._finish()

@@ -347,7 +347,9 @@ class Stage(WeightGroup):
     def disturbed(self) -> str | None:
         """The name of a parameter whose gradient of an update under way was taken away, if there is one."""
         disturbed = next((p for group in self.groups if (p := group.disturbed_parameter) is not None), None)
-        return next((name for name, parameter in self.module.named_parameters() if parameter is disturbed), None)
+        if disturbed is None:
+            return None
+        return next(name for name, parameter in self.module.named_parameters() if parameter is disturbed)
 
     def scale_loss(self, scale: float) -> None:
         """Multiplies the gradients of what the stage adds to the loss by a number from now on."""

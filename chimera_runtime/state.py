@@ -12,6 +12,7 @@ from chimera_runtime.naming import name_in_model, names_in_model
 from chimera_runtime.setting import Setting
 from chimera_runtime.shards import local, spread_out, whole
 from chimera_runtime.talk import Talk
+from chimera_runtime.unfilled import fill, require_values
 
 StateDict = dict[str, dict[str, Any]]
 """``model`` has parameters by name, ``replicas`` buffers by ``<replica>/<name>``; beside them there may be others."""
@@ -30,6 +31,7 @@ class State:
         self._setting = setting
         self._built = built
         self._named = named
+        self._has_values = False
 
     # ---- a checkpoint, of which each rank has its part
 
@@ -39,7 +41,8 @@ class State:
         All buffers are called those of a ``replica``, if one is given.
         """
         buffers = {
-            f"{number if replica is None else replica}/{name}": tensor for number, name, tensor in self._buffers()
+            f"{number if replica is None else replica}/{name}": tensor.detach()
+            for number, name, tensor in self._buffers()
         }
         return {"model": self._parameters(), "replicas": buffers}
 
@@ -58,6 +61,24 @@ class State:
                     raise BadCheckpoint(f"the state has no {name}, which this rank holds")
                 if local(state[kind][name]).data_ptr() != local(tensor).data_ptr():
                     tensor.copy_(state[kind][name])
+        for tensor in self._tensors().values():
+            fill(tensor)
+
+    def require_values(self) -> None:
+        """Passes if all parameters and buffers have values, also those that were built on the meta device.
+
+        Raises
+        ------
+        Misuse
+            If some wait for a checkpoint or a file of weights.
+        """
+        if not self._has_values:
+            require_values(
+                self._tensors(),
+                "load a file or a checkpoint that has them, with load_weights or Checkpoints.resume (in train.py with "
+                "--load or --resume)",
+            )
+            self._has_values = True
 
     # ---- one file, which has the whole model
 
@@ -85,7 +106,7 @@ class State:
     def whole(self) -> dict[str, torch.Tensor]:
         """All parameters, and the buffers of the first replicas, on the CPU of rank 0; every rank calls it."""
         world = self._setting.world
-        mine = self._parameters() | {name: tensor for replica, name, tensor in self._buffers() if not replica}
+        mine = self._parameters() | {name: tensor.detach() for replica, name, tensor in self._buffers() if not replica}
         heard = Talk(self.group).heard({name: (tensor.shape, tensor.dtype) for name, tensor in mine.items()})
         gathered: dict[str, torch.Tensor] = {}
         for name in sorted(set[str]().union(*heard)):
@@ -119,14 +140,19 @@ class State:
                 near = get_close_matches(name, tensors, 1)
                 raise BadCheckpoint(f"it has no parameter {name}{f'; the nearest is {near[0]}' if near else ''}")
             _copy(name, tensors[known], parameter)
+            fill(self._named[name])
         for _, name, buffer in self._buffers():
             if name in tensors:
                 _copy(name, tensors[name], buffer)
+                fill(buffer)
 
     # ---- what there is
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         return {name: parameter.detach() for name, parameter in self._named.items()}
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return {**self._named, **{name: buffer for _, name, buffer in self._buffers()}}
 
     def _buffers(self) -> Iterator[tuple[int, str, torch.Tensor]]:
         """The buffers that a module's own ``state_dict`` has, with the number of the replica and their names."""
@@ -136,7 +162,7 @@ class State:
             kept, names = module.state_dict(), names_in_model(model, stage, module)
             for name, buffer in module.named_buffers():
                 if name in kept:
-                    yield replica, names[name], buffer.detach()
+                    yield replica, names[name], buffer
 
 
 def _copy(name: str, theirs: torch.Tensor, mine: torch.Tensor) -> None:

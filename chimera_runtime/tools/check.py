@@ -21,6 +21,7 @@ from chimera_runtime.ties import by_group, refuse_undeclared
 from chimera_runtime.tools import own_model
 from chimera_runtime.tools.compare import CheckFailed, Recorded, compare
 from chimera_runtime.tools.reference import Reference
+from chimera_runtime.unfilled import require_values
 
 
 class WatchedOptimizer:
@@ -50,6 +51,10 @@ def check(setting: Setting, model: ModelFile, micro_batch_size: int, built: dict
         On rank 0, if they differ by more than the tolerance.
     """
     world, job = setting.world, setting.world.job
+    require_values(
+        {f"{name} of stage {stage}": p for stage, module in built.items() for name, p in module.named_parameters()},
+        "the check compares gradients at the initial weights, which only a build_stage on a real device gives",
+    )
     reference = Reference(
         *(model, job.stages, micro_batch_size, job.micro_batches, job.parts, world.place.copies),
         *(setting.seed, world.device, {tie.stages: tie.parameters for tie in setting.ties}, listening),

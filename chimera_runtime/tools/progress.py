@@ -42,6 +42,9 @@ _NO_SINKS = Sinks()
 _SUMMED = 16
 """Of so many updates that overlap one has a sum of its loss over the ranks."""
 
+_UNSUMMED = torch.empty(0)
+"""What the others have in place of it."""
+
 
 def gathered_together(job: Job) -> int:
     """Of how many updates the losses are gathered at once: of those that a worker has a part in at any time."""
@@ -229,4 +232,4 @@ class PartialOutcomes(Outcomes):
         """The outcome of an update on this rank; of most nothing is sent."""
         if (update + 1) % _SUMMED == 0:
             return super().launch(update, tally)
-        return PartialOutcome(update, tally, self._world, self._counted, self._names, self._numbers(tally), None)
+        return PartialOutcome(update, tally, self._world, self._counted, self._names, _UNSUMMED, None)

@@ -12,6 +12,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from chimera_ir.commands.compile_command import compile_command
+from tests.e2e import forking
 from tests.programs import TORCHRUN
 
 HERE = Path(__file__).resolve().parent
@@ -72,10 +73,8 @@ def run_all(folder: Path, ranks: int, jobs: Sequence[Job]) -> dict[str, Outcome]
         for job in jobs
     ]
     (folder / "jobs.json").write_text(json.dumps(listed))
-    command = [*TORCHRUN, f"--nproc-per-node={ranks}", str(HERE / "run_jobs.py"), str(folder / "jobs.json")]
-    done = subprocess.run(
-        command, env=environment(), cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    words = (f"--nproc-per-node={ranks}", str(HERE / "run_jobs.py"), str(folder / "jobs.json"))
+    done = forking.torchrun(words, environment(), folder, PATIENCE)
     assert done.returncode == 0, done.stderr
     return {job.name: _outcome(folder, job, ranks) for job in jobs}
 
@@ -93,7 +92,7 @@ def _outcome(folder: Path, job: Job, ranks: int) -> Outcome:
 
 
 def torchrun(directory: Path, ranks: int, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs one generated program as a user does; ends with everything it said."""
+    """Runs one generated program; ends with everything it said, when no process of it is left."""
     return launched(directory, ranks, (), arguments, variables)
 
 
@@ -101,16 +100,8 @@ def launched(
     directory: Path, ranks: int, options: Sequence[str], arguments: Sequence[str], variables: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
     """As `torchrun`, with further options of torchrun's."""
-    command = [*TORCHRUN, f"--nproc-per-node={ranks}", *options, str(directory / "train.py"), *arguments]
-    return subprocess.run(
-        command,
-        env=environment() | dict(variables),
-        cwd=directory.parent,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    words = (f"--nproc-per-node={ranks}", *options, str(directory / "train.py"), *arguments)
+    return forking.torchrun(words, environment() | dict(variables), directory.parent, PATIENCE)
 
 
 def interrupted(directory: Path, ranks: int, *arguments: str, when: str) -> tuple[int, str]:

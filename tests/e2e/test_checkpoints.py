@@ -80,6 +80,22 @@ def test_a_sigterm_saves_and_the_training_goes_on_from_there_on_more_ranks(two_s
     assert "buffers are those of the first replica of each stage" in done.stdout
 
 
+def test_a_stream_that_gets_a_sigterm_is_drained_saved_and_goes_on(tmp_path: Path) -> None:
+    directory, saved, log = compiled(tmp_path, "pipedream_2bw", D=2, N=2), tmp_path / "saved", tmp_path / "log.jsonl"
+    status, said, _ = ended(directory, signal.SIGTERM, *SIZE, "--save", str(saved), model="killed.py")
+    assert status != 0
+    (checkpoint,) = saved.glob("update-*")
+    update = int(checkpoint.name.removeprefix("update-"))
+    (message,) = (line for line in said.splitlines() if line.startswith("train.py:"))
+    assert message == f"train.py: SIGTERM: saved after update {update} in {saved}, for --resume"
+    assert f" {update}/1000000" in said, "those under way are completed and told"
+    assert f" {update + 1}/1000000" not in said
+    model = ("--model", str(MODELS / "killed.py"), *SIZE, "--steps", str(update + 3), "--resume", str(saved))
+    done = torchrun(directory, 2, *model, "--log-file", str(log))
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["update"] for line in log.read_text().splitlines()] == [*range(update + 1, update + 4)]
+
+
 def test_what_cannot_be_saved_or_resumed_is_one_message(two_stages: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "foreign").mkdir()

@@ -1,13 +1,12 @@
 """Evaluations and predictions of compiled schedules are those of one process, and training goes on as if without."""
 
 import json
-import subprocess
 from typing import Any
 
 import pytest
 
+from tests.e2e import forking
 from tests.e2e.ranks import HERE, PATIENCE, compiled, environment
-from tests.programs import TORCHRUN
 
 pytestmark = pytest.mark.e2e
 TOLERANCE = 1e-12
@@ -33,11 +32,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("evaluations")
     jobs = [(name, kind, str(compiled(folder, scheme, **settings))) for name, (kind, scheme, settings) in JOBS.items()]
     (folder / "jobs.json").write_text(json.dumps({"log": str(folder / "found"), "jobs": jobs}))
-    command = [*TORCHRUN, "--nproc-per-node=4", str(HERE / "evaluations.py"), str(folder / "jobs.json")]
-    root = {"PYTHONPATH": str(HERE.parents[1])}
-    done = subprocess.run(
-        command, env=environment() | root, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    words = ("--nproc-per-node=4", str(HERE / "evaluations.py"), str(folder / "jobs.json"))
+    done = forking.torchrun(words, environment() | {"PYTHONPATH": str(HERE.parents[1])}, folder, PATIENCE)
     assert done.returncode == 0, done.stderr
     return [json.loads((folder / f"found.{rank}").read_text()) for rank in range(4)]
 

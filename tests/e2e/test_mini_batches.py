@@ -1,14 +1,11 @@
 """Mini-batches of every form, against one process, on real ranks: `mini_batches.py` has the cases."""
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.e2e import mini_batches
+from tests.e2e import forking, mini_batches
 from tests.e2e.ranks import HERE, PATIENCE, Job, compiled, environment, run_all
-from tests.programs import TORCHRUN
 
 SCHEMES = ("gpipe", "chimera")
 
@@ -19,14 +16,8 @@ pytestmark = pytest.mark.e2e
 def test_gradients_are_those_of_one_process(tmp_path: Path, copies: int) -> None:
     directories = [str(compiled(tmp_path, scheme, D=mini_batches.D, N=4)) for scheme in SCHEMES]
     ranks = f"--nproc-per-node={mini_batches.D * copies}"
-    done = subprocess.run(
-        [*TORCHRUN, ranks, str(HERE / "mini_batches.py"), *directories],
-        env=environment() | {"PYTHONPATH": os.pathsep.join([str(HERE.parent.parent)])},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    words = (ranks, str(HERE / "mini_batches.py"), *directories)
+    done = forking.torchrun(words, environment() | {"PYTHONPATH": str(HERE.parent.parent)}, tmp_path, PATIENCE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [
         word for _ in SCHEMES for name in mini_batches.CASES for word in (f"{name}:", "passed")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.ranks import MODELS, Job, Outcome, compiled, interrupted, ranks_left, run_all, torchrun
+from tests.e2e.ranks import MODELS, Job, Outcome, compiled, interrupted, run_all, torchrun
 
 SCHEMES = Path(__file__).resolve().parent / "schemes" / "streams"
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "docs" / "examples"
@@ -128,7 +128,6 @@ def test_a_rank_that_dies_is_named_with_the_micro_batch_of_the_run(tmp_path: Pat
     assert done.returncode != 0
     (message,) = (line for line in done.stderr.splitlines() if line.startswith("train.py:"))
     assert message.startswith("train.py: rank 0 (worker 0): wait recv m12 s1->s0: rank 1: the connection was closed")
-    assert not ranks_left(directory)
 
 
 def test_ctrl_c_keeps_the_metrics_of_the_updates_that_are_over(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """`Checkpoints` on one rank: what is saved is what there was then, errors name it, and old formats are read."""
 
 import json
+import resource
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +103,41 @@ def test_a_save_that_failed_is_named_by_its_update_and_the_next_one_may_succeed(
     loop.close()
     assert [path.name for path in storage.whole(tmp_path)] == ["update-00000002"]
     Lock(tmp_path).release()
+
+
+@contextmanager
+def files_of_at_most(count: int) -> Iterator[None]:
+    """No file of this process can get more bytes, as if the disk were full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (count, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("limit", [0, 300])
+def test_a_disk_that_is_full_leaves_the_checkpoints_before(
+    alone: World, one_worker: Path, tmp_path: Path, limit: int
+) -> None:
+    """Tensors cannot be written, in whole or in part."""
+    loop = Loop(one_worker, tmp_path)
+    loop.train(1)
+    loop.checkpoints.save()
+    loop.checkpoints.wait()
+    loop.train(2)
+    with files_of_at_most(limit):
+        loop.checkpoints.save()
+        with pytest.raises(BadCheckpoint, match=r"the checkpoint after update 2 in .* was not written: rank 0: .*"):
+            loop.checkpoints.wait()
+    assert [path.name for path in storage.whole(tmp_path)] == ["update-00000001"]
+    resumed = loop.checkpoints.resume()
+    assert resumed is not None
+    assert (resumed.update, loop.pipe.updates) == (1, 1)
+    loop.train(3)
+    loop.checkpoints.save()
+    loop.close()
+    assert [path.name for path in storage.whole(tmp_path)] == ["update-00000001", "update-00000003"]
 
 
 def test_a_save_that_takes_too_long_or_misses_a_rank_is_an_error(

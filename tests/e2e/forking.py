@@ -1,0 +1,110 @@
+"""torchrun in a process forked from one that has imported torch; its ranks are forked from it.
+
+A launch takes a tenth of the CPU time of one from the command line. A rank is what it is there: its script is its
+``__main__``, the directory of the script comes first on its path, and of the project nothing is imported.
+"""
+
+import io
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(
+    [
+        "torch._dynamo",
+        "torch.distributed.checkpoint.state_dict",
+        "torch.distributed.checkpoint.state_dict_saver",
+        "torch.distributed.run",
+        "torch.utils.data",
+    ]
+)
+
+
+def torchrun(
+    words: Sequence[str], environment: Mapping[str, str], folder: Path, patience: float
+) -> subprocess.CompletedProcess[str]:
+    """Runs torchrun with these words behind its name, for so many seconds at most; ends with everything it said.
+
+    Raises
+    ------
+    AssertionError
+        If a process stays behind.
+    """
+    with tempfile.TemporaryDirectory() as logs:
+        said = [str(Path(logs) / name) for name in ("stdout", "stderr")]
+        process = _SERVER.Process(target=_become, args=(list(words), dict(environment), folder, *said))
+        process.start()
+        process.join(patience)
+        if process.exitcode is None:
+            _end(_of_session(process.pid))
+            raise subprocess.TimeoutExpired(list(words), patience)
+        left = _left_of_session(process.pid)
+        _end(left)
+        assert not left, f"{len(left)} processes stay behind"
+        return subprocess.CompletedProcess(list(words), process.exitcode, *(Path(name).read_text() for name in said))
+
+
+def _left_of_session(session: int | None, seconds: float = 10) -> list[int]:
+    """Its processes that still run after some time to end."""
+    deadline = time.monotonic() + seconds
+    while (left := _of_session(session)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def _of_session(session: int | None) -> list[int]:
+    running: list[int] = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state, _, _, of, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(of) == session and state != "Z":
+                running.append(int(entry.name))
+    return running
+
+
+def _end(processes: Iterable[int]) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def _become(words: list[str], environment: Mapping[str, str], folder: Path, stdout: str, stderr: str) -> None:
+    """Makes this process torchrun, in a session of its own."""
+    import torch
+    from torch.distributed import run
+
+    os.setsid()
+    for name, number in ((stdout, 1), (stderr, 2)):
+        with open(name, "wb") as file:
+            os.dup2(file.fileno(), number)
+    sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), write_through=True)  # as of python -u
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    further = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    sys.path[:] = ["", *further, *(entry for entry in sys.path if Path(entry).resolve() not in (ROOT, folder))]
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("chimera_ir", "chimera_runtime")]:
+        del sys.modules[name]  # what the program that launches has imported
+    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    run.run_script_path = _as_script
+    run.main(["--run-path", "--start-method=fork", *words])
+
+
+def _as_script(training_script: str, *training_script_args: str) -> None:
+    """Takes the place of torchrun's ``--run-path``, which leaves a rank torchrun's path of imports and its signals."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.path[0] = os.path.dirname(os.path.abspath(training_script))
+    sys.argv = [training_script, *training_script_args]
+    runpy.run_path(training_script, run_name="__main__")
