@@ -31,7 +31,7 @@ class Announcing:
     number
         Of the loader: messages of several do not mix.
     messages
-        Those of this rank that have not been waited for, which outlives the loader.
+        Those of this rank that have not been waited for; they outlive the loader.
     """
 
     def __init__(self, world: World, readers: frozenset[int], number: int, messages: Messages) -> None:

@@ -131,9 +131,11 @@ def _children_unwatched() -> Iterator[None]:
     """
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGCHLD) if is_main else None
-    yield
-    if before is not None:
-        signal.signal(signal.SIGCHLD, before)
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGCHLD, before)
 
 
 @contextmanager

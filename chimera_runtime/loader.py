@@ -50,11 +50,7 @@ class Loader:
         self._elements: Iterator[Any] | None = None
         self._ahead = (-1, 0)  # where the elements go on
         self.epoch = 0
-        count = self._count
-        if count is not None and drop_last:
-            require_enough(count, share)
-        elif count == 0:
-            raise Misuse("the dataset has no item")
+        self._require_enough()
 
     # ---- iterating
 
@@ -74,6 +70,7 @@ class Loader:
         if not self._begins:
             self._stand(self.epoch + 1)
         self._begins = False
+        self._require_enough()
         while (batch := self._next()) is not None:
             if batch.items:
                 yield batch
@@ -95,7 +92,18 @@ class Loader:
     @property
     def _count(self) -> int | None:
         """The items of the epoch, if that is known."""
-        return length_of_stream(self._loading.dataset) if self._is_stream else self._order.count(self.epoch)
+        return self._count_in(self.epoch)
+
+    def _count_in(self, epoch: int) -> int | None:
+        return length_of_stream(self._loading.dataset) if self._is_stream else self._order.count(epoch)
+
+    def _require_enough(self) -> None:
+        """Passes if the epoch has a mini-batch, or may have one; a sampler may give fewer items than in another."""
+        count = self._count
+        if count is not None and self._drop_last:
+            require_enough(count, self._share)
+        elif count == 0:
+            raise Misuse("the dataset has no item")
 
     def _next(self) -> MiniBatch | None:
         """The next mini-batch of the epoch, None at its end."""
@@ -153,10 +161,9 @@ class Loader:
         return elements(source, self._tasks(begin), self._workers)
 
     def _tasks(self, begin: Point) -> Iterator[Task]:
-        """All mini-batches from a point on, epoch after epoch."""
+        """All mini-batches from a point on, epoch after epoch, up to one that has none."""
         epoch, start, share = begin.epoch, begin.items, self._share
-        while True:
-            count = self._order.count(epoch)
+        while (count := self._order.count(epoch)) >= (share.items if self._drop_last else 1):
             while (items := min(count - start, share.items)) >= (share.items if self._drop_last else 1):
                 held = {}
                 for micro in self._uses:
@@ -193,10 +200,7 @@ class Loader:
         Misuse
             If no mini-batch begins there.
         """
-        before = self.epoch
-        self.epoch = state["epoch"]
-        length, items = self._count, state["items"]
-        self.epoch = before
+        length, items = self._count_in(state["epoch"]), state["items"]
         if state["length"] != length:
             raise BadCheckpoint(
                 f"the dataset has {_in_words(length)}, and had {_in_words(state['length'])} when the checkpoint was "

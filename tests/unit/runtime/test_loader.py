@@ -172,6 +172,22 @@ def test_a_sampler_is_told_the_epoch_and_may_give_any_keys(alone: World) -> None
     assert mine.state_dict() == {"epoch": 2, "items": 0, "length": 4}
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_for_which_a_sampler_gives_too_few_items_is_refused_when_it_comes(alone: World, workers: int) -> None:
+    class Waning:
+        def set_epoch(self, epoch: int) -> None:
+            self.items = 8 - 5 * epoch
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(self.items))
+
+    mine = loader(alone, Drawing(), sampler=Waning(), workers=workers)
+    assert [numbers(batch) for batch in mine] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    with pytest.raises(Misuse, match="the dataset has 3 items and one update takes"):
+        next(iter(mine))
+    mine.close()
+
+
 # Going on elsewhere.
 
 
