@@ -108,8 +108,9 @@ def elements(source: Keyed | Stream, tasks: Iterable[Task] | None, workers: Work
 def _next(loaded: Iterator[Any], count: int) -> Any:
     try:
         return next(loaded)
-    except RuntimeError as error:
-        if not count or "DataLoader worker" not in str(error):
+    except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
+        # One that has ended no longer hands over the memory of what it had loaded.
+        if not count or (isinstance(error, RuntimeError) and "DataLoader worker" not in str(error)):
             raise
         lost = ModelError("a data worker has ended", FAILED)
         lost.add_note(

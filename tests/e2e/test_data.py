@@ -60,7 +60,7 @@ def test_train_py_has_the_same_losses_with_data_workers_from_a_stream_and_after_
     assert flowed[3:] == losses(said["gone-on"])
     for name, status, words in (
         ("raise", "2", r"item 7 of the dataset: .*feeding\.py:\d+ in __getitem__: ValueError: no such file"),
-        ("kill", "1", r"a data worker has ended: RuntimeError: DataLoader worker \(pid.* exited unexpectedly"),
+        ("kill", "1", r"a data worker has ended: "),
     ):
         assert status in outcomes[name].statuses
         assert "0" not in outcomes[name].statuses

@@ -14,7 +14,7 @@ import pytest
 from torch.utils.data import IterableDataset
 
 from chimera_runtime.blame import ModelError, describe
-from chimera_runtime.data_workers import Workers
+from chimera_runtime.data_workers import Workers, _next
 from chimera_runtime.errors import Misuse
 from chimera_runtime.world import World
 from tests.unit.runtime.datasets import Drawing, Flowing, drawn, draws, loader, numbers
@@ -81,7 +81,7 @@ def test_a_worker_that_is_killed_is_an_error_with_what_to_do_and_no_signal_in_be
     with pytest.raises(ModelError) as raised:
         next(mine)
     told = describe(raised.value)
-    assert told.startswith("rank 0 (worker 0): a data worker has ended: RuntimeError: DataLoader worker (pid")
+    assert told.startswith("rank 0 (worker 0): a data worker has ended: ")
     assert "take fewer --data-workers" in told
 
 
@@ -106,6 +106,25 @@ def test_workers_that_are_started_afresh_load_the_same(alone: World) -> None:
     assert draws(batch) == draws(first)
     with pytest.raises(ModelError, match=r"starting the data workers: .*[Pp]ickle"):
         next(iter(loader(alone, Drawing(), collate=lambda items: items, workers=Workers(1, start="spawn"))))
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(104, "reset"), EOFError(), FileNotFoundError(2, "socket")])
+def test_what_a_dead_worker_had_loaded_cannot_be_had_and_the_worker_is_named(error: Exception) -> None:
+    def receiving() -> Iterator[Any]:
+        raise error
+        yield
+
+    with pytest.raises(ModelError, match="a data worker has ended") as raised:
+        _next(receiving(), 1)
+    assert raised.value.__cause__ is error
+    with pytest.raises(type(error)):
+        _next(receiving(), 0)
+    with pytest.raises(RuntimeError, match="of another kind"):
+        _next(map(_fail, [0]), 1)
+
+
+def _fail(_number: int) -> None:
+    raise RuntimeError("of another kind")
 
 
 RANK = """
