@@ -28,7 +28,7 @@ Spell = Callable[[str], str]
 """How the user writes an option, by its name in `Options`."""
 
 _LAYOUTS = ("pipeline", "replica")
-_PREDICTING = ("profile", "cluster", "copies", "micro_batch_size", "layout", "split")
+_PREDICTING = ("profile", "cluster", "copies", "micro_batch_size", "layout", "split", "shard_optimizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,8 @@ class Options:
         B, the items of a micro-batch.
     layout
         Which ranks share a node: those of a ``"pipeline"``, which is the default, or of a ``"replica"``.
+    shard_optimizer
+        The replicas of a stage share the optimizer's state, as ``--shard-optimizer`` of train.py lets them.
     split
         The first layer of each stage, for a profile of layers; by default the slowest stage is the fastest.
     max_operations
@@ -78,6 +80,7 @@ class Options:
     copies: int | None = None
     micro_batch_size: int | None = None
     layout: Literal["pipeline", "replica"] | None = None
+    shard_optimizer: bool = False
     split: Sequence[int] | None = None
     max_operations: int = MAX_OPERATIONS
     library: Sequence[str | PathLike[str]] = ()
@@ -95,6 +98,8 @@ class Options:
             number = getattr(self, name)
             _require(number is None or _is_in(number, MOST), name, number, f"it is a whole number from 1 to {MOST:,}")
         _require(self.layout in (None, *_LAYOUTS), "layout", self.layout, f"it is one of {', '.join(_LAYOUTS)}")
+        sharded = self.shard_optimizer
+        _require(isinstance(sharded, bool), "shard_optimizer", sharded, "it is True or False")
         listed = isinstance(self.split, Sequence) and not isinstance(self.split, str)
         listed = listed and all(type(layer) is int for layer in self.split or ())
         _require(self.split is None or listed, "split", self.split, "it is a list of layers, as in [0, 9, 17, 25]")
@@ -155,7 +160,7 @@ class Options:
         return Request(source, settings, self.cost_model(), self.max_operations, change, forecast, self.ties())
 
     def _forecast(self, spell: Spell) -> "Forecast | None":
-        given = [name for name in _PREDICTING if getattr(self, name) is not None]
+        given = [name for name in _PREDICTING if getattr(self, name) not in (None, False)]
         if not given:
             return None
         if self.profile is None or self.cluster is None or self.micro_batch_size is None:
@@ -165,7 +170,8 @@ class Options:
 
         inputs = read_inputs(Path(self.profile), Path(self.cluster), spell)
         split = None if self.split is None else tuple(self.split)
-        return Forecast(inputs, self.copies or 1, self.micro_batch_size, self.layout == "replica", split)
+        replicas = self.layout == "replica"
+        return Forecast(inputs, self.copies or 1, self.micro_batch_size, replicas, split, self.shard_optimizer)
 
 
 def compile(text: str | PathLike[str] | Source, /, *, options: Options | None = None, **parameters: int) -> Compilation:

@@ -55,8 +55,12 @@ class Request:
 
 
 def groups(ties: Iterable[Tie], stages: int) -> tuple[WeightGroup, ...]:
-    """Ties as weight groups; order and errors as in `Request.groups`."""
-    return tuple(sorted({_group(tie, stages) for tie in ties}))
+    """Ties as weight groups; order and errors as in `Request.groups`.
+
+    A tie of the first and the last stage is none where these are one: its module has one parameter.
+    """
+    across = (tie for tie in ties if not (stages == 1 and {"first", "last"} <= {*tie} <= {"first", "last", 0}))
+    return tuple(sorted({_group(tie, stages) for tie in across}))
 
 
 def _group(tie: Tie, stages: int) -> WeightGroup:

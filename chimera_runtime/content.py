@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from chimera_runtime.optimizer_state import OptimizerState, by_name, restore
 from chimera_runtime.pipeline import Pipeline
+from chimera_runtime.sharded_optimizer import ShardedOptimizer
 
 FORMAT = 1
 """Of what a checkpoint holds; raised when an older version could not read it."""
@@ -99,11 +100,22 @@ class Content:
             "of_copy": {copy: dict.fromkeys(self.of_copy, ())},
             ABOUT: {_ONE: ()},
         }
-        parameters = dict(self.pipe.named_parameters())
+        parameters = dict(self.pipe.named_parameters()) | self._sharded()
         for path, stored in _entries(there):
             if path[0] == "state" and path[1] in wanted["state"]:
                 wanted["state"][path[1]][path[2]] = _room(parameters[path[1]], stored)
         return wanted
+
+    def _sharded(self) -> dict[str, torch.Tensor]:
+        """The parameters whose optimizer keeps the state of a part alone, as that is laid out."""
+        names = self.pipe.names
+        return {
+            names[parameter]: optimizer.spread(parameter)
+            for optimizer in self.optimizers
+            if isinstance(optimizer, ShardedOptimizer)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
 
     def lacking(self, wanted: Mapping[str, Any], there: Metadata) -> str | None:
         """What this rank needs and a checkpoint has not, or has in another shape; None if all is there."""

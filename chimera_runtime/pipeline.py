@@ -12,8 +12,8 @@ from chimera_runtime import assemble, probe
 from chimera_runtime.accumulation import Accumulation
 from chimera_runtime.announcing import Messages
 from chimera_runtime.batches import Batches
-from chimera_runtime.blame import Located
-from chimera_runtime.errors import Misuse
+from chimera_runtime.blame import Calling, Located
+from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.exhaustion import memory_state
 from chimera_runtime.feed import Feed, Pair, items_of
 from chimera_runtime.flushing import Flushing
@@ -29,6 +29,7 @@ from chimera_runtime.norms import gradients_of, largest_anywhere, scale_down, to
 from chimera_runtime.outcome import Outcome
 from chimera_runtime.program import load
 from chimera_runtime.setting import Setting
+from chimera_runtime.sharded_optimizer import ShardedOptimizer, sharded
 from chimera_runtime.state import State
 from chimera_runtime.stepping import Hook, Named, Steppers
 from chimera_runtime.streaming import Streaming, hooks_of
@@ -38,6 +39,7 @@ from chimera_runtime.uses import uses
 from chimera_runtime.world import join_group
 
 _NO_HOOKS = Hooks()
+_MAKING = Calling("make(named_parameters)", MISUSED)
 
 
 class Pipeline(Holding):
@@ -276,6 +278,40 @@ class Pipeline(Holding):
         seen = scaler._found_inf_per_device(optimizer)
         with self._located:
             largest_anywhere(self._setting.world, [*seen.values()])
+
+    def sharded_optimizer(self, make: Callable[[Named], Any], elementwise: bool = False) -> ShardedOptimizer:
+        """An optimizer whose state is sharded over the replicas of each stage: weights are those of one that is not.
+
+        A rank keeps the state of its shard of each parameter, steps that, and has the shards of the other replicas
+        after each step. Every rank makes it and calls its ``step``, with others of its kind in the same order. Else it
+        is used like any optimizer.
+
+        Parameters
+        ----------
+        make
+            ``make(named_parameters)``, an optimizer of the shards of this rank, as (name, parameter) pairs: a shard is
+            a part of a parameter along one dimension. What requires no gradient is left out. Replicas make the same.
+        elementwise
+            That optimizer treats every number of a parameter by itself. Known of those of torch.
+
+        Raises
+        ------
+        Misuse
+            If the schedule has no flush, or the optimizer may look at a parameter as a whole.
+        """
+        self._require_flush(
+            "its stages step inside the schedule, which leaves no place to gather their weights; its optimizers keep "
+            "the state of whole stages"
+        )
+        trained = {group: [p for p in all_ if p.requires_grad] for group, all_ in self._groups.items()}
+        names = {parameter: name for name, parameter in self.named_parameters()}
+        listed = [names[parameter] for parameters in trained.values() for parameter in parameters]
+
+        def made(shards: list[torch.nn.Parameter]) -> Any:
+            with _MAKING:
+                return make(list(zip(listed, shards, strict=True)))
+
+        return sharded(self._setting.world, trained, made, elementwise)
 
     # ---- evaluation
 

@@ -76,7 +76,7 @@ def _read(said: Any, stages: int, model: Model) -> Iterator[tuple[End, ...]]:
         outside = next((number for number, _ in ends if not 0 <= number < count), None)
         if outside is not None:
             raise Misuse(f"{called} names {kind} {outside}; there are the {kind}s 0 to {count - 1}")
-        if len({number for number, _ in ends}) < 2:
+        if len({number for number, _ in ends}) < 2 and count > 1:
             where = "in build_stage" if layers is None else "where it is made"
             raise Misuse(f"{called}: {ends} are not in two {kind}s; tie parameters of one {where}")
         twice = next((end for number, end in enumerate(ends) if end in seen or end in ends[:number]), None)

@@ -56,6 +56,14 @@ def parse_ties(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     return ties
 
 
+def parse_split(_: click.Context, __: click.Parameter, given: str | None) -> tuple[int, ...] | None:
+    """The first layer of each stage, of an option ``--split``."""
+    words = [] if given is None else given.split(",")
+    if not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
+        raise Misuse(f"--split {given}: list the first layer of each stage, as in --split 0,9,17,25")
+    return None if given is None else tuple(map(int, words))
+
+
 def require_torch(doing: str) -> None:
     """Makes sure that torch is installed, without importing it; ``doing`` is what needs it.
 

@@ -11,7 +11,7 @@ import click
 from chimera_ir import __version__, cache, library, output, progress, texts
 from chimera_ir.answer import Answer, Output, produce
 from chimera_ir.commands import completion
-from chimera_ir.commands.common import Misuse, parse_settings, parse_ties, run, write
+from chimera_ir.commands.common import Misuse, parse_settings, parse_split, parse_ties, run, write
 from chimera_ir.compilation import Compilation, Level
 from chimera_ir.cost.model import COST_LETTERS, Costs
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
@@ -42,14 +42,6 @@ def _costs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dic
             raise Misuse(f"--cost {text}: {error}") from error
         costs[kind] = value
     return costs
-
-
-def _split(_: click.Context, __: click.Parameter, given: str | None) -> tuple[int, ...] | None:
-    """The first layer of each stage."""
-    words = [] if given is None else given.split(",")
-    if not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
-        raise Misuse(f"--split {given}: list the first layer of each stage, as in --split 0,9,17,25")
-    return None if given is None else tuple(map(int, words))
 
 
 def _listed(directories: tuple[Path, ...]) -> str:
@@ -142,8 +134,11 @@ def compiling(function: Function) -> Function:
     "--layout", type=click.Choice(["pipeline", "replica"]), help="Which ranks share a node [default: pipeline]."
 )
 @click.option(
+    "--shard-optimizer", is_flag=True, help="The replicas of a stage share the optimizer's state, as train.py's do."
+)
+@click.option(
     "--split",
-    callback=_split,
+    callback=parse_split,
     metavar="0,L,..",
     help="First layer of each stage, for a profile of layers [default: the slowest stage is the fastest].",
 )

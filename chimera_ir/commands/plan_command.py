@@ -102,6 +102,12 @@ class _Wanted:
 @click.option(
     "--layout", type=click.Choice(["pipeline", "replica"]), default="pipeline", help="Which ranks share a node."
 )
+@click.option(
+    "--shard-optimizer",
+    "sharded_optimizer",
+    is_flag=True,
+    help="The replicas of a stage share the optimizer's state, where there is a flush.",
+)
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many to show.")
 @click.option("--choose", type=click.IntRange(min=1), default=1, help="Which one's commands to write [default: 1].")
 @click.option("--error", type=click.FloatRange(0, 1), default=ERROR, show_default=True, help="The model's, a share.")
@@ -131,6 +137,7 @@ def plan_command(
     syncs: tuple[str, ...],
     ties: list[list[int | str]],
     layout: str,
+    sharded_optimizer: bool,
     top: int,
     choose: int,
     error: float,
@@ -160,8 +167,11 @@ def plan_command(
     question = Question(number, mini_batch, settings, recomputation, modes, streams, max_operations)
     trusted = frozenset(map(library.source, library.names()))
     tied = tuple(map(tuple, ties))
-    judge = Judge(parsed, model, inputs.cluster, layout == "replica", recomputation, max_operations, trusted, tied)
-    files = Files(str(profile), str(cluster), layout == "replica", max_operations, tied)
+    replicas = layout == "replica"
+    judge = Judge(
+        *(parsed, model, inputs.cluster, replicas, recomputation, max_operations, trusted, tied, sharded_optimizer)
+    )
+    files = Files(str(profile), str(cluster), replicas, max_operations, tied, sharded_optimizer)
     with progress.shown() as doing:
         ranking = rank(sources, question, judge, greedy, max(top, choose), doing)
     _deliver(ranking, _Wanted(top, choose, error, as_json, files, inputs.warnings))

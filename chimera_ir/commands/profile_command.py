@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from chimera_ir import __version__
-from chimera_ir.commands.common import Misuse, require_torch, run
+from chimera_ir.commands.common import Misuse, parse_split, require_torch, run
 from chimera_ir.output import OutputRefused, refuse_file, write_file
+from chimera_ir.plural import counted
 from chimera_ir.profile.warnings import WARNING
 from chimera_ir.profile.write import write_cluster, write_profile
 
@@ -97,26 +98,37 @@ def _of_a_model(function: Function) -> Function:
     "--stages",
     "depths",
     multiple=True,
-    required=True,
     callback=_numbers,
     metavar="D",
     help="Cut the model into so many stages; several as in 4,8.",
 )
+@click.option(
+    "--split",
+    callback=parse_split,
+    metavar="0,L,..",
+    help="First layer of each stage, for a file with layers() [default: equal numbers of layers].",
+)
 @_of_a_model
-def stages(depths: tuple[int, ...], **options: Any) -> None:
+def stages(depths: tuple[int, ...], split: tuple[int, ...] | None, **options: Any) -> None:
     """Measure every stage of MODEL.py in this process: times, bytes of weights, activations and messages."""
-    _measure(depths, **options)
+    if split is None and not depths:
+        raise Misuse("Missing option '--stages', or '--split' for a file with layers()")
+    if split is not None and depths not in ((), (len(split),)):
+        given = ",".join(map(str, split))
+        raise Misuse(f"--split {given}: it begins {counted(len(split), 'stage')}; leave --stages out")
+    _measure(depths if split is None else (len(split),), split, **options)
 
 
 @profile_command.command()
 @_of_a_model
 def layers(**options: Any) -> None:
     """Measure every layer of MODEL.py, a file with layers(): from these, stages follow for any split."""
-    _measure((), **options)
+    _measure((), None, **options)
 
 
 def _measure(
     depths: tuple[int, ...],
+    split: tuple[int, ...] | None,
     model: Path,
     sizes: tuple[int, ...],
     out: Path,
@@ -134,7 +146,7 @@ def _measure(
 
     with _refusals(OutputRefused, measure.BadFile):
         refuse_file(out, MARK, force)
-        request = StageRequest(depths, sizes, rounds, seed)
+        request = StageRequest(depths, sizes, rounds, seed, split)
         remarks: tuple[str, ...] = ()
         with _bar() as progress:
             if count:

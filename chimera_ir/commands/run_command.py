@@ -40,6 +40,9 @@ _TRAINING = (
         help="Scale gradients down to this norm of the whole model.",
     ),
     click.option(
+        "--shard-optimizer", is_flag=True, help="Each replica of a stage keeps a share of the optimizer's state."
+    ),
+    click.option(
         "--save", type=click.Path(), metavar="DIR", help="Save checkpoints there: the last, and at a SIGTERM."
     ),
     click.option("--save-every", type=click.IntRange(1, MOST), metavar="K", help="Save after every K updates, too."),

@@ -34,7 +34,7 @@ def counted(file: Path, request: StageRequest, progress: ShowProgress) -> WorkPr
         If the model is not as its interface wants it, or needs values where there are shapes alone.
     """
     with _refusals():
-        return stages.counted(load(file, _OFFERED), request, progress)
+        return stages.counted(load(file, _OFFERED, request.split), request, progress)
 
 
 def timed(
@@ -53,7 +53,7 @@ def timed(
     if device == "cpu":
         keep_memory()
     with _refusals():
-        measured = stages.timed(load(file, _OFFERED), request, torch.device(device), progress)
+        measured = stages.timed(load(file, _OFFERED, request.split), request, torch.device(device), progress)
     return measured.profile, measured.remarks
 
 

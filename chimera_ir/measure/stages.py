@@ -2,16 +2,17 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from chimera_ir.measure import empty
 from chimera_ir.measure.samples import Samples, ShowProgress, in_rounds, rounded, too_noisy
 from chimera_ir.measure.stations import Cut, Station, message_bytes, running, stations
-from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
+from chimera_ir.profile.costs import ModelProfile, Overhead, StageCosts, Timing
 from chimera_ir.profile.work import WorkProfile
 from chimera_runtime.errors import Misuse
 from chimera_runtime.model import ModelFile
@@ -20,15 +21,22 @@ from chimera_runtime.tools.memory import bytes_of, state_bytes
 WARM_UP = 3
 """Rounds that do not count: memory is allocated, caches and frequencies settle."""
 
+SHORT = 10
+"""How many times as many rounds what takes microseconds may have."""
+
 
 @dataclass(frozen=True, slots=True)
 class StageRequest:
-    """Depths D and micro-batch sizes B to measure, in at most ``rounds`` rounds; without a depth, the layers."""
+    """Depths D and micro-batch sizes B to measure, in at most ``rounds`` rounds; without a depth, the layers.
+
+    ``split`` is the first layer of each stage, where these are made of layers; by default they have equal numbers.
+    """
 
     depths: tuple[int, ...]
     sizes: tuple[int, ...]
     rounds: int
     seed: int
+    split: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,9 @@ class _Measure(Protocol):
 
     def step(self, cut: Cut, number: int, station: Station) -> tuple[float, float | None]:
         """The optimizer's step of a station's stage, and its noise."""
+
+    def overhead(self, cut: Cut) -> Overhead:
+        """What an operation costs, whatever is in its stage."""
 
 
 def timed(model: ModelFile, request: StageRequest, device: torch.device, progress: ShowProgress) -> TimedProfile:
@@ -101,6 +112,16 @@ class _Times:
         self.remarks += too_noisy(cut.part(number), [("step", samples)])
         return rounded(samples.median), _noise(samples)
 
+    def overhead(self, cut: Cut) -> Overhead:
+        """Medians of the three times of a stage that computes nothing; short as they are, of more rounds."""
+        nothing = empty.model()
+        small = replace(cut, model=nothing, dataset=nothing.items(), stages=empty.STAGES, sizes=(1,))
+        (station,) = dict(stations(small, lambda _doing: None))[empty.MIDDLE]
+        micros = count()
+        samples = in_rounds(lambda: _round(station, next(micros), self._clock), WARM_UP, SHORT * self._rounds)
+        self.remarks += too_noisy("an operation", [*zip(("forward", "backward", "recomputing"), samples, strict=True)])
+        return Overhead(*(rounded(figure.median) for figure in samples))
+
 
 def _noise(*figures: Samples) -> float:
     return min(1.0, rounded(max(samples.scatter for samples in figures), 2))
@@ -141,6 +162,10 @@ class _Work:
         """No operations, and no noise."""
         return 0.0, None
 
+    def overhead(self, _cut: Cut) -> Overhead:
+        """None: what it takes is a device's to say."""
+        return Overhead()
+
 
 def _profile(
     model: ModelFile, request: StageRequest, device: torch.device, measure: _Measure, note: str, progress: ShowProgress
@@ -169,10 +194,12 @@ def _profile(
             tell(f"{cut.part(number)}, optimizer")
             kinds |= {str(p.dtype).removeprefix("torch.") for p in smallest.module.parameters()}
         depths[depth] = tuple(stage_costs[::-1])
+    overhead = measure.overhead(cut)
     described = ", ".join([note, *sorted(kinds)])
     if request.depths:
-        return ModelProfile(model.file.stem, depths, described)
-    return ModelProfile(model.file.stem, {}, described, layers=depths[depths_cut[0]])
+        splits = {} if model.layers is None else {depth: tuple(model.layers.first(depth)) for depth in depths}
+        return ModelProfile(model.file.stem, depths, described, splits=splits).with_overhead(overhead)
+    return ModelProfile(model.file.stem, {}, described, layers=depths[depths_cut[0]]).with_overhead(overhead)
 
 
 def _layers(model: ModelFile) -> Sequence[object]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
+from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Header
 from chimera_ir.lower.comm import AHEAD
 from chimera_ir.planner.compiled import CompiledScheme
@@ -26,7 +27,10 @@ The policy of `lower.comm` posts AHEAD of them, and one more goes round a ring o
 
 def standing(header: Header, setting: Setting) -> list[int]:
     """Bytes that each worker keeps all the time: a copy of the weights, gradients and optimizer state of its stages."""
-    sizes = [costs.weights + costs.gradients + costs.optimizer for costs in setting.stages]
+    sizes = [
+        costs.weights + costs.gradients + setting.optimizer(header, Stage(stage))
+        for stage, costs in enumerate(setting.stages)
+    ]
     return [sum(sizes[stage] for stage in stages) for stages in header.stages_of]
 
 

@@ -20,7 +20,7 @@ from chimera_ir.predict.replay import replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.predict.show import size
 from chimera_ir.profile.cluster import Cluster
-from chimera_ir.profile.costs import ModelProfile, StageCosts
+from chimera_ir.profile.costs import ModelProfile
 from chimera_ir.profile.layers import stages_of
 from chimera_ir.request import Tie
 from chimera_ir.source import Source
@@ -84,7 +84,8 @@ Verdict = Judged | LeftOut
 class Judge:
     """Predicts time and memory of configurations on a cluster; ``trusted`` texts are not verified again.
 
-    ``ties`` are the stages that share parameters in the model.
+    ``ties`` are the stages that share parameters in the model. With a ``sharded_optimizer`` the replicas of a stage
+    share its state, where there is a flush.
     """
 
     schemes: Mapping[Source, Scheme]
@@ -95,6 +96,7 @@ class Judge:
     max_operations: int
     trusted: frozenset[Source]
     ties: tuple[Tie, ...] = ()
+    sharded_optimizer: bool = False
 
     @property
     def available(self) -> int:
@@ -103,11 +105,10 @@ class Judge:
 
     def setting(self, choice: Choice) -> Setting:
         """The stages, the cluster and the layout that a configuration runs on."""
-        stages = self.profile.depths[choice.stages] if choice.split is None else self._stages(choice.split)
-        return Setting(stages, self.cluster, choice.copies, choice.micro_batch_size, self.replica_layout)
-
-    def _stages(self, split: tuple[int, ...]) -> tuple[StageCosts, ...]:
-        return stages_of(self.profile.layers, split)
+        layers, split = self.profile.layers, choice.split
+        stages = stages_of(layers, split) if layers and split else self.profile.depths[choice.stages]
+        where = self.cluster, choice.copies, choice.micro_batch_size, self.replica_layout
+        return Setting(stages, *where, self.sharded_optimizer)
 
     def all_of(self, choices: Sequence[Choice]) -> tuple[Verdict, ...]:
         """The verdict on each configuration; with recomputation where that is allowed and needed to fit."""
@@ -157,7 +158,9 @@ class _Bench:
     def verdict(self, choice: Choice) -> Verdict:
         """The prediction, or why the configuration is left out."""
         try:
-            return self._split(choice) if self._judge.profile.layers else self._verdict(choice)
+            if self._judge.profile.layers:
+                return self._split(choice)
+            return self._verdict(replace(choice, split=self._judge.profile.splits.get(choice.stages)))
         except Rejected as rejected:
             return refusal(rejected, choice.source, choice.settings, choice.micro_batch_size)
         except NoSuchTie as error:
@@ -173,7 +176,7 @@ class _Bench:
         limit: int | None = None
         verdict: Verdict = LeftOut.of(choice, Reason.MEMORY, "no split of the layers fits the workers")
         for _ in range(_TRIES):
-            split = best_split(judge.profile.layers, self._compiled(choice), choice, limit)
+            split = best_split(judge.profile.layers, self._compiled(choice), choice, limit, judge.sharded_optimizer)
             if split is None:
                 return verdict
             tried = replace(choice, split=split)

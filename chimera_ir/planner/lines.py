@@ -22,6 +22,7 @@ class Files:
     replica_layout: bool
     max_operations: int
     ties: tuple[Tie, ...] = ()
+    sharded_optimizer: bool = False
 
 
 _COMPILE = "chimera compile"
@@ -49,6 +50,7 @@ def compile_line(choice: Choice, files: Files) -> str:
     words += ["--copies", str(choice.copies), "--micro-batch-size", str(choice.micro_batch_size)]
     words += [] if choice.split is None else ["--split", _text(choice.split)]
     words += ["--layout", "replica"] if files.replica_layout else []
+    words += ["--shard-optimizer"] if files.sharded_optimizer else []
     limit = max(files.max_operations, 2 * choice.workers * choice.micro_batches)
     words += ["--max-operations", str(limit)] if limit > MAX_OPERATIONS else []
     return command_line(words)
@@ -58,7 +60,8 @@ def torchrun_line(judged: Judged, cluster: Cluster, files: Files) -> str:
     """The ``torchrun`` line that starts a configuration."""
     choice = judged.choice
     ranks, script = choice.workers * choice.copies, f"{judged.scheme}.out/train.py"
-    return torchrun(ranks, cluster.per_node, script, choice.micro_batch_size, files.replica_layout, choice.split)
+    where = ranks, cluster.per_node, script, choice.micro_batch_size, files.replica_layout
+    return torchrun(*where, choice.split, files.sharded_optimizer)
 
 
 def _text(split: Sequence[int]) -> str:

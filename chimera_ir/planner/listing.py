@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -27,6 +28,7 @@ def table(ranking: Ranking, notes: Sequence[str], top: int) -> RenderableType:
 
 def lines(judged: Judged, ranking: Ranking, files: Files) -> str:
     """The command lines that compile and start a choice."""
+    files = replace(files, sharded_optimizer=files.sharded_optimizer and not judged.asynchronous)
     started = torchrun_line(judged, ranking.judge.cluster, files)
     return f"{compile_line(judged.choice, files)}\n{started}\n"
 

@@ -13,7 +13,11 @@ from chimera_ir.profile.layers import durations
 
 
 def best_split(
-    layers: Sequence[StageCosts], compiled: CompiledScheme, choice: Choice, limit: int | None
+    layers: Sequence[StageCosts],
+    compiled: CompiledScheme,
+    choice: Choice,
+    limit: int | None,
+    sharded_optimizer: bool = False,
 ) -> tuple[int, ...] | None:
     """The first layer of each stage, where the slowest stage is fastest of all splits within ``limit`` bytes a worker.
 
@@ -26,9 +30,12 @@ def best_split(
     seconds = durations(layers, size, recomputing=everywhere)
     if limit is None:
         return _without_limit(tuple(seconds), header.stages)
+    shards = sharded_optimizer and not header.asynchronous
     holders = [[w for w, held in enumerate(header.stages_of) if stage in held] for stage in range(header.stages)]
     weights = _until([layer.weights for layer in layers])
-    standing = _until([layer.weights + layer.gradients + layer.optimizer for layer in layers])
+    standing = _until([layer.weights + layer.gradients for layer in layers])
+    optimizer = _until([layer.optimizer for layer in layers])
+    shares = [choice.copies * len(workers) if shards else 1 for workers in holders]
     activations = _until([layer.at[size].activations for layer in layers])
     again = [all(stage in pipe.recompute for pipe in header.pipes) for stage in range(header.stages)]
     copies = [max(compiled.copies[worker][Stage(s)] for worker in workers) for s, workers in enumerate(holders)]
@@ -40,6 +47,7 @@ def best_split(
         return (
             standing[end]
             - standing[first]
+            + -(-(optimizer[end] - optimizer[first]) // shares[stage])
             + (copies[stage] - 1) * (weights[end] - weights[first])
             + -(-waiting[stage] * kept // header.parts)
             + whole * again[stage]

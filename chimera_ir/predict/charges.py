@@ -38,12 +38,12 @@ class Charges:
 
     def compute(self, operation: Compute) -> float:
         """F_t or B_t of the operation's stage, for all micro-batches of the operation."""
-        seconds, times = self.setting.compute(operation.stage, operation, self.header)
-        return seconds * times.numerator / times.denominator
+        terms = self.setting.compute(operation.stage, operation, self.header)
+        return sum(seconds * times.numerator / times.denominator for seconds, times in terms)
 
     def step(self, group: WeightGroup) -> float:
         """Seconds of a stage's optimizer step; what stages share is in theirs."""
-        return self.setting.stages[group[0]].step if len(group) == 1 else 0.0
+        return self.setting.step(self.header, group[0]) if len(group) == 1 else 0.0
 
     def noise(self, instruction: Instruction) -> float:
         """Spread of the times of an operation or a step, as a share of their median; 0 where none is known."""
@@ -84,7 +84,7 @@ class Charges:
 
     def ranks(self, group: WeightGroup) -> int:
         """r: the number of ranks, of all copies, that sum the gradients of a group."""
-        return self.setting.copies * len(self.header.members(group))
+        return self.setting.ranks(self.header, group)
 
     def all_reduce(self, group: WeightGroup) -> float:
         """Comm_allreduce of a group's gradients over its r ranks."""

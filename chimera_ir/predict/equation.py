@@ -142,8 +142,14 @@ def _timings(schedule: Schedule, setting: Setting, *, opening: bool) -> list[tup
     lane = next((lane for lane in schedule.lanes if lane), ())
     sizes = Counter(len(operation.micros) for operation in lane if operation.kind.opens is opening)
     usual = max(sizes, key=lambda size: (sizes[size], size), default=header.parts)
-    timings = (setting.over(stage, usual, header.parts) for stage in range(header.stages))
-    return [(timing, float(times * header.parts / usual)) for timing, times in timings]
+    timings = [setting.over(stage, usual, header.parts) for stage in range(header.stages)]
+    return [
+        (
+            timing.plus(costs.overhead, float((1 - times) / times)) if times < 1 else timing,
+            float(times * header.parts / usual),
+        )
+        for costs, (timing, times) in zip(setting.stages, timings, strict=True)
+    ]
 
 
 def _p2p(header: Header, setting: Setting) -> float:

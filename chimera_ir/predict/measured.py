@@ -16,6 +16,7 @@ from chimera_ir.ir.kinds import KINDS, Kind
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute
 from chimera_ir.predict.setting import Setting
+from chimera_ir.profile.costs import Overhead, Timing
 
 _Part = tuple[Stage, Fraction]
 """A stage of a profile, and a share of it."""
@@ -41,12 +42,15 @@ class Measured:
         return sum((share * self._whole(stage, operation, header) for stage, share in parts), _ZERO)
 
     def _whole(self, stage: Stage, operation: Compute, header: Header) -> Fraction:
-        seconds, times = self.setting.compute(stage, operation, header)
-        return _exact(seconds) if times == 1 else _exact(seconds) * times
+        terms = self.setting.compute(stage, operation, header)
+        return sum((_exact(seconds) if times == 1 else _exact(seconds) * times for seconds, times in terms), _ZERO)
 
     def tick(self, header: Header) -> Fraction:
         """A unit of time: the durations of operations of every size are multiples of it."""
-        timings = chain.from_iterable(stage.at.values() for stage in self.setting.stages)
+        stages = self.setting.stages
+        timings: Iterator[Timing | Overhead] = chain(
+            (stage.overhead for stage in stages), *(stage.at.values() for stage in stages)
+        )
         times = (_exact(time) for timing in timings for time in (timing.forward, timing.backward, timing.recomputing))
         shares = (share for parts in self.cut for _, share in parts)
         sizes = lcm(*(time.denominator for time in times)), lcm(*(share.denominator for share in shares))

@@ -19,6 +19,8 @@ class Memory:
     ----------
     weights
         All copies of its stages' weights, one for each version.
+    optimizer
+        The optimizer's state, or this worker's share of it.
     messages
         Receive buffers, and messages on their way to other workers.
     activations
@@ -66,7 +68,7 @@ class _Worker:
         return Memory(
             weights=sum(copies * stages[stage].weights for stage, copies in held.copies),
             gradients=sum(stages[stage].gradients for stage, _ in held.copies),
-            optimizer=sum(stages[stage].optimizer for stage, _ in held.copies),
+            optimizer=sum(self._setting.optimizer(self._header, stage) for stage, _ in held.copies),
             messages=sending + self._receive_buffers(parts.recvs.lines),
             activations=max(map(self._moment, held.fullest), default=0),
         )

@@ -10,7 +10,7 @@ from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.memory import Memory, memory
 from chimera_ir.predict.replay import Replay, expected, replay
 from chimera_ir.predict.setting import Setting
-from chimera_ir.profile.choose import Inputs, Wanted
+from chimera_ir.profile.choose import Inputs, Wanted, refuse_sharing
 from chimera_ir.profile.cluster import torchrun
 
 
@@ -77,6 +77,7 @@ class Prediction:
             "throughput_replay": self.replayed_throughput,
             "memory": [need.total for need in self.memory],
             "memory_available": self.available,
+            "optimizer_state": [need.optimizer for need in self.memory],
             "copies": self.setting.copies,
             "micro_batch_size": self.setting.micro_batch_size,
             "warnings": list(self.warnings),
@@ -94,18 +95,20 @@ def _number(value: Fraction) -> int | float:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Setting of a prediction before the program is known: inputs, copies, micro-batch size, layout and split."""
+    """Setting of a prediction before the program is known: `Setting` with inputs and a split in place of stages."""
 
     inputs: Inputs
     copies: int
     micro_batch_size: int
     replica_layout: bool
     split: tuple[int, ...] | None = None
+    sharded_optimizer: bool = False
 
     def torchrun(self, workers: int, script: str, split: tuple[int, ...] | None) -> str:
         """The command line that starts the predicted run."""
         per_node = self.inputs.cluster.per_node
-        return torchrun(self.copies * workers, per_node, script, self.micro_batch_size, self.replica_layout, split)
+        ranks, sharded = self.copies * workers, self.sharded_optimizer
+        return torchrun(ranks, per_node, script, self.micro_batch_size, self.replica_layout, split, sharded)
 
     def split_of(self, header: Header) -> tuple[int, ...] | None:
         """The first layer of each stage, where the profile has layers: the one that was asked for, or the fastest."""
@@ -121,12 +124,16 @@ class Forecast:
         ------
         Unfit
             If the profile has no costs for them, or the cluster too few workers.
+        OptionError
+            If a schedule without a flush is to share the optimizer's state: its stages step inside it.
         """
         return Measured.of(self._setting(header))
 
     def _setting(self, header: Header) -> Setting:
-        stages = self.inputs.choose(self._wanted(header))
-        return Setting(stages, self.inputs.cluster, self.copies, self.micro_batch_size, self.replica_layout)
+        if self.sharded_optimizer and header.asynchronous:
+            refuse_sharing(header.scheme)
+        stages, cluster = self.inputs.choose(self._wanted(header)), self.inputs.cluster
+        return Setting(stages, cluster, self.copies, self.micro_batch_size, self.replica_layout, self.sharded_optimizer)
 
     def of(self, program: Program) -> Prediction:
         """The prediction for a verified program; raises the errors of `durations`."""

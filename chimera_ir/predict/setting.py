@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from chimera_ir.ir.ids import WeightGroup
+from chimera_ir.ir.ids import Stage, WeightGroup
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute
 from chimera_ir.profile.cluster import FREE, Cluster, Link
@@ -17,6 +17,7 @@ class Setting:
     """A program's stages on a cluster, in ``copies`` W, with micro-batches of ``micro_batch_size`` B items.
 
     ``replica_layout`` places rank = worker * W + copy, else rank = copy * workers + worker (CONTRACT: ``--layout``).
+    ``sharded_optimizer`` says that the replicas of a stage share the optimizer's state, where there is a flush.
     """
 
     stages: tuple[StageCosts, ...]
@@ -24,6 +25,7 @@ class Setting:
     copies: int
     micro_batch_size: int
     replica_layout: bool = False
+    sharded_optimizer: bool = False
 
     @property
     def noisy(self) -> bool:
@@ -47,16 +49,39 @@ class Setting:
         known = self.stages[stage].at.get(int(items)) if items.denominator == 1 else None
         return (self.timing(stage), share) if known is None else (known, _WHOLE)
 
-    def compute(self, stage: int, operation: Compute, header: Header) -> tuple[float, Fraction]:
-        """Time of an operation on a stage: F_t or B_t in seconds, and the factor on it."""
+    def compute(self, stage: int, operation: Compute, header: Header) -> tuple[tuple[float, Fraction], ...]:
+        """Time of an operation on a stage, as a sum: F_t or B_t in seconds, and the factor on it.
+
+        An operation over a part of a micro-batch takes that part of the time, but all of what any operation costs: the
+        second term has what that is more.
+        """
         timing, times = self.over(stage, len(operation.micros), header.parts)
-        again = header.recomputes(operation.micros[0], operation.stage)
-        return timing.seconds(operation.kind.letter, recomputing=again), times
+        kind, again = operation.kind.letter, header.recomputes(operation.micros[0], operation.stage)
+        seconds = timing.seconds(kind, recomputing=again), times
+        overhead = self.stages[stage].overhead.seconds(kind, recomputing=again)
+        return (seconds, (overhead, 1 - times)) if overhead and times < 1 else (seconds,)
 
     def all_reduce(self, header: Header, group: WeightGroup) -> float:
         """Comm_allreduce of a group's gradients; of what stages share, at most: of all gradients of the smallest."""
         gradients = min(self.stages[stage].gradients for stage in group)
-        return self.cluster.sums.all_reduce(gradients, self.copies * len(header.members(group)))
+        return self.cluster.sums.all_reduce(gradients, self.ranks(header, group))
+
+    def ranks(self, header: Header, group: WeightGroup) -> int:
+        """r: the number of ranks, of all copies, that hold a group and sum its gradients."""
+        return self.copies * len(header.members(group))
+
+    def shares(self, header: Header, stage: Stage) -> int:
+        """Ranks that share the optimizer's state of a stage, equally but for rounding; 1 where each has all of it."""
+        return self.ranks(header, (stage,)) if self.sharded_optimizer and not header.asynchronous else 1
+
+    def optimizer(self, header: Header, stage: Stage) -> int:
+        """Bytes of a stage's optimizer state on a rank that holds it."""
+        return -(-self.stages[stage].optimizer // self.shares(header, stage))
+
+    def step(self, header: Header, stage: Stage) -> float:
+        """Seconds of a stage's optimizer step; where its state is shared, of a share, and to gather the weights."""
+        shares = self.shares(header, stage)
+        return self.stages[stage].step / shares + self.cluster.sums.all_gather(self.stages[stage].gradients, shares)
 
     def link(self, workers: int, source: int, target: int) -> Link:
         """The link between two of a copy's ``workers`` workers: the slowest such link of all copies."""

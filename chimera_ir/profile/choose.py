@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from chimera_ir.diagnostics.catalogue.profiles import (
     ClusterTooSmall,
@@ -82,11 +83,11 @@ class Inputs:
         OptionError
             If the split that is wanted is none of the layers.
         """
-        layers = self.counts.layers
-        if not layers and wanted.split is not None:
+        layers, measured = self.counts.layers, self.counts.splits.get(wanted.stages)
+        if not layers and wanted.split not in (None, measured):
             raise OptionError("split: the profile has the costs of stages, and so of one split; it needs one of layers")
         if not layers:
-            return None
+            return measured
         split = wanted.split or fastest(layers, wanted.stages, wanted.micro_batch_size, recomputing=False)
         wrong = problem(split, wanted.stages, len(layers))
         if wrong:
@@ -123,7 +124,7 @@ class Inputs:
         if in_profile or in_cluster:
             raise Unfit(_those((self.profile_source, in_profile), (self.cluster_source, in_cluster)))
         split = self.split(wanted)
-        return model.depths[wanted.stages] if split is None else stages_of(model.layers, split)
+        return stages_of(model.layers, split) if model.layers and split else model.depths[wanted.stages]
 
     def _no_device(self) -> Diagnostic:
         return NoDevice(TomlPlaces(self.cluster_source.text).key(("cluster",)))
@@ -132,6 +133,20 @@ class Inputs:
         if isinstance(self.profile, ModelProfile):
             return self.profile
         return self.profile.on(self.cluster.device) if self.cluster.device else None
+
+
+def refuse_sharing(scheme: str) -> NoReturn:
+    """Refuses to let replicas share the optimizer's state under a scheme without a flush.
+
+    Raises
+    ------
+    OptionError
+        Always.
+    """
+    raise OptionError(
+        f"shard_optimizer: {scheme} has no flush, and its stages step inside the schedule, which leaves no place to "
+        "gather their weights"
+    )
 
 
 def read_both(profile_source: Source, cluster_source: Source) -> Inputs:

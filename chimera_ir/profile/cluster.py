@@ -29,6 +29,10 @@ class Link:
         """Comm_allreduce: seconds of an all-reduce of ``size`` bytes by Rabenseifner's algorithm (section 3.4)."""
         return 2 * log2(ranks) * self.alpha + 2 * (ranks - 1) * self.beta * size / ranks
 
+    def all_gather(self, size: float, ranks: int) -> float:
+        """Seconds to gather ``size`` bytes, of which each rank has a share: the second half of an all-reduce."""
+        return self.all_reduce(size, ranks) / 2
+
 
 def torchrun(
     ranks: int,
@@ -37,6 +41,7 @@ def torchrun(
     micro_batch_size: int,
     replica_layout: bool,
     split: tuple[int, ...] | None = None,
+    sharded_optimizer: bool = False,
 ) -> str:
     """The command line that starts the ranks, on every node if there are several; HOST stands for the first node."""
     nodes = -(-ranks // per_node)
@@ -47,6 +52,7 @@ def torchrun(
     words += ["--micro-batch-size", str(micro_batch_size)]
     words += [] if split is None else ["--split", ",".join(map(str, split))]
     words += ["--layout", "replica"] if replica_layout else []
+    words += ["--shard-optimizer"] if sharded_optimizer else []
     return command_line(words)
 
 

@@ -1,7 +1,7 @@
 """A model's profile: the costs of each of its stages at each micro-batch size."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,34 @@ class Timing:
     gradient: int
     noise: float | None = None
 
+    def plus(self, overhead: "Overhead", times: float) -> "Timing":
+        """The costs of as many items in more operations, by so many more for each of them."""
+        return replace(
+            self,
+            forward=self.forward + times * overhead.forward,
+            backward=self.backward + times * overhead.backward,
+            recomputing=self.recomputing + times * overhead.recomputing,
+        )
+
     def seconds(self, kind: str, *, recomputing: bool) -> float:
         """The time of an operation by the letter of its kind; ``recomputing`` says whether its stage recomputes."""
+        times = {"F": self.forward, "B": self.recomputing if recomputing else self.backward}
+        return times[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """Seconds of an operation that are the same whatever is in its stage; in the times of a `Timing` they are included.
+
+    What a rank does around a stage's own work: seeds, hooks, autograd's start, the launch of the first kernel.
+    """
+
+    forward: float = 0.0
+    backward: float = 0.0
+    recomputing: float = 0.0
+
+    def seconds(self, kind: str, *, recomputing: bool) -> float:
+        """The part of the time of `Timing.seconds`."""
         times = {"F": self.forward, "B": self.recomputing if recomputing else self.backward}
         return times[kind]
 
@@ -43,6 +69,7 @@ class StageCosts:
     at: Mapping[int, Timing]
     step: float = 0.0
     step_noise: float | None = None
+    overhead: Overhead = Overhead()
 
     def slept(self, size: int, forward: float, backward: float) -> "StageCosts":
         """The stage in a rehearsal: it sleeps F and B seconds, recomputing or not, without noise, and makes no steps.
@@ -50,7 +77,7 @@ class StageCosts:
         An operation over k micro-batches sleeps k times as long, whatever the profile has for that size.
         """
         timing = replace(self.at[size], forward=forward, backward=backward, recomputing=backward, noise=None)
-        return replace(self, at={size: timing}, step=0.0, step_noise=None)
+        return replace(self, at={size: timing}, step=0.0, step_noise=None, overhead=Overhead())
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +85,8 @@ class ModelProfile:
     """A model: ``depths[D]`` are its D stages, in order, and ``length`` the positions (words, pixels) of an item.
 
     Or ``layers`` are its layers, in order, all at the same micro-batch sizes: then it has no depths, and a split makes
-    stages of any number of them.
+    stages of any number of them. ``splits`` has the first layer of each stage where stages were measured that are made
+    of layers, by their number.
     """
 
     name: str
@@ -66,6 +94,23 @@ class ModelProfile:
     note: str = ""
     length: int = 1
     layers: tuple[StageCosts, ...] = ()
+    splits: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def with_overhead(self, overhead: Overhead) -> "ModelProfile":
+        """The profile of the same times, of which so much is what an operation costs."""
+        return replace(
+            self,
+            depths={
+                depth: tuple(replace(stage, overhead=overhead) for stage in stages)
+                for depth, stages in self.depths.items()
+            },
+            layers=tuple(replace(layer, overhead=overhead) for layer in self.layers),
+        )
+
+    @property
+    def overhead(self) -> Overhead:
+        """What an operation costs, on every stage."""
+        return next((part.overhead for parts in (self.layers, *self.depths.values()) for part in parts), Overhead())
 
     @property
     def sizes(self) -> frozenset[int]:

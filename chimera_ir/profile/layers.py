@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from chimera_ir.profile.balance import balanced
-from chimera_ir.profile.costs import StageCosts, Timing
+from chimera_ir.profile.costs import Overhead, StageCosts, Timing
 
 LEAST = 1e-9
 """A nanosecond, or as much of a floating-point operation."""
@@ -33,9 +33,15 @@ def _lasting(stage: StageCosts) -> StageCosts:
 
 
 def durations(layers: Sequence[StageCosts], size: int, *, recomputing: bool) -> list[float]:
-    """What a forward and a backward of a micro-batch take together on each layer."""
-    timings = [layer.at[size] for layer in layers]
-    return [timing.forward + timing.seconds("B", recomputing=recomputing) for timing in timings]
+    """What a forward and a backward of a micro-batch take together on each layer, beside what an operation costs."""
+    return [
+        max(0.0, sum(_beside(layer, size, kind, recomputing=recomputing) for kind in ("F", "B"))) for layer in layers
+    ]
+
+
+def _beside(layer: StageCosts, size: int, kind: str, *, recomputing: bool) -> float:
+    seconds = layer.at[size].seconds(kind, recomputing=recomputing)
+    return seconds - layer.overhead.seconds(kind, recomputing=recomputing)
 
 
 def fastest(layers: Sequence[StageCosts], stages: int, size: int, *, recomputing: bool) -> tuple[int, ...]:
@@ -46,7 +52,7 @@ def fastest(layers: Sequence[StageCosts], stages: int, size: int, *, recomputing
 
 
 def merged(layers: Sequence[StageCosts]) -> StageCosts:
-    """The costs of a stage of these layers: sums, but for what it receives and sends.
+    """The costs of a stage of these layers: sums, but for what it receives and sends, and for what an operation costs.
 
     What two neighbours both keep, as an output that one saves and the other receives, counts twice in ``activations``.
     """
@@ -58,25 +64,31 @@ def merged(layers: Sequence[StageCosts]) -> StageCosts:
         weights=sum(layer.weights for layer in layers),
         gradients=sum(layer.gradients for layer in layers),
         optimizer=sum(layer.optimizer for layer in layers),
-        at={size: _merged([layer.at[size] for layer in layers]) for size in sorted(sizes)},
+        at={size: _merged([layer.at[size] for layer in layers], layers[0].overhead) for size in sorted(sizes)},
         step=step,
         step_noise=_mean([(layer.step_noise, layer.step) for layer in layers]),
+        overhead=layers[0].overhead,
     )
 
 
-def _merged(timings: Sequence[Timing]) -> Timing:
+def _merged(timings: Sequence[Timing], overhead: Overhead) -> Timing:
     first, last = timings[0], timings[-1]
     beside = sum(max(0, after.input - before.output) for before, after in pairwise(timings))
     return Timing(
-        forward=sum(timing.forward for timing in timings),
-        backward=sum(timing.backward for timing in timings),
-        recomputing=sum(timing.recomputing for timing in timings),
+        forward=_once([timing.forward for timing in timings], overhead.forward),
+        backward=_once([timing.backward for timing in timings], overhead.backward),
+        recomputing=_once([timing.recomputing for timing in timings], overhead.recomputing),
         activations=sum(timing.activations for timing in timings),
         input=first.input + beside,
         output=last.output,
         gradient=last.gradient,
         noise=_mean([(timing.noise, timing.forward + timing.backward) for timing in timings]),
     )
+
+
+def _once(times: Sequence[float], overhead: float) -> float:
+    """The time of operations as one, which has what each of them costs once; none is longer than the one."""
+    return max(*times, sum(times) - (len(times) - 1) * overhead)
 
 
 def _mean(noise: Sequence[tuple[float | None, float]]) -> float | None:

@@ -7,6 +7,7 @@ from chimera_ir.diagnostics.catalogue.profiles import (
     DescribedTwice,
     LastStageSends,
     NothingLeft,
+    OutOfRange,
     ShortMessages,
     SizeOfSomeLayers,
     StagesAndLayers,
@@ -16,7 +17,7 @@ from chimera_ir.diagnostics.catalogue.profiles import (
 )
 from chimera_ir.plural import counted
 from chimera_ir.profile.cluster import Cluster, Link
-from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
+from chimera_ir.profile.costs import ModelProfile, Overhead, StageCosts, Timing
 from chimera_ir.profile.document import Document, Table, load
 from chimera_ir.profile.quantity import (
     BANDWIDTH,
@@ -54,7 +55,9 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
         length = model.integer("length", 1, "length = 128")
         model.close()
     costs = _Costs()
+    overhead = _overhead(top, costs)
     depths: dict[int, tuple[StageCosts, ...]] = {}
+    splits: dict[int, tuple[int, ...]] = {}
     first: dict[int, Table] = {}
     layers = _layers(top, costs)
     in_layers = top.has("layer") and not top.has("depth")
@@ -62,6 +65,8 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
         errors = len(top.document.diagnostics)
         depth = table.integer("stages", None, "stages = 4")
         known = errors == len(top.document.diagnostics)
+        if table.has("split"):
+            splits[depth] = _split(table, depth)
         depths[depth] = _stages(table, depth, costs)
         if known:
             _once(table, "stages", depth, first)
@@ -72,7 +77,7 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
     top.close()
     costs.settle(top.document)
     top.document.settle()
-    profile = ModelProfile(name, depths, note, length, layers)
+    profile = ModelProfile(name, depths, note, length, layers, splits).with_overhead(overhead)
     return WorkProfile(profile) if costs.work else profile
 
 
@@ -92,6 +97,14 @@ class _Costs:
             (self.times if dimension is TIME else self.work).append((table, name))
         return cost
 
+    def overhead(self, table: Table, name: str, default: float | None) -> float:
+        """What an operation costs whatever is in its stage, in seconds."""
+        stated = None if default is None else Fraction(repr(default))
+        seconds, _ = table.quantity(name, (TIME,), stated, Fraction(0))
+        if table.has(name):
+            self.times.append((table, name))
+        return float(seconds)
+
     def step(self, table: Table) -> float:
         """The time of the optimizer's step, in seconds."""
         seconds, _ = table.quantity("step", (TIME,), Fraction(0), Fraction(0))
@@ -105,6 +118,27 @@ class _Costs:
             document.diagnostics.append(TimesAndWork(table.place(name), name, self.times[0][0].place(self.times[0][1])))
         for table in self.steps if self.work and not self.times else ():
             document.diagnostics.append(StepOfWork(table.place("step")))
+
+
+def _split(table: Table, depth: int) -> tuple[int, ...]:
+    example = 'split = "0,9,17,25"'
+    words = table.text("split", None, example).split(",")
+    split = tuple(int(word) for word in words if word.isascii() and word.isdecimal() and len(word) < 10)
+    if (len(split), split[:1], split) != (len(words), (0,), tuple(sorted({*split}))) or len(split) != depth:
+        says = f"it lists the first layer of each of the {counted(depth, 'stage')}, from 0 upwards"
+        table.report(OutOfRange(table.place("split"), "split", says, example))
+    return split
+
+
+def _overhead(top: Table, costs: _Costs) -> Overhead:
+    table = top.table("operation", "", "[operation]")
+    if table is None:
+        return Overhead()
+    forward = costs.overhead(table, "forward", None)
+    backward = costs.overhead(table, "backward", forward)
+    overhead = Overhead(forward, backward, costs.overhead(table, "recomputing", forward + backward))
+    table.close()
+    return overhead
 
 
 def _once(table: Table, name: str, value: int, first: dict[int, Table]) -> None:
@@ -257,6 +291,7 @@ def _device(top: Table) -> Device | None:
         float(peak),
         table.number("efficiency", 0.001, 1, "efficiency = 0.6"),
         table.number("half_at", 0, 1_000_000, "half_at = 2.0"),
+        float(table.quantity("operation", (TIME,), Fraction(0), Fraction(0))[0]),
     )
     table.close()
     return device

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
+from chimera_ir.profile.costs import ModelProfile, Overhead, StageCosts, Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,12 +10,14 @@ class Device:
     """The processor of a worker: ``peak`` in FLOP/s, of which large micro-batches reach the share ``efficiency``.
 
     A micro-batch of ``half_at`` positions reaches half of that (Hockney's half-performance length). The length in a
-    profile is the number of positions of an item, 1 by default.
+    profile is the number of positions of an item, 1 by default. ``operation`` is what each forward and each backward
+    takes beside that, in seconds; one that runs the forward again takes it twice.
     """
 
     peak: float
     efficiency: float
     half_at: float
+    operation: float = 0.0
 
     def rate(self, positions: int) -> float:
         """FLOP/s for a micro-batch of n positions: peak * efficiency * n / (n + half_at)."""
@@ -39,7 +41,9 @@ class WorkProfile:
 
 
 def _on(device: Device, stage: StageCosts, length: int) -> StageCosts:
-    return replace(stage, at={size: _timed(counted, device.rate(size * length)) for size, counted in stage.at.items()})
+    overhead = Overhead(device.operation, device.operation, 2 * device.operation)
+    at = {size: _timed(counted, device.rate(size * length)).plus(overhead, 1) for size, counted in stage.at.items()}
+    return replace(stage, at=at, overhead=overhead)
 
 
 def _timed(counted: Timing, rate: float) -> Timing:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 
 from chimera_ir.profile.cluster import Cluster, Link
-from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
+from chimera_ir.profile.costs import ModelProfile, Overhead, StageCosts, Timing
 from chimera_ir.profile.quantity import show_bandwidth, show_rate, show_share, show_size, show_time, show_work
 from chimera_ir.profile.work import Device, WorkProfile
 
@@ -28,16 +28,28 @@ def _profile(profile: ModelProfile, cost: Callable[[float], str]) -> Iterator[st
         yield f"note = {_quoted(profile.note)}"
     if profile.length != 1:
         yield f"length = {profile.length}"
+    yield from _overhead(profile.overhead)
     for depth, stages in profile.depths.items():
         yield ""
         yield "[[depth]]"
         yield f"stages = {depth}"
+        if depth in profile.splits:
+            yield f"split = {_quoted(','.join(map(str, profile.splits[depth])))}"
         for stage in stages:
             yield ""
             yield from _indented("  ", _part("depth.stage", stage, stage is stages[-1], cost))
     for layer in profile.layers:
         yield ""
         yield from _part("layer", layer, layer is profile.layers[-1], cost)
+
+
+def _overhead(overhead: Overhead) -> Iterator[str]:
+    if overhead != Overhead():
+        yield ""
+        yield "[operation]"
+        yield f'forward = "{show_time(overhead.forward)}"'
+        yield f'backward = "{show_time(overhead.backward)}"'
+        yield f'recomputing = "{show_time(overhead.recomputing)}"'
 
 
 def _part(table: str, part: StageCosts, last: bool, cost: Callable[[float], str]) -> Iterator[str]:
@@ -92,6 +104,8 @@ def _device(device: Device) -> Iterator[str]:
     yield f'peak = "{show_rate(device.peak)}"'
     yield f"efficiency = {device.efficiency!r}"
     yield f"half_at = {device.half_at!r}"
+    if device.operation:
+        yield f'operation = "{show_time(device.operation)}"'
 
 
 def _link(name: str, link: Link) -> Iterator[str]:

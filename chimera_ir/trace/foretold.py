@@ -49,7 +49,8 @@ def foretold(trace: Trace, inputs: Inputs) -> Foretold:
         stages = inputs.choose(wanted)
     else:
         stages = tuple(sizes.slept(wanted.micro_batch_size, *about.rehearse) for sizes in inputs.choose_sizes(wanted))
-    setting = Setting(stages, inputs.cluster, about.copies, about.micro_batch_size, about.layout == "replica")
+    where = inputs.cluster, about.copies, about.micro_batch_size, about.layout == "replica"
+    setting = Setting(stages, *where, about.sharded_optimizer and about.rehearse is None)
     return Foretold(inputs.counts.name, inputs.cluster.name, setting)
 
 

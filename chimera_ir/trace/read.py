@@ -35,7 +35,10 @@ class BadTrace(Exception):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The run, the same in every rank's file; ``rehearse`` are the seconds of F and B, where compute was a sleep."""
+    """The run, the same in every rank's file; ``rehearse`` are the seconds of F and B, where compute was a sleep.
+
+    ``sharded_optimizer`` says that the replicas of a stage shared the optimizer's state; no older trace has it.
+    """
 
     scheme: str
     program: str
@@ -45,6 +48,7 @@ class About:
     updates: int
     micro_batch_size: int
     rehearse: tuple[float, float] | None
+    sharded_optimizer: bool = False
 
 
 class Offset(NamedTuple):
@@ -241,6 +245,7 @@ def _about(line: Mapping[str, Any]) -> About:
         updates=_whole(line["updates"], 1),
         micro_batch_size=_whole(line["micro_batch_size"], 1),
         rehearse=None if rehearse is None else (_seconds(_table(rehearse)["F"]), _seconds(rehearse["B"])),
+        sharded_optimizer=line.get("sharded_optimizer") is True,
     )
 
 

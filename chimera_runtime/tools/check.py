@@ -15,11 +15,13 @@ from chimera_runtime.naming import parameters_by_name
 from chimera_runtime.program import Job
 from chimera_runtime.saved import memory_of
 from chimera_runtime.setting import Setting
+from chimera_runtime.sharded_optimizer import ShardedOptimizer
 from chimera_runtime.stage import Stage
 from chimera_runtime.tensors import all_generators_kept
 from chimera_runtime.ties import by_group, refuse_undeclared
 from chimera_runtime.tools import own_model
 from chimera_runtime.tools.compare import CheckFailed, Recorded, compare
+from chimera_runtime.tools.optimizers import optimizer_of
 from chimera_runtime.tools.reference import Reference
 from chimera_runtime.unfilled import require_values
 
@@ -37,13 +39,26 @@ class WatchedOptimizer:
         self.gradients.append([None if p.grad is None else _copy(p.grad) for p in self.parameters])
         self._optimizer.step()
 
+    def gather(self) -> None:
+        """The shards of other replicas, where the state is sharded."""
+        if isinstance(self._optimizer, ShardedOptimizer):
+            self._optimizer.gather()
+
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-def check(setting: Setting, model: ModelFile, micro_batch_size: int, built: dict[int, torch.nn.Module]) -> str | None:
+def check(
+    setting: Setting,
+    model: ModelFile,
+    micro_batch_size: int,
+    built: dict[int, torch.nn.Module],
+    is_sharded: bool = False,
+) -> str | None:
     """What rank 0 has to say: how close the loops come to one process. ``built`` are left as they are.
+
+    ``is_sharded`` says that the replicas of a stage share the optimizer's state.
 
     Raises
     ------
@@ -66,7 +81,7 @@ def check(setting: Setting, model: ModelFile, micro_batch_size: int, built: dict
         beside = _beside_own_model(setting, model, reference)
         rebuilt = build.modules(world, model, setting.seed)
         in_common = [Kept(tensor) for tensor in shared(built, rebuilt)]
-        recorded = _run(setting, model, rebuilt, updates)
+        recorded = _run(setting, model, rebuilt, updates, is_sharded)
         for kept in in_common:
             kept.restore()
         verdict = compare(
@@ -128,12 +143,16 @@ def _enough(job: Job) -> int:
     return max(4, -(-(2 * job.workers + 2) // job.micro_batches)) if job.period else 3
 
 
-def _run(setting: Setting, model: ModelFile, built: dict[int, torch.nn.Module], updates: int) -> Recorded:
+def _run(
+    setting: Setting, model: ModelFile, built: dict[int, torch.nn.Module], updates: int, is_sharded: bool
+) -> Recorded:
     """Some updates by the rank's script, with the model's optimizers."""
     watched: list[WatchedOptimizer] = []
+    groups = iter(by_group(built, setting.ties))
 
     def watch(parameters: list[torch.nn.Parameter]) -> WatchedOptimizer:
-        watched.append(WatchedOptimizer(parameters, model.steps(parameters)))
+        optimizer = optimizer_of(model, next(groups), parameters, setting.world if is_sharded else None)
+        watched.append(WatchedOptimizer(parameters, optimizer))
         return watched[-1]
 
     stages = build.assemble(setting, built, watch)
@@ -144,6 +163,8 @@ def _run(setting: Setting, model: ModelFile, built: dict[int, torch.nn.Module], 
         for update in range(updates):
             lane.begin(update)
             setting.script.update(lane)
+            for optimizer in watched:
+                optimizer.gather()
     optimizers = dict(zip(by_group(built, setting.ties), watched, strict=True))
     return Recorded(
         {group: optimizer.gradients for group, optimizer in optimizers.items()},

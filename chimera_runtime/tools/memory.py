@@ -6,7 +6,7 @@ measured on the first micro-batch. What operators allocate as they run is not co
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import compress
 from typing import Any
@@ -17,6 +17,7 @@ from chimera_runtime.blame import Calling
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.program import Group
 from chimera_runtime.setting import Setting
+from chimera_runtime.sharding import Sharding
 from chimera_runtime.sizes import shown
 from chimera_runtime.ties import by_group
 
@@ -47,8 +48,11 @@ def refuse_beyond(
     setting: Setting,
     optimizer: Callable[[list[torch.nn.Parameter]], Any],
     built: dict[int, torch.nn.Module],
+    is_sharded: bool = False,
 ) -> str:
     """What the fullest rank needs, in words, if no rank needs more than ``limit`` bytes; every rank calls it.
+
+    ``is_sharded`` says that the replicas of a stage share the optimizer's state.
 
     Raises
     ------
@@ -56,7 +60,7 @@ def refuse_beyond(
         On every rank, if some rank needs more.
     """
     world = setting.world
-    mine = _Rank(setting, optimizer, built)
+    mine = _Rank(setting, optimizer, built, is_sharded)
     need = mine.need()
     world.store.set(f"memory/{world.place.rank}", json.dumps([need.total, mine.words(need)]))
     ranks = world.place.ranks
@@ -70,9 +74,12 @@ def refuse_beyond(
         return f"memory: of {shown(limit)}, {heard[fullest][1]}"
     excess = sum(total > limit for total in needs) - 1
     others = f"; {excess} other rank{'s need' if excess > 1 else ' needs'} too much as well" if excess else ""
+    job = world.job
+    replicated = any(len(world.ranks_of(stage)) > 1 for stage in range(job.stages))
+    further = ", or --shard-optimizer" if replicated and not job.period and not is_sharded else ""
     raise Misuse(
         f"--memory-limit {shown(limit)}: {heard[fullest][1]}{others}; "
-        "choose a smaller --micro-batch-size, a scheme that recomputes, or more stages"
+        f"choose a smaller --micro-batch-size, a scheme that recomputes, or more stages{further}"
     )
 
 
@@ -84,8 +91,10 @@ class _Rank:
         setting: Setting,
         optimizer: Callable[[list[torch.nn.Parameter]], Any],
         built: dict[int, torch.nn.Module],
+        is_sharded: bool,
     ) -> None:
         self._setting = setting
+        self._is_sharded = is_sharded
         self._optimizer = optimizer
         self._facts = setting.facts
         self._built = built
@@ -97,10 +106,15 @@ class _Rank:
         return Need(
             weights=self._weights(),
             gradients=self._gradients(),
-            optimizer=sum(state_bytes(self._optimizer, trained) for trained in self._trained.values()),
+            optimizer=sum(state_bytes(self._optimizer, stepped) for stepped in self._stepped()),
             messages=sum(self._slots(stage) + self._sending(stage) for stage in self._built),
             activations=max((self._moment(kept) for kept in self._facts.kept), default=0),
         )
+
+    def _stepped(self) -> Iterator[list[torch.nn.Parameter]]:
+        """What the optimizer of each weight group is given."""
+        for group, trained in self._trained.items():
+            yield Sharding(self._setting.world, group, trained).shards if self._is_sharded else trained
 
     def words(self, need: Need) -> str:
         """A need with the figures of the stages behind it."""

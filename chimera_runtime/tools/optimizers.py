@@ -3,13 +3,17 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
 from chimera_runtime.blame import Calling, ModelError, Operation
 from chimera_runtime.errors import FAILED
 from chimera_runtime.model import ModelFile
 from chimera_runtime.program import Group, group_key
+from chimera_runtime.sharded_optimizer import ShardedOptimizer, sharded
 from chimera_runtime.tensors import draw_seed, seed_torch
 from chimera_runtime.ties import Modules, Tie, by_group
 from chimera_runtime.weights import WeightGroup
+from chimera_runtime.world import World
 
 _STEPPING = Calling("the optimizer's step", FAILED)
 
@@ -23,6 +27,8 @@ class Optimizers:
         Makes no steps: a rehearsal leaves the weights alone.
     updates
         How many there are to be, for the model file's ``scheduler``.
+    sharded_over
+        The ranks over which the state is sharded, each rank's by weight group; None leaves it whole.
 
     Attributes
     ----------
@@ -31,12 +37,22 @@ class Optimizers:
     """
 
     def __init__(
-        self, model: ModelFile, modules: Modules, seed: int, idle: bool, ties: Sequence[Tie] = (), updates: int = 0
+        self,
+        model: ModelFile,
+        modules: Modules,
+        seed: int,
+        idle: bool,
+        ties: Sequence[Tie] = (),
+        updates: int = 0,
+        sharded_over: World | None = None,
     ) -> None:
         groups = by_group(modules, ties)
         trained = {group: [p for p in parameters if p.requires_grad] for group, parameters in groups.items()}
         self._parameters = [parameter for parameters in trained.values() for parameter in parameters]
-        self._optimizers = {group: model.steps(parameters) for group, parameters in trained.items()}
+        self._optimizers = {
+            group: optimizer_of(model, group, parameters, sharded_over) for group, parameters in trained.items()
+        }
+        self._sharded = [made for made in self._optimizers.values() if isinstance(made, ShardedOptimizer)]
         made = [model.schedule(optimizer, updates) for optimizer in self._optimizers.values()]
         self.schedulers = [scheduler for scheduler in made if scheduler is not None]
         self._seed = seed
@@ -51,9 +67,12 @@ class Optimizers:
                 self._step(group)
         self._stepped.clear()
         self._update += 1
-        if not self._idle:
-            for scheduler in self.schedulers:
-                scheduler.step()
+        if self._idle:
+            return
+        for optimizer in self._sharded:
+            optimizer.gather()
+        for scheduler in self.schedulers:
+            scheduler.step()
 
     def step_in_lane(self, weights: WeightGroup) -> None:
         """Steps a group where the schedule does: to be called at the end of `WeightGroup.step`."""
@@ -93,3 +112,12 @@ class Optimizers:
         except ModelError as error:
             error.during(Operation("step", group_key(group), (), self._update))
             raise
+
+
+def optimizer_of(
+    model: ModelFile, group: Group, parameters: list[torch.nn.Parameter], sharded_over: World | None
+) -> Any:
+    """The model file's optimizer of a weight group; its caller gathers, where the state is sharded over ranks."""
+    if sharded_over is None or not parameters:
+        return model.steps(parameters)
+    return sharded(sharded_over, {group: parameters}, model.steps, gathers=False)

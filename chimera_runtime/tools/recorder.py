@@ -201,4 +201,5 @@ def _about(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
         "updates": options.steps,
         "micro_batch_size": options.micro_batch_size,
         "rehearse": options.rehearse or None,
+        "sharded_optimizer": options.shard_optimizer,
     }

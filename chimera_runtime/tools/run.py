@@ -77,6 +77,11 @@ class Run(Hooks):
                 "times: there is no norm of all its gradients; take a scheme with a flush, or clip in the step of the "
                 "model file's optimizer, which sees one stage"
             )
+        if options.shard_optimizer and self.compiled.job.period:
+            raise Misuse(
+                f"--shard-optimizer: {self.compiled.job.name} has no flush, and its stages step inside the schedule, "
+                "which leaves no place to gather their weights; take a scheme with a flush, or leave the option out"
+            )
         self.measures = options.memory_limit is not None
         self.loads = options.rehearse is None
         _ = self.batches
@@ -139,8 +144,9 @@ class Run(Hooks):
 
     def optimizers(self, pipe: Pipeline) -> Optimizers:
         """Those of the model file. A trace has their steps where the schedule does, so they are made there then."""
-        options, idle = self.options, self.options.rehearse is not None
-        optimizers = Optimizers(self.model, pipe.stages, options.seed, idle, self._setting.ties, options.steps)
+        options, idle, setting = self.options, self.options.rehearse is not None, self._setting
+        over = setting.world if options.shard_optimizer else None
+        optimizers = Optimizers(self.model, pipe.stages, options.seed, idle, setting.ties, options.steps, over)
         if self._recorder is not None and options.clip_norm is None:
             for group in {group for stage in self._stages.values() for group in stage.groups}:
                 group.on_step = optimizers.step_in_lane
@@ -202,12 +208,14 @@ class Run(Hooks):
             prepare(world, options.trace, self.compiled.directory)
         remarks = assemble.remarks(world, setting.findings)
         if options.memory_limit is not None:
-            remarks.append(refuse_beyond(options.memory_limit, setting, model.steps, modules))
+            remarks.append(refuse_beyond(options.memory_limit, setting, model.steps, modules, options.shard_optimizer))
         if world.place.rank == 0:
             for remark in remarks:
                 say(remark)
         if options.check or options.check_only:
-            verdict = check(replace(setting, source=self.batches), model, options.micro_batch_size, modules)
+            verdict = check(
+                replace(setting, source=self.batches), model, options.micro_batch_size, modules, options.shard_optimizer
+            )
             if verdict is not None:
                 say(verdict)
         if self.device.type == "cpu":

@@ -11,7 +11,7 @@ from tests.e2e.test_ends import ended
 from tests.kills import Kill, losses
 
 LOOP = Path(__file__).resolve().parent / "loops" / "checkpoints.py"
-CASES = ("exact", "elsewhere", "mistakes", "files")
+CASES = ("exact", "elsewhere", "sharded", "mistakes", "files")
 
 SIZE = ("--micro-batch-size", "2")
 
@@ -28,6 +28,7 @@ def loops(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     schedules = {
         "exact": (chimera, dapple, stream),
         "elsewhere": (chimera, dapple, gpipe),
+        "sharded": (chimera, dapple),
         "mistakes": (chimera,),
         "files": (chimera, dapple),
     }

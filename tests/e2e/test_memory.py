@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from chimera_runtime.program import RankFacts, load
-from tests.e2e.ranks import MODELS, Job, compiled, run_all, torchrun
+from tests.e2e.ranks import Job, compiled, run_all
 
 SCHEMES: dict[str, dict[str, int]] = {
     "gpipe": {"N": 6},
@@ -123,15 +123,16 @@ def test_the_need_that_is_told_is_that_of_training(seen: dict[str, Seen], scheme
 
 def test_a_model_beyond_the_limit_is_refused_before_training(tmp_path: Path) -> None:
     directory = compiled(tmp_path, "dapple", D=2, N=4)
-    arguments = ("--model", str(MODELS / "measured.py"), "--micro-batch-size", str(ROWS), "--memory-limit", "64KiB")
-    done = torchrun(directory, 2, *arguments, MEASURED=str(tmp_path))
-    assert done.returncode != 0
-    assert "step" not in done.stdout
-    (message,) = (line for line in done.stderr.splitlines() if line.startswith("train.py:"))
+    arguments = ("--micro-batch-size", str(ROWS), "--memory-limit", "64KiB")
+    job = Job("beyond", directory, arguments, "measured.py", {"MEASURED": str(tmp_path)})
+    outcome = run_all(tmp_path, 2, [job])[job.name]
+    assert outcome.statuses == ("2", "2"), "misuse, on both ranks"
+    said = "".join(outcome.said).splitlines()
+    assert not any(line.startswith("step") for line in said)
+    (message,) = (line for line in said if line.startswith("train.py:"))
     assert re.fullmatch(
         r"train.py: --memory-limit 64 KiB: rank 0 \(worker 0\) needs \S+ KiB: weights 16.5 KiB, gradients 33 KiB, "
         r"optimizer 33 KiB, messages \d+ KiB, activations 8 KiB \(stage 0: 1 x M_theta = 16.5 KiB, 2 x M_a = 4 KiB\)"
         r"; 1 other rank needs too much as well; choose a smaller --micro-batch-size, .*",
         message,
     ), message
-    assert len(re.findall(r"exitcode +: 2 ", done.stderr)) == 2, "misuse, on both ranks"

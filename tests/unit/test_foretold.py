@@ -267,6 +267,14 @@ def test_copies_and_layout_are_those_of_the_run() -> None:
     assert (setting.copies, setting.micro_batch_size, setting.replica_layout) == (3, 1, True)
 
 
+@pytest.mark.parametrize(("rehearse", "shared"), [(None, True), ((0.001, 0.003), False)])
+def test_replicas_share_the_state_where_those_of_the_run_did_and_it_made_steps(rehearse: object, shared: bool) -> None:
+    _, program = compiled("dapple", D=2, N=2)
+    trace = Trace(about(sharded_optimizer=True, rehearse=rehearse), program, ())
+    assert foretold(trace, inputs()).setting.sharded_optimizer == shared
+    assert not foretold(replace(trace, about=about(rehearse=rehearse)), inputs()).setting.sharded_optimizer
+
+
 def test_training_needs_a_device_for_a_profile_that_counts_work() -> None:
     _, program = compiled("dapple", D=2, N=2)
     with pytest.raises(Unfit) as unfit:

@@ -1,11 +1,16 @@
 """Stages that are made of layers: what adds up, what is the first's or the last's, and which splits there are."""
 
+from dataclasses import replace
+from itertools import combinations
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from chimera_ir.errors import OptionError
 from chimera_ir.profile.choose import Wanted, read_both
-from chimera_ir.profile.costs import StageCosts, Timing
-from chimera_ir.profile.layers import merged, problem, stages_of
+from chimera_ir.profile.costs import Overhead, StageCosts, Timing
+from chimera_ir.profile.layers import fastest, merged, problem, stages_of
 from chimera_ir.source import Source
 
 CLUSTER = """
@@ -49,6 +54,38 @@ def test_a_stage_costs_what_its_layers_cost_together_and_sends_what_the_last_sen
     assert (at.output, at.gradient) == (40, 3)
     assert at.input == 10 + 3 * 7
     assert at.noise == pytest.approx(0.1)
+
+
+def test_what_an_operation_costs_a_stage_pays_once() -> None:
+    """Three forwards of 1, 2 and 3 s, of which 0.25 s are an operation's each: 0.75 + 1.75 + 2.75 + 0.25."""
+    layers = [replace(layer(number), overhead=Overhead(0.25, 0.5, 0.75)) for number in (1, 2, 3)]
+    stage = merged(layers)
+    at = stage.at[4]
+    assert (at.forward, at.backward, at.recomputing) == (6 - 2 * 0.25, 12 - 2 * 0.5, 18 - 2 * 0.75)
+    assert stage.overhead == layers[0].overhead
+    again = merged([merged(layers[:2]), layers[2]]).at[4]
+    assert (again.forward, again.backward, again.recomputing) == (at.forward, at.backward, at.recomputing)
+
+
+def test_a_stage_takes_no_less_than_its_longest_layer() -> None:
+    layers = [replace(layer(number), overhead=Overhead(2.9, 0.0, 0.0)) for number in (1, 2, 3)]
+    assert merged(layers).at[4].forward == 3.0
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(10, 60), min_size=3, max_size=7), st.integers(0, 9), st.integers(2, 3))
+def test_no_other_split_has_a_faster_slowest_stage(times: list[int], overhead: int, stages: int) -> None:
+    """By brute force; every layer takes longer than an operation costs."""
+    layers = [
+        StageCosts(1, 1, 1, {1: Timing(time, 2 * time, 3 * time, 1, 1, 1, 1)}, overhead=Overhead(overhead, overhead))
+        for time in times
+    ]
+
+    def slowest(split: tuple[int, ...]) -> float:
+        return max(stage.at[1].forward + stage.at[1].backward for stage in stages_of(layers, split))
+
+    splits = [(0, *rest) for rest in combinations(range(1, len(layers)), stages - 1)]
+    assert slowest(fastest(layers, stages, 1, recomputing=False)) == min(map(slowest, splits))
 
 
 def test_a_stage_of_one_layer_is_that_layer() -> None:

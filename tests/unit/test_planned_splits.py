@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from chimera_ir.commands import compile_command
+from chimera_ir.commands.common import WRONG_COMMAND, WRONG_TEXT
 from tests.unit.test_plan import Plan, cluster, found, plan
 
 __all__ = ["plan"]
@@ -119,3 +120,60 @@ def test_one_stage_that_fits_and_is_fastest_is_said_to_be_no_pipeline(plan: Plan
     assert "No pipeline: the whole model fits a worker, and data parallelism over all of them is fastest." in ended.out
     ended = plan(of_layers(EVEN), cluster(2), "--mini-batch", 16, "--scheme", "dapple", "--set", "D=2")
     assert "No pipeline" not in ended.out
+
+
+def test_one_stage_of_tied_ends_is_no_pipeline_and_its_lines_compile(plan: Plan) -> None:
+    """In one stage what is tied is one parameter, and the schedule knows no tie."""
+    model, on = of_layers(EVEN), cluster(2)
+    result = found(plan(model, on, "--mini-batch", 16, "--scheme", "dapple", "--tied", "first,last", "--json"))
+    assert {choice["D"] for choice in result["choices"]} == {1, 2}
+    assert result["choices"][0]["D"] == 1
+    command, name, *arguments = shlex.split(result["commands"][0])[1:]
+    assert arguments[arguments.index("--tied") + 1] == "first,last"
+    assert (
+        command,
+        plan(model, on, name, *arguments, command=compile_command.main, name="chimera-compile").status,
+    ) == (
+        "compile",
+        0,
+    )
+
+
+def test_what_an_operation_costs_makes_one_stage_of_all_layers_faster(plan: Plan) -> None:
+    """Six layers of 1 ms forward and 2 backward, of which 0.5 ms each are an operation's.
+
+    One stage takes 6 + 12 - 5 ms for a micro-batch, of which an update has eight. Of two workers each computes four
+    of them without a bubble; in two stages all eight take 3 + 6 - 2 ms on each, and one more for the bubble.
+    """
+    operation = '[operation]\nforward = "0.5 ms"\nbackward = "0.5 ms"\n'
+    model = of_layers(EVEN).replace("[[layer]]", f"{operation}[[layer]]", 1)
+    times = {
+        choice["D"]: choice["T"]
+        for choice in asked(plan, model, 2, "16 GB", "dapple", "--no-recompute")
+        if choice["W"] * choice["D"] == 2
+    }
+    assert times == pytest.approx({1: 4 * 0.013, 2: 9 * 0.007})
+
+
+def of_a_split(text: str) -> str:
+    return of_stages(EVEN, (0, 2)).replace("stages = 2", f'stages = 2\nsplit = "{text}"')
+
+
+def test_stages_that_were_measured_of_a_split_are_compiled_and_started_with_it(plan: Plan) -> None:
+    model, on = of_a_split("0,2"), cluster(2)
+    result = found(plan(model, on, "--mini-batch", 16, "--json", "--scheme", "dapple"))
+    assert [line.endswith(" --split 0,2") for line in result["commands"]] == [True, True]
+    assert result["choices"][0]["split"] == [0, 2]
+    command, name, *arguments = shlex.split(result["commands"][0])[1:]
+    ended = plan(model, on, name, *arguments, command=compile_command.main, name="chimera-compile")
+    assert (command, ended.status) == ("compile", 0)
+    assert ended.out.splitlines()[-1].endswith(" --split 0,2 --check")
+    arguments[arguments.index("--split") + 1] = "0,3"
+    ended = plan(model, on, name, *arguments, command=compile_command.main, name="chimera-compile")
+    ended.assert_refused(WRONG_COMMAND, "the profile has the costs of stages, and so of one split")
+
+
+@pytest.mark.parametrize("text", ["0", "0,2,4", "1,2", "0,0", "0,x", "2,0", ""])
+def test_what_is_no_split_into_these_stages_is_an_error_of_the_profile(plan: Plan, text: str) -> None:
+    ended = plan(of_a_split(text), cluster(2), "--mini-batch", 16)
+    ended.assert_refused(WRONG_TEXT, "`split` is out of range", "first layer of each of the 2 stages, from 0 upwards")

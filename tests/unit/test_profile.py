@@ -16,7 +16,8 @@ from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.diagnostics.render import render_all
 from chimera_ir.profile import document
 from chimera_ir.profile.cluster import Cluster, Link
-from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
+from chimera_ir.profile.costs import ModelProfile, Overhead, StageCosts, Timing
+from chimera_ir.profile.layers import stages_of
 from chimera_ir.profile.quantity import BANDWIDTH, RATE, SIZE, TIME, WORK, Dimension, split
 from chimera_ir.profile.read import read_cluster, read_profile
 from chimera_ir.profile.toml_places import TomlPlaces
@@ -68,12 +69,16 @@ def profiles(draw: st.DrawFn) -> ModelProfile | WorkProfile:
         kept = [1, 8]
         layers = draw(stages(draw(st.integers(1, 4)), counted, kept))
         profile = replace(profile, depths={}, layers=layers)
+    kept_splits = {depth: tuple(range(0, 2 * depth, 2)) for depth in profile.depths if draw(st.booleans())}
+    profile = replace(profile, splits=kept_splits)
+    if not counted and draw(st.booleans()):
+        profile = profile.with_overhead(draw(st.builds(Overhead, times, times, times)))
     return WorkProfile(profile) if counted else profile
 
 
 sums = st.builds(Link, times, st.just(0.0) | st.floats(1e-17, 0.5), times)
 links = st.builds(replace, sums, shared=st.booleans())
-devices = st.builds(Device, st.floats(1, 1e20), st.floats(0.001, 1), st.floats(0, 10_000))
+devices = st.builds(Device, st.floats(1, 1e20), st.floats(0.001, 1), st.floats(0, 10_000), times)
 
 
 @st.composite
@@ -166,6 +171,17 @@ def test_positions_and_not_items_fill_a_device() -> None:
     timing = Timing(1e12, 2e12, 3e12, 1, 1, 0, 0)
     work = WorkProfile(ModelProfile("m", {1: (StageCosts(1, 1, 1, {1: timing}),)}, length=8))
     assert work.on(Device(10e12, 0.5, 2.0)).depths[1][0].at[1].forward == pytest.approx(0.25)
+
+
+def test_every_operation_takes_what_a_device_takes_for_one_beside_the_work() -> None:
+    """A forward of 1e12 at 1e12 FLOP/s and 0.25 s; a backward that runs the forward again takes it twice."""
+    timing = Timing(1e12, 2e12, 3e12, 1, 1, 0, 0)
+    work = WorkProfile(ModelProfile("m", {}, layers=(StageCosts(1, 1, 1, {1: timing}),) * 3))
+    on_device = work.on(Device(1e12, 1.0, 0.0, 0.25))
+    at = on_device.layers[0].at[1]
+    assert (at.forward, at.backward, at.recomputing) == (1.25, 2.25, 3.5)
+    (stage,) = stages_of(on_device.layers, (0,))
+    assert (stage.at[1].forward, stage.at[1].backward, stage.at[1].recomputing) == (3.25, 6.25, 9.5)
 
 
 VALUES = (

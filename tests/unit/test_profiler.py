@@ -92,16 +92,48 @@ def test_stages_follow_from_counted_layers_to_the_byte_and_the_operation(profile
     assert isinstance(cut, WorkProfile)
     for depth, split in ((2, (0, 3)), (3, (0, 2, 4))):
         assert stages_of(whole.counts.layers, split) == cut.counts.depths[depth]
+        assert cut.counts.splits[depth] == split
+
+
+def test_stages_of_a_split_are_those_of_its_layers_and_a_plan_of_them_says_so(profile: Profile, tmp_path: Path) -> None:
+    (tmp_path / "layers.py").write_text("from functools import partial\n" + LAYERS)
+    assert profile(*BY_LAYER, "--count") == Ended(0, "", "")
+    whole = read(tmp_path / "p.toml")
+    sizes = ("--micro-batch-size", "4,8", "--out", "s.toml", "--count")
+    assert profile("stages", "layers.py", "--split", "0,1,5", *sizes) == Ended(0, "", "")
+    cut = read(tmp_path / "s.toml")
+    assert isinstance(whole, WorkProfile)
+    assert isinstance(cut, WorkProfile)
+    assert cut.counts.depths == {3: stages_of(whole.counts.layers, (0, 1, 5))}
+    assert cut.counts.splits == {3: (0, 1, 5)}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "Missing option '--stages', or '--split' for a file with layers()"),
+        (("--split", "0,2", "--stages", "3"), "--split 0,2: it begins 2 stages; leave --stages out"),
+        (("--split", "0;2"), "--split 0;2: list the first layer of each stage"),
+        (("--split", "1,2"), "split 1,2: it lists the first layer of each stage, so it begins with 0"),
+        (("--split", "0,9"), "split 0,9: there is no layer 9; there are the layers 0 to 5"),
+    ],
+)
+def test_what_is_no_split_is_refused(profile: Profile, tmp_path: Path, options: tuple[str, ...], words: str) -> None:
+    (tmp_path / "layers.py").write_text("from functools import partial\n" + LAYERS)
+    refused = profile("stages", "layers.py", *options, "--micro-batch-size", "4", "--count", "--out", "p.toml")
+    refused.assert_refused(WRONG_COMMAND, words)
 
 
 def test_timed_layers_are_timed_one_by_one(profile: Profile, tmp_path: Path) -> None:
     (tmp_path / "layers.py").write_text("from functools import partial\n" + LAYERS)
     ended = profile(*BY_LAYER, "--rounds", "5")
     assert ended.status == 0
-    assert all(line.startswith("warning: layer ") for line in ended.err.splitlines())
+    assert all(line.startswith(("warning: layer ", "warning: an operation: ")) for line in ended.err.splitlines())
     found = read(tmp_path / "p.toml")
     assert isinstance(found, ModelProfile)
     assert len(found.layers) == 6
+    assert min(found.overhead.forward, found.overhead.backward) > 0
+    assert found.overhead.recomputing > found.overhead.backward
     for layer in found.layers:
         assert layer.weights == WIDTH * WIDTH * 4
         assert layer.step > 0
@@ -118,7 +150,10 @@ def test_a_timed_profile_reads_back_and_only_warns_of_noise(profile: Profile, tm
     arguments = [each for each in COUNTED if each != "--count"]
     ended = profile(*arguments, "--rounds", "5", "--threads", "1")
     assert (ended.status, ended.out) == (0, "")
-    assert all(line.startswith("warning: stage ") and "too noisy" in line for line in ended.err.splitlines())
+    assert all(
+        line.startswith(("warning: stage ", "warning: an operation: ")) and "too noisy" in line
+        for line in ended.err.splitlines()
+    )
     found = read(tmp_path / "p.toml")
     assert isinstance(found, ModelProfile)
     assert "1 thread," in found.note
@@ -135,7 +170,7 @@ def test_what_is_too_noisy_is_marked_for_whoever_reads_the_file(
     monkeypatch.setattr(samples, "NOISY", -1.0)
     ended = profile(*(each for each in COUNTED if each != "--count"), "--rounds", "5")
     said = [line.removeprefix("warning: ") for line in ended.err.splitlines()]
-    assert len(said) == 4, "passes and steps of two stages"
+    assert len(said) == 5, "passes and steps of two stages, and an operation"
     assert list(warnings(Source("p", (tmp_path / "p.toml").read_text()))) == [f"p: {line}" for line in said]
 
 

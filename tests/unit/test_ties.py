@@ -9,7 +9,7 @@ import chimera_ir
 from chimera_ir import library
 from chimera_ir.commands.common import WRONG_COMMAND, WRONG_TEXT
 from chimera_ir.compilation import Compilation
-from chimera_ir.errors import OptionError, TextError
+from chimera_ir.errors import NoSuchTie, OptionError, TextError
 from chimera_ir.ir.levels import Program, Strategy
 from chimera_ir.ir.ops import AllReduce, Compute, Step, WaitAllReduce
 from chimera_ir.ir.text.printer import group_name, group_text, show
@@ -43,6 +43,15 @@ def test_stages_are_tied_by_number_and_by_name_once() -> None:
     assert header.groups_of[2] == ((2,), (1, 2))
     assert [group_text(tie) for tie in header.ties] == ["s0+s1+s3", "s0+s3", "s1+s2"]
     assert group_name(header.ties[0]) == "the tie of stages 0, 1 and 3"
+
+
+def test_the_ends_of_a_single_stage_are_one_parameter_of_it_and_no_tie() -> None:
+    assert tied("gpipe", ("first", "last"), ("last", "first", 0), D=1).program.header.ties == ()
+    for wrong in ((0, "last"), (0, 0), ("first", "first")):
+        with pytest.raises(NoSuchTie, match="a tie is of two stages or more"):
+            _ = tied("gpipe", wrong, D=1).schedule
+    with pytest.raises(NoSuchTie, match="the scheme has the stages 0 to 0"):
+        _ = tied("gpipe", (0, 3), D=1).schedule
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from chimera_runtime import BadCheckpoint, Checkpoints, Layers, Pipeline
+from chimera_runtime.sharded_optimizer import ShardedOptimizer
 
 SIZE, WIDTH, UPDATES, AT = 2, 4, 7, 3
 
@@ -62,11 +63,18 @@ def adam(named: Named) -> torch.optim.Optimizer:
 class Loop:
     """A pipeline with AdamW and a schedule of learning rates; where there is no flush, the schedule is left out."""
 
-    def __init__(self, directory: str, folder: Path, layers: Layers, **options: Any) -> None:
+    optimizer: torch.optim.Optimizer | None
+
+    def __init__(self, directory: str, folder: Path, layers: Layers, sharded: bool = False, **options: Any) -> None:
         example = tuple(torch.randn(2, SIZE, WIDTH, dtype=torch.float64))
         streams = "2bw" in directory
         self.pipe = Pipeline(directory, layers, loss, example, optimizer=adam if streams else None)  # type: ignore[arg-type]
-        self.optimizer = None if streams else adam([*self.pipe.named_parameters()])
+        if streams:
+            self.optimizer = None
+        elif sharded:
+            self.optimizer = self.pipe.sharded_optimizer(adam)
+        else:
+            self.optimizer = adam([*self.pipe.named_parameters()])
         self.schedulers = (
             [] if self.optimizer is None else [torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, UPDATES)]
         )
@@ -135,6 +143,45 @@ def elsewhere(folder: Path, *directories: str) -> None:
         for mine, theirs in zip(again.train(UPDATES), expected[AT:], strict=True):
             assert abs(mine - theirs) <= 1e-12 * abs(theirs), (other, mine, theirs)
         again.close()
+
+
+def kept(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of the state that is not one number."""
+    values = (value for state in optimizer.state.values() for value in state.values())
+    return sum(value.nbytes for value in values if value.numel() > 1)
+
+
+def sharded(folder: Path, *directories: str) -> None:
+    """Replicas that share the state train to the last bit like others, keep a share, and each reads the others'."""
+    first, other = directories
+    whole = Loop(first, folder / "whole", model())
+    expected = whole.train(UPDATES, save_at=(AT,))
+    shared = Loop(first, folder / "shared", model(), sharded=True)
+    assert isinstance(shared.optimizer, ShardedOptimizer)
+    assert whole.optimizer is not None
+    assert shared.train(UPDATES, save_at=(AT,)) == expected
+    assert_equal(shared.pipe, whole.pipe)
+    replicas = len(whole.pipe.job.holders[0])
+    assert (replicas, kept(shared.optimizer.of_shards) * replicas) == (2, kept(whole.optimizer))
+    whole.close()
+    shared.close()
+    for directory, source, shards in [
+        (first, "whole", True),
+        (first, "shared", False),
+        (first, "shared", True),
+        (other, "whole", True),
+        (other, "shared", False),
+        (other, "shared", True),
+    ]:
+        again = Loop(directory, folder / "none", model(), sharded=shards)
+        assert again.checkpoints.resume(folder / source) is not None
+        for mine, theirs in zip(again.train(UPDATES), expected[AT:], strict=True):
+            assert abs(mine - theirs) <= (0 if directory == first else 1e-12 * abs(theirs)), (directory, source, shards)
+        if directory == first:
+            assert_equal(again.pipe, whole.pipe)
+        again.close()
+    small = Loop(first, folder / "none", model(layers=4), sharded=True)
+    refused(lambda: small.checkpoints.resume(folder / "shared"), "layers.4.inner.bias, which this model has not")
 
 
 def refused(call: Callable[[], Any], *words: str) -> None:
@@ -210,7 +257,7 @@ def files(folder: Path, *directories: str) -> None:
 def main() -> None:
     dist.init_process_group("gloo")
     case, folder, *directories = sys.argv[1:]
-    cases = {"exact": exact, "elsewhere": elsewhere, "mistakes": mistakes, "files": files}
+    cases = {"exact": exact, "elsewhere": elsewhere, "sharded": sharded, "mistakes": mistakes, "files": files}
     cases[case](Path(folder), *directories)
     dist.barrier()
     dist.destroy_process_group()

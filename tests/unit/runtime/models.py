@@ -90,7 +90,7 @@ def sequential(lane: Lane) -> None:
 
 def given(trace: Path) -> Namespace:
     """What a recorder reads of the command line."""
-    return Namespace(trace=trace, steps=5, micro_batch_size=3, rehearse=None)
+    return Namespace(trace=trace, steps=5, micro_batch_size=3, rehearse=None, shard_optimizer=False)
 
 
 def setting(

@@ -47,6 +47,11 @@ def test_ties_of_the_same_stages_are_one_group_in_the_order_of_the_program() -> 
     assert declared(MODEL, job()) == ()
 
 
+def test_what_the_ends_of_a_single_stage_share_is_tied_within_it() -> None:
+    ends = ((0, "words"), (0, "head"))
+    assert declared(tying([ends]), alone_job(stages=1)) == (Tie((0,), (ends,)),)
+
+
 @pytest.mark.parametrize(
     ("said", "words"),
     [

@@ -1,5 +1,7 @@
 """What a rank needs, against sums by hand; the tests with torchrun compare it with what is really allocated."""
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -182,3 +184,25 @@ def test_an_optimizer_is_given_what_the_model_wrote_on_its_parameters() -> None:
 def test_bytes_are_those_of_the_elements() -> None:
     assert bytes_of([torch.ones(3), torch.ones(2, 2, dtype=torch.float64), torch.ones(())]) == 12 + 32 + 4
     assert bytes_of([]) == 0
+
+
+def test_replicas_that_share_the_state_need_a_share_of_it_and_others_are_told_that_they_could(alone: World) -> None:
+    """Four and two numbers on two ranks: momentum of two and one."""
+    momentum = model(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
+    needed = {}
+    for is_sharded in (False, True):
+        with worlds(alone, alone_job(), copies=2) as pair:
+            sums = dict.fromkeys(alone_job().groups, (None, (0, 1)))
+            known = facts(0, 1, kept=(((0, 0, 0), (1, 0, 0)),))
+
+            def text(world: World, limit: int, is_sharded: bool = is_sharded, known: Any = known) -> str:
+                made, built = setting(world, known, momentum, options=f"--micro-batch-size {B}", measures=True)
+                return refuse_beyond(limit, made, momentum.steps, built, is_sharded)
+
+            pair = [replace(world, sums=sums) for world in pair]
+            needed[is_sharded], _ = together([partial(text, world, 10**9) for world in pair])
+            with pytest.raises(Misuse, match=r"or more stages(, or --shard-optimizer)?$") as error:
+                together([partial(text, world, 1) for world in pair])
+            assert str(error.value).endswith("--shard-optimizer") != is_sharded
+    assert need(needed[False])["optimizer"] == shown(FIRST + LAST)
+    assert need(needed[True])["optimizer"] == shown((FIRST + LAST) // 2)

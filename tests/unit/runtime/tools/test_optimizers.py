@@ -1,6 +1,7 @@
 """The optimizers of all stages of a rank, as one."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,9 @@ from torch import nn
 from chimera_runtime.blame import ModelError, Operation
 from chimera_runtime.tensors import draw_seed
 from chimera_runtime.tools.optimizers import Optimizers
+from chimera_runtime.world import World
 from tests.unit.runtime.models import model
+from tests.unit.runtime.ranks import alone_job, groups, together, worlds
 
 
 class Drawing(torch.optim.SGD):
@@ -78,3 +81,33 @@ def test_an_error_of_an_optimizer_names_the_step() -> None:
     with pytest.raises(ModelError, match="the optimizer's step") as raised:
         made({5: nn.Linear(1, 1)}, Failing).step()
     assert raised.value.operation == Operation("step", 5, (), 0)
+
+
+def test_a_sharded_state_is_gathered_after_all_steps_and_schedulers_see_a_step(alone: World) -> None:
+    """Both copies step their half of each weight, one stage in its lane; and as without shards, they have all."""
+
+    def run(world: World | None, in_lane: bool) -> list[list[float]]:
+        built: dict[int, nn.Module] = {stage: nn.Linear(4, 1, bias=False) for stage in (0, 1)}
+        for module in built.values():
+            nn.init.ones_(module.weight)  # type: ignore[arg-type]
+        used = replace(
+            model(optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.5)),
+            scheduler=lambda optimizer, _: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+        )
+        optimizers = Optimizers(used, built, seed=7, idle=False, sharded_over=world)
+        for step in range(3):
+            for stage, module in built.items():
+                for parameter in module.parameters():
+                    parameter.grad = torch.arange(4.0).reshape(1, 4) - step * stage
+            if in_lane:
+                optimizers.step_in_lane(SimpleNamespace(group=(1,)))  # type: ignore[arg-type]
+            optimizers.step()
+            optimizers.zero_grad()
+        assert optimizers.learning_rates == {"0": [0.0625], "1": [0.0625]}
+        return [p.flatten().tolist() for module in built.values() for p in module.parameters()]
+
+    with worlds(alone, alone_job(), copies=2) as pair, groups(2) as first, groups(2) as second:
+        sums = [{(0,): (a, (0, 1)), (1,): (b, (0, 1))} for a, b in zip(first, second, strict=True)]
+        shared = [replace(world, sums=of_world) for world, of_world in zip(pair, sums, strict=True)]
+        results = together([partial(run, world, world is shared[0]) for world in shared])
+    assert results[0] == results[1] == run(None, False)

@@ -108,6 +108,7 @@ def test_the_first_line_is_about_the_run_and_the_last_about_its_end(known: Setti
         "updates": 5,
         "micro_batch_size": 3,
         "rehearse": None,
+        "sharded_optimizer": False,
     }
     assert operations == {"operations": []}
     assert end["ended"] is None

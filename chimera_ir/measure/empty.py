@@ -1,0 +1,32 @@
+"""A model whose middle stage has nothing to compute: what its operations take, every operation costs."""
+
+from pathlib import Path
+
+import torch
+
+from chimera_runtime.model import ModelFile
+
+STAGES, MIDDLE = 3, 1
+
+
+class _View(torch.nn.Module):
+    """Hands on what it gets, through autograd and without a kernel."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+
+def _build(stage: int, _stages: int) -> torch.nn.Module:
+    """The first stage has a weight, so that gradients come back as far as the middle one."""
+    return torch.nn.Linear(1, 1) if stage == 0 else _View()
+
+
+def model() -> ModelFile:
+    """Its items are of one number."""
+    return ModelFile(
+        Path("an empty stage"),
+        _build,
+        lambda output, _target: output.mean(),
+        lambda: [(torch.zeros(1), 0)],
+        lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+    )
