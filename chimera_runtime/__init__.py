@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from chimera_runtime.checkpoints import Checkpoints
     from chimera_runtime.errors import BadCheckpoint, BadModel, Misuse, PeerLost
     from chimera_runtime.layers import Layers
+    from chimera_runtime.loader import Loader
     from chimera_runtime.outcome import Outcome
     from chimera_runtime.pipeline import Pipeline
     from chimera_runtime.stepping import StageStep
@@ -20,6 +21,7 @@ __all__ = [
     "BadModel",
     "Checkpoints",
     "Layers",
+    "Loader",
     "Misuse",
     "ModelError",
     "Outcome",
@@ -34,6 +36,7 @@ _HOMES = {
     "BadModel": "errors",
     "Checkpoints": "checkpoints",
     "Layers": "layers",
+    "Loader": "loader",
     "Misuse": "errors",
     "ModelError": "blame",
     "Outcome": "outcome",

@@ -1,24 +1,15 @@
-"""Which item of the dataset goes where: B*N*W items per update, in an order seeded per epoch."""
+"""The micro-batches of a dataset by the number of their update: what a pipeline sees at its start, and a check."""
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
-from torch.utils.data import default_collate
-
-from chimera_runtime.blame import Calling
-from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.keywords import Keywords
-from chimera_runtime.tensors import draw_seed, seed_torch
-
-_COUNTING = Calling("the length of the dataset", MISUSED)
-_LOADING = Calling("an item of the dataset", MISUSED)
-_COLLATING = Calling("default_collate of a micro-batch", MISUSED)
-
-
-Triple = tuple[Any, Any, Keywords]
-"""An input, a target and keyword arguments, as pytrees."""
+from chimera_runtime.loading import ALL, Loading, MiniBatch, Triple
+from chimera_runtime.nested import rows
+from chimera_runtime.order import Order, Share, is_stream, length_of_stream, refuse_order, require_enough
+from chimera_runtime.reading import Point, Read, Stream
+from chimera_runtime.tensors import all_generators_kept
 
 
 class Source(Protocol):
@@ -36,12 +27,11 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Batches:
-    """The micro-batches of one copy of the pipeline group.
+    """The micro-batches of one copy of the pipeline group, from the beginning of the data on.
 
-    ``micro_batch_size`` B, ``micro_batches`` N per update and ``copies`` W, as in the paper; item j of an
-    update goes to copy j // (B*N) and to micro-batch (j // B) % N. Where a micro-batch is cut into ``parts``, its items
-    go to them in order, and the parts are what ``micro`` counts. Update u takes what update u + ``shift`` takes by the
-    seed: where training goes on with mini-batches of another size, after other updates.
+    Sizes are those of `Share`, items come as `Order` and `Loading` have them, or of an iterable dataset as it gives
+    them. Where a micro-batch is cut into ``parts``, its items go to them in order, and the parts are what ``micro``
+    counts.
     """
 
     dataset: Any
@@ -51,7 +41,11 @@ class Batches:
     copies: int
     copy: int
     seed: int
-    shift: int = 0
+    collate: Callable[[list[Any]], Any] | None = None
+    sampler: Iterable[Any] | None = None
+    _kept: dict[tuple[int, int], Triple] = field(default_factory=dict)
+    _read: list[MiniBatch] = field(default_factory=list)
+    _stream: list[Any] = field(default_factory=list)
 
     def check(self) -> None:
         """Says what is wrong with the dataset.
@@ -59,107 +53,67 @@ class Batches:
         Raises
         ------
         Misuse
-            If it is not map-style, or too small for one update.
+            If it is neither map-style nor iterable, too small for one update, or iterable and has a sampler.
         """
-        with _COUNTING:
-            is_map = hasattr(self.dataset, "__len__") and hasattr(self.dataset, "__getitem__")
-        if not is_map:
-            raise Misuse("dataset() must return a map-style dataset: one with __len__ and __getitem__")
-        if self._items < self._per_update:
-            needed = f"{self.micro_batch_size}*{self.micro_batches}*{self.copies} = {self._per_update}"
-            raise Misuse(
-                f"the dataset has {in_items(self._items)} and one update takes "
-                f"B*N*W = {needed}; use a larger dataset, a smaller --micro-batch-size or fewer ranks"
-            )
-
-    def position(self, update: int) -> tuple[int, int]:
-        """Where an update begins: the epoch, and how many of its items come before, those of all copies."""
-        epoch, place = divmod(update + self.shift, self._items // self._per_update)
-        return epoch, place * self._per_update
-
-    def at(self, update: int, epoch: int, items: int) -> "Batches":
-        """The micro-batches if an update begins at that position.
-
-        Raises
-        ------
-        Misuse
-            If no update begins there.
-        """
-        if items % self._per_update:
-            sizes = f"{self.micro_batch_size}*{self.micro_batches}*{self.copies}"
-            raise Misuse(
-                f"training was at item {items} of the data, and B*N*W = {sizes} = {self._per_update} does not divide "
-                "that: choose B, N or W so that it does"
-            )
-        began = epoch * (self._items // self._per_update) + items // self._per_update
-        return replace(self, shift=began - update)
-
-    @property
-    def _items(self) -> int:
-        with _COUNTING:
-            return len(self.dataset)
-
-    @property
-    def _per_update(self) -> int:
-        return self.micro_batch_size * self.micro_batches * self.copies
+        if not is_stream(self.dataset):
+            require_enough(self._order.count(0), self._share)
+            return
+        if self.sampler is not None:
+            refuse_order("a sampler")
+        if (count := length_of_stream(self.dataset)) is not None:
+            require_enough(count, self._share)
 
     def input(self, update: int, micro: int) -> Any:
         """The collated inputs of a micro-batch, counted from the first of an update."""
-        return self._collate(update, micro, 0)
+        return self._part(update, micro)[0]
 
     def target(self, update: int, micro: int) -> Any:
         """The collated targets of a micro-batch, counted from the first of an update."""
-        return self._collate(update, micro, 1)
+        return self._part(update, micro)[1]
 
     def keywords(self, update: int, micro: int) -> Keywords:
         """The collated keyword arguments of a micro-batch, counted from the first of an update."""
-        keywords: Keywords = self._collate(update, micro, 2)
-        return keywords
+        return self._part(update, micro)[2]
 
-    def _collate(self, update: int, micro: int, part: int) -> Any:
-        size, passes = self.micro_batch_size // self.parts, self.micro_batches * self.parts
-        later, number = divmod(micro, passes)
-        count = self._items
-        epoch, place = divmod(update + later + self.shift, count // self._per_update)
-        start = place * self._per_update + (self.copy * passes + number) * size
-        items = _order(count, self.seed, epoch)[start : start + size].tolist()
-        loaded = [self._item(epoch, item)[part] for item in items]
-        with _COLLATING:
-            return default_collate(loaded)
+    @property
+    def _share(self) -> Share:
+        return Share(self.micro_batch_size, self.micro_batches, self.copies, self.copy)
 
-    def _item(self, epoch: int, item: int) -> Triple:
-        seed_torch(draw_seed("item", self.seed, epoch, item))
-        with _LOADING:
-            loaded = self.dataset[item]
-        return as_triple(loaded, f"item {item} of the dataset")
+    @property
+    def _order(self) -> Order:
+        return Order(self.dataset, self.seed, sampler=self.sampler)
 
+    def _part(self, update: int, micro: int) -> Triple:
+        later, number = divmod(micro, self.micro_batches * self.parts)
+        whole, part = divmod(number, self.parts)
+        place = update + later, whole
+        if place not in self._kept:
+            self._kept.clear()
+            with all_generators_kept():
+                self._kept[place] = self._loaded(*place)
+        size = self.micro_batch_size // self.parts
+        triple: Triple = rows(self._kept[place], part * size, size) if self.parts > 1 else self._kept[place]
+        return triple
 
-def in_items(count: int) -> str:
-    """A number of items, in words."""
-    return "1 item" if count == 1 else f"{count} items"
+    def _loaded(self, update: int, micro: int) -> Triple:
+        loading, share = Loading(self.dataset, self.seed, self.collate), self._share
+        if is_stream(self.dataset):
+            return self._mini_batch(loading, update)(micro)
+        order, count = self._order, self._order.count(0)
+        epoch, place = divmod(update, count // share.items)
+        start = place * share.items + share.start(micro)
+        keys = order.keys(epoch, start, start + share.micro_batch_size)
+        return loading.collated(loading.items(epoch, keys), epoch, start, keys)
 
-
-def as_triple(value: Any, what: str) -> Triple:
-    """Input, target and keyword arguments: a pair has none of these.
-
-    Raises
-    ------
-    Misuse
-        If it is neither a pair nor a triple with a dict of names.
-    """
-    match value:
-        case (inputs, target):
-            return inputs, target, {}
-        case (inputs, target, dict() as keywords) if all(isinstance(name, str) for name in keywords):
-            return inputs, target, keywords
-        case _:
-            raise Misuse(
-                f"{what} is a {type(value).__name__}, not a pair (input, target); keyword arguments of stages stand "
-                "third, in a dict"
-            )
-
-
-@lru_cache(maxsize=2)
-def _order(items: int, seed: int, epoch: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(draw_seed("order", seed, epoch))
-    return torch.randperm(items, generator=generator)
+    def _mini_batch(self, loading: Loading, update: int) -> MiniBatch:
+        """Of an iterable dataset; what has been read is kept, for a few updates at most are asked for."""
+        if not self._stream:
+            uses = dict.fromkeys(range(self.micro_batches), ALL)
+            self._stream.append(iter(Stream(loading, self._share, uses, True, Point())))
+        while len(self._read) <= update:
+            match next(self._stream[0]):
+                case Read(batch):
+                    self._read.append(batch)
+                case _:
+                    pass  # the next epoch begins
+        return self._read[update]

@@ -130,6 +130,10 @@ class Located:
         self._memory_state = memory_state
         self.failed = False
 
+    def alike(self) -> "Located":
+        """A context of the same place, in which an error leaves this one as it is."""
+        return Located(self._rank, self._worker, self._memory_state)
+
     def __enter__(self) -> None:
         pass
 
@@ -155,17 +159,42 @@ def _ctrl_c_raises() -> bool:
     return signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+class Reported(Exception):
+    """An error that the user's code raised in another process, in words: a line, and its traceback, which str has."""
+
+    def __init__(self, line: str, trace: str) -> None:
+        super().__init__(line, trace)
+        self.line = line
+        self.trace = trace
+
+    @classmethod
+    def of(cls, error: ModelError) -> "Reported":
+        """The cause of an error, in a form that can be pickled whatever the cause is."""
+        assert error.__cause__ is not None
+        return cls(_cause(error.__cause__), _trace(error.__cause__))
+
+    def __str__(self) -> str:
+        return self.trace
+
+
 def describe(error: ModelError) -> str:
     """The error in a line; below it the traceback of the user's code, if there is one, and what was noted."""
     cause = error.__cause__
     assert cause is not None
-    shown = traceback.TracebackException.from_exception(cause)
-    text = "".join(shown.format_exception_only() if cause.__traceback__ is None else shown.format()).rstrip()
+    text = _trace(cause)
     return "\n".join([str(error), *([text] if "\n" in text else []), *getattr(error, "__notes__", ())])
 
 
+def _trace(cause: BaseException) -> str:
+    """The traceback of an error; where there is none, the error."""
+    if isinstance(cause, Reported):
+        return cause.trace
+    shown = traceback.TracebackException.from_exception(cause)
+    return "".join(shown.format_exception_only() if cause.__traceback__ is None else shown.format()).rstrip()
+
+
 def _cause(error: BaseException) -> str:
-    return f"{_place(error)}{type(error).__name__}{_words(error)}"
+    return error.line if isinstance(error, Reported) else f"{_place(error)}{type(error).__name__}{_words(error)}"
 
 
 def _words(error: BaseException) -> str:

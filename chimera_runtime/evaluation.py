@@ -7,13 +7,10 @@ does nothing.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import torch
 
-from chimera_runtime.batches import Triple, as_triple
 from chimera_runtime.blame import Calling
 from chimera_runtime.boundary import Boundary
 from chimera_runtime.errors import FAILED, BadModel, Misuse
@@ -21,87 +18,14 @@ from chimera_runtime.keywords import Keywords
 from chimera_runtime.lane import Lane
 from chimera_runtime.links import Incoming, Outgoing
 from chimera_runtime.losses import Loss, as_pair
-from chimera_runtime.nested import lengths, mapped, rows, taken_apart, to_device
+from chimera_runtime.nested import mapped, taken_apart, to_device
 from chimera_runtime.numbering import Micros
-from chimera_runtime.program import Job
+from chimera_runtime.rounds import Round, rounds
 from chimera_runtime.setting import Setting
 from chimera_runtime.shards import rest
 from chimera_runtime.stage import Stage
 from chimera_runtime.tensors import Tensors, join, plain
 from chimera_runtime.turns import StreamIncoming, StreamOutgoing
-
-_BATCH = "a batch of an evaluation"
-_LOADING = Calling("the function that gives the micro-batches of an evaluation", FAILED)
-
-
-@dataclass(frozen=True)
-class Round:
-    """Micro-batches that a copy's pipelines run together: ``sizes`` has the items of each, 0 where it is not there.
-
-    ``load(m)`` gives the inputs, the targets and the keyword arguments of micro-batch m.
-    """
-
-    sizes: Sequence[int]
-    load: Callable[[int], Triple]
-
-
-def rounds(job: Job, size: int, batch: Any) -> Iterator[Round]:
-    """A batch as rounds of as many micro-batches as an evaluation has.
-
-    Parameters
-    ----------
-    size
-        The items of a micro-batch.
-    batch
-        A pair of inputs and targets with any number of items in dimension 0, of which the last micro-batches of the
-        last round hold what is left; or a function of the micro-batch's number that gives a pair with ``size`` items,
-        for one round.
-
-    Raises
-    ------
-    Misuse
-        If it is none of these.
-    """
-    whole, count = size // job.parts, job.evaluated * job.parts
-    if callable(batch):
-        yield Round((whole,) * count, partial(_part_of, batch, size, job.parts))
-        return
-    batch = as_triple(batch, _BATCH)
-    items = _items(batch)
-    for start in range(0, items, whole * count):
-        sizes = tuple([max(0, min(whole, items - start - whole * micro)) for micro in range(count)])
-        yield Round(sizes, partial(_rows_of, batch, start, whole, sizes))
-
-
-def _rows_of(batch: Any, start: int, whole: int, sizes: Sequence[int], micro: int) -> Any:
-    """The rows of a micro-batch of a round that begins with an item of a batch."""
-    return rows(batch, start + whole * micro, sizes[micro])
-
-
-def _part_of(load: Callable[[int], Any], size: int, parts: int, micro: int) -> Any:
-    """A part of a micro-batch that a function gives."""
-    number, part = divmod(micro, parts)
-    with _LOADING:
-        loaded = load(number)
-    batch = as_triple(loaded, _BATCH)
-    if _items(batch) != size:
-        raise Misuse(
-            f"micro-batch {number} of an evaluation: dimension 0 of its tensors is {_items(batch)}, and was {size} in "
-            "the example"
-        )
-    return rows(batch, part * size // parts, size // parts)
-
-
-def _items(batch: Triple) -> int:
-    """The items of inputs, targets and keyword arguments."""
-    sizes = lengths(batch)
-    if len(sizes) != 1:
-        said = f"tensors with {' and '.join(map(str, sorted(sizes)))} there" if sizes else "no tensor"
-        raise Misuse(f"a batch of an evaluation has items in dimension 0 of its tensors, and this one has {said}")
-    (items,) = sizes
-    if not items:
-        raise Misuse("a batch of an evaluation has no item")
-    return items
 
 
 class Ending(Protocol):

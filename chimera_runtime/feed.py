@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.batches import Batches, Triple, as_triple
+from chimera_runtime.batches import Batches
 from chimera_runtime.blame import Calling
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.keywords import Keywords
+from chimera_runtime.loading import MiniBatch, Triple, as_triple
 from chimera_runtime.nested import leaves, lengths, rows
 from chimera_runtime.program import Job
 
@@ -38,6 +39,8 @@ class Feed:
         Misuse
             If it is none of these, or has another number of items than B*N.
         """
+        if isinstance(batch, MiniBatch):
+            batch.require_whole()
         if callable(batch) or isinstance(batch, Batches):
             self._pairs[update] = batch
         else:

@@ -1,17 +1,22 @@
 """What a rank holds of a pipeline: its stages, and their state in checkpoints and in one file."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from chimera_runtime.announcing import Announcing, Messages
 from chimera_runtime.blame import Located
+from chimera_runtime.data_workers import Workers
 from chimera_runtime.errors import Misuse
 from chimera_runtime.exporting import export_weights, load_weights
 from chimera_runtime.feed import Feed
 from chimera_runtime.flushing import Flushing
-from chimera_runtime.program import Group, Job, spread
+from chimera_runtime.loader import Loader
+from chimera_runtime.loading import Loading, Uses
+from chimera_runtime.order import Order, Share, is_stream, refuse_order
+from chimera_runtime.program import Group, Job
 from chimera_runtime.setting import Setting
 from chimera_runtime.state import State
 from chimera_runtime.stepping import Steppers
@@ -28,6 +33,9 @@ class Holding:
     _steppers: Steppers | None
     _schedule: Streaming | Flushing
     _feed: Feed
+    _uses: Sequence[Uses]  # by worker
+    _loaders: int = 0
+    _messages: Messages
     _state: State
     _located: Located
 
@@ -90,11 +98,86 @@ class Holding:
         """What ``optimizer`` has made, by stage, or by the stages that share: empty where the caller steps."""
         return {} if self._steppers is None else self._steppers.optimizers
 
+    # ---- data
+
     @property
     def needs(self) -> frozenset[int]:
-        """The micro-batches of a mini-batch whose input or target this rank uses: a loader may leave out the others."""
-        facts, count = self._setting.facts, self._setting.world.job.micro_batches
-        return frozenset(micro % count for micro in spread((*facts.inputs, *facts.targets)))
+        """The micro-batches of a mini-batch of which this rank uses anything: a loader may leave out the others."""
+        return frozenset(self._uses[self._setting.world.place.worker])
+
+    def loader(
+        self,
+        dataset: Any,
+        *,
+        shuffle: bool = False,
+        sampler: Iterable[Any] | None = None,
+        seed: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        drop_last: bool = True,
+        num_workers: int = 0,
+        prefetch_factor: int = 2,
+        multiprocessing_context: str | None = None,
+        pin_memory: bool = False,
+    ) -> Loader:
+        """The dataset as mini-batches for `step` and `evaluate`: a DataLoader of torch of what this rank uses of them.
+
+        Every rank makes it, with the same arguments. Item j of a mini-batch, the next B*N*W items, goes to copy
+        j // (B*N) and to micro-batch (j // B) % N. A rank loads the items of micro-batches whose input, target or
+        keyword arguments its stages take, and keeps these alone. An iterable dataset is read as a whole by each rank
+        that takes any item.
+
+        Parameters
+        ----------
+        dataset
+            Map-style or iterable, with items (input, target) or (input, target, keywords), or whatever ``collate_fn``
+            makes these of.
+        shuffle
+            Whether a map-style dataset comes in another order in each epoch.
+        sampler
+            The keys of a map-style dataset for an epoch, the same on all ranks; if it draws them from global generators
+            these are seeded alike.
+        seed
+            With the epoch it decides the order, and with that and the item all that an item draws from the generators
+            of torch, Python and NumPy: by default the pipeline's.
+        collate_fn
+            Makes the pair or triple of a micro-batch from the list of its B items: by default torch's default_collate.
+        drop_last
+            Leaves out the items of an epoch that fill no mini-batch. Without it they are a smaller one, for `evaluate`.
+        num_workers
+            Processes that load while the rank computes; the order does not depend on them. With none, the rank loads.
+        prefetch_factor
+            How many mini-batches each of them is ahead.
+        multiprocessing_context
+            How they are started, as ``"spawn"``: by default as Python does it.
+        pin_memory
+            Whether they are put into memory from which a GPU copies while it works.
+
+        Raises
+        ------
+        Misuse
+            If arguments do not go together, or the dataset is too small or none.
+        """
+        size, place = self._feed.size, self._setting.world.place
+        share = Share(size, self.micro_batches, self.copies, self.copy)
+        if num_workers < 0 or prefetch_factor < 1:
+            raise Misuse(f"num_workers={num_workers}, prefetch_factor={prefetch_factor}: no such numbers of either")
+        if is_stream(dataset) and (shuffle or sampler is not None):
+            refuse_order("shuffle=True" if sampler is None else "a sampler")
+        if shuffle and sampler is not None:
+            raise Misuse("a sampler decides the order: leave shuffle=True out")
+        drawn_by = self._setting.seed if seed is None else seed
+        self._loaders += 1
+        readers = frozenset(worker for worker, used in enumerate(self._uses) if used)
+        return Loader(
+            Loading(dataset, drawn_by, collate_fn),
+            share,
+            self._uses[place.worker],
+            Order(dataset, drawn_by, shuffle, sampler),
+            Announcing(self._setting.world, readers, self._loaders, self._messages),
+            self._located.alike(),
+            Workers(num_workers, prefetch_factor, multiprocessing_context, pin_memory),
+            drop_last,
+        )
 
     # ---- checkpoints
 

@@ -30,6 +30,18 @@ _FUNCTIONS = {
     "optimizer": "optimizer(parameters) -> torch.optim.Optimizer",
 }
 
+_OPTIONAL = {
+    "reference": 0,
+    "name": 2,
+    "tied": 1,
+    "scheduler": 2,
+    "collate": 1,
+    "sampler": 1,
+    "validation": 0,
+    "on_step": 2,
+}
+"""What a model file may have beside these: how many arguments it is called with."""
+
 _JUDGING = Calling("the loss", FAILED)
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -133,25 +145,41 @@ class Model:
 
 @dataclass(frozen=True)
 class ModelFile(Model):
-    """The functions of a model file, of which it need not have the last four; what they raise is as in `Model`.
+    """The functions of a model file, of which it need not have the last six; what they raise is as in `Model`.
 
     ``reference()`` is the model in one process, ``scheduler(optimizer, steps)`` makes a learning-rate scheduler for so
-    many updates, ``validation()`` has held-out items, and ``on_step(pipe, outcome)`` is called after every update. The
-    products of stages and loss are computed in the dtype ``autocast``, if there is one.
+    many updates, ``collate(items)`` a micro-batch of a list of items, ``sampler(dataset)`` says which come when,
+    ``validation()`` has held-out items, and ``on_step(pipe, outcome)`` is called after every update. The products of
+    stages and loss are computed in the dtype ``autocast``, if there is one.
     """
 
     dataset: Callable[[], Any]
     optimizer: Callable[[Any], Any]
     reference: Callable[[], Any] | None = None
     scheduler: Callable[[Any, int], Any] | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+    sampler: Callable[[Any], Any] | None = None
     validation: Callable[[], Any] | None = None
     on_step: Callable[[Any, Any], Any] | None = None
     autocast: torch.dtype | None = None
 
     def items(self) -> Any:
-        """What ``dataset`` returns, not yet known to be map-style: see `Batches.check`."""
+        """What ``dataset`` returns, not yet known to be one: see `Batches.check`."""
         with Calling("dataset()", MISUSED):
             return self.dataset()
+
+    def order(self, dataset: Any) -> Any:
+        """The sampler of a dataset, None if there is none."""
+        if self.sampler is None:
+            return None
+        with Calling("sampler(dataset)", MISUSED):
+            sampler = self.sampler(dataset)
+        if not hasattr(sampler, "__iter__") or hasattr(sampler, "__next__"):
+            raise Misuse(
+                f"{self.file}: sampler returned {_kind(sampler)}, not a torch.utils.data.Sampler: an object whose "
+                "__iter__ begins anew in every epoch"
+            )
+        return sampler
 
     def held_out(self) -> Any:
         """What ``validation`` returns, which there is."""
@@ -256,11 +284,10 @@ def load(path: Path, offered: Mapping[str, Any] = _NOTHING, split: Sequence[int]
     tied = getattr(module, "tied", None)
     if tied is not None and not callable(tied):
         raise Misuse(f"{path}: tied is {_kind(tied)}, not a function: def tied(num_stages: int) -> list[list[tuple]]")
-    optional = (("tied", 1), ("name", 2), ("reference", 0), ("scheduler", 2), ("validation", 0), ("on_step", 2))
     given |= {
-        name: bound(function, positional, offered, file)
-        for name, positional in optional
-        if callable(function := getattr(module, name, None))
+        other: bound(function, positional, offered, file)
+        for other, positional in _OPTIONAL.items()
+        if callable(function := getattr(module, other, None))
     }
     return ModelFile(file, **given)
 

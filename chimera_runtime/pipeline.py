@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from chimera_runtime import assemble, probe
 from chimera_runtime.accumulation import Accumulation
+from chimera_runtime.announcing import Messages
 from chimera_runtime.batches import Batches
 from chimera_runtime.blame import Calling, Located
 from chimera_runtime.errors import MISUSED, Misuse
@@ -34,6 +35,7 @@ from chimera_runtime.stepping import Hook, Named, Steppers
 from chimera_runtime.streaming import Streaming, hooks_of
 from chimera_runtime.tensors import generators_kept
 from chimera_runtime.ties import End, by_group
+from chimera_runtime.uses import uses
 from chimera_runtime.world import join_group
 
 _NO_HOOKS = Hooks()
@@ -142,6 +144,11 @@ class Pipeline(Holding):
             built = assemble.modules(world, model, seed)
             assemble.agree_on_weights(world, built)
             findings = probe.find(world, model, self._feed, built, seed, hooks.measures)
+        self._uses = [
+            uses(job, of_worker, any(findings.traits[stage].keywords for stage in of_worker.stages), varying)
+            for of_worker in compiled.ranks
+        ]
+        self._messages = Messages()
         source = self._feed if hooks.loads else None
         self._setting = Setting(world, script, facts, model, findings, seed, source)
         hooks.ready(self._setting, built)

@@ -1,9 +1,12 @@
 """Tensors of micro-batches, and seeds for what is drawn at random."""
 
 import ctypes
+import random
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b, sha256
+from typing import Any
 
 import torch
 
@@ -20,7 +23,7 @@ def join(messages: Sequence[Tensors]) -> Tensors:
     return tuple(torch.cat(tensors) for tensors in zip(*messages, strict=True))
 
 
-def draw_seed(use: str, *parts: int) -> int:
+def draw_seed(use: str, *parts: object) -> int:
     """A seed for one use, the same on every machine: 63 bits of the BLAKE2b hash of "use/part/part/..."."""
     text = "/".join([use, *map(str, parts)]).encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 1
@@ -39,6 +42,29 @@ def generators_kept() -> Iterator[None]:
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices):
         yield
+
+
+def seed_all(seed: int) -> None:
+    """Seeds the generators that a dataset may draw from: those of torch, Python, and NumPy if it is in use."""
+    seed_torch(seed)
+    random.seed(seed)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+@contextmanager
+def all_generators_kept() -> Iterator[None]:
+    """Afterwards all that `seed_all` seeds is as before."""
+    numpy: Any = sys.modules.get("numpy")
+    states = random.getstate(), numpy and numpy.random.get_state()
+    try:
+        with generators_kept():
+            yield
+    finally:
+        random.setstate(states[0])
+        if numpy is not None:
+            numpy.random.set_state(states[1])
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:

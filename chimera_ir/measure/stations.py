@@ -53,9 +53,10 @@ class Cut:
         Raises
         ------
         Misuse
-            If the dataset is not map-style, or has too few items.
+            If the dataset is none, or has too few items.
         """
-        batches = Batches(self.dataset, size, 1, 1, 1, 0, self.seed)
+        sampler = self.model.order(self.dataset)
+        batches = Batches(self.dataset, size, 1, 1, 1, 0, self.seed, self.model.collate, sampler)
         batches.check()
         return batches
 

@@ -1,10 +1,7 @@
 """``--check``: runs the generated loops and compares them with the reference, update by update and stage by stage."""
 
 import math
-import random
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +17,7 @@ from chimera_runtime.saved import memory_of
 from chimera_runtime.setting import Setting
 from chimera_runtime.sharded_optimizer import ShardedOptimizer
 from chimera_runtime.stage import Stage
+from chimera_runtime.tensors import all_generators_kept
 from chimera_runtime.ties import by_group, refuse_undeclared
 from chimera_runtime.tools import own_model
 from chimera_runtime.tools.compare import CheckFailed, Recorded, compare
@@ -79,7 +77,7 @@ def check(
     )
     period, reads = (job.period, job.reads) if job.period else (job.passes, (((0, job.passes),),) * job.stages)
     updates = _enough(job)
-    with random_numbers_restored():
+    with all_generators_kept():
         beside = _beside_own_model(setting, model, reference)
         rebuilt = build.modules(world, model, setting.seed)
         in_common = [Kept(tensor) for tensor in shared(built, rebuilt)]
@@ -138,19 +136,6 @@ class Kept:
         self._tensor.data = self._place
         self._tensor.data.copy_(self._values)
         self._tensor.grad = None
-
-
-@contextmanager
-def random_numbers_restored() -> Iterator[None]:
-    """Afterwards all generators are where they were: those of torch, Python, and NumPy if it is in use."""
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    numpy = sys.modules.get("numpy")
-    states = random.getstate(), numpy and numpy.random.get_state()
-    with torch.random.fork_rng(devices):
-        yield
-    random.setstate(states[0])
-    if numpy is not None:
-        numpy.random.set_state(states[1])
 
 
 def _enough(job: Job) -> int:

@@ -3,19 +3,17 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch.utils.data import default_collate
-
-from chimera_runtime.batches import Triple, as_triple
 from chimera_runtime.blame import Calling
-from chimera_runtime.errors import FAILED, MISUSED, Misuse
+from chimera_runtime.errors import MISUSED, Misuse
+from chimera_runtime.loading import Loading, Triple
 from chimera_runtime.model import ModelFile
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program import Job, Place
-from chimera_runtime.tensors import draw_seed, generators_kept, seed_torch
+from chimera_runtime.tensors import generators_kept
 
 _COUNTING = Calling("the length of validation()", MISUSED)
-_LOADING = Calling("an item of validation()", FAILED)
-_COLLATING = Calling("default_collate of items of validation()", FAILED)
+_EPOCH = -1
+"""Of what is drawn for held-out items: none of the training's."""
 
 
 class HeldOut:
@@ -43,8 +41,6 @@ class HeldOut:
         self._updates = updates
         self._size = size
         self._round = size * job.evaluated
-        self._seed = seed
-        self._dataset: Any = ()
         self._items: Sequence[int] = ()
         if every is None:
             return
@@ -53,13 +49,14 @@ class HeldOut:
                 f"--eval-every: {model.file} has no function validation() -> torch.utils.data.Dataset, with held-out "
                 "items like those of dataset()"
             )
-        self._dataset = model.held_out()
+        dataset = model.held_out()
         with _COUNTING:
-            is_map = hasattr(self._dataset, "__len__") and hasattr(self._dataset, "__getitem__")
-            length = len(self._dataset) if is_map else 0
+            is_map = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+            length = len(dataset) if is_map else 0
         if not length:
             raise Misuse("validation() must return a map-style dataset, one with __len__ and __getitem__, with an item")
         self._items = range(place.copy, length, place.copies)
+        self._loading = Loading(dataset, seed, model.collate, "validation()")
 
     def is_due(self, updates: int) -> bool:
         """Whether it is time to evaluate, after so many updates: the same on every rank."""
@@ -80,13 +77,5 @@ class HeldOut:
             yield last
 
     def _load(self, start: int, count: int) -> Triple:
-        items = [self._item(item) for item in self._items[start : start + count]]
-        with _COLLATING:
-            inputs, targets, keywords = (default_collate(list(part)) for part in zip(*items, strict=True))
-        return inputs, targets, keywords
-
-    def _item(self, item: int) -> Triple:
-        seed_torch(draw_seed("held-out", self._seed, item))
-        with _LOADING:
-            loaded = self._dataset[item]
-        return as_triple(loaded, f"item {item} of validation()")
+        items = self._items[start : start + count]
+        return self._loading.collated(self._loading.items(_EPOCH, items), _EPOCH, start, items)

@@ -54,6 +54,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _number(text: str) -> int:
+    if not re.fullmatch(r"\d{1,4}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or more")
+    return int(text)
+
+
 def _split(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"{text!r} does not list the first layer of each stage, as in 0,9,17,25")
@@ -100,6 +106,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--micro-batch-size", type=_count, default=1, metavar="B", help="items per micro-batch (default: 1)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of weights, data order and dropout (default: 0)")
+    parser.add_argument(
+        "--data-workers", type=_number, default=0, metavar="K", help="processes per rank that load items (default: 0)"
+    )
     check = parser.add_mutually_exclusive_group()
     check.add_argument("--check", action="store_true", help="first compare with one-process training")
     check.add_argument("--check-only", action="store_true", help="compare, then stop")

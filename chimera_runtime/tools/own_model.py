@@ -217,17 +217,16 @@ def _agreement(
     reference: Reference, model: ModelFile, stages: Sequence[torch.nn.Module], whole: torch.nn.Module, pairs: Partners
 ) -> Agreement:
     with Calling("an update of the stages and of reference(), side by side", FAILED):
-        dataset = model.dataset()
-        items = reference.items(dataset, 0)
+        batches = [next(reference.batches()) for _ in range(2)]  # a forward may change its own
         losses = [
-            [_pass(reference, modules, reference.batch(dataset, of_micro), number) for modules in (stages, [whole])]
-            for number, of_micro in enumerate(items)
+            [_pass(reference, modules, batch, number) for modules, batch in zip((stages, [whole]), pair, strict=True)]
+            for number, pair in enumerate(zip(*batches, strict=True))
         ]
     (mine, theirs), scale = map(sum, zip(*losses, strict=True)), sum(abs(loss) for _, loss in losses)
     dtypes = {p.dtype for p in whole.parameters()} & TOLERANCES.keys()
     if model.autocast is not None:
         dtypes.add(model.autocast)
-    bound = tolerance(max(dtypes, key=TOLERANCES.__getitem__, default=torch.float64), len(items))
+    bound = tolerance(max(dtypes, key=TOLERANCES.__getitem__, default=torch.float64), len(losses))
     off = share_of(abs(mine - theirs), scale)
     worst, parameter = _furthest([*pairs.gradients()])
     if not off <= bound:

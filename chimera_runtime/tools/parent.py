@@ -1,14 +1,10 @@
 """The process that started this one, torchrun: where it is killed, its ranks do not stay behind."""
 
-import ctypes
 import os
 import signal
-import sys
 
 from chimera_runtime.errors import TERMINATED
-
-_PR_SET_PDEATHSIG = 1
-"""From Linux's <sys/prctl.h>."""
+from chimera_runtime.orphans import signal_when_parent_ends
 
 _PARENT = os.getppid()
 """As it was when this was imported, before torch was."""
@@ -19,10 +15,7 @@ def end_with_parent() -> None:
 
     Linux alone knows how; elsewhere, and where torchrun did not start it, nothing happens.
     """
-    if not sys.platform.startswith("linux") or "TORCHELASTIC_RUN_ID" not in os.environ:
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if has_ended():
+    if "TORCHELASTIC_RUN_ID" in os.environ and signal_when_parent_ends(signal.SIGTERM) and has_ended():
         os._exit(TERMINATED)
 
 

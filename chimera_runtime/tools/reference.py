@@ -2,10 +2,9 @@
 
 The reference builds the whole model, runs the micro-batches one after another through ordinary autograd and never looks
 at the schedule: all that it knows is which version of the weights a micro-batch reads. It shares with the ranks only
-what docs/runtime.md defines: which item goes where, and the seeds.
+what docs/runtime.md defines: which item goes where, and the seeds (`reference_data`).
 """
 
-import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.data import default_collate
+
+from chimera_runtime.tools.reference_data import mini_batches, seed_of
 
 Gradients = Sequence[torch.Tensor | None]
 """Of a weight group: one for each parameter that requires one, or none where none came."""
@@ -23,12 +23,6 @@ Ties = Mapping[tuple[int, ...], Sequence[Sequence[tuple[int, str]]]]
 
 A stage by itself is one whose layers share them.
 """
-
-
-def seed_of(*parts: str | int) -> int:
-    """The first 8 bytes of BLAKE2b of the parts joined by slashes, as a 63-bit number."""
-    digest = hashlib.blake2b("/".join(str(p) for p in parts).encode("ascii"), digest_size=8).hexdigest()
-    return int(digest, 16) // 2
 
 
 def _nothing() -> AbstractContextManager[Sequence[Any]]:
@@ -104,22 +98,14 @@ class Reference:
         torch.manual_seed(seed_of("weights", self.seed, number))
         return make()
 
-    def items(self, dataset: Any, update: int) -> list[list[tuple[int, int]]]:
-        """For each part of each micro-batch of each copy in turn, its items, each with a seed of its own."""
-        size, count = self.micro_batch_size // self.parts, self.micro_batches * self.copies * self.parts
-        epoch, update = divmod(update, len(dataset) // (size * count))
-        generator = torch.Generator().manual_seed(seed_of("order", self.seed, epoch))
-        order = torch.randperm(len(dataset), generator=generator).tolist()[update * size * count :]
-        seeded = [(item, seed_of("item", self.seed, epoch, item)) for item in order[: size * count]]
-        return [seeded[i * size : (i + 1) * size] for i in range(count)]
-
-    def batch(self, dataset: Any, items: list[tuple[int, int]]) -> list[Any]:
-        """The collated inputs, targets and keyword arguments of a micro-batch."""
-        loaded = []
-        for item, seed in items:
-            torch.manual_seed(seed)
-            loaded.append((*dataset[item], {})[:3])
-        return [_move(default_collate(list(part)), self.device) for part in zip(*loaded, strict=True)]
+    def batches(self) -> Iterator[list[list[Any]]]:
+        """What each update trains on, see `reference_data`."""
+        return mini_batches(
+            self.model,
+            (self.micro_batch_size, self.micro_batches * self.copies, self.parts),
+            self.seed,
+            self.device,
+        )
 
 
 class _InTurn(torch.nn.ModuleDict):
@@ -140,18 +126,6 @@ def _takes(module: torch.nn.Module, name: str) -> bool:
     return True
 
 
-def _move(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {k: _move(v, device) for k, v in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_move(v, device) for v in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)([_move(v, device) for v in value])
-    return value
-
-
 def _spread(runs: Sequence[tuple[int, int]]) -> list[int]:
     """Runs of (offset, count) as one offset per micro-batch of a period."""
     return [offset for offset, count in runs for _ in range(count)]
@@ -167,7 +141,7 @@ class Training:
     def __init__(self, reference: Reference, period: int, reads: Sequence[Sequence[tuple[int, int]]]) -> None:
         self._reference = reference
         self._updates_of_a_period = period // reference.passes
-        self._dataset = reference.model.dataset()
+        self._batches = reference.batches()
         self._update = 0
         self.modules = [reference.build(stage) for stage in range(reference.stages)]
         for parameters in reference.ties.values():
@@ -210,9 +184,9 @@ class Training:
         loss is not a number.
         """
         reference = self._reference
-        items = reference.items(self._dataset, self._update)
+        batches = next(self._batches)
         passes = [
-            self._pass(reference.batch(self._dataset, items[copy * reference.passes + micro]), copy, micro)
+            self._pass(batches[copy * reference.passes + micro], copy, micro)
             for micro in range(reference.passes)
             for copy in range(reference.copies)
         ]

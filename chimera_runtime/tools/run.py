@@ -16,7 +16,9 @@ from chimera_runtime.batches import Batches
 from chimera_runtime.errors import Misuse
 from chimera_runtime.hooks import Hooks
 from chimera_runtime.lane import Lane
+from chimera_runtime.loader import Loader
 from chimera_runtime.model import ModelFile
+from chimera_runtime.order import is_stream
 from chimera_runtime.outcome import Outcome, Outcomes
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program import Compiled, Place
@@ -74,6 +76,7 @@ class Run(Hooks):
     _setting: Setting = field(init=False)
     _stages: dict[int, Stage] = field(init=False)
     _schedulers: dict[Any, Any] = field(default_factory=dict)
+    _loaders: list[Loader] = field(default_factory=list)
     _recorder: Recorder | None = None
     _progress: Progress | None = None
     _peak_memory: PeakMemory | None = None
@@ -122,17 +125,40 @@ class Run(Hooks):
 
     @cached_property
     def batches(self) -> Batches:
-        """The dataset's items as micro-batches of this rank's copy: what a rank does not need it does not load."""
+        """The micro-batches that a pipeline and a check begin with: what a rank does not need it does not load."""
         job, place, size = self.compiled.job, self.place, self.options.micro_batch_size
         if size % job.parts:
             raise Misuse(
                 f"--micro-batch-size {size}: {job.name} cuts every micro-batch into {job.parts} halves; "
                 "choose an even size, as in --micro-batch-size 2"
             )
-        items, seed = self.model.items(), self.options.seed
-        batches = Batches(items, size, job.micro_batches, job.parts, place.copies, place.copy, seed)
+        dataset, model = self.model.items(), self.model
+        sizes = size, job.micro_batches, job.parts, place.copies, place.copy
+        batches = Batches(dataset, *sizes, self.options.seed, model.collate, model.order(dataset))
         batches.check()
         return batches
+
+    def loader(self, pipe: Pipeline) -> Loader:
+        """The dataset as mini-batches, loaded by ``--data-workers`` while the ranks compute."""
+        dataset, options = self.batches.dataset, self.options
+        streams, sampler = is_stream(dataset), self.batches.sampler
+        loader = pipe.loader(
+            self.model.items() if streams else dataset,  # of the other stream the first items have been read
+            shuffle=not streams and sampler is None,
+            sampler=sampler,
+            collate_fn=self.model.collate,
+            num_workers=options.data_workers,
+            pin_memory=self.device.type == "cuda",
+        )
+        self._loaders.append(loader)
+        return loader
+
+    def mini_batches(self, loader: Loader) -> Iterator[Any]:
+        """Those of all epochs, one after the other; in a rehearsal nothing is loaded."""
+        while self.loads:
+            yield from loader
+        while True:
+            yield self.batches
 
     @property
     def updates(self) -> int:
@@ -161,7 +187,7 @@ class Run(Hooks):
         if step.optimizer in self._schedulers:
             self._schedulers[step.optimizer].step()
 
-    def saving(self, pipe: Pipeline, optimizers: Optimizers | None = None) -> Saving:
+    def saving(self, pipe: Pipeline, loader: Loader, optimizers: Optimizers | None = None) -> Saving:
         """What the options say of checkpoints; a SIGTERM asks for one, where they are saved."""
         made = list(pipe.optimizers.values()) if optimizers is None else list(optimizers)
         schedulers = list(self._schedulers.values()) if optimizers is None else optimizers.schedulers
@@ -175,8 +201,8 @@ class Run(Hooks):
             store.set(_TERMINATED, "1")
             pipe.ask_to_stop()
 
-        saving = Saving(self.options, pipe, made, schedulers, self.batches, say_once, is_terminated)
-        self.batches = saving.begin()
+        saving = Saving(self.options, pipe, made, schedulers, {"data": loader}, say_once, is_terminated)
+        saving.begin()
         if optimizers is not None:
             optimizers.count_from(pipe.updates)
         if self.options.save is not None:
@@ -207,6 +233,8 @@ class Run(Hooks):
 
     def close(self) -> None:
         """The training is over, on all ranks."""
+        for loader in self._loaders:
+            loader.close()
         if self._progress is not None:
             self._progress.close()
 

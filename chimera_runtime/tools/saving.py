@@ -2,14 +2,14 @@
 
 import argparse
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from chimera_runtime.batches import Batches, in_items
 from chimera_runtime.checkpoints import Checkpoints
-from chimera_runtime.errors import BadCheckpoint, Misuse
+from chimera_runtime.content import Stateful
+from chimera_runtime.errors import Misuse
 from chimera_runtime.exporting import require_writable
 from chimera_runtime.outcome import Outcome
 from chimera_runtime.pipeline import Pipeline
@@ -17,44 +17,6 @@ from chimera_runtime.pipeline import Pipeline
 
 class Terminated(Exception):
     """A SIGTERM came, and what there was is saved."""
-
-
-class Position:
-    """How far a run has come in its data.
-
-    Attributes
-    ----------
-    batches
-        The micro-batches from here on.
-    """
-
-    def __init__(self, batches: Batches, pipe: Pipeline) -> None:
-        self.batches = batches
-        self._pipe = pipe
-
-    def state_dict(self) -> dict[str, Any]:
-        """Epoch, items of it, and the items that there are."""
-        update = self._pipe.updates
-        epoch, items = self.batches.position(update)
-        return {"epoch": epoch, "items": items, "length": len(self.batches.dataset)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on there; the pipeline's updates are those of the checkpoint already.
-
-        Raises
-        ------
-        BadCheckpoint
-            If the dataset has another length.
-        Misuse
-            If no update of this run begins there.
-        """
-        length = len(self.batches.dataset)
-        if state["length"] != length:
-            raise BadCheckpoint(
-                f"the dataset has {in_items(length)}, and had {in_items(state['length'])} when the checkpoint was "
-                "saved: its order would be another one; take the weights alone, with --load"
-            )
-        self.batches = self.batches.at(self._pipe.updates, state["epoch"], state["items"])
 
 
 class Saving:
@@ -68,6 +30,8 @@ class Saving:
         Whether a SIGTERM has come to any rank. Else it was the model file that asked for the end.
     optimizers, schedulers
         Those of this rank.
+    shared
+        What else is resumed, the same on all ranks, as `Checkpoints` takes it: the position in the data.
 
     Attributes
     ----------
@@ -81,7 +45,7 @@ class Saving:
         pipe: Pipeline,
         optimizers: Iterable[Any],
         schedulers: Sequence[Any],
-        batches: Batches,
+        shared: Mapping[str, Stateful],
         say: Callable[[str], None],
         is_terminated: Callable[[], bool],
     ) -> None:
@@ -89,7 +53,6 @@ class Saving:
         self._is_terminated = is_terminated
         self._pipe = pipe
         self._say = say
-        self._position = Position(batches, pipe)
         self._checkpoints: Checkpoints | None = None
         self._outcomes: deque[Outcome] = deque()
         self._saved = -1
@@ -101,12 +64,12 @@ class Saving:
                 pipe,
                 _saveable(optimizers),
                 schedulers=schedulers,
-                shared={"data": self._position},
+                shared=shared,
                 keep=options.keep,
             )
 
-    def begin(self) -> Batches:
-        """Takes the weights of ``--load``, then all of the checkpoint of ``--resume``: the data from there on.
+    def begin(self) -> None:
+        """Takes the weights of ``--load``, then all of the checkpoint of ``--resume``.
 
         Raises
         ------
@@ -131,7 +94,6 @@ class Saving:
                     self._say(remark)
         if options.save is not None and self._checkpoints is not None:
             self._checkpoints.claim()
-        return self._position.batches
 
     def is_due(self, outcome: Outcome | None) -> bool:
         """Whether it is time to save, after an update with this outcome.

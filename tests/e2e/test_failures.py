@@ -101,7 +101,7 @@ MISTAKES = {
     "returns-set": "stage 0 returned a set; return a tensor, or tensors in tuples, lists and dicts",
     "loss-of-two": "loss returned a tensor of shape (2,); return the mean over the micro-batch",
     "few-items": "the dataset has 3 items and one update takes B*N*W = 1*4*1 = 4",
-    "no-map": "dataset() must return a map-style dataset",
+    "no-map": "the dataset, of type tuple_iterator, is none: a map-style one has __len__ and __getitem__",
     "no-pairs": "item 35 of the dataset is a dict, not a pair (input, target)",
     "no-optimizer": "optimizer returned None, not a torch.optim.Optimizer",
     "own-randomness": "starts with other weights on rank 1 than on rank 0",
@@ -155,7 +155,7 @@ RAISING = {
     "to": ("placing stage 1 on cpu", "_apply", 2),
     "dataset": ("dataset()", "dataset", 2),
     "__len__": ("the length of the dataset", "__len__", 2),
-    "__getitem__": ("an item of the dataset", "__getitem__", 2),
+    "__getitem__": ("item ", "__getitem__", 2),
     "optimizer": ("optimizer(parameters)", "optimizer", 2),
     "step": ("the optimizer's step", "step", 1),
     "forward": ("the forward of stage 1", "forward", 1),
@@ -165,7 +165,6 @@ RAISING = {
 """Every function of the model file: what is said of an error in it, the function's name, and how the rank ends."""
 
 OPERATION = {
-    "__getitem__": "micro-batch 0 of update 2, load target m0 s1",
     "step": "update 3, step s1",
     "forward": "micro-batch 1 of update 3, F m1 s1",
     "backward": "micro-batch 1 of update 3, B m1 s1",

@@ -10,6 +10,7 @@ import torch
 from chimera_runtime.batches import Batches
 from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import Misuse
+from tests.unit.runtime.datasets import Flowing, Sized
 from tests.unit.runtime.models import model
 
 ITEMS = 26
@@ -25,8 +26,8 @@ class Numbers:
         return float(number), -float(number)
 
 
-def batches(dataset: Any = None, **changed: int) -> Batches:
-    sizes = {"micro_batch_size": 2, "micro_batches": 2, "parts": 1, "copies": 3, "copy": 0, "seed": 7}
+def batches(dataset: Any = None, **changed: Any) -> Batches:
+    sizes: dict[str, Any] = {"micro_batch_size": 2, "micro_batches": 2, "parts": 1, "copies": 3, "copy": 0, "seed": 7}
     return Batches(Numbers() if dataset is None else dataset, **sizes | changed)
 
 
@@ -89,7 +90,8 @@ def test_what_an_item_draws_at_random_is_the_same_whoever_loads_it_when() -> Non
 @pytest.mark.parametrize(
     ("dataset", "words"),
     [
-        (iter([(1, 2)]), "dataset() must return a map-style dataset: one with __len__ and __getitem__"),
+        (iter([(1, 2)]), "the dataset, of type list_iterator, is none: a map-style one has __len__ and __getitem__"),
+        (Sized(3), "the dataset has 3 items and one update takes B*N*W = 2*2*3 = 12; use a larger dataset"),
         ([(1, 2)], "the dataset has 1 item and one update takes B*N*W = 2*2*3 = 12; use a larger dataset"),
         ([(1, 2)] * 11, "the dataset has 11 items and one update takes"),
     ],
@@ -119,7 +121,7 @@ def test_errors_of_the_dataset_are_the_models() -> None:
         def __len__(self) -> int:
             raise TypeError("no end")
 
-    with pytest.raises(ModelError, match="an item of the dataset"):
+    with pytest.raises(ModelError, match=r"item \d+ of the dataset"):
         batches(Broken()).input(0, 0)
     with pytest.raises(ModelError, match="the length of the dataset"):
         batches(Endless()).check()
@@ -134,36 +136,36 @@ def test_keyword_arguments_are_those_of_the_same_items() -> None:
     assert batches(copy=1).keywords(1, 1) == {}
 
 
-# Going on elsewhere in the data.
+def test_an_iterable_dataset_comes_in_its_order_and_is_read_once() -> None:
+    """26 items, 12 an update: two updates an epoch; a check asks for updates in any order."""
+    dataset = Flowing()
+    copies = [batches(dataset, copy=copy) for copy in range(3)]
+    assert [items(copies, update) for update in (1, 0, 2)] == [[*range(12, 24)], [*range(12)], [*range(12)]]
+    alone = batches(Flowing())
+    alone.check()
+    for micro in (0, 1, 0):
+        alone.input(1, micro)
+        alone.target(0, micro)
+    assert alone.dataset.read == [*range(24)]
 
 
-@pytest.mark.parametrize("sizes", [(1, 4, 1, 3), (4, 1, 1, 3), (2, 3, 1, 2), (6, 2, 2, 1), (1, 2, 1, 3), (3, 1, 1, 1)])
-def test_other_mini_batches_go_on_with_the_items_that_are_next(sizes: tuple[int, ...]) -> None:
-    """From every update, over three epochs of 24 items: B, parts, N and W of which B*N*W is 12, 6 or 3."""
-    size, number, parts, count = sizes
-    first = [batches(copy=copy) for copy in range(3)]
-    others = [Batches(Numbers(), size, number, parts, count, copy, 7) for copy in range(count)]
-    larger = 12 // (size * number * count)
-    for update in range(6):
-        epoch, place = first[0].position(update)
-        moved = [other.at(40, epoch, place) for other in others]
-        assert [one.position(40) for one in moved] == [(epoch, place)] * count
-        seen = [item for later in range(larger) for item in items(moved, 40 + later)]
-        assert seen == items(first, update), update
+def test_a_sampler_decides_the_order_of_a_map_style_dataset_alone() -> None:
+    chosen = batches(sampler=[*range(25, 1, -1)])
+    chosen.check()
+    assert items([batches(sampler=chosen.sampler, copy=copy) for copy in range(3)], 1) == [*range(13, 1, -1)]
+    with pytest.raises(Misuse, match="the dataset has 3 items and one update takes"):
+        batches(sampler=[1, 2, 3]).check()
+    with pytest.raises(Misuse, match=r"a sampler is for a map-style dataset; this one is iterable .* leave that out"):
+        batches(Flowing(), sampler=[1, 2, 3]).check()
 
 
-def test_the_items_that_fill_no_update_are_left_out_after_it_went_on_too() -> None:
-    """26 items: 26 // 5 = 5 updates an epoch, the first of the next epoch after them."""
-    other = Batches(Numbers(), 5, 1, 1, 1, 0, 7).at(3, 1, 20)
-    plain = Batches(Numbers(), 5, 1, 1, 1, 0, 7)
-    assert [other.position(update) for update in (3, 4, 5)] == [(1, 20), (2, 0), (2, 5)]
-    assert other.input(4, 0).tolist() == plain.input(10, 0).tolist()
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_micro_batch_is_collated_as_a_whole_and_then_cut(parts: int) -> None:
+    def together(items: list[Any]) -> Any:
+        assert len(items) == 2
+        return torch.tensor([[x, len(items)] for x, _ in items]), torch.tensor([y for _, y in items])
 
-
-def test_where_no_update_begins_is_refused_with_the_sizes() -> None:
-    with pytest.raises(Misuse) as refused:
-        Batches(Numbers(), 2, 2, 1, 2, 0, 7).at(1, 0, 12)
-    assert str(refused.value) == (
-        "training was at item 12 of the data, and B*N*W = 2*2*2 = 8 does not divide that: choose B, N or W so that it "
-        "does"
-    )
+    own, plain = batches(collate=together, parts=parts), batches(parts=parts)
+    for micro in range(2 * parts):
+        assert torch.equal(own.input(3, micro)[:, 0], plain.input(3, micro).float())
+        assert set(own.input(3, micro)[:, 1].tolist()) == {2}

@@ -11,14 +11,15 @@ from chimera_runtime import assemble, evaluation
 from chimera_runtime.blame import ModelError
 from chimera_runtime.boundary import Boundary
 from chimera_runtime.errors import BadModel, Misuse
-from chimera_runtime.evaluation import Evaluation, Keeping, Passing, Round, Weighing, evaluating, rounds
+from chimera_runtime.evaluation import Evaluation, Keeping, Passing, Weighing, evaluating
 from chimera_runtime.lane import Lane
 from chimera_runtime.nested import ONE_TENSOR
 from chimera_runtime.program import EvaluationFacts
+from chimera_runtime.rounds import Round
 from chimera_runtime.versions import Versions, Weights, masters
 from chimera_runtime.world import World
 from tests.unit.runtime.models import Layer, facts, item, loss, model, setting
-from tests.unit.runtime.ranks import alone_job, job, worlds
+from tests.unit.runtime.ranks import alone_job, worlds
 
 DOUBLE = torch.float64
 
@@ -30,71 +31,6 @@ def rows_of(value: torch.Tensor) -> list[float]:
 def batch(items: int) -> tuple[torch.Tensor, torch.Tensor]:
     inputs, targets = zip(*(item(number) for number in range(items)), strict=True)
     return torch.stack(inputs), torch.stack(targets)
-
-
-# How a batch is taken apart.
-
-
-@pytest.mark.parametrize(
-    ("items", "sizes"),
-    [
-        (8, [(2, 2, 2, 2)]),
-        (7, [(2, 2, 2, 1)]),
-        (3, [(2, 1, 0, 0)]),
-        (1, [(1, 0, 0, 0)]),
-        (17, [(2, 2, 2, 2), (2, 2, 2, 2), (1, 0, 0, 0)]),
-    ],
-)
-def test_the_last_micro_batches_of_a_batch_hold_what_is_left(items: int, sizes: list[tuple[int, ...]]) -> None:
-    numbers = torch.arange(items)
-    made = list(rounds(job(evaluated=4), 2, ({"x": numbers}, numbers)))
-    assert [tuple(of.sizes) for of in made] == sizes
-    seen = [of.load(micro) for of in made for micro, size in enumerate(of.sizes) if size]
-    assert [n for inputs, *_ in seen for n in inputs["x"].tolist()] == numbers.tolist()
-    assert [n for _, target, _ in seen for n in target.tolist()] == numbers.tolist()
-
-
-def test_parts_of_micro_batches_are_counted_like_micro_batches() -> None:
-    numbers = torch.arange(7)
-    (made,) = rounds(job(evaluated=2, parts=2), 4, (numbers, numbers))
-    assert [made.load(micro)[0].tolist() for micro in range(4)] == [[0, 1], [2, 3], [4, 5], [6]]
-
-
-def test_a_function_gives_whole_micro_batches_and_is_asked_for_one_at_a_time() -> None:
-    asked: list[int] = []
-
-    def load(micro: int) -> Any:
-        asked.append(micro)
-        return torch.arange(4) + 10 * micro, torch.zeros(4)
-
-    (made,) = rounds(job(evaluated=2, parts=2), 4, load)
-    assert made.sizes == (2, 2, 2, 2)
-    assert made.load(3)[0].tolist() == [12, 13]
-    assert asked == [1]
-    (made,) = rounds(job(evaluated=2), 3, load)
-    with pytest.raises(Misuse, match="micro-batch 1 of an evaluation: dimension 0 of its tensors is 4, and was 3"):
-        made.load(1)
-
-    def fail(_micro: int) -> Any:
-        raise KeyError("gone")
-
-    (made,) = rounds(job(evaluated=2), 3, fail)
-    with pytest.raises(ModelError, match="the function that gives the micro-batches of an evaluation"):
-        made.load(0)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (torch.zeros(3), "is a Tensor, not a pair"),
-        ((torch.zeros(3), torch.zeros(4)), "tensors with 3 and 4 there"),
-        ((1, 2), "has no tensor"),
-        ((torch.zeros(0, 3), torch.zeros(0)), "has no item"),
-    ],
-)
-def test_what_is_no_batch_is_refused(given: Any, words: str) -> None:
-    with pytest.raises(Misuse, match=words):
-        list(rounds(job(), 2, given))
 
 
 # What becomes of what a stage returns.

@@ -1,14 +1,26 @@
 """Parts of messages, seeds, and the bits of tensors."""
 
 import hashlib
+import random
 from contextlib import suppress
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera_runtime.tensors import digest, draw_seed, generators_kept, join, part, plain, seed_torch
+from chimera_runtime.tensors import (
+    all_generators_kept,
+    digest,
+    draw_seed,
+    generators_kept,
+    join,
+    part,
+    plain,
+    seed_all,
+    seed_torch,
+)
 
 
 def message(micros: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,3 +99,24 @@ def test_generators_are_kept_also_where_an_error_is_raised() -> None:
         seed_torch(5)
         raise KeyError
     assert torch.equal(torch.rand(2), expected)
+
+
+def test_every_generator_goes_on_where_it_was() -> None:
+    def draw() -> tuple[float, float, float]:
+        return torch.rand(()).item(), random.random(), numpy.random.rand()
+
+    torch.manual_seed(1)
+    random.seed(1)
+    numpy.random.seed(1)
+    with all_generators_kept():
+        inside = draw()
+    assert draw() == inside
+
+
+def test_a_seed_decides_what_every_generator_draws() -> None:
+    draws = []
+    for seed in (2**62 + 1, 2**62 + 1, 2**62):
+        seed_all(seed)
+        draws.append((torch.rand(()).item(), random.random(), numpy.random.rand()))
+    assert draws[0] == draws[1]
+    assert not {*draws[0]} & {*draws[2]}

@@ -1,14 +1,11 @@
 """A check finds what is wrong, and leaves no trace: what it shares with the training that follows is put back."""
 
-import random
-
-import numpy
 import pytest
 import torch
 from torch import nn
 
 from chimera_runtime.lane import Lane
-from chimera_runtime.tools.check import Kept, WatchedOptimizer, check, random_numbers_restored, shared
+from chimera_runtime.tools.check import Kept, WatchedOptimizer, check, shared
 from chimera_runtime.tools.compare import CheckFailed
 from chimera_runtime.versions import Versions, masters
 from chimera_runtime.world import World
@@ -63,18 +60,6 @@ def test_a_weight_in_the_same_memory_is_put_back() -> None:
         second[0].zero_()
     kept.restore()
     assert torch.equal(first[0], torch.ones(4))
-
-
-def test_every_generator_goes_on_where_it_was() -> None:
-    def draw() -> tuple[float, float, float]:
-        return torch.rand(()).item(), random.random(), numpy.random.rand()
-
-    torch.manual_seed(1)
-    random.seed(1)
-    numpy.random.seed(1)
-    with random_numbers_restored():
-        inside = draw()
-    assert draw() == inside
 
 
 # The loops against one process.

@@ -103,6 +103,6 @@ def test_an_item_that_fails_is_the_model_files(alone: World, one_worker: Path) -
     broken = HeldOut(
         with_items(lambda: Broken(items(9))), 1, 5, B, alone_job(evaluated=N), Place(0, 1, 1, "pipeline"), 0
     )
-    with pytest.raises(ModelError, match=r"an item of validation\(\): .*KeyError: 0"):
+    with pytest.raises(ModelError, match=r"item 0 of validation\(\): .*KeyError: 0"):
         broken.loss(pipe)
     pipe.close()

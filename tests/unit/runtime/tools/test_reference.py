@@ -1,6 +1,6 @@
 """What one process computes for the check, against the formulas of the schemes."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -111,20 +111,6 @@ def test_weights_that_a_forward_changes_are_changed_in_the_version_that_it_reads
     training.gradients()
     training.step([[torch.zeros_like(w)] for w in start()])
     assert_weights(training, [w / 2 for w in start()])
-
-
-class Pair(NamedTuple):
-    left: torch.Tensor
-    right: torch.Tensor
-
-
-def test_a_batch_keeps_its_structure_on_the_way_to_the_device() -> None:
-    item = Pair(torch.ones(2), torch.zeros(2)), {"a": [torch.ones(1)]}
-    inputs, targets, keywords = reference(1).batch([item], [(0, 0)])
-    assert keywords == {}
-    assert isinstance(inputs, Pair)
-    assert inputs.left.shape == (1, 2)
-    assert targets["a"][0].shape == (1, 1)
 
 
 def test_only_what_roundings_do_not_explain_counts() -> None:

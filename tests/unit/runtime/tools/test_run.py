@@ -1,8 +1,9 @@
 """A loop that train.py could have, with all that can be asked for: `Run` as the hooks of a pipeline on one rank."""
 
 import json
+import multiprocessing
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import nn
 import chimera_ir
 from chimera_runtime.errors import Misuse
 from chimera_runtime.model import ModelFile
+from chimera_runtime.order import Order
 from chimera_runtime.outcome import Outcome
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program import Place, load
@@ -58,10 +60,11 @@ def looped(run: Run, directory: Path) -> Looped:
     losses = []
     with Pipeline(directory, run.model.build_stage, run.model.loss, example=run.batches, hooks=run) as pipe:
         optimizer = run.optimizers(pipe)
+        mini_batches = run.mini_batches(run.loader(pipe))
         with run.progress(0) as progress:
             for _ in range(run.updates):
                 progress.begin()
-                outcome = pipe.step(run.batches)
+                outcome = pipe.step(next(mini_batches))
                 if run.options.clip_norm is not None:
                     pipe.clip_grad_norm_(run.options.clip_norm)
                 optimizer.step()
@@ -199,6 +202,41 @@ def test_a_dataset_or_a_size_that_does_not_fit_is_refused_before_anything_is_bui
 
     with pytest.raises(Misuse, match="the dataset has 3 items and one update takes"):
         run(used=model(never, items=lambda: [(torch.ones(2), torch.ones(1))] * 3))
+
+
+def flowing(items: int = 24) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The items of the model, in the order in which train.py shuffles them, in float32 before they are collated."""
+    dataset = model().dataset()
+    return [dataset[key] for key in Order(dataset, 0).keys(0, 0, items)]
+
+
+def test_data_workers_a_stream_and_a_collate_of_ones_own_train_the_same(
+    run: Callable[..., Run], compiled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a check, which sees the same items; the sampler has what the seed would draw."""
+
+    class Flow:
+        def __iter__(self) -> Iterator[Any]:
+            return iter(flowing())
+
+    def collate(items: list[Any]) -> Any:
+        return torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])
+
+    losses, _ = looped(run(), compiled)
+    files = [
+        replace(model(), collate=collate),
+        replace(model(), dataset=Flow, collate=collate),
+        replace(model(), sampler=lambda data: Order(data, 0).keys(0, 0, 24)),
+    ]
+    for used in files:
+        for options in ((), ("--data-workers=1", "--check")):
+            assert looped(run(*options, used=used), compiled)[0] == losses
+    assert capsys.readouterr().out.count("check: passed") == 3
+
+
+def test_a_rank_that_ends_leaves_no_data_workers(run: Callable[..., Run], compiled: Path) -> None:
+    looped(run("--data-workers=1"), compiled)
+    assert multiprocessing.active_children() == []
 
 
 # Updates that overlap.

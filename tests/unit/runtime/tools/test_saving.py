@@ -9,15 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from chimera_runtime.batches import Batches
 from chimera_runtime.errors import BadCheckpoint, Misuse
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.storage import whole
-from chimera_runtime.tools.saving import Position, Saving, Terminated
+from chimera_runtime.tools.saving import Saving, Terminated
 from chimera_runtime.world import World
-from tests.unit.runtime.kept import B, N, adam, mini_batch, pipeline
-
-ITEMS = 11
+from tests.unit.runtime.kept import B, Count, N, adam, pipeline
 
 
 @dataclass
@@ -27,17 +24,13 @@ class Ended:
     is_last: bool
 
 
-def batches(items: int = ITEMS) -> Batches:
-    return Batches([*zip(*mini_batch(0, items), strict=True)], B, N, 1, 1, 0, 0)
-
-
 @pytest.fixture
 def make(alone: World, one_worker: Path) -> Iterator[Callable[..., tuple[Saving, Pipeline, list[str]]]]:
     """Makes what the options ask for, over a pipeline of its own, with what it says."""
     pipes = []
 
     def saving(
-        items: int = ITEMS, optimizers: Any = None, is_terminated: bool = True, **given: Any
+        loader: Any = None, optimizers: Any = None, is_terminated: bool = True, **given: Any
     ) -> tuple[Saving, Pipeline, list[str]]:
         nothing = dict.fromkeys(("save", "save_every", "resume", "load", "export"))
         options = Namespace(**{**nothing, "keep": 3, "steps": 10, "check_only": False} | given)
@@ -45,7 +38,7 @@ def make(alone: World, one_worker: Path) -> Iterator[Callable[..., tuple[Saving,
         pipes.append(pipe)
         said: list[str] = []
         stepping = [adam(pipe)] if optimizers is None else optimizers
-        saving = Saving(options, pipe, stepping, [], batches(items), said.append, lambda: is_terminated)
+        saving = Saving(options, pipe, stepping, [], {"data": loader or Count()}, said.append, lambda: is_terminated)
         return saving, pipe, said
 
     yield saving
@@ -55,36 +48,6 @@ def make(alone: World, one_worker: Path) -> Iterator[Callable[..., tuple[Saving,
 
 def train(pipe: Pipeline, updates: int) -> None:
     pipe.load_state_dict({**pipe.state_dict(), "update": {"0": (pipe.updates + updates,)}})
-
-
-# The position in the data.
-
-
-def test_the_position_is_that_of_the_next_item_and_training_goes_on_there(alone: World, one_worker: Path) -> None:
-    """11 items, 4 an update: two updates an epoch."""
-    pipe = pipeline(one_worker)
-    position = Position(batches(), pipe)
-    train(pipe, 5)
-    assert position.state_dict() == {"epoch": 2, "items": 4, "length": ITEMS}
-    halved = Position(Batches(batches().dataset, 1, N, 1, 1, 0, 0), pipe)
-    halved.load_state_dict(position.state_dict())
-    expected = position.batches.input(5, 0)
-    assert torch.equal(torch.cat([halved.batches.input(5, micro) for micro in range(N)]), expected)
-    assert halved.state_dict() == position.state_dict()
-    pipe.close()
-
-
-def test_data_of_another_length_or_a_place_where_no_update_begins_is_refused(alone: World, one_worker: Path) -> None:
-    pipe = pipeline(one_worker)
-    state = {"epoch": 0, "items": 4, "length": 10}
-    with pytest.raises(
-        BadCheckpoint, match=r"the dataset has 11 items, and had 10 .* take the weights alone, with --l"
-    ):
-        Position(batches(), pipe).load_state_dict(state)
-    third = Position(Batches(batches(10).dataset, 3, 1, 1, 1, 0, 0), pipe)
-    with pytest.raises(Misuse, match=r"training was at item 4 of the data, and B\*N\*W = 3\*1\*1 = 3 does not divide"):
-        third.load_state_dict(state)
-    pipe.close()
 
 
 # When it is time.
@@ -129,9 +92,11 @@ def test_training_is_over_an_update_after_the_one_in_which_a_rank_asked(
 
 def test_a_run_saves_once_at_its_end_exports_and_the_next_goes_on(make: Callable[..., Any], tmp_path: Path) -> None:
     saved, file = tmp_path / "saved", tmp_path / "model.pt"
-    saving, pipe, said = make(save=saved, resume=saved, export=file)
-    assert saving.begin().position(0) == (0, 0)
+    used, there = Count(), Count()
+    saving, pipe, said = make(used, save=saved, resume=saved, export=file)
+    saving.begin()
     train(pipe, 3)
+    used.numbers[0] = 7
     saving.save()
     saving._checkpoints.wait()
     written = (saved / "update-00000003").stat().st_ino
@@ -140,8 +105,9 @@ def test_a_run_saves_once_at_its_end_exports_and_the_next_goes_on(make: Callable
     assert [path.name for path in whole(saved)] == ["update-00000003"]
     assert (saved / "update-00000003").stat().st_ino == written, "it was there already"
 
-    again, resumed, said = make(save=saved, resume=saved)
-    assert again.begin().position(3) == (1, 4)
+    again, resumed, said = make(there, save=saved, resume=saved)
+    again.begin()
+    assert there.numbers == [7]
     assert said == [f"resumed from {saved / 'update-00000003'}, after update 3, item {3 * B * N}"]
     again.end()
     assert (saved / "update-00000003").stat().st_ino == written

@@ -1,0 +1,42 @@
+"""What items that take 5 ms to load cost a step, with data workers and without, relative to instant ones.
+
+.venv/bin/python benchmarks/loading.py [--workers 4]
+
+See ranks/loading.py.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from paired import middle, ratio
+
+import chimera_ir
+
+RANKS = Path(__file__).resolve().parent / "ranks" / "loading.py"
+
+
+def main() -> None:
+    """Compiles a schedule for two workers and runs the steps there."""
+    parser = argparse.ArgumentParser(description="Steps on items that take 5 ms beside steps on instant ones.")
+    parser.add_argument("--workers", type=int, default=4, help="data workers of each rank [default: 4]")
+    options = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        chimera_ir.compile("dapple", D=2, N=4).write(f"{folder}/dapple.out")
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(RANKS)]
+        command += [f"{folder}/dapple.out", str(options.workers)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        said = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True).stdout
+    items, samples = json.loads(said)
+    first, *others = samples
+    print(f"{items} items in a mini-batch; a step on {first} items takes {middle(samples[first])} s")
+    for kind in others:
+        print(f"{kind}: step / step on {first} items {ratio(samples[kind], samples[first])}")
+
+
+if __name__ == "__main__":
+    main()

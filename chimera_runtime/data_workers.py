@@ -1,0 +1,165 @@
+"""The data workers of a rank: processes of torch's DataLoader that load mini-batches while the rank computes."""
+
+import gc
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from chimera_runtime.blame import Calling, ModelError
+from chimera_runtime.errors import FAILED, MISUSED, Misuse
+from chimera_runtime.loading import Failure, Loading, MiniBatch, Uses, failure, sendable
+from chimera_runtime.order import Share
+from chimera_runtime.orphans import signal_when_parent_ends
+from chimera_runtime.reading import Stream
+from chimera_runtime.tensors import all_generators_kept
+
+_STARTING = Calling("starting the data workers", MISUSED)
+
+
+@dataclass(frozen=True)
+class Workers:
+    """How many processes load, how many mini-batches each is ahead, and how they are started; none: the rank loads."""
+
+    count: int = 0
+    ahead: int = 2
+    start: str | None = None
+    pins_memory: bool = False
+
+
+@dataclass(frozen=True)
+class Task:
+    """A mini-batch to load: its epoch, the items of the copy, and by micro-batch its place and the dataset's keys."""
+
+    epoch: int
+    items: int
+    micro_batches: dict[int, tuple[int, list[Any]]]
+
+
+class Keyed(Dataset[Any]):
+    """A map-style dataset, by tasks: what a data worker runs."""
+
+    def __init__(self, loading: Loading, share: Share, uses: Uses) -> None:
+        self._loading = loading
+        self._share = share
+        self._uses = uses
+
+    def __getitem__(self, task: Task) -> MiniBatch | Failure:
+        if get_worker_info() is None:
+            return self._loaded(task)
+        try:
+            return sendable(self._loaded(task))
+        except (ModelError, Misuse) as error:
+            return failure(error)
+
+    def _loaded(self, task: Task) -> MiniBatch:
+        triples = {}
+        for micro, (place, keys) in task.micro_batches.items():
+            items = self._loading.items(task.epoch, keys)
+            triples[micro] = self._loading.collated(items, task.epoch, place, keys, self._uses[micro])
+        return MiniBatch(task.items, self._share, triples)
+
+
+def elements(source: Keyed | Stream, tasks: Iterable[Task] | None, workers: Workers) -> Iterator[Any]:
+    """What the workers load, in the order of the tasks, or of the stream; it ends them when it is closed.
+
+    The generators of this process stay as they are.
+
+    Raises
+    ------
+    Misuse, ModelError
+        That of a worker; ModelError also if a worker ends.
+    """
+    options: dict[str, Any] = {}
+    if workers.count:
+        may_end = threading.current_thread() is threading.main_thread()
+        options = {
+            "num_workers": workers.count,
+            "prefetch_factor": workers.ahead,
+            "multiprocessing_context": workers.start,
+            "worker_init_fn": partial(_begin, os.getpid() if may_end and workers.start in (None, "fork") else None),
+        }
+    loader: DataLoader[Any] = DataLoader(
+        source,
+        batch_size=None,
+        sampler=tasks,
+        collate_fn=_unchanged,
+        pin_memory=workers.pins_memory,
+        generator=torch.Generator(),
+        **options,
+    )
+    with _STARTING, _children_unwatched(), _uncollected():
+        loaded = iter(loader)
+    while True:
+        with all_generators_kept():
+            element = _next(loaded, workers.count)
+        if isinstance(element, Failure):
+            element.raise_again()
+        yield element
+
+
+def _next(loaded: Iterator[Any], count: int) -> Any:
+    try:
+        return next(loaded)
+    except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
+        # One that has ended no longer hands over the memory of what it had loaded.
+        if not count or (isinstance(error, RuntimeError) and "DataLoader worker" not in str(error)):
+            raise
+        lost = ModelError("a data worker has ended", FAILED)
+        lost.add_note(
+            "The system may have ended it for lack of memory, or for lack of shared memory (/dev/shm): take fewer "
+            "--data-workers, or smaller items. Or the dataset's own code has crashed or ended the process."
+        )
+        raise lost from error.with_traceback(None)
+
+
+def _unchanged(element: Any) -> Any:
+    return element
+
+
+@contextmanager
+def _children_unwatched() -> Iterator[None]:
+    """Takes away the signal handler with which a DataLoader would raise the end of a worker anywhere, as in a step.
+
+    It notices as well when the next mini-batch is asked for.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGCHLD) if is_main else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGCHLD, before)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage is collected, in a process that is forked inside neither: see `_begin`."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _begin(rank: int | None, _number: int) -> None:
+    """A worker begins: signals are the rank's to hear, and with the process of the rank, if it is given, it ends.
+
+    What the rank has left for its garbage collector stays: a communicator, whose threads are not in this process, would
+    wait for them as it goes.
+    """
+    gc.freeze()
+    gc.enable()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if rank is not None and signal_when_parent_ends(signal.SIGKILL) and os.getppid() != rank:
+        os._exit(FAILED)

@@ -1,0 +1,98 @@
+"""The data of the reference: which item goes where, and what it draws, written apart from how the ranks load them."""
+
+import hashlib
+import itertools
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, default_collate
+
+
+def seed_of(*parts: object) -> int:
+    """The first 8 bytes of BLAKE2b of the parts joined by slashes, as a 63-bit number."""
+    digest = hashlib.blake2b("/".join(str(p) for p in parts).encode(), digest_size=8).hexdigest()
+    return int(digest, 16) // 2
+
+
+def mini_batches(model: Any, sizes: tuple[int, int, int], seed: int, device: torch.device) -> Iterator[list[list[Any]]]:
+    """For each update the inputs, targets and keyword arguments of each part of each micro-batch of each copy.
+
+    ``sizes`` are the items of a micro-batch, the micro-batches of all copies, and the parts of each.
+    """
+    size, count, parts = sizes
+    dataset = model.dataset()
+    for epoch in itertools.count():
+        items = _items(model, dataset, seed, epoch)
+        update: list[list[Any]] = []
+        for place in itertools.count(step=size):
+            micro_batch = [*itertools.islice(items, size)]
+            if len(micro_batch) < size:
+                break
+            _seed_all(seed_of("collate", seed, epoch, place))
+            whole = _collated(model, micro_batch)
+            update += [[_part(value, i, size // parts, device) for value in whole] for i in range(parts)]
+            if len(update) == count * parts:
+                yield update
+                update = []
+
+
+def _items(model: Any, dataset: Any, seed: int, epoch: int) -> Iterator[Any]:
+    """The items of an epoch in order, each loaded after its own seed."""
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        _seed_all(seed_of("item", seed, epoch, "begin"))
+        getattr(dataset, "set_epoch", _nothing)(epoch)
+        items = iter(dataset)
+        for place in itertools.count():
+            _seed_all(seed_of("item", seed, epoch, place))
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            yield item
+    of_order = seed_of("order", seed, epoch)
+    if model.sampler is None:
+        order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(of_order)).tolist()
+    else:
+        sampler = model.sampler(dataset)
+        _seed_all(of_order)
+        getattr(sampler, "set_epoch", _nothing)(epoch)
+        order = list(sampler)
+    for key in order:
+        _seed_all(seed_of("item", seed, epoch, key))
+        yield dataset[key]
+
+
+def _collated(model: Any, items: list[Any]) -> list[Any]:
+    """The inputs, targets and keyword arguments of a micro-batch."""
+    if model.collate is not None:
+        return [*model.collate(items), {}][:3]
+    triples = [(*item, {})[:3] for item in items]
+    return [default_collate(list(values)) for values in zip(*triples, strict=True)]
+
+
+def _nothing(_epoch: int) -> None:
+    """What a dataset or a sampler does that does not ask for its epoch."""
+
+
+def _seed_all(seed: int) -> None:
+    """Seeds what an item may draw from: the generators of torch, Python, and NumPy if it is in use."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def _part(value: Any, number: int, rows: int, device: torch.device) -> Any:
+    """So many rows of each tensor of a batch that has any, on the device."""
+    if isinstance(value, torch.Tensor):
+        return (value[number * rows : (number + 1) * rows] if value.dim() else value).to(device)
+    if isinstance(value, dict):
+        return type(value)({k: _part(v, number, rows, device) for k, v in value.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_part(v, number, rows, device) for v in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)([_part(v, number, rows, device) for v in value])
+    return value

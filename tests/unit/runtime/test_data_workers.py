@@ -1,0 +1,156 @@
+"""Processes that load: their errors are the rank's, and they end when it does, or when they are no longer needed."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+from torch.utils.data import IterableDataset
+
+from chimera_runtime.blame import ModelError, describe
+from chimera_runtime.data_workers import Workers, _next
+from chimera_runtime.errors import Misuse
+from chimera_runtime.world import World
+from tests.unit.runtime.datasets import Drawing, Flowing, drawn, draws, loader, numbers
+from tests.unit.runtime.tools.test_parent import ROOT, is_there
+
+
+class Failing(Drawing):
+    def __getitem__(self, number: int) -> Any:
+        return self.decode(number) if number == 9 else super().__getitem__(number)
+
+    def decode(self, number: int) -> Any:
+        raise ValueError(f"no image in file {number}")
+
+
+class Dying(Drawing):
+    def __getitem__(self, number: int) -> Any:
+        if number == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(number)
+
+
+class Broken(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield from map(drawn, range(9))
+        raise ValueError("no image in file 9")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_item_that_fails_is_named_with_the_traceback_of_its_code(alone: World, workers: int) -> None:
+    with pytest.raises(ModelError) as raised:
+        list(loader(alone, Failing(), shuffle=False, workers=workers))
+    assert str(raised.value).startswith("rank 0 (worker 0): item 9 of the dataset: ")
+    assert str(raised.value).endswith("in decode: ValueError: no image in file 9")
+    told = describe(raised.value)
+    assert 'raise ValueError(f"no image in file {number}")' in told
+    assert "self.decode(number) if number == 9" in told
+    assert "chimera_runtime" not in told
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_mini_batches_before_the_one_that_fails_are_given(alone: World, workers: int) -> None:
+    for dataset in (Failing(), Broken()):
+        mine = iter(loader(alone, dataset, shuffle=False, workers=workers))
+        assert [numbers(batch) for batch in islice(mine, 2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        with pytest.raises(ModelError, match=r"item 9 of the dataset: .*no image in file 9"):
+            next(mine)
+
+
+def test_what_a_collate_does_wrong_in_a_worker_is_said_as_without_one(alone: World) -> None:
+    for workers in (0, 1):
+        with pytest.raises(Misuse, match="what collate returned is a int, not a pair"):
+            next(iter(loader(alone, Drawing(), collate=len, workers=workers)))
+
+
+def test_a_worker_that_is_killed_is_an_error_with_what_to_do_and_no_signal_in_between(alone: World) -> None:
+    """A DataLoader would raise it wherever the rank is when it happens."""
+    before = signal.getsignal(signal.SIGCHLD)
+    mine = iter(loader(alone, Dying(), shuffle=False, workers=Workers(1, ahead=1)))
+    assert signal.getsignal(signal.SIGCHLD) == before
+    next(mine)
+    next(mine)
+    time.sleep(0.5)
+    with pytest.raises(ModelError) as raised:
+        next(mine)
+    told = describe(raised.value)
+    assert told.startswith("rank 0 (worker 0): a data worker has ended: ")
+    assert "take fewer --data-workers" in told
+
+
+def test_workers_go_on_into_the_next_epoch_and_end_when_the_loader_is_closed(alone: World) -> None:
+    mine = loader(alone, Flowing(), workers=2)
+    processes = []
+    for _ in range(2):
+        assert len([*mine]) == 6
+        processes.append({child.pid for child in multiprocessing.active_children()})
+    assert processes[0] == processes[1]
+    assert len(processes[0]) == 2
+    mine.close()
+    assert multiprocessing.active_children() == []
+
+
+def test_workers_that_are_started_afresh_load_the_same(alone: World) -> None:
+    """With ``spawn`` all that they use is pickled."""
+    (first, *_) = loader(alone, Drawing())
+    mine = loader(alone, Drawing(), workers=Workers(1, start="spawn"))
+    batch = next(iter(mine))
+    mine.close()
+    assert draws(batch) == draws(first)
+    with pytest.raises(ModelError, match=r"starting the data workers: .*[Pp]ickle"):
+        next(iter(loader(alone, Drawing(), collate=lambda items: items, workers=Workers(1, start="spawn"))))
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(104, "reset"), EOFError(), FileNotFoundError(2, "socket")])
+def test_what_a_dead_worker_had_loaded_cannot_be_had_and_the_worker_is_named(error: Exception) -> None:
+    def receiving() -> Iterator[Any]:
+        raise error
+        yield
+
+    with pytest.raises(ModelError, match="a data worker has ended") as raised:
+        _next(receiving(), 1)
+    assert raised.value.__cause__ is error
+    with pytest.raises(type(error)):
+        _next(receiving(), 0)
+    with pytest.raises(RuntimeError, match="of another kind"):
+        _next(map(_fail, [0]), 1)
+
+
+def _fail(_number: int) -> None:
+    raise RuntimeError("of another kind")
+
+
+RANK = """
+import time, torch, multiprocessing
+from chimera_runtime.data_workers import Keyed, Task, Workers, elements
+from chimera_runtime.loading import ALL, Loading
+from chimera_runtime.order import Share
+share = Share(1, 1, 1, 0)
+tasks = (Task(0, 1, {0: (n, [n])}) for n in range(1000))
+loaded = elements(Keyed(Loading([(1, 2)] * 1000, 0), share, {0: ALL}), tasks, Workers(2))
+next(loaded)
+print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone tells a process of the end of its parent")
+def test_workers_end_at_once_with_a_rank_that_is_killed() -> None:
+    rank = subprocess.Popen([sys.executable, "-c", RANK], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert rank.stdout is not None
+    children = [int(word) for word in rank.stdout.readline().split()]
+    assert len(children) == 2
+    rank.kill()
+    rank.wait()
+    deadline = time.monotonic() + 2  # torch itself looks every 5 seconds
+    while any(map(is_there, children)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(map(is_there, children))
+    rank.stdout.close()
