@@ -43,9 +43,13 @@ def modules(world: World, model: Model, seed: int) -> dict[int, torch.nn.Module]
 
 
 def remarks(world: World, findings: Findings) -> list[str]:
-    """What the user should know of stages that run several micro-batches in one operation."""
+    """What the user should know of stages that do not run as the schedule has them."""
     alone = [(s, findings.traits[s].alone) for s in world.job.grouped if s in world.job.recomputing]
-    return [f"stage {s} {why}: it runs one micro-batch at a time, also where it has several" for s, why in alone if why]
+    whole = [(s, findings.traits[s].whole) for s in world.job.split_backward]
+    return [
+        *[f"stage {s} {why}: it runs one micro-batch at a time, also where it has several" for s, why in alone if why],
+        *[f"stage {s} has {why} in it: its I is a whole backward, and its W does nothing" for s, why in whole if why],
+    ]
 
 
 def agree_on_weights(world: World, built: dict[int, torch.nn.Module]) -> None:

@@ -94,10 +94,12 @@ class Traits:
     """What a stage was seen to do with the first micro-batch.
 
     ``buffers`` are those that it updates; ``alone`` says why it cannot run several micro-batches at once, if so.
-    ``keywords`` are the keyword arguments that it takes, ``auxiliary`` the names of its auxiliary losses.
+    ``keywords`` are the keyword arguments that it takes, ``auxiliary`` the names of its auxiliary losses. ``whole``
+    says what keeps its backward from being split, if something does.
     """
 
     buffers: tuple[str, ...]
     alone: str
     keywords: tuple[str, ...] = ()
     auxiliary: tuple[str, ...] = ()
+    whole: str = ""

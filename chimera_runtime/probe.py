@@ -23,6 +23,7 @@ from chimera_runtime.model import Model
 from chimera_runtime.nested import ONE_TENSOR, Form, is_rows, leaves, to_device
 from chimera_runtime.saved import Footprint, Saved
 from chimera_runtime.shards import rest
+from chimera_runtime.splitting import obstacle
 from chimera_runtime.tensors import Tensors, draw_seed
 from chimera_runtime.world import World
 
@@ -121,8 +122,8 @@ class _Prober:
                 if stage < last:
                     self._describe(stage, _boundary(form, self._runs[stage].outputs))
                     self._pass_on(stage)
-            buffers, alone, keywords, auxiliary = self._hear(f"traits/{stage}", stage)
-            traits.append(Traits(tuple(buffers), alone, tuple(keywords), tuple(auxiliary)))
+            buffers, alone, keywords, auxiliary, whole = self._hear(f"traits/{stage}", stage)
+            traits.append(Traits(tuple(buffers), alone, tuple(keywords), tuple(auxiliary), whole))
             if self._measures:
                 self.footprints.append(Footprint(*self._hear(f"footprint/{stage}", stage)))
             if stage < last:
@@ -175,6 +176,8 @@ class _Prober:
         seen = look(self._model, stage, self._built[stage], before, handed, target, last, self._measures, keywords)
         if self._measures:
             self._say(f"footprint/{stage}", astuple(seen.footprint))
+        if stage in world.job.split_backward:
+            seen = examined(seen)
         self._runs[stage] = seen
         if seen.in_place and stage in world.job.recomputing:
             raise Misuse(f"stage {stage} changes its input in place, but is to run on it again; let it work on a copy")
@@ -270,6 +273,12 @@ def look(
         count=None if count is None else 0.0 if count.is_meta else count.item(),
         auxiliary=roots_of(auxiliary),
     )
+
+
+def examined(seen: Sight) -> Sight:
+    """The same with what keeps the backward of the stage from being split, if something does."""
+    roots = [t for t in (*seen.outputs, *seen.auxiliary) if t.requires_grad]
+    return replace(seen, traits=replace(seen.traits, whole=obstacle(roots, seen.inputs)))
 
 
 def look_back(stage: int, module: torch.nn.Module, seen: Sight, follow: tuple[bool, ...] | None) -> list[bool]:

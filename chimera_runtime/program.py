@@ -162,7 +162,8 @@ class Job:
     ``ties`` are the stages that share parameters.
 
     A micro-batch is cut into ``parts``. ``recomputing`` are the stages that run forwards again, ``grouped`` those with
-    operations over several micro-batches.
+    operations over several micro-batches, ``split_backward`` those with backwards in two halves. ``kinds`` are the
+    letters of all kinds of operations.
 
     Where updates overlap, the lanes repeat every ``period`` micro-batches, and ``reads[s]`` says which version of its
     weights stage s reads for each of them, relative to the updates in the periods before: runs of (offset, count). When
@@ -184,6 +185,8 @@ class Job:
     reads: tuple[tuple[tuple[int, int], ...], ...]
     lag: int
     ties: tuple[Group, ...] = ()
+    kinds: tuple[str, ...] = ("F", "B")
+    split_backward: tuple[int, ...] = ()
 
     @property
     def passes(self) -> int:

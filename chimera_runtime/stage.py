@@ -5,12 +5,12 @@ Everything that can be decided before the first update is decided in the constru
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence, Set
-from itertools import compress
 from typing import Any, NamedTuple, Self
 
 import torch
 
 from chimera_runtime.auxiliary import Auxiliary, listening, roots_of
+from chimera_runtime.beginnings import Beginning
 from chimera_runtime.blame import Calling, ModelError, Operation
 from chimera_runtime.boundary import Boundary, Traits
 from chimera_runtime.endings import Ending
@@ -19,6 +19,7 @@ from chimera_runtime.keywords import Keywords
 from chimera_runtime.losses import Tally, added
 from chimera_runtime.nested import joined
 from chimera_runtime.numbering import Micros, Numbering
+from chimera_runtime.splitting import Halfway, Split, Whole
 from chimera_runtime.sums import GradientSum
 from chimera_runtime.tensors import Tensors, join, part, plain, seed_torch
 from chimera_runtime.versions import Weights
@@ -34,6 +35,13 @@ class Saved(NamedTuple):
     leaves: Tensors
     roots: Tensors
     auxiliary: Tensors
+
+
+class Begun(NamedTuple):
+    """A micro-batch between the two halves of its backward, and what it counts in the loss."""
+
+    halfway: Halfway
+    counts: Tensors
 
 
 class Passed(NamedTuple):
@@ -103,15 +111,15 @@ class Stage(WeightGroup):
         self.inputs: list[Tensors] = []
         self.gradients: list[Tensors] = []
         self.load_keywords = load_keywords
-        self._before = before
+        self._beginning = Beginning(number, before)
         self._ending = ending
         self._traits = traits
         self._recomputed = recomputed
         self._waiting: dict[int, Saved | Kept] = {}
+        self._begun: dict[int, Begun] = {}
         self._auxiliary: defaultdict[int, Auxiliary] = defaultdict(list)
         self._outputs: dict[Micros, Tensors] = {}
         self._input_gradients: dict[Micros, Tensors] = {}
-        self._received: frozenset[int] = frozenset()
         self._memory: tuple[list[Tensors], list[Tensors]] = [], []
         self._rooms: tuple[Sequence[int], Sequence[int]] = (), ()
         self._forwarding = Calling(f"the forward of stage {number}", FAILED)
@@ -119,17 +127,18 @@ class Stage(WeightGroup):
 
     def reserve(self, inputs: Sequence[int], gradients: Sequence[int], device: torch.device) -> None:
         """Allocates the receive buffers: for each slot of activations and gradients, room for so many micro-batches."""
-        if self._before is not None:
-            self.inputs = [self._before.buffers(device, micros) for micros in inputs]
+        before = self._beginning.before
+        if before is not None:
+            self.inputs = [before.buffers(device, micros) for micros in inputs]
         if self._ending.after is not None:
             self.gradients = [self._ending.after.gradient_buffers(device, micros) for micros in gradients]
         self._memory = list(self.inputs), list(self.gradients)
         self._rooms = inputs, gradients
-        self._received = frozenset(t.untyped_storage().data_ptr() for slot in self.gradients for t in slot)
+        self._beginning.receive_into(self.gradients)
 
     def resize(self, before: Boundary | None, after: Boundary | None) -> None:
         """From now on what is received and handed on has other shapes, none larger than at first."""
-        self._before = before
+        self._beginning.before = before
         self._ending.resize(after)
         (inputs, gradients), (input_rooms, gradient_rooms) = self._memory, self._rooms
         if before is not None:
@@ -201,7 +210,7 @@ class Stage(WeightGroup):
 
     def _forward_several(self, micros: tuple[int, ...], inputs: Any, targets: Any) -> Tensors:
         """At once where the micro-batches are run again later, and the stage can."""
-        first = self._before is None
+        first = self._beginning.before is None
         apart = list(inputs) if first else [part(inputs, i, i + 1, len(micros)) for i in range(len(micros))]
         targets = (None,) * len(micros) if targets is None else targets
         if micros[0] % self._numbering.cycle in self._recomputed and not self._traits.alone:
@@ -249,27 +258,19 @@ class Stage(WeightGroup):
 
     def _run(self, micro: int, inputs: Any, keywords: Keywords) -> Passed:
         seed_torch(self._seed_of(micro))
-        leaves, argument = self._argument(inputs)
+        leaves, argument = self._beginning.argument(inputs)
         with self._forwarding, listening() as auxiliary:
             return Passed(leaves, self.module(argument, **keywords), auxiliary)
 
     def _run_again(self, kept: Kept) -> Passed:
         """As `_run`, from what the first run began with; what it does to buffers is lost with their copies."""
-        leaves, argument = self._argument(kept.inputs)
+        leaves, argument = self._beginning.argument(kept.inputs)
         seed_torch(kept.seed)
         with self._forwarding, listening() as auxiliary:
             if not kept.buffers:
                 return Passed(leaves, self.module(argument, **kept.keywords), auxiliary)
             returned = torch.func.functional_call(self.module, kept.buffers, (argument,), kept.keywords)
         return Passed(leaves, returned, auxiliary)
-
-    def _argument(self, inputs: Any) -> tuple[Tensors, Any]:
-        """The tensors whose gradients are wanted, and what the module is called on."""
-        boundary = self._before
-        if boundary is None:
-            return (), inputs
-        leaves = tuple(t.detach().requires_grad_(r) for t, r in zip(inputs, boundary.recorded, strict=True))
-        return leaves, boundary.form.filled(leaves)
 
     # ---- backward
 
@@ -283,42 +284,74 @@ class Stage(WeightGroup):
         gradients
             Those of what the forward handed on, with the micro-batches along dimension 0; none on the last stage.
         """
+        self._hand_back("B", self._backward, micros, gradients)
+
+    def backward_input(self, micros: Micros, gradients: Tensors = ()) -> None:
+        """The first half of a `backward`: what is handed back. The gradients of the weights are left to the second."""
+        self._hand_back("I", self._backward_input, micros, gradients)
+
+    def backward_weights(self, micros: Micros) -> None:
+        """The second half of a `backward`: adds to the gradients of the weights."""
         try:
-            if isinstance(micros, tuple):
-                apart = [part(gradients, i, i + 1, len(micros)) for i in range(len(micros))]
-                results = join([self._backward(*arguments) for arguments in zip(micros, apart, strict=True)])
-            else:
-                results = self._backward(micros, gradients)
+            for micro in micros if isinstance(micros, tuple) else (micros,):
+                halfway, counts = self._begun.pop(micro)
+                with self._going_back:
+                    halfway.finish()
+                self._collect(counts)
         except ModelError as error:
-            error.during(self._operation("B", micros))
+            error.during(self._operation("W", micros))
             raise
-        if self._before is not None:
-            self._input_gradients[micros] = results
 
     def input_gradients(self, micros: Micros) -> Tensors:
         """What the backward of these micro-batches hands back to the stage before: once."""
         return self._input_gradients.pop(micros)
 
+    def _hand_back(self, kind: str, run: Callable[[int, Tensors], Tensors], micros: Micros, gradients: Tensors) -> None:
+        """Runs a backward, or the first half of one, on a micro-batch or several."""
+        try:
+            if isinstance(micros, tuple):
+                apart = [part(gradients, i, i + 1, len(micros)) for i in range(len(micros))]
+                results = join([run(*arguments) for arguments in zip(micros, apart, strict=True)])
+            else:
+                results = run(micros, gradients)
+        except ModelError as error:
+            error.during(self._operation(kind, micros))
+            raise
+        if self._beginning.before is not None:
+            self._input_gradients[micros] = results
+
     def _backward(self, micro: int, gradients: Tensors) -> Tensors:
+        leaves, roots, seeds, counts = self._roots_of(micro, gradients)
+        if roots:
+            with self._going_back:
+                torch.autograd.backward(roots, seeds)
+        self._collect(counts)
+        return self._beginning.handed_back(leaves, counts)
+
+    def _backward_input(self, micro: int, gradients: Tensors) -> Tensors:
+        leaves, roots, seeds, counts = self._roots_of(micro, gradients)
+        with self._going_back:
+            halfway: Halfway
+            if self._traits.whole:
+                halfway = Whole(roots, seeds, self.module.parameters(), apart=self._weights.overlap)
+            else:
+                halfway = Split(roots, seeds, leaves)
+        self._begun[micro] = Begun(halfway, counts)
+        return self._beginning.handed_back(leaves, counts)
+
+    def _roots_of(self, micro: int, gradients: Tensors) -> tuple[Tensors, Tensors, Tensors, Tensors]:
+        """The leaves and roots of a micro-batch's graph, the gradient of each root, and what the micro-batch counts."""
         leaves, roots, auxiliary = self._graph(micro)
         counts = self._ending.counts(micro, gradients)
-        if roots or auxiliary:
-            shares = [torch.full_like(value, self._ending.share * self._ending.scale) for value in auxiliary]
-            with self._going_back:
-                torch.autograd.backward((*roots, *auxiliary), (*self._ending.gradients(roots, gradients), *shares))
+        shares = [torch.full_like(value, self._ending.share * self._ending.scale) for value in auxiliary]
+        return leaves, (*roots, *auxiliary), (*self._ending.gradients(roots, gradients), *shares), counts
+
+    def _collect(self, counts: Tensors) -> None:
+        """The gradients of the weights are complete for a micro-batch."""
         for group in self.groups:
             group.collect()
             if group.group[0] == self.number:
                 group.count(counts)
-        if self._before is None:
-            return ()
-        for leaf, expected in zip(leaves, self._before.differentiable, strict=True):
-            if leaf.grad is not None and not expected:
-                raise BadModel(
-                    f"stage {self.number} uses a tensor of stage {self.number - 1} that it did not use for the first "
-                    "micro-batch; use the same tensors every time"
-                )
-        return (*map(self._own, compress(leaves, self._before.differentiable)), *[count.clone() for count in counts])
 
     def _graph(self, micro: int) -> Saved:
         """The graph of a micro-batch: as its forward left it, or made again."""
@@ -328,15 +361,6 @@ class Stage(WeightGroup):
         passed = self._run_again(waiting)
         _, roots = self._ending.finish((micro,), passed.returned, (waiting.target,))
         return Saved(passed.leaves, roots, roots_of(passed.auxiliary))
-
-    def _own(self, leaf: torch.Tensor) -> torch.Tensor:
-        """The leaf's gradient, in memory that no later message overwrites."""
-        gradient = leaf.grad
-        if gradient is None:
-            return torch.zeros_like(leaf)
-        if gradient.untyped_storage().data_ptr() in self._received:
-            return plain(gradient).clone(memory_format=torch.contiguous_format)
-        return plain(gradient)
 
     def _operation(self, kind: str, micros: Micros) -> Operation:
         return self._numbering.operation(kind, micros, self.number)

@@ -110,6 +110,16 @@ class StreamStage(StreamWeights):
         if self._run.has(micros):
             self._stage.at(self._version).backward(micros, gradients)
 
+    def backward_input(self, micros: Micros, gradients: Tensors = ()) -> None:
+        """Runs the first half of the backward of micro-batches of the run, on the version that `at` was told."""
+        if self._run.has(micros):
+            self._stage.at(self._version).backward_input(micros, gradients)
+
+    def backward_weights(self, micros: Micros) -> None:
+        """Runs the second half, on the version that `at` was told."""
+        if self._run.has(micros):
+            self._stage.at(self._version).backward_weights(micros)
+
     def input_gradients(self, micros: Micros) -> Tensors:
         """What the backward hands back; nothing for micro-batches outside the run."""
         return self._stage.input_gradients(micros) if self._run.has(micros) else ()

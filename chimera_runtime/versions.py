@@ -14,10 +14,12 @@ _STEPPING = Calling("the optimizer's step", FAILED)
 class Weights:
     """Weights of which there is one version: a step changes the module's own parameters.
 
-    ``gradients_stay`` says that they do so after a step.
+    ``gradients_stay`` says that they do so after a step, ``overlap`` that updates do: an operation of an update may run
+    before the step of the one before.
     """
 
     gradients_stay = False
+    overlap = False
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -72,6 +74,8 @@ class Versions(Weights):
     of its forward: autograd saved either the parameter itself, which shows the same tensor again, or a view into
     that tensor's memory. As the parameters' version counters stand still, autograd has nothing to object to.
     """
+
+    overlap = True
 
     def __init__(
         self, parameters: Sequence[torch.nn.Parameter], masters: Sequence[torch.nn.Parameter], optimizer: Any

@@ -12,7 +12,6 @@ from heapq import heappop, heappush
 from math import log2
 
 from chimera_ir.ir.ids import Worker
-from chimera_ir.ir.kinds import FORWARD
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import AllReduce, Compute, Instruction, Recv, Send, Step, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.predict.setting import Setting
@@ -222,8 +221,10 @@ class Simulator:
     def compute(self, each: Compute) -> float:
         costs = self.setting.stages[each.stage].at[self.setting.micro_batch_size]
         pipe = next(pipe for pipe in self.header.pipes if each.micros[0] in pipe.micros)
-        backward = costs.recomputing if each.stage in pipe.recompute else costs.backward
-        one = costs.forward if each.kind is FORWARD else backward
+        again = costs.recomputing - costs.backward if each.stage in pipe.recompute else 0
+        first, second = costs.halves or (costs.backward / 2, costs.backward / 2)
+        times = {"F": costs.forward, "B": costs.backward + again, "I": first + again, "W": second}
+        one = times[each.kind.letter]
         return sum(one for _ in each.micros) / (2 if self.header.halves else 1)
 
     def step(self, stage: int) -> float:

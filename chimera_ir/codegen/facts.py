@@ -1,7 +1,7 @@
 """program.json: what the runtime must know of a program beside the scripts. chimera_runtime/program.py reads it."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -9,7 +9,9 @@ from chimera_ir.codegen.loops import reach
 from chimera_ir.codegen.pace import PacedTurn, lag, paces
 from chimera_ir.codegen.statements import links
 from chimera_ir.ir.ids import Stage, WeightGroup, Worker
+from chimera_ir.ir.kinds import KINDS
 from chimera_ir.ir.levels import Header, Parts, Program
+from chimera_ir.ir.ops import Compute
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.turns import initial, updates_a_turn
 from chimera_ir.verify.verify import Verified
@@ -39,7 +41,9 @@ def facts(verified: Verified, evaluation: Verified) -> Facts:
         "evaluated": evaluation.program.header.whole_micro_batches,
         "parts": header.parts,
         "recomputing": sorted({stage for pipe in header.pipes for stage in pipe.recompute}),
-        "grouped": _grouped(program),
+        "grouped": _stages(program, lambda operation: len(operation.micros) > 1),
+        "kinds": _kinds(program),
+        "split_backward": _stages(program, lambda operation: bool(operation.kind.frees and operation.kind.keeps)),
         "placement": [pipe.workers for pipe in header.pipes],
         "ties": [[*tie] for tie in header.ties],
         "links": _links(program),
@@ -65,16 +69,16 @@ def _lines(value: Any) -> str:
     return json.dumps(value)
 
 
-def _grouped(program: Program) -> list[int]:
-    """The stages that have an operation over several micro-batches."""
-    return sorted(
-        {
-            int(operation.stage)
-            for parts in program.parts
-            for operation in parts.computes.lines
-            if len(operation.micros) > 1
-        }
-    )
+def _kinds(program: Program) -> list[str]:
+    """The letters of the kinds of its operations, in the order of the table."""
+    kinds = {operation.kind for parts in program.parts for operation in parts.computes.lines}
+    return [letter for letter, kind in KINDS.items() if kind in kinds]
+
+
+def _stages(program: Program, has: Callable[[Compute], bool]) -> list[int]:
+    """The stages that have an operation of some sort."""
+    operations = (operation for parts in program.parts for operation in parts.computes.lines)
+    return sorted({int(operation.stage) for operation in operations if has(operation)})
 
 
 def _links(program: Program) -> list[tuple[int, int]]:

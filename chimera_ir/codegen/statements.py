@@ -13,7 +13,7 @@ from typing import NamedTuple, assert_never
 
 from chimera_ir.codegen.notation import Notation
 from chimera_ir.ir.ids import Micro, Stage, WeightGroup, Worker
-from chimera_ir.ir.kinds import BACKWARD, FORWARD, Kind
+from chimera_ir.ir.kinds import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Kind
 from chimera_ir.ir.levels import Header, Parts
 from chimera_ir.ir.ops import (
     AllReduce,
@@ -150,11 +150,21 @@ class Scribe:
         return self._taken(Message(tuple(micros), before, stage))
 
     def _backward(self, backward: Compute) -> str:
+        return f"{self._stage(backward)}.backward({self._given(backward)})"
+
+    def _input_gradient(self, half: Compute) -> str:
+        return f"{self._stage(half)}.backward_input({self._given(half)})"
+
+    def _weight_gradient(self, half: Compute) -> str:
+        return f"{self._stage(half)}.backward_weights({self.notation.micros(half.micros)})"
+
+    def _given(self, backward: Compute) -> str:
+        """The arguments of a backward, or of the first half of one."""
         micros, stage = backward.micros, backward.stage
         arguments = [self.notation.micros(micros)]
         if stage < self.header.stages - 1:
             arguments.append(self._handed_back(micros, stage))
-        return f"{self._stage(backward)}.backward({', '.join(arguments)})"
+        return ", ".join(arguments)
 
     def _handed_back(self, micros: Sequence[Micro], stage: Stage) -> str:
         """The gradients of what a stage handed on."""
@@ -170,5 +180,7 @@ class Scribe:
 _COMPUTED: dict[Kind, Callable[[Scribe, Compute], str]] = {
     FORWARD: Scribe._forward,
     BACKWARD: Scribe._backward,
+    INPUT_GRADIENT: Scribe._input_gradient,
+    WEIGHT_GRADIENT: Scribe._weight_gradient,
 }
 """The writer of the operations of each kind."""

@@ -8,7 +8,7 @@ from fractions import Fraction
 from chimera_ir.flow.cycles import NO_CYCLE, critical
 from chimera_ir.flow.fold import FoldedTurn
 from chimera_ir.flow.net import Net
-from chimera_ir.ir.kinds import KINDS
+from chimera_ir.ir.kinds import KEPT, KINDS, Kind
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute
 from chimera_ir.ir.turns import updates_a_turn
@@ -19,8 +19,8 @@ class CriticalPath:
     """Operations that follow one another without a gap, each needing the operation before it.
 
     The path goes from time 0 to the end; in an asynchronous schedule, it is a cycle from a turn of the steady state to
-    a later turn. ``length`` is the time of one update, in ticks. ``counts`` has, by the letter of each kind, the number
-    of micro-batches of the path's operations per update: C_f and C_b of section 3.4.
+    a later turn. ``length`` is the time of one update, in ticks. ``counts`` has, by the letter of each kind that the
+    schedule has, the number of micro-batches of the path's operations per update: C_f and C_b of section 3.4.
     """
 
     operations: tuple[Compute, ...]
@@ -33,8 +33,9 @@ def critical_path(
 ) -> tuple[CriticalPath, list[int]]:
     """A critical path with the most backward passes, and the end of each operation in the earliest run.
 
-    Durations are positive, so the number of backward passes fixes the number of forward passes. ``turn`` is the folded
-    turn of an asynchronous schedule.
+    Of several with as many, it is one with the most input gradients. Without split backwards the number of backward
+    passes fixes the number of forward passes, because durations are positive. ``turn`` is the folded turn of an
+    asynchronous schedule.
 
     Raises
     ------
@@ -56,8 +57,8 @@ def update_length(header: Header, net: Net, durations: Sequence[int], turn: Fold
 
 
 def _path(header: Header, net: Net, durations: Sequence[int]) -> tuple[CriticalPath, list[int]]:
-    """A critical path, found with lengths that add up time first and backwards second in a single number."""
-    backwards = [_backwards(operation) for operation in net.operations]
+    """A critical path, found with lengths that add up time first and what is preferred second in a single number."""
+    backwards = _preferred(net.operations)
     unit = 1 + sum(backwards)
     lengths = [duration * unit + more for duration, more in zip(durations, backwards, strict=True)]
     ends = net.ends(lengths)
@@ -74,7 +75,7 @@ def _cycle(header: Header, net: Net, durations: Sequence[int], turn: FoldedTurn)
     longest = critical(turn.waits, [durations[number] for number in turn.numbers])
     if longest.cycle == NO_CYCLE:
         raise ValueError("the schedule is too short to show a steady state; only a verified schedule has one")
-    most = critical(longest.tight, [_backwards(net.operations[number]) for number in turn.numbers]).cycle
+    most = critical(longest.tight, _preferred([net.operations[number] for number in turn.numbers])).cycle
     cycle = longest.cycle if most == NO_CYCLE else most
     path = [turn.numbers[node] for node in cycle.nodes]
     updates = updates_a_turn(header)
@@ -84,12 +85,16 @@ def _cycle(header: Header, net: Net, durations: Sequence[int], turn: FoldedTurn)
 def _counted(header: Header, net: Net, path: Iterable[int], length: Fraction, updates: int) -> CriticalPath:
     """A critical path that spans ``updates`` updates, with its counts in whole micro-batches."""
     operations = tuple(net.operations[number] for number in path)
-    micros = Counter({kind.letter: 0 for kind in KINDS.values()})
+    micros: Counter[Kind] = Counter()
     for operation in operations:
-        micros[operation.kind.letter] += len(operation.micros)
-    counts = {letter: Fraction(count, header.parts * updates) for letter, count in micros.items()}
+        micros[operation.kind] += len(operation.micros)
+    there = {operation.kind for operation in net.operations}
+    counts = {letter: Fraction(micros[kind], header.parts * updates) for letter, kind in KINDS.items() if kind in there}
     return CriticalPath(operations, length, counts)
 
 
-def _backwards(operation: Compute) -> int:
-    return 0 if operation.kind.opens else len(operation.micros)
+def _preferred(operations: Sequence[Compute]) -> list[int]:
+    """Numbers whose sum along a path is the larger, the more backwards it has and, second, the more input gradients."""
+    unit = 1 + sum(len(operation.micros) for operation in operations)
+    weights = {kind: (unit if kind.sums else 1) * (KEPT in kind.reads) for kind in KINDS.values()}
+    return [weights[operation.kind] * len(operation.micros) for operation in operations]

@@ -1,7 +1,7 @@
 """Exact durations of operations: the interface that levels use, and by default the costs F, B, I and W of the paper."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import lcm
@@ -30,11 +30,14 @@ class Durations(Protocol):
     def recut(self, stages: int, into: int) -> "Durations":
         """The durations for the same model cut into ``into`` stages instead of ``stages``."""
 
+    def joined(self) -> "Durations":
+        """The durations with which a schedule without split backwards is compared to one that has them."""
+
     def told(self, header: Header, path: Sequence[Compute]) -> tuple[tuple[str, Fraction], ...]:
         """Each kind with its cost per micro-batch; the costs times C_f and C_b give the length of the critical path."""
 
-    def summary(self, header: Header) -> str:
-        """The costs of the kinds that occur, in one line."""
+    def summary(self, header: Header, kinds: Collection[str]) -> str:
+        """The costs of some kinds, by their letters, in one line."""
 
     def remarks(self, schedule: Schedule) -> tuple[str, ...]:
         """Remarks for the user on the durations of a schedule."""
@@ -116,15 +119,21 @@ class Costs:
         some = any(pipe.recompute for pipe in header.pipes) and self.recomputing != self.B
         return (*self.items(), *([("B_recomputing", self.recomputing)] if some else []))
 
-    def summary(self, header: Header) -> str:
-        """The costs of the kinds that occur, in one line."""
-        costs = ((kind, cost) for kind, cost in self.told(header) if kind not in ("I", "W"))
+    def summary(self, header: Header, kinds: Collection[str]) -> str:
+        """The costs of some kinds, in one line; that of a recomputing backward is one of B."""
+        costs = ((kind, cost) for kind, cost in self.told(header) if kind[0] in kinds)
         return ", ".join(f"{kind.replace('_', ' ')} = {exact(cost)}" for kind, cost in costs)
 
     def recut(self, stages: int, into: int) -> "Costs":
         """The costs of ``into`` stages, which are larger by the factor by which there are fewer of them."""
         F, B, I, W = (cost * stages / into for _, cost in self.items())  # noqa: E741
         return Costs(F, B, I, W, self.recomputing * stages / into)
+
+    def joined(self) -> "Costs":
+        """These costs; if only halves of a backward were given, a backward is their sum."""
+        if "B" in self.given or not {"I", "W"} & {*self.given}:
+            return self
+        return replace(self, B=self.I + self.W, recomputing=self.I + self.W + self.recomputing - self.B)
 
     def tick(self, header: Header) -> Fraction:
         """The longest time of which the costs of a micro-batch, or of a part of one, are multiples."""
@@ -136,8 +145,7 @@ class Costs:
         letters = {operation.kind.letter for lane in schedule.lanes for operation in lane}
         costs = dict(self.items())
         return tuple(
-            f"--cost {letter}={exact(costs[letter])} changes nothing: no operation of this schedule is of kind "
-            f"{letter}; split backwards, which I and W are for, are not compiled yet"
+            f"--cost {letter}={exact(costs[letter])} changes nothing: no operation of this schedule is of kind {letter}"
             for letter in self.given
             if letter not in letters
         )

@@ -114,7 +114,9 @@ def report(
     size = Fraction(schedule.header.stages, baseline.header.stages)
     same = size == 1 and not schedule.header.asynchronous and baseline.lanes == schedule.lanes
     same = same and not any(pipe.recompute for pipe in schedule.header.pipes)
-    flushed = timeline if same else simulate(baseline, costs.recut(schedule.header.stages, baseline.header.stages))
+    halves = any(operation.kind.keeps for lane in schedule.lanes for operation in lane if not operation.kind.opens)
+    comparable = (costs.joined() if halves else costs).recut(schedule.header.stages, baseline.header.stages)
+    flushed = timeline if same else simulate(baseline, comparable)
     base = _figures(baseline, flushed, held(baseline.header), size)
     stale = staleness(schedule)
     remarks = (*_remarks(figures, base, schedule), *warning(stale), *costs.remarks(schedule))
@@ -167,7 +169,8 @@ def _remarks(figures: Figures, base: Figures, schedule: Schedule) -> tuple[str, 
 
 
 def _critical_path(figures: Figures) -> _Json:
-    return {f"C_{letter.lower()}": _number(count) for letter, count in figures.counts.items()}
+    counts = {"F": Fraction(0), "B": Fraction(0), **figures.counts}
+    return {f"C_{letter.lower()}": _number(count) for letter, count in counts.items()}
 
 
 def _memory(figures: Figures) -> _Json:

@@ -27,7 +27,7 @@ def show(report: Report) -> RenderableType:
 def _heading(report: Report) -> Text:
     header = report.figures.header
     parameters = " ".join(f"{name}={value}" for name, value in header.parameters)
-    costs = report.figures.costs.summary(header)
+    costs = _costs(report.figures)
     sizes = ", ".join(
         counted(number, noun)
         for number, noun in (
@@ -52,9 +52,13 @@ def _differences(report: Report) -> Iterator[str]:
     if header.stages != base.stages:
         larger = exact(Fraction(header.stages, base.stages))
         yield f"{counted(base.stages, 'stage')}, each as large as {larger} of these"
-    costs = report.baseline.costs.summary(base)
-    if costs != report.figures.costs.summary(header):
+    costs = _costs(report.baseline)
+    if costs != _costs(report.figures):
         yield costs
+
+
+def _costs(figures: Figures) -> str:
+    return figures.costs.summary(figures.header, figures.counts)
 
 
 def _table(report: Report) -> Table:

@@ -103,9 +103,6 @@ def unsupported(scheme: ast.Scheme) -> Iterator[Diagnostic]:
 
 def _unsupported_clause(clause: ast.Clause) -> Iterator[Diagnostic]:
     match clause:
-        case ast.Operation(letter=ast.Letter.INPUT_GRADIENT | ast.Letter.WEIGHT_GRADIENT as letter, span=span):
-            feature = f"the operation {letter.value} of a split backward"
-            yield say.NotSupported(span, feature, "write `B`, the full backward pass")
         case ast.Micros(range=ast.Endless(), halves=ast.Halves(span=span)):
             feature = "a count of halves where micro-batches go on for ever"
             yield say.NotSupported(span, feature, "count whole micro-batches")

@@ -49,34 +49,47 @@ class Peak(NamedTuple):
     at: Compute | None
 
 
-def peak(header: Header, lane: Sequence[Compute], sizes: Iterable[int]) -> Peak:
-    """The most that a lane keeps at once, if its operations keep and free ``sizes`` for each micro-batch."""
-    growth = header.growth
-    changes = (
-        growth[operation.kind] * len(operation.micros) * size for operation, size in zip(lane, sizes, strict=False)
-    )
-    most = highest(changes)
+def _peak(lane: Sequence[Compute], changes: Iterable[int]) -> Peak:
+    """The most that a lane keeps at once, if its operations change it by so much for each of their micro-batches."""
+    most = highest(change * len(operation.micros) for operation, change in zip(lane, changes, strict=True))
     return Peak(0, None) if most is None else Peak(most.amount, lane[most.change])
 
 
 def activations(schedule: Schedule) -> tuple[Peak, ...]:
     """Per worker, the peak number of live micro-batches, or parts of one, times stages.
 
-    A micro-batch is live on a stage from its forward until an operation frees what the forward keeps. Stages that
-    recompute do not count: the activations that a backward computes again are gone when it ends.
+    A micro-batch is live on a stage from its forward until no later operation there needs anything of it. On a stage
+    that recomputes it is so from its input gradient on, if its backward is split: the activations that a backward
+    computes again and needs itself are gone when it ends.
     """
-    header = schedule.header
-    if not header.recomputing:
-        return tuple(peak(header, lane, repeat(1)) for lane in schedule.lanes)
-    return tuple(peak(header, lane, [not again for again in _again(header, lane)]) for lane in schedule.lanes)
+    growth = schedule.header.growth
+    return tuple(
+        _peak(
+            lane,
+            [
+                growth[operation.kind].forward * (not again) + growth[operation.kind].later
+                for operation, again in zip(lane, _again(schedule.header, lane), strict=True)
+            ],
+        )
+        for lane in schedule.lanes
+    )
 
 
 def inputs(schedule: Schedule) -> tuple[Peak, ...]:
     """Per worker, the peak number of inputs that its stages keep for recomputation, counted like `activations`."""
-    header = schedule.header
+    header, growth = schedule.header, schedule.header.growth
     if not header.recomputing:
         return (Peak(0, None),) * len(schedule.lanes)
-    return tuple(peak(header, lane, _again(header, lane)) for lane in schedule.lanes)
+    return tuple(
+        _peak(
+            lane,
+            [
+                growth[operation.kind].forward * again
+                for operation, again in zip(lane, _again(header, lane), strict=True)
+            ],
+        )
+        for lane in schedule.lanes
+    )
 
 
 def whole(header: Header, peaks: Iterable[Peak]) -> tuple[Fraction, ...]:
@@ -84,5 +97,8 @@ def whole(header: Header, peaks: Iterable[Peak]) -> tuple[Fraction, ...]:
     return tuple(Fraction(peak.amount, header.parts) for peak in peaks)
 
 
-def _again(header: Header, lane: Iterable[Compute]) -> list[bool]:
+def _again(header: Header, lane: Sequence[Compute]) -> Iterable[bool]:
+    """For each operation, whether its stage keeps only the input of its micro-batches."""
+    if not header.recomputing:
+        return repeat(False, len(lane))
     return [header.recomputes(operation.micros[0], operation.stage) for operation in lane]

@@ -3,11 +3,14 @@
     kind  reads                       makes     frees   sums
     F     y of the stage before       y, a      -       no
     B     a, dx of the stage behind   dx        a       yes
+    I     a, dx of the stage behind   dx, g     a       no
+    W     g                           -         g       yes
 
-y is what a stage hands on, a is what its forward keeps for the backward, and dx is the gradient with respect to its
-input. Each micro-batch makes a value once on each stage. A value for a neighbour is gone after the operation that reads
-it there, any other after the operation that frees it. No other module asks whether an operation *is* a forward: it asks
-what the operation's kind reads, makes, frees and sums.
+y is what a stage hands on, a is what its forward keeps for the backward, dx is the gradient with respect to its input,
+and g is what the gradients of the weights still need. A micro-batch has on each stage either B, or I and W. Each
+micro-batch makes a value once on each stage. A value for a neighbour is gone after the operation that reads it there,
+any other after the operation that frees it. No other module asks whether an operation *is* a forward: it asks what the
+operation's kind reads, makes, frees and sums.
 """
 
 from collections.abc import Iterable, Iterator
@@ -35,6 +38,7 @@ class Value:
 ACTIVATIONS = Value("y", "activations", 1, "it needs those activations")
 KEPT = Value("a", "activations", 0, "a backward needs what its forward kept")
 GRADIENTS = Value("dx", "gradients", -1, "it needs those gradients")
+OPERANDS = Value("g", "operands of the weight gradient", 0, "a weight gradient needs what its input gradient kept")
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +96,10 @@ class Kind:
 
 FORWARD = Kind("F", "forward", (ACTIVATIONS,), (ACTIVATIONS, KEPT), None, sums=False)
 BACKWARD = Kind("B", "backward", (KEPT, GRADIENTS), (GRADIENTS,), KEPT, sums=True)
+INPUT_GRADIENT = Kind("I", "input gradient", (KEPT, GRADIENTS), (GRADIENTS, OPERANDS), KEPT, sums=False)
+WEIGHT_GRADIENT = Kind("W", "weight gradient", (OPERANDS,), (), OPERANDS, sums=True)
 
-KINDS = {row.letter: row for row in (FORWARD, BACKWARD)}
+KINDS = {row.letter: row for row in (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)}
 """The rows, by letter, in the order in which a micro-batch meets them."""
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from chimera_ir.ir.ids import Clock, Micro, Stage, WeightGroup, Worker
-from chimera_ir.ir.kinds import KINDS, Kind
+from chimera_ir.ir.kinds import KEPT, KINDS, Kind
 from chimera_ir.ir.ops import (
     AllReduce,
     Compute,
@@ -73,6 +73,17 @@ class Strategy(Enum):
     EAGER_OPT = "eager_opt"
 
 
+class Growth(NamedTuple):
+    """The change of the numbers of values that a stage keeps of a micro-batch.
+
+    ``forward`` counts what a forward keeps, which is the input alone where the stage recomputes; ``later`` counts what
+    later operations keep.
+    """
+
+    forward: int
+    later: int
+
+
 @dataclass(frozen=True)
 class Header:
     """The header of every level of IR.
@@ -118,13 +129,18 @@ class Header:
         return len({value.towards for kind in self.kinds for value in kind.hands_on}) > 1
 
     @property
-    def growth(self) -> dict[Kind, int]:
-        """By kind, the change of the number of values that a stage keeps of each micro-batch.
+    def growth(self) -> dict[Kind, Growth]:
+        """By kind, the change of the numbers of values that a stage keeps of each micro-batch.
 
         A value that no operation frees is not kept.
         """
         freed = {kind.frees for kind in self.kinds}
-        return {kind: sum(value in freed for value in kind.keeps) - (not kind.opens) for kind in self.kinds}
+
+        def change(kind: Kind, *, first: bool) -> int:
+            made = sum(value in freed and (value is KEPT) is first for value in kind.keeps)
+            return made - (kind.frees is not None and (kind.frees is KEPT) is first)
+
+        return {kind: Growth(change(kind, first=True), change(kind, first=False)) for kind in self.kinds}
 
     def strategy(self, group: WeightGroup) -> Strategy:
         """The strategy of a group, which says when the sum of its gradients is launched; eager_opt if stages differ."""

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from chimera_ir.picture.looks import Looks
+from chimera_ir.ir.ops import Compute
+from chimera_ir.picture.looks import Looks, Shade
 from chimera_ir.picture.shapes import Entry, Swatch
 from chimera_ir.picture.words import plain, strands
 
@@ -38,6 +39,12 @@ def legend(looks: Looks, names: Iterable[str], left: int, width: int, y: int) ->
             x, y = left, y + 24
         yield Entry(x, y, tuple(_swatches(looks, line, x)), x + line.indent, line.words)
         x += line.length
+
+
+def between(operations: Iterable[Compute]) -> list[str]:
+    """Names for a legend that explain the shade between light and dark, if any operation has it."""
+    kinds = dict.fromkeys(operation.kind for operation in operations)
+    return [f"shade between: {kind.noun}" for kind in kinds if Shade.of(kind) is Shade.MIDDLE]
 
 
 def least(looks: Looks) -> int:

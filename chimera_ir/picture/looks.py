@@ -2,11 +2,13 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
+from enum import IntEnum
 from fractions import Fraction
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from chimera_ir.ir.ids import Micro, Stage
+from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.levels import Header, Pipe
 from chimera_ir.ir.ops import Compute
 from chimera_ir.picture.words import BLACK, PAPER, Hue, hue, label, strand_numbers, strands
@@ -15,12 +17,31 @@ FARTHEST = Fraction(3, 5)
 """The share of white and black in the shades of a worker's last stage."""
 
 
+MIDDLE = Fraction(2, 5)
+"""The share of the dark colour in the middle shade, which is legible under dark ink."""
+
+
+class Shade(IntEnum):
+    """The shade of an operation: light for forwards, dark for what answers them, middle for what hands on nothing."""
+
+    LIGHT = 0
+    DARK = 1
+    MIDDLE = 2
+
+    @staticmethod
+    def of(kind: Kind) -> "Shade":
+        """The shade of the operations of a kind."""
+        if kind.opens:
+            return Shade.LIGHT
+        return Shade.DARK if kind.hands_on else Shade.MIDDLE
+
+
 class ColourGroup(NamedTuple):
     """Operations that share their colours; ``chunk`` is the stage's place among the pipe's stages on its worker."""
 
     strand: int
     chunk: int
-    backward: bool
+    shade: Shade
 
 
 @dataclass(frozen=True)
@@ -52,12 +73,20 @@ class Looks:
     def group(self, operation: Compute) -> ColourGroup:
         """The group of operations with the same colours as this one."""
         micro = operation.micros[0]
-        return ColourGroup(self._strands[micro], self.chunk(micro, operation.stage), not operation.kind.opens)
+        return ColourGroup(self._strands[micro], self.chunk(micro, operation.stage), Shade.of(operation.kind))
 
     def fill(self, group: ColourGroup) -> str:
         """The colour of the boxes of a group."""
-        shade = self.hues[group.strand, group.chunk]
-        return shade.dark if group.backward else shade.light
+        colours = self.hues[group.strand, group.chunk]
+        match group.shade:
+            case Shade.LIGHT:
+                return colours.light
+            case Shade.DARK:
+                return colours.dark
+            case Shade.MIDDLE:
+                return _mixed(colours.light, colours.dark, MIDDLE)
+            case _:
+                assert_never(group.shade)
 
     def label(self, operation: Compute) -> str:
         """The text in the box of an operation: its micro-batches and the letter of its chunk, if it has one."""

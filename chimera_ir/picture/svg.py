@@ -17,7 +17,7 @@ from chimera_ir.cost.numbers import Unit
 from chimera_ir.cost.simulate import Timed, Timeline
 from chimera_ir.cost.window import Window, beginning, steady_window
 from chimera_ir.ir.text.printer import group_name
-from chimera_ir.picture.legend import least, legend
+from chimera_ir.picture.legend import between, least, legend
 from chimera_ir.picture.looks import ColourGroup, Looks
 from chimera_ir.picture.shapes import Box, Bracket, EventMark, Family, Label, Picture, Tick, WorkerRow
 from chimera_ir.picture.words import INK, PAPER, bracket, distance, happening, heading, ink, label, mark, plain, summary
@@ -105,7 +105,7 @@ def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubb
     words = _LEFT + max(10 * len(title), 7 * len(note), least(looks))
     width = max(int(max(ends, default=right)), words) + margin
     steady = tuple(_brackets(window, scale, width, bottom))
-    signs = ("bubble", happening(timeline))
+    signs = (*between(timed.operation for timed in chain(*timeline.lanes)), "bubble", happening(timeline))
     *entries, bubble, marked = legend(looks, signs, _LEFT, width, bottom + 44 + 22 * len(steady))
     return Picture(
         width=width,

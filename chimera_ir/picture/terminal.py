@@ -1,9 +1,9 @@
 """A timeline as text: a line per worker, a run of characters per operation.
 
-The number of the micro-batch opens an operation, ``─`` continues a forward, ``═`` a backward, ``·`` is a bubble; so the
-picture can be read without colour. Where a pipe has several stages on a worker, a letter behind the number names the
-stage. With colour, each strand has a hue, and each of a worker's stages has a shade of it. ``▾`` closes an operation
-that is followed by an event, unless the picture is drawn small.
+The number of the micro-batch opens an operation, ``─`` continues a forward, ``═`` a backward or an input gradient,
+``╌`` a weight gradient, ``·`` is a bubble; so the picture can be read without colour. Where a pipe has several stages
+on a worker, a letter behind the number names the stage. With colour, each strand has a hue, and each of a worker's
+stages has a shade of it. ``▾`` closes an operation that is followed by an event, unless the picture is drawn small.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ from chimera_ir.cost.simulate import Timed, Timeline
 from chimera_ir.cost.window import Window, beginning, steady_window
 from chimera_ir.ir.ids import Micro
 from chimera_ir.picture.legend import chunks_shown
-from chimera_ir.picture.looks import Looks
+from chimera_ir.picture.looks import Looks, Shade
 from chimera_ir.picture.words import (
     INK,
     PAPER,
@@ -46,7 +46,9 @@ _ROOM = 2
 _GAP = "   "
 """The separator of the entries of the legend."""
 
-_FORWARD, _BACKWARD, _BUBBLE, _EVENT = "─", "═", "·", "▾"
+_FORWARD, _BACKWARD, _WEIGHTS, _BUBBLE, _EVENT = "─", "═", "╌", "·", "▾"
+
+_STROKES = {Shade.LIGHT: _FORWARD, Shade.DARK: _BACKWARD, Shade.MIDDLE: _WEIGHTS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ def _row(lane: Sequence[_Shown], looks: Looks, scale: _Scale, columns: int) -> T
 
 
 def _strokes(shown: _Shown, length: int) -> str:
-    stroke = _FORWARD if shown.timed.operation.kind.opens else _BACKWARD
+    stroke = _STROKES[Shade.of(shown.timed.operation.kind)]
     name = shown.name if len(shown.name) < length else ""
     sign = _EVENT if shown.sign and len(name) + 1 < length else ""
     return name.ljust(length - len(sign), stroke) + sign
@@ -208,6 +210,8 @@ def _entry(looks: Looks, number: int, strand: Strand) -> Text:
 
 def _signs(timeline: Timeline, window: Window | None) -> Iterator[Text]:
     """The signs that the picture uses besides operations."""
+    kinds = {timed.operation.kind for lane in timeline.lanes for timed in lane}
+    yield from (Text(f"{_WEIGHTS * 2} {kind.noun}") for kind in kinds if Shade.of(kind) is Shade.MIDDLE)
     yield Text.assemble((_BUBBLE * 3, "dim"), " bubble")
     if timeline.events:
         yield Text(f"{_EVENT} {happening(timeline)}")

@@ -81,7 +81,7 @@ def label(operation: Compute) -> str:
 
 def ink(operation: Compute) -> str:
     """The colour of an operation's label, legible in its box."""
-    return INK if operation.kind.opens else PAPER
+    return PAPER if operation.kind.hands_on and not operation.kind.opens else INK
 
 
 def heading(timeline: Timeline) -> str:
@@ -101,7 +101,7 @@ def summary(timeline: Timeline) -> str:
     if header.asynchronous:
         figures = f"one update in the steady state: {figures}; {_shown(timeline)}"
     counted = "; numbers count halves" if header.halves else ""
-    return f"{timeline.costs.summary(header)}; {figures}{counted}"
+    return f"{timeline.costs.summary(header, timeline.critical_path.counts)}; {figures}{counted}"
 
 
 def _shown(timeline: Timeline) -> str:

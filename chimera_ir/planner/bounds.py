@@ -63,7 +63,7 @@ def most(compiled: CompiledScheme, change: Change, setting: Setting) -> list[int
     if header.asynchronous and not compiled.streams_in_order:
         return None
     timings = [setting.timing(stage) for stage in range(header.stages)]
-    kept = [_beside(header, timings, stage) for stage in range(header.stages)]
+    kept = [_beside(header, timings, stage, compiled.splits) for stage in range(header.stages)]
     return [
         peak
         + max(timings[stage].activations * header.recomputing for stage in passing)
@@ -104,9 +104,12 @@ def _kept(header: Header, timing: Timing, stage: int) -> int:
     return min((timing.input if stage in pipe.recompute else timing.activations for pipe in header.pipes), default=0)
 
 
-def _beside(header: Header, timings: Sequence[Timing], stage: int) -> int:
-    """The most bytes that a stage keeps of a micro-batch, beside its receive buffer."""
-    again = all(stage in pipe.recompute for pipe in header.pipes)
+def _beside(header: Header, timings: Sequence[Timing], stage: int, splits: bool) -> int:
+    """The most bytes that a stage keeps of a micro-batch, beside its receive buffer.
+
+    One that recomputes keeps its activations from the first half of a backward to the second, if backwards are split.
+    """
+    again = all(stage in pipe.recompute for pipe in header.pipes) and not splits
     received = stage > 0 and all(pipe.workers[stage] != pipe.workers[stage - 1] for pipe in header.pipes)
     size = timings[stage].input if again else max(timings[stage].input, timings[stage].activations)
     return max(0, size - timings[stage - 1].output * received)

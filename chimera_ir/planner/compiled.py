@@ -151,10 +151,15 @@ class CompiledScheme:
         return tuple(
             (
                 [operation.stage for operation in lane],
-                [growth[operation.kind] * len(operation.micros) for operation in lane],
+                [sum(growth[operation.kind]) * len(operation.micros) for operation in lane],
             )
             for lane in self.lanes
         )
+
+    @cached_property
+    def splits(self) -> bool:
+        """Whether any backward is split."""
+        return any(operation.kind.keeps and not operation.kind.opens for lane in self.lanes for operation in lane)
 
     @cached_property
     def streams_in_order(self) -> bool:

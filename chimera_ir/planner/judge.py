@@ -195,6 +195,9 @@ class _Bench:
         if (header.whole_micro_batches, header.stages) != (choice.micro_batches, choice.stages):
             detail = f"it makes {counted(header.whole_micro_batches, 'micro-batch')} of {choice.micro_batches}"
             return LeftOut.of(choice, Reason.REFUSED, detail)
+        if not setting.halves_known and compiled.splits:
+            detail = "it has no times of split backwards: input_gradient and weight_gradient"
+            return LeftOut.of(choice, Reason.PROFILE, detail)
         compiled.check(change)
         rejection = self._over(choice, standing(header, setting), "at least ")
         if rejection:

@@ -10,7 +10,7 @@ B_t + Comm_p2p. Any number of stages per worker share them; `_overlap` says how.
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
 from math import lcm
@@ -36,6 +36,15 @@ class FreeRegion:
 
 
 @dataclass(frozen=True, slots=True)
+class Half:
+    """The term of a half of the backwards in equation 1: the letter of its kind, its seconds, and its C."""
+
+    kind: str
+    seconds: float
+    count: Fraction
+
+
+@dataclass(frozen=True, slots=True)
 class Equation:
     """Terms of equation 1 in seconds; those of an asynchronous schedule are for one update of the steady state.
 
@@ -47,6 +56,8 @@ class Equation:
         B_t of the stages that recompute where only some do, else None.
     forwards, backwards
         C_f and C_b, counted in micro-batches.
+    halves
+        The same of input gradients and weight gradients, where the schedule has them: (I_t + Comm_p2p) C_i + W_t C_w.
     p2p
         Comm_p2p of the message that takes longest.
     compute
@@ -64,6 +75,7 @@ class Equation:
     recomputing: float | None
     forwards: Fraction
     backwards: Fraction
+    halves: tuple[Half, ...]
     p2p: float
     compute: float
     all_reduce: tuple[float, ...]
@@ -97,7 +109,11 @@ def equation_of(
     header = schedule.header
     costs, p2p = _costs(schedule, setting), _p2p(header, setting)
     added = Fraction(p2p)
-    run = earliest(header, bones, Costs(F=costs.F + added, B=costs.B + added, recomputing=costs.recomputing + added))
+    messages = replace(
+        costs, F=costs.F + added, B=costs.B + added, I=costs.I + added, recomputing=costs.recomputing + added
+    )
+    run = earliest(header, bones, messages)
+    counts = run.critical_path.counts
     compute = run.critical_path.length * run.tick
     sums = {group: setting.all_reduce(header, group) for group in header.groups}
     overlaps = _streams(schedule, bones, run, sums) if header.asynchronous else _flushed(bones, run, launched, sums)
@@ -107,8 +123,11 @@ def equation_of(
         forward=float(costs.F),
         backward=float(costs.recomputing if all_recompute else costs.B),
         recomputing=float(costs.recomputing) if some_recompute else None,
-        forwards=run.critical_path.counts["F"],
-        backwards=run.critical_path.counts["B"],
+        forwards=counts.get("F", Fraction(0)),
+        backwards=counts.get("B", Fraction(0)),
+        halves=tuple(
+            Half(kind, float(cost), counts[kind]) for kind, cost in costs.items() if kind in {*counts} - {"F", "B"}
+        ),
         p2p=p2p,
         compute=float(compute),
         all_reduce=tuple(sums.values()),
@@ -118,18 +137,23 @@ def equation_of(
 
 
 def _costs(schedule: Schedule, setting: Setting) -> Costs:
-    """Exact F_t and B_t of the slowest stage, per micro-batch of an operation of the usual size."""
+    """Exact F_t, B_t, I_t and W_t of the slowest stage, per micro-batch of an operation of the usual size."""
     header = schedule.header
     forwards = _timings(schedule, setting, opening=True)
     backwards = _timings(schedule, setting, opening=False)
     again = {stage for pipe in header.pipes for stage in pipe.recompute}
     kept = {stage for pipe in header.pipes for stage in range(header.stages) if stage not in pipe.recompute}
-    backward = max(backwards[stage][0].backward * backwards[stage][1] for stage in kept or again)
-    recomputing = max(backwards[stage][0].recomputing * backwards[stage][1] for stage in again or kept)
+
+    def slowest(kind: str, stages: Iterable[int], recomputing: bool) -> Fraction:
+        timings = (backwards[stage] for stage in stages)
+        return Fraction(max(timing.seconds(kind, recomputing=recomputing) * times for timing, times in timings))
+
     return Costs(
         F=Fraction(max(timing.forward * times for timing, times in forwards)),
-        B=Fraction(backward),
-        recomputing=Fraction(recomputing),
+        B=slowest("B", kept or again, False),
+        I=slowest("I", kept or again, False),
+        W=slowest("W", kept or again, False),
+        recomputing=slowest("B", again or kept, True),
     )
 
 

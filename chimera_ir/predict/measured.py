@@ -3,7 +3,7 @@
 Messages take no time, as in every timeline (section 2); only the replay counts them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -51,7 +51,12 @@ class Measured:
         timings: Iterator[Timing | Overhead] = chain(
             (stage.overhead for stage in stages), *(stage.at.values() for stage in stages)
         )
-        times = (_exact(time) for timing in timings for time in (timing.forward, timing.backward, timing.recomputing))
+        times = (
+            _exact(timing.seconds(kind, recomputing=again))
+            for timing in timings
+            for kind in KINDS
+            for again in (False, True)
+        )
         shares = (share for parts in self.cut for _, share in parts)
         sizes = lcm(*(time.denominator for time in times)), lcm(*(share.denominator for share in shares))
         return Fraction(1, sizes[0] * sizes[1] * header.parts)
@@ -71,7 +76,11 @@ class Measured:
                 micro_batches = Fraction(sum(len(operation.micros) for operation in operations), header.parts)
                 yield letter, sum((self.duration(operation, header) for operation in operations), _ZERO) / micro_batches
 
-    def summary(self, header: Header) -> str:
+    def joined(self) -> "Measured":
+        """The same: a profile has the times of whole backwards."""
+        return self
+
+    def summary(self, header: Header, kinds: Collection[str]) -> str:
         """Seconds of each kind of operation over a micro-batch: the least and the most of all stages."""
         micros_of = {
             (stage, stage in pipe.recompute): pipe.micros[: header.parts]
@@ -83,11 +92,15 @@ class Measured:
         def times(kind: Kind) -> list[Fraction]:
             return [self.duration(Compute(kind, micros, stage), header) for (stage, _), micros in micros_of.items()]
 
-        return ", ".join(f"{letter} = {_range(times(kind))}" for letter, kind in KINDS.items())
+        return ", ".join(f"{letter} = {_range(times(kind))}" for letter, kind in KINDS.items() if letter in kinds)
 
-    def remarks(self, _: Schedule) -> tuple[str, ...]:
-        """No remarks: the times are those of the profile."""
-        return ()
+    def remarks(self, schedule: Schedule) -> tuple[str, ...]:
+        """The operations of the schedule whose times the profile does not have."""
+        letters = {operation.kind.letter for lane in schedule.lanes for operation in lane} - {"F", "B"}
+        if not letters or self.setting.halves_known:
+            return ()
+        entries = "input_gradient and weight_gradient"
+        return (f"the profile has no times of split backwards ({entries}): each half counts as half a backward",)
 
     @property
     def unit(self) -> Unit:

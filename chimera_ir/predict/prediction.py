@@ -64,6 +64,8 @@ class Prediction:
             **recomputing,
             "C_f": _number(terms.forwards),
             "C_b": _number(terms.backwards),
+            **{f"{half.kind}_t": half.seconds for half in terms.halves},
+            **{f"C_{half.kind.lower()}": _number(half.count) for half in terms.halves},
             "Comm_p2p": terms.p2p,
             "Comm_allreduce": list(terms.all_reduce),
             "free_regions": [

@@ -32,6 +32,11 @@ class Setting:
         """Whether the profile has noise for any of the times."""
         return any(stage.step_noise or any(timing.noise for timing in stage.at.values()) for stage in self.stages)
 
+    @property
+    def halves_known(self) -> bool:
+        """Whether the profile has the times of split backwards."""
+        return all(timing.halves is not None for stage in self.stages for timing in stage.at.values())
+
     def timing(self, stage: int) -> Timing:
         """Costs of a micro-batch on a stage."""
         return self.stages[stage].at[self.micro_batch_size]

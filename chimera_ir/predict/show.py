@@ -56,8 +56,12 @@ def _rows(prediction: Prediction) -> Iterator[tuple[str, str]]:
     yield "F_t, B_t", f"{seconds(terms.forward)}, {seconds(terms.backward)}"
     if terms.recomputing is not None:
         yield "B_t, recomputing", seconds(terms.recomputing)
+    for half in terms.halves:
+        yield f"{half.kind}_t", seconds(half.seconds)
     yield "Comm_p2p", seconds(terms.p2p)
-    yield "C_f, C_b", f"{decimal(terms.forwards)}, {decimal(terms.backwards)}"
+    halves = {f"C_{half.kind.lower()}": half.count for half in terms.halves}
+    counts = {"C_f": terms.forwards, "C_b": terms.backwards, **halves}
+    yield ", ".join(counts), ", ".join(map(decimal, counts.values()))
     yield "critical path", seconds(terms.compute)
     yield "Comm_allreduce, by stage", _listed(terms.all_reduce)
     yield "free regions, by worker", _regions(prediction)

@@ -11,7 +11,8 @@ class Timing:
     ``forward``, ``backward`` and ``recomputing`` (a backward that runs the forward again) are F_t and B_t of section
     3.4, in seconds. ``activations`` is M_a, ``input`` what is kept instead where the stage recomputes, ``output`` the
     message to the next stage and ``gradient`` the one that comes back, all in bytes; the last stage sends nothing on.
-    ``noise`` is the spread of the measured times as a share of the median, None where nothing was measured.
+    ``noise`` is the spread of the measured times as a share of the median, None where nothing was measured. ``halves``
+    are the seconds of the two halves of a split backward; where they are not known, each counts as half a backward.
     """
 
     forward: float
@@ -22,6 +23,7 @@ class Timing:
     output: int
     gradient: int
     noise: float | None = None
+    halves: tuple[float, float] | None = None
 
     def plus(self, overhead: "Overhead", times: float) -> "Timing":
         """The costs of as many items in more operations, by so many more for each of them."""
@@ -30,11 +32,19 @@ class Timing:
             forward=self.forward + times * overhead.forward,
             backward=self.backward + times * overhead.backward,
             recomputing=self.recomputing + times * overhead.recomputing,
+            halves=self.halves
+            and (
+                self.halves[0] + times * overhead.backward / 2,
+                self.halves[1] + times * overhead.backward / 2,
+            ),
         )
 
     def seconds(self, kind: str, *, recomputing: bool) -> float:
         """The time of an operation by the letter of its kind; ``recomputing`` says whether its stage recomputes."""
-        times = {"F": self.forward, "B": self.recomputing if recomputing else self.backward}
+        first, second = self.halves or (self.backward / 2, self.backward / 2)
+        if recomputing:
+            first = round(first + self.recomputing - self.backward, 12)
+        times = {"F": self.forward, "B": self.recomputing if recomputing else self.backward, "I": first, "W": second}
         return times[kind]
 
 
@@ -51,7 +61,8 @@ class Overhead:
 
     def seconds(self, kind: str, *, recomputing: bool) -> float:
         """The part of the time of `Timing.seconds`."""
-        times = {"F": self.forward, "B": self.recomputing if recomputing else self.backward}
+        backward, half = self.recomputing if recomputing else self.backward, self.backward / 2
+        times = {"F": self.forward, "B": backward, "I": backward - half, "W": half}
         return times[kind]
 
 
@@ -71,12 +82,22 @@ class StageCosts:
     step_noise: float | None = None
     overhead: Overhead = Overhead()
 
-    def slept(self, size: int, forward: float, backward: float) -> "StageCosts":
-        """The stage in a rehearsal: it sleeps F and B seconds, recomputing or not, without noise, and makes no steps.
+    def slept(self, size: int, seconds: Mapping[str, float]) -> "StageCosts":
+        """The stage in a rehearsal: it sleeps, recomputing or not, without noise, and makes no steps.
 
-        An operation over k micro-batches sleeps k times as long, whatever the profile has for that size.
+        ``seconds`` are given by the letters of the kinds that the schedule has. An operation over k micro-batches
+        sleeps k times as long, whatever the profile has for that size.
         """
-        timing = replace(self.at[size], forward=forward, backward=backward, recomputing=backward, noise=None)
+        halves = (seconds["I"], seconds["W"]) if "I" in seconds else None
+        backward = seconds.get("B", sum(halves or ()))
+        timing = replace(
+            self.at[size],
+            forward=seconds["F"],
+            backward=backward,
+            recomputing=backward,
+            noise=None,
+            halves=halves,
+        )
         return replace(self, at={size: timing}, step=0.0, step_noise=None, overhead=Overhead())
 
 

@@ -26,6 +26,7 @@ def _lasting(stage: StageCosts) -> StageCosts:
             forward=max(timing.forward, LEAST),
             backward=max(timing.backward, LEAST),
             recomputing=max(timing.recomputing, LEAST),
+            halves=timing.halves and (max(timing.halves[0], LEAST), max(timing.halves[1], LEAST)),
         )
         for size, timing in stage.at.items()
     }
@@ -83,7 +84,16 @@ def _merged(timings: Sequence[Timing], overhead: Overhead) -> Timing:
         output=last.output,
         gradient=last.gradient,
         noise=_mean([(timing.noise, timing.forward + timing.backward) for timing in timings]),
+        halves=_sums([timing.halves for timing in timings], overhead.backward / 2),
     )
+
+
+def _sums(halves: Sequence[tuple[float, float] | None], overhead: float) -> tuple[float, float] | None:
+    """The halves of the backwards of all layers together; None if those of some layer are not known."""
+    known = [both for both in halves if both is not None]
+    if len(known) < len(halves):
+        return None
+    return _once([first for first, _ in known], overhead), _once([second for _, second in known], overhead)
 
 
 def _once(times: Sequence[float], overhead: float) -> float:

@@ -34,6 +34,9 @@ from chimera_ir.profile.quantity import (
 from chimera_ir.profile.work import Device, WorkProfile
 from chimera_ir.source import Source
 
+HALVES = ("input_gradient", "weight_gradient")
+"""The entries with the times of the two halves of a split backward; a profile has both or none."""
+
 BACKWARD = 2
 """The time of a backward in forwards, if a profile lacks it (section 3.4); one more if the stage recomputes."""
 
@@ -198,6 +201,8 @@ def _timing(table: Table, part: str, last: bool, received: int, costs: _Costs) -
     forward = costs.read(table, "forward", None)
     backward = costs.read(table, "backward", BACKWARD * forward)
     recomputing = costs.read(table, "recomputing", forward + backward)
+    split = any(table.has(name) for name in HALVES)
+    halves = (costs.read(table, HALVES[0], None), costs.read(table, HALVES[1], None)) if split else None
     activations = _size(table, "activations")
     kept = _size(table, "input", received)
     output = _size(table, "output", 0 if last else None)
@@ -214,6 +219,7 @@ def _timing(table: Table, part: str, last: bool, received: int, costs: _Costs) -
         output=output,
         gradient=gradient,
         noise=_noise(table, "noise"),
+        halves=halves and (float(halves[0]), float(halves[1])),
     )
 
 

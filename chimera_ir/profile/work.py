@@ -52,4 +52,5 @@ def _timed(counted: Timing, rate: float) -> Timing:
         forward=counted.forward / rate,
         backward=counted.backward / rate,
         recomputing=counted.recomputing / rate,
+        halves=counted.halves and (counted.halves[0] / rate, counted.halves[1] / rate),
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.costs import ModelProfile, Overhead, StageCosts, Timing
 from chimera_ir.profile.quantity import show_bandwidth, show_rate, show_share, show_size, show_time, show_work
+from chimera_ir.profile.read import HALVES
 from chimera_ir.profile.work import Device, WorkProfile
 
 
@@ -76,6 +77,7 @@ def _timing(timing: Timing, last: bool, cost: Callable[[float], str]) -> Iterato
     yield "forward", cost(timing.forward)
     yield "backward", cost(timing.backward)
     yield "recomputing", cost(timing.recomputing)
+    yield from zip(HALVES, map(cost, timing.halves or ()), strict=False)
     yield "activations", show_size(timing.activations)
     yield "input", show_size(timing.input)
     if not last:

@@ -1,7 +1,7 @@
 """Comparison of prediction and measurement: one account for each worker, of updates of typical length."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import NamedTuple
@@ -175,14 +175,14 @@ def choose(lengths: Sequence[float], apart: int) -> list[int]:
 
 
 def costs(
-    header: Header, rehearse: tuple[float, float] | None, lanes: Sequence[Lane], chosen: Iterable[Sequence[Window]]
+    header: Header, rehearse: Mapping[str, float] | None, lanes: Sequence[Lane], chosen: Iterable[Sequence[Window]]
 ) -> Callable[[Instruction], int]:
     """Costs of operations in nanoseconds: the sleeps of a rehearsal, or else medians over all ranks and chosen updates.
 
     Posting costs nothing here, so that its measured time shows as a difference.
     """
     if rehearse is not None:
-        lengths = {letter: round(seconds * 1e9) for letter, seconds in zip("FB", rehearse, strict=True)}
+        lengths = {letter: round(seconds * 1e9) for letter, seconds in rehearse.items()}
 
         def slept(operation: Instruction) -> int:
             if isinstance(operation, Compute):

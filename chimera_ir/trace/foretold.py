@@ -35,7 +35,7 @@ class Foretold:
 def foretold(trace: Trace, inputs: Inputs) -> Foretold:
     """Source of a prediction for the run of a trace: a profile and a cluster, with the run's copies, layout and sizes.
 
-    For a rehearsal, forwards and backwards take the F and B of the run, recomputing or not, and steps take no time;
+    For a rehearsal, operations take the times of the run by their kinds, recomputing or not, and steps take no time;
     of the profile only the sizes are used.
 
     Raises
@@ -48,7 +48,7 @@ def foretold(trace: Trace, inputs: Inputs) -> Foretold:
     if about.rehearse is None:
         stages = inputs.choose(wanted)
     else:
-        stages = tuple(sizes.slept(wanted.micro_batch_size, *about.rehearse) for sizes in inputs.choose_sizes(wanted))
+        stages = tuple(sizes.slept(wanted.micro_batch_size, about.rehearse) for sizes in inputs.choose_sizes(wanted))
     where = inputs.cluster, about.copies, about.micro_batch_size, about.layout == "replica"
     setting = Setting(stages, *where, about.sharded_optimizer and about.rehearse is None)
     return Foretold(inputs.counts.name, inputs.cluster.name, setting)

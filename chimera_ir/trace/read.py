@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chimera_ir.diagnostics.model import Rejected
+from chimera_ir.ir.kinds import KINDS
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.streams import ProgramStream, view_of
 from chimera_ir.ir.text.parser import parse
@@ -35,7 +36,7 @@ class BadTrace(Exception):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The run, the same in every rank's file; ``rehearse`` are the seconds of F and B, where compute was a sleep.
+    """The run, the same in every rank's file; ``rehearse`` are the seconds of each kind, where compute was a sleep.
 
     ``sharded_optimizer`` says that the replicas of a stage shared the optimizer's state; no older trace has it.
     """
@@ -47,7 +48,7 @@ class About:
     backend: str
     updates: int
     micro_batch_size: int
-    rehearse: tuple[float, float] | None
+    rehearse: Mapping[str, float] | None
     sharded_optimizer: bool = False
 
 
@@ -112,6 +113,7 @@ def read(directory: Path) -> Trace:
     if sha256(text.encode()).hexdigest() != about.program:
         raise BadTrace(f"{directory / PROGRAM}: is not the program that was traced; trace the run again")
     program = _program(directory / PROGRAM, text)
+    _require_times(paths[0], about, view_of(program))
     ranks = [rank for _, rank in files]
     for path, rank in zip(paths, ranks, strict=True):
         _require_place(path, rank, about, program.header.workers)
@@ -244,9 +246,21 @@ def _about(line: Mapping[str, Any]) -> About:
         backend=_word(line["backend"]),
         updates=_whole(line["updates"], 1),
         micro_batch_size=_whole(line["micro_batch_size"], 1),
-        rehearse=None if rehearse is None else (_seconds(_table(rehearse)["F"]), _seconds(rehearse["B"])),
+        rehearse=None if rehearse is None else _by_kind(_table(rehearse)),
         sharded_optimizer=line.get("sharded_optimizer") is True,
     )
+
+
+def _by_kind(seconds: Mapping[str, Any]) -> dict[str, float]:
+    return {_word(kind, [*KINDS]): _seconds(value) for kind, value in seconds.items()}
+
+
+def _require_times(path: Path, about: About, program: Program) -> None:
+    """Checks that a rehearsal has the time of every kind of operation that the program has."""
+    kinds = {operation.kind.letter for lane in program.parts for operation in lane.computes.lines}
+    lacking = [] if about.rehearse is None else [kind for kind in KINDS if kind in kinds - about.rehearse.keys()]
+    if lacking:
+        raise BadTrace(f"{path}: lacks {lacking[0]!r}, which a trace has; trace the run again")
 
 
 def _operation(value: Any) -> Recorded:

@@ -121,16 +121,21 @@ def basis(comparison: Comparison) -> str:
     )
 
 
+def _kinds(comparison: Comparison) -> str:
+    *others, last = comparison.about.rehearse or ("F", "B")
+    return f"{', '.join(others)} and {last}"
+
+
 def ground(comparison: Comparison) -> str:
     """A line that says what the prediction was made from."""
     slept = comparison.about.rehearse is not None
     foretold = comparison.foretold
     if foretold:
-        sleeps = "; F and B are those of the rehearsal" if slept else ""
+        sleeps = f"; {_kinds(comparison)} are those of the rehearsal" if slept else ""
         return (
             f"predicted by a replay, from the profile '{foretold.profile}' and the cluster '{foretold.cluster}'{sleeps}"
         )
-    costs = "F and B of the rehearsal" if slept else "the run's own medians"
+    costs = f"{_kinds(comparison)} of the rehearsal" if slept else "the run's own medians"
     return f"predicted from {costs}; messages, sums and posting take no time"
 
 

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import NamedTuple, assert_never
 
 from chimera_ir.ir.ids import Micro, Stage
+from chimera_ir.ir.kinds import KINDS
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import (
     AllReduce,
@@ -29,6 +30,8 @@ class Activity(Enum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
+    INPUT_GRADIENT = "input gradient"
+    WEIGHT_GRADIENT = "weight gradient"
     RECV = "wait for a message"
     SEND = "wait for a send"
     SUM = "wait for a sum"
@@ -39,7 +42,7 @@ class Activity(Enum):
     FLUSH = "flush"
 
 
-BUSY = (Activity.FORWARD, Activity.BACKWARD)
+BUSY = tuple(Activity(kind.noun) for kind in KINDS.values())
 """Activities that compute."""
 
 

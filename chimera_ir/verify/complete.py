@@ -1,14 +1,15 @@
 """Rule "complete": each micro-batch meets each stage as the table of kinds says, exactly once.
 
 One operation, a forward, opens the stage for the micro-batch. One operation frees each value that is kept there; the
-values that the forward keeps are freed by the backward.
+values that the forward keeps are freed by the backward or, if it is split, by the input gradient, and what that keeps
+by the weight gradient.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 
-from chimera_ir.diagnostics.catalogue.schedule import Duplicate, Missing
+from chimera_ir.diagnostics.catalogue.schedule import DoneTwice, Duplicate, Missing
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.kinds import Kind, Value
@@ -39,34 +40,44 @@ def complete(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> It
     """
     size = header.stages * header.micro_batches
     seen: _Seen = {kind.frees: [None] * size for kind in header.kinds}
-    yield from _duplicates(header, operations, seen)
-    yield from _missing(header, seen)
+    kinds = {_usual(header, None, [])}
+    yield from _duplicates(header, operations, seen, kinds)
+    yield from _missing(header, seen, kinds)
 
 
-def _duplicates(header: Header, operations: Iterable[tuple[Worker, Compute]], seen: _Seen) -> Iterator[Diagnostic]:
-    """The duplicates; fills ``seen``."""
+def _duplicates(
+    header: Header, operations: Iterable[tuple[Worker, Compute]], seen: _Seen, kinds: set[Kind]
+) -> Iterator[Diagnostic]:
+    """The duplicates; fills ``seen``, and adds to ``kinds`` those of the operations."""
     stages = header.stages
-    twice: dict[tuple[Span, Span], list[Duplicate]] = {}
+    twice: dict[tuple[Span, Span], list[Duplicate | DoneTwice]] = {}
     for placed in operations:
-        worker, operation = placed
+        _, operation = placed
         column = seen[operation.kind.frees]
+        kinds.add(operation.kind)
         for micro in operation.micros:
             cell = micro * stages + operation.stage
             known = column[cell]
             if known is None:
                 column[cell] = placed
                 continue
-            first_worker, first = known
-            where = (line(operation), worker, first_worker, first.origin, _directions(header))
-            again = Duplicate(operation.origin, *where, 1)
-            twice.setdefault((first.origin, operation.origin), []).append(again)
+            twice.setdefault((known[1].origin, operation.origin), []).append(_again(header, placed, known))
     for group in twice.values():
         first_one = group[0]
         yield replace(first_one, count=len(group))
 
 
-def _missing(header: Header, seen: _Seen) -> Iterator[Diagnostic]:
-    lacking = [part for part, column in seen.items() if None in column]
+def _again(header: Header, second: tuple[Worker, Compute], first: tuple[Worker, Compute]) -> Duplicate | DoneTwice:
+    (worker, operation), (first_worker, known) = second, first
+    if operation.kind is known.kind:
+        where = line(operation), worker, first_worker, known.origin, _directions(header)
+        return Duplicate(operation.origin, *where, 1)
+    return DoneTwice(operation.origin, line(operation), line(known), worker, first_worker, known.origin, 1)
+
+
+def _missing(header: Header, seen: _Seen, kinds: Iterable[Kind]) -> Iterator[Diagnostic]:
+    needed = {None, *(value for kind in kinds for value in kind.keeps)}
+    lacking = [part for part, column in seen.items() if part in needed and None in column]
     if not lacking:
         return
     examples: dict[tuple[str, _Part], Compute] = {}
@@ -81,11 +92,16 @@ def _missing(header: Header, seen: _Seen) -> Iterator[Diagnostic]:
             micro, stage = absent[0]
             there = _there(header, seen, micro, stage)
             version = there[0].version if there else None
-            operation = Compute(_usual(header, part), (micro,), stage, version=version)
-            candidates = (examples.get((pipe.name, candidate)) for candidate in (part, *seen))
-            where = next((example.origin for example in candidates if example is not None), NOWHERE)
+            absentee = Compute(_usual(header, part, there), (micro,), stage, version=version)
+            example = examples.get((pipe.name, part))
+            candidates = (
+                example if example is not None and example.kind is absentee.kind else None,
+                *(known for known in reversed(there) if _linked(known.kind, absentee.kind)),
+                *(examples.get((pipe.name, candidate)) for candidate in seen),
+            )
+            where = next((known.origin for known in candidates if known is not None), NOWHERE)
             place = (pipe.name, pipe.workers[stage], micro, stage)
-            yield Missing(where, *place, operation.kind.noun, line(operation), _directions(header), len(absent))
+            yield Missing(where, *place, absentee.kind.noun, line(absentee), _directions(header), len(absent))
 
 
 def _absent(header: Header, pipe: Pipe, seen: _Seen, part: _Part) -> Iterator[tuple[Micro, Stage]]:
@@ -98,13 +114,18 @@ def _absent(header: Header, pipe: Pipe, seen: _Seen, part: _Part) -> Iterator[tu
                 yield micro, stage
 
 
+def _linked(kind: Kind, other: Kind) -> bool:
+    """Whether one of two kinds frees what the other one keeps."""
+    return kind.frees in other.keeps or other.frees in kind.keeps
+
+
 def _wanted(header: Header, seen: _Seen, part: _Part, micro: Micro, stage: Stage) -> bool:
     """Whether a micro-batch needs an operation with a part on a stage: to open the stage, or to free a kept value."""
     if part is None:
         return True
     kinds = [operation.kind for operation in _there(header, seen, micro, stage)]
     if not any(kind.opens for kind in kinds):
-        kinds.append(_usual(header, None))
+        kinds.append(_usual(header, None, []))
     return any(part in kind.keeps for kind in kinds)
 
 
@@ -113,9 +134,11 @@ def _there(header: Header, seen: _Seen, micro: Micro, stage: Stage) -> list[Comp
     return [known[1] for column in seen.values() if (known := column[micro * header.stages + stage]) is not None]
 
 
-def _usual(header: Header, part: _Part) -> Kind:
-    """The usual kind of operation with a part: the first such row of the table."""
-    return next(kind for kind in header.kinds if kind.frees is part)
+def _usual(header: Header, part: _Part, there: Iterable[Compute]) -> Kind:
+    """The usual kind of operation with a part: the first such row of the table that keeps what others there free."""
+    freed = {operation.kind.frees for operation in there}
+    rows = [kind for kind in header.kinds if kind.frees is part]
+    return next((kind for kind in rows if not kind.opens and not freed.isdisjoint(kind.keeps)), rows[0])
 
 
 def _directions(header: Header) -> str:

@@ -22,7 +22,7 @@ class Kept(NamedTuple):
     """The forwards of a stage that wait for their backward: with all activations, and with their input alone.
 
     The counts are in the header's micro-batches, where a half counts as one. A backward that runs the forward again
-    counts in both.
+    counts in both. What waits for its weight gradient counts with all activations.
     """
 
     stage: Stage
@@ -88,10 +88,9 @@ def _moments(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -
     grown, growth = False, header.growth
     for operation in lane:
         again = header.recomputes(operation.micros[0], operation.stage)
-        counted = inputs if again else activations
-        change = growth[operation.kind] * len(operation.micros)
-        if change > 0:
-            counted[operation.stage] += change
+        counted, (forward, later) = inputs if again else activations, growth[operation.kind]
+        if forward > 0:
+            counted[operation.stage] += forward * len(operation.micros)
             grown = True
             continue
         extra = operation.stage if again and KEPT in operation.kind.reads else None
@@ -100,7 +99,8 @@ def _moments(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -
             seen.add(moment)
             alive = activations if extra is None else {**activations, extra: activations[extra] + 1}
             yield (*alive.values(), *inputs.values())
-        counted[operation.stage] += change
+        counted[operation.stage] += forward * len(operation.micros)
+        activations[operation.stage] += later * len(operation.micros)
         grown = False
 
 

@@ -11,6 +11,7 @@ from chimera_runtime.errors import Misuse
 from chimera_runtime.sizes import UNITS
 from chimera_runtime.tools.streams import say
 
+_KINDS = ("F", "B", "I", "W")
 _LONGEST = 10**9
 """Seconds; the clocks behind a wait count nanoseconds in 63 bits."""
 
@@ -78,11 +79,13 @@ def _durations(text: str) -> dict[str, float]:
     durations: dict[str, float] = {}
     for part in text.split(","):
         kind, _, value = part.partition("=")
-        if kind not in ("F", "B") or not value or kind in durations:
+        if kind not in _KINDS or not value or kind in durations:
             raise argparse.ArgumentTypeError(f"{text!r} is not of the form F=SECONDS,B=SECONDS")
         durations[kind] = _seconds(value)
-    if durations.keys() != {"F", "B"}:
-        raise argparse.ArgumentTypeError(f"{text!r} needs both F and B, as in F=0.005,B=0.010")
+    if not durations.keys() >= {"F", "B"} and not durations.keys() >= {"F", "I", "W"}:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} needs both F and B, as in F=0.005,B=0.010, or F, I and W where backwards are split"
+        )
     return durations
 
 
@@ -113,7 +116,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     check.add_argument("--check", action="store_true", help="first compare with one-process training")
     check.add_argument("--check-only", action="store_true", help="compare, then stop")
     check.add_argument(
-        "--rehearse", type=_durations, metavar="F=S,B=S", help="sleep instead of computing; S in seconds"
+        "--rehearse",
+        type=_durations,
+        metavar="F=S,B=S",
+        help="sleep instead of computing; S in seconds (F=S,I=S,W=S where backwards are split)",
     )
     parser.add_argument(
         "--clip-norm", type=_norm, metavar="NORM", help="scale gradients down to this norm of the whole model"

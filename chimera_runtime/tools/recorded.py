@@ -141,6 +141,18 @@ class RecordedStage(RecordedWeights):
         self._stage.backward(micros, gradients)
         self._recorder.ran(to.BACKWARD, micros, self._stage.number, start)
 
+    def backward_input(self, micros: Micros, gradients: Tensors = ()) -> None:
+        """The first half of a backward."""
+        start = now()
+        self._stage.backward_input(micros, gradients)
+        self._recorder.ran(to.INPUT_GRADIENT, micros, self._stage.number, start)
+
+    def backward_weights(self, micros: Micros) -> None:
+        """The second half of a backward."""
+        start = now()
+        self._stage.backward_weights(micros)
+        self._recorder.ran(to.WEIGHT_GRADIENT, micros, self._stage.number, start)
+
 
 def recorded(parts: Parts, recorder: Recorder, streams: bool) -> Parts:
     """What a lane is made of, every call timed; ``streams`` if updates overlap."""

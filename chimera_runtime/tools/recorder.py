@@ -29,11 +29,11 @@ VERSION = 1
 MARKER = ".chimera-trace"
 PROGRAM = "schedule.sir"
 
-LOAD_INPUT, LOAD_TARGET, FORWARD, BACKWARD, SEND, RECV, WAIT_SEND, WAIT_RECV, *_ = range(13)
-ALL_REDUCE, WAIT_ALL_REDUCE, STEP, STASH, DROP = range(8, 13)
+LOAD_INPUT, LOAD_TARGET, FORWARD, BACKWARD, SEND, RECV, WAIT_SEND, WAIT_RECV, *_ = range(15)
+ALL_REDUCE, WAIT_ALL_REDUCE, STEP, STASH, DROP, INPUT_GRADIENT, WEIGHT_GRADIENT = range(8, 15)
 _VERBS = (
     *("load input", "load target", "F", "B", "send", "recv", "wait send", "wait recv"),
-    *("all_reduce", "wait all_reduce", "step", "stash", "drop"),
+    *("all_reduce", "wait all_reduce", "step", "stash", "drop", "I", "W"),
 )
 
 _FIELDS = 5
@@ -171,7 +171,7 @@ class Recorder:
         match verb:
             case 0 | 1:
                 return f"{name} m{number}"
-            case 2 | 3:
+            case 2 | 3 | 13 | 14:
                 return f"{name} m{number // stages} s{number % stages}"
             case 4 | 5 | 6 | 7:
                 return self._world.names.operation(name, number)

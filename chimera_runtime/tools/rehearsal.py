@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from chimera_runtime.errors import Misuse
 from chimera_runtime.numbering import Micros
+from chimera_runtime.program import Job
 from chimera_runtime.stage import Stage
 from chimera_runtime.tensors import Tensors, join
 
@@ -15,12 +17,11 @@ from chimera_runtime.tensors import Tensors, join
 class RehearsedStage(Stage):
     """A stage whose compute is a sleep; its messages and sums have the real stage's sizes."""
 
-    def __init__(self, *arguments: Any, forward_seconds: float, backward_seconds: float) -> None:
+    def __init__(self, *arguments: Any, seconds: Mapping[str, float]) -> None:
         super().__init__(*arguments)
         for group in self.groups:
             group.rehearse()
-        self._forward_seconds = forward_seconds
-        self._backward_seconds = backward_seconds
+        self._seconds = seconds
         self._made: Tensors = ()
         self._made_gradients: Tensors = ()
 
@@ -29,35 +30,55 @@ class RehearsedStage(Stage):
         super().reserve(inputs, gradients, device)
         after = self._ending.after
         self._made = after.buffers(device) if after else ()
-        self._made_gradients = self._before.gradient_buffers(device) if self._before else ()
+        before = self._beginning.before
+        self._made_gradients = before.gradient_buffers(device) if before else ()
 
     def forward(self, micros: Micros, _inputs: Any, _targets: Any = None) -> None:
         """Sleeps as long as the forward takes."""
-        outputs = self._slept(micros, self._forward_seconds, self._made)
+        outputs = self._slept(micros, "F", self._made)
         if self._ending.after is not None:
             self._outputs[micros] = outputs
 
     def backward(self, micros: Micros, _gradients: Tensors = ()) -> None:
         """Sleeps as long as the backward takes, the forward that it may run again included."""
-        gradients = self._slept(micros, self._backward_seconds, self._made_gradients)
-        if self._before is not None:
+        self._sleep_and_hand_back(micros, "B")
+
+    def backward_input(self, micros: Micros, _gradients: Tensors = ()) -> None:
+        """Sleeps as long as the first half of a backward takes."""
+        self._sleep_and_hand_back(micros, "I")
+
+    def backward_weights(self, micros: Micros) -> None:
+        """Sleeps as long as the second half of a backward takes."""
+        self._slept(micros, "W", ())
+
+    def _sleep_and_hand_back(self, micros: Micros, kind: str) -> None:
+        gradients = self._slept(micros, kind, self._made_gradients)
+        if self._beginning.before is not None:
             self._input_gradients[micros] = gradients
 
-    def _slept(self, micros: Micros, seconds: float, made: Tensors) -> Tensors:
+    def _slept(self, micros: Micros, kind: str, made: Tensors) -> Tensors:
         """What is handed on after the sleeps, one for each micro-batch."""
         count = len(micros) if isinstance(micros, tuple) else 1
         for _ in range(count):
-            time.sleep(seconds)
+            time.sleep(self._seconds[kind])
         return made if count == 1 else join([made] * count)
 
 
-def rehearsed(seconds: Mapping[str, float], parts: int) -> Callable[..., Stage]:
-    """Makes stages that sleep: seconds of F and of B for a micro-batch, which is cut into so many parts."""
+def rehearsed(seconds: Mapping[str, float], job: Job) -> Callable[..., Stage]:
+    """Makes stages that sleep: so many seconds for a micro-batch, by the letter of the kind of operation.
+
+    Raises
+    ------
+    Misuse
+        If a kind of operation that the schedule has is not given.
+    """
+    lacking = [kind for kind in job.kinds if kind not in seconds]
+    if lacking:
+        example = ",".join(f"{kind}={seconds.get(kind, 0.005):g}" for kind in job.kinds)
+        raise Misuse(f"--rehearse lacks {' and '.join(lacking)}: {job.name} has such operations; give {example}")
     slack = overshoot()
     return partial(
-        RehearsedStage,
-        forward_seconds=max(0.0, seconds["F"] / parts - slack),
-        backward_seconds=max(0.0, seconds["B"] / parts - slack),
+        RehearsedStage, seconds={kind: max(0.0, value / job.parts - slack) for kind, value in seconds.items()}
     )
 
 

@@ -270,7 +270,7 @@ class Run(Hooks):
     def stage_maker(self, setting: Setting) -> Callable[..., Stage]:
         """Stages that compute or, in a rehearsal, sleep."""
         rehearse = self.options.rehearse
-        return Stage if rehearse is None else rehearsed(rehearse, setting.world.job.parts)
+        return Stage if rehearse is None else rehearsed(rehearse, setting.world.job)
 
     def lane(self, setting: Setting, stages: dict[int, Stage]) -> Lane:
         """A lane or, with ``--trace``, one that records; what was recorded is kept however the run ends."""

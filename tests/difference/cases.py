@@ -22,6 +22,8 @@ SIZES: dict[str, list[dict[str, int]]] = {
     "breadth_first": [{"P": P, "v": 2, "N": N} for P, N in product((2, 4), (1, 4, 9))],
     "waves": [{"P": P, "w": 1, "N": N} for P, N in product((2, 3, 4), (1, 4, 9))],
     "bitpipe": [{"P": P, "N": N} for P, N in product((2, 4), (1, 4, 9))],
+    "zb_h1": [{"D": D, "N": N} for D, N in product((1, 2, 4), (1, 3, 8))],
+    "zb_h2": [{"D": D, "N": N} for D, N in product((1, 2, 4), (1, 3, 8))],
     "pipedream": [{"D": D} for D in (1, 2, 3, 4, 8)],
     "pipedream_2bw": [{"D": D, "N": N} for D, N in ((1, 1), (2, 2), (2, 5), (4, 4), (4, 7), (8, 8))],
 }

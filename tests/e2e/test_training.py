@@ -59,7 +59,7 @@ def several_at_once(folder: Path) -> Iterator[Job]:
 
 
 def several_stages(folder: Path) -> Iterator[Job]:
-    """Workers with several stages of a pipe, neighbours and others; numbers of micro-batches that are no whole unit."""
+    """Workers with several stages of a pipe, neighbours and others, and split backwards; N that is no whole unit."""
     for scheme, parameters in (
         ("interleaved", {"P": 4, "N": 5}),
         ("breadth_first", {"P": 4, "N": 3}),
@@ -67,6 +67,7 @@ def several_stages(folder: Path) -> Iterator[Job]:
         ("bitpipe", {"P": 4, "N": 6}),
         ("waves", {"P": 2, "w": 2, "N": 3}),
         ("interleaved", {"P": 2, "v": 3, "N": 4, "hop": 2}),
+        ("zb_h1", {"D": 4, "N": 5}),
     ):
         yield Job(f"{scheme}-{parameters}", compiled(folder, scheme, **parameters), ("--check", "--steps", "2"))
 

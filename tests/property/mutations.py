@@ -20,6 +20,7 @@ RULES = {
     "CH313": "groups",
     "CH314": "groups",
     "CH317": "versions",
+    "CH318": "complete, placed",
     "CH401": "missing",
     "CH402": "redundant",
     "CH403": "misplaced",

@@ -1,4 +1,4 @@
-"""A split backward is two rows of the table of kinds: with no other change it lowers, is proven, simulated and printed.
+"""A split backward is two rows of the table of kinds: it lowers, is proven, simulated and printed as the others are.
 
 I  reads a, dx of the stage behind   makes dx, g   frees a
 W  reads g                           makes -       frees g   adds to the weights' gradients
@@ -16,7 +16,7 @@ from chimera_ir.cost.footprint import activations
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import Timeline, simulate
 from chimera_ir.ir.ids import Micro, Stage
-from chimera_ir.ir.kinds import BACKWARD, FORWARD, GRADIENTS, KEPT, KINDS, Kind, Value
+from chimera_ir.ir.kinds import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import AllReduce, Compute, Recv
 from chimera_ir.ir.text.parser import parse
@@ -30,16 +30,6 @@ from tests.property.mutations import RIGHT, judged, mutants, rules
 from tests.property.programs import one_direction, random_plan, two_directions
 from tests.property.test_streams import STREAMS, shown
 
-G = Value("g", "weight gradients' operands", 0, "a weight gradient needs what its input gradient kept")
-INPUT = Kind("I", "input gradient", (KEPT, GRADIENTS), (GRADIENTS, G), KEPT, sums=False)
-WEIGHT = Kind("W", "weight gradient", (G,), (), G, sums=True)
-
-
-@pytest.fixture(autouse=True)
-def _rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    for row in (INPUT, WEIGHT):
-        monkeypatch.setitem(KINDS, row.letter, row)
-
 
 def split(schedule: Schedule, seed: int, share: float = 1.0) -> Schedule:
     """A share of the backwards in two: the input gradient in its place, the weight gradient anywhere behind it."""
@@ -51,8 +41,8 @@ def _split(lane: tuple[Compute, ...], rng: random.Random, share: float) -> list[
     halves: list[Compute] = []
     for operation in reversed(lane):
         if operation.kind is BACKWARD and rng.random() < share:
-            halves.insert(rng.randint(0, min(3, len(halves))), replace(operation, kind=WEIGHT))
-            operation = replace(operation, kind=INPUT)
+            halves.insert(rng.randint(0, min(3, len(halves))), replace(operation, kind=WEIGHT_GRADIENT))
+            operation = replace(operation, kind=INPUT_GRADIENT)
         halves.insert(0, operation)
     return halves
 
@@ -63,7 +53,10 @@ def together(schedule: Schedule) -> Schedule:
 
 
 def _halves(operation: Compute) -> list[Compute]:
-    return [replace(operation, kind=kind) for kind in ((INPUT, WEIGHT) if operation.kind is BACKWARD else (FORWARD,))]
+    return [
+        replace(operation, kind=kind)
+        for kind in ((INPUT_GRADIENT, WEIGHT_GRADIENT) if operation.kind is BACKWARD else (FORWARD,))
+    ]
 
 
 def programs() -> Iterator[tuple[str, Schedule]]:
@@ -122,10 +115,10 @@ def zero_bubble(stages: int, micros: int) -> Schedule:
     for s, lane in enumerate(schedule.lanes):
         halves: list[Compute] = []
         for each in lane:
-            halves.append(replace(each, kind=INPUT) if each.kind is BACKWARD else each)
+            halves.append(replace(each, kind=INPUT_GRADIENT) if each.kind is BACKWARD else each)
             if each.kind is BACKWARD and each.micros[0] >= s:
-                halves.append(Compute(WEIGHT, (Micro(each.micros[0] - s),), each.stage))
-        late = (Compute(WEIGHT, (Micro(m),), Stage(s)) for m in range(max(micros - s, 0), micros))
+                halves.append(Compute(WEIGHT_GRADIENT, (Micro(each.micros[0] - s),), each.stage))
+        late = (Compute(WEIGHT_GRADIENT, (Micro(m),), Stage(s)) for m in range(max(micros - s, 0), micros))
         lanes.append((*halves, *late))
     return replace(schedule, lanes=tuple(lanes))
 

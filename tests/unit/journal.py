@@ -181,6 +181,7 @@ class FakeStage(FakeWeights):
         self.number = number
         self.version = ""
         self.waiting: set[int] = set()
+        self.halfway: set[int] = set()
         self.made: set[tuple[str, Micros]] = set()
 
     def forward(self, micros: Micros, inputs: Any, targets: Any = None) -> None:
@@ -208,6 +209,16 @@ class FakeStage(FakeWeights):
         self.waiting -= {*group(micros)}
         self.made |= {("dx", micros)} if self.number else set()
         self.journal.lines.append(f"B {listed(micros)} s{self.number}{self.version}")
+
+    def backward_input(self, micros: Micros, gradients: Any = ()) -> None:
+        self.backward(micros, gradients)
+        self.halfway |= {*group(micros)}
+        self.journal.lines[-1] = f"I {listed(micros)} s{self.number}{self.version}"
+
+    def backward_weights(self, micros: Micros) -> None:
+        assert self.halfway >= {*group(micros)}
+        self.halfway -= {*group(micros)}
+        self.journal.lines.append(f"W {listed(micros)} s{self.number}{self.version}")
 
     def input_gradients(self, micros: Micros) -> Any:
         self.made.remove(("dx", micros))

@@ -236,7 +236,7 @@ def test_a_stream_of_updates_is_foretold_at_its_pace(rehearse: dict[str, float] 
 
 
 def about(**other: object) -> About:
-    known = About("any", "", 1, "pipeline", "gloo", 4, 1, (0.001, 0.003))
+    known = About("any", "", 1, "pipeline", "gloo", 4, 1, {"F": 0.001, "B": 0.003})
     return replace(known, **other)  # type: ignore[arg-type]
 
 
@@ -267,7 +267,7 @@ def test_copies_and_layout_are_those_of_the_run() -> None:
     assert (setting.copies, setting.micro_batch_size, setting.replica_layout) == (3, 1, True)
 
 
-@pytest.mark.parametrize(("rehearse", "shared"), [(None, True), ((0.001, 0.003), False)])
+@pytest.mark.parametrize(("rehearse", "shared"), [(None, True), ({"F": 0.001, "B": 0.003}, False)])
 def test_replicas_share_the_state_where_those_of_the_run_did_and_it_made_steps(rehearse: object, shared: bool) -> None:
     _, program = compiled("dapple", D=2, N=2)
     trace = Trace(about(sharded_optimizer=True, rehearse=rehearse), program, ())

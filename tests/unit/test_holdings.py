@@ -4,10 +4,8 @@ from collections import Counter
 
 import pytest
 
-from chimera_ir.ir.kinds import BACKWARD
-from chimera_ir.ir.ops import Instruction, Recv
+from chimera_ir.ir.ops import Compute, Instruction, Recv
 from chimera_ir.verify.holdings import Holdings
-from tests.instructions import what
 from tests.unit.test_codegen import CASES, compiled, named
 
 
@@ -62,7 +60,10 @@ def test_there_are_as_many_receive_buffers_as_are_ever_in_use(case: tuple[str, t
 def most_in_use(lane: tuple[Instruction, ...]) -> Counter[tuple[int, int]]:
     """By the two stages of messages: how many are in use at most, from their posting to the end of their backward."""
     backward = {
-        (micro, each.stage): place for place, each in enumerate(lane) if what(each) is BACKWARD for micro in each.micros
+        (micro, each.stage): place
+        for place, each in enumerate(lane)
+        if isinstance(each, Compute) and each.kind.sums
+        for micro in each.micros
     }
     changes: list[tuple[int, int, tuple[int, int]]] = []
     for place, each in enumerate(lane):

@@ -101,7 +101,6 @@ def test_many_mistakes_are_cut_short():
         ("plan x\n" + HEADER + " F m0 s0", "CH513"),
         ("plan x\n" + HEADER + " F m0 s0 @ 1", "CH502"),
         ("plan x\n" + HEADER + "worker 0:\n F m0 s0", "CH504"),
-        ("plan x\n" + HEADER + " W m0 s0 @ 1 on w0", "CH512"),
         ("plan x\n" + HEADER + " F m0 s0 @ 1 on w1", "CH506"),
         ("plan x\n" + HEADER + " F m0 s0 @ " + "1" * 100 + " on w0", "CH506"),
         ("schedule x\n" + HEADER + "worker 1:\n", "CH506"),

@@ -148,7 +148,7 @@ def test_every_known_name_leads_to_a_scheme_or_says_that_there_is_none(run: Run)
 
 @pytest.mark.parametrize(
     ("written", "name"),
-    [("1F1B", "1f1b"), ("ZB-H1", "zb_h1"), ("zb h1", "zb_h1"), ("PipeDream-Flush", "1f1b"), ("Schedule1F1B", "1f1b")],
+    [("1F1B", "1f1b"), ("ZB-V", "zb_v"), ("zb v", "zb_v"), ("PipeDream-Flush", "1f1b"), ("Schedule1F1B", "1f1b")],
 )
 def test_a_known_name_may_be_written_as_others_write_it(written: str, name: str) -> None:
     assert library.missing(written).partition(":")[2] == library.missing(name).partition(":")[2] != ""

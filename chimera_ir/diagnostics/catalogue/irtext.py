@@ -161,18 +161,6 @@ class MicroMissing(Diagnostic):
         return f" (and {more} more)" if more else ""
 
 
-class NotCompiledYet(Diagnostic):
-    """A line that the grammar has room for and the compiler has not."""
-
-    code: ClassVar[str] = "CH512"
-    title: ClassVar[str] = "{what} cannot be compiled yet"
-    label: ClassVar[str] = "here"
-    help: ClassVar[str] = "{advice}"
-
-    what: str
-    advice: str
-
-
 class WrongLevel(Diagnostic):
     """An operation of another level of IR."""
 

@@ -85,6 +85,31 @@ class Duplicate(Diagnostic):
         return (Note(f"the first is on worker {self.first_worker}", self.first_span),)
 
 
+class DoneTwice(Diagnostic):
+    """Two kinds of operations do the same for a micro-batch, as a backward and an input gradient do."""
+
+    code: ClassVar[str] = "CH318"
+    title: ClassVar[str] = "`{operation}` does again what `{first}` does{others}"
+    label: ClassVar[str] = "on worker {worker}"
+    help: ClassVar[str] = "on each stage a micro-batch has either one `B`, or one `I` and one `W`"
+
+    operation: str
+    first: str
+    worker: int
+    first_worker: int
+    first_span: Span
+    count: int
+
+    @property
+    def others(self) -> str:
+        """How many more operations of these two lines do the same."""
+        return _more(self.count)
+
+    def notes(self) -> tuple[Note, ...]:
+        """The first of the two."""
+        return (Note(f"`{self.first}` is on worker {self.first_worker}", self.first_span),)
+
+
 class WrongWorker(Diagnostic):
     """An operation on a worker that does not hold its stage for its pipe."""
 

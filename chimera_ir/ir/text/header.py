@@ -12,7 +12,6 @@ from chimera_ir.diagnostics.catalogue.irtext import (
     MicroMissing,
     MicroTwice,
     MissingHeader,
-    NotCompiledYet,
     NoUpdates,
     NumberOutOfRange,
     PlacementLength,
@@ -175,9 +174,6 @@ class _Reader:
             return ()
         letters = self._kinds.split()[1:]
         for place, letter in enumerate(letters):
-            if letter not in KINDS:
-                advice = "write `B` for a backward that does both parts"
-                raise Rejected([NotCompiledYet(span(self._kinds), "a split backward (`I` and `W`)", advice)])
             if letter in letters[:place]:
                 raise Rejected([HeaderTwice(span(self._kinds), f"kind {letter}")])
         kinds = tuple(kind for letter, kind in KINDS.items() if letter in letters)

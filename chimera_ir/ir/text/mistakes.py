@@ -5,6 +5,7 @@ from difflib import get_close_matches
 
 from chimera_ir.diagnostics.catalogue.irtext import MalformedLine, UnknownKind
 from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.ir.kinds import KINDS
 from chimera_ir.source import Span
 
 FORMS = {
@@ -24,6 +25,8 @@ FORMS = {
     "worker": "worker 0:",
     "F": "F m0 s1",
     "B": "B m0 s1",
+    "I": "I m0 s1",
+    "W": "W m0 s1",
     "send": "send m0 s1->s2 to w2",
     "recv": "recv m0 s1->s2 from w1 into 0",
     "wait": "wait recv m0 s1->s2",
@@ -40,6 +43,8 @@ FORMS = {
 FORMS_OF_TURN = FORMS | {
     "F": "F m s1 v",
     "B": "B m-1 s1 v-1",
+    "I": "I m-1 s1 v-1",
+    "W": "W m-2 s1 v-1",
     "send": "send m s1->s2 to w2",
     "recv": "recv m+1 s1->s2 from w1 into 0 of 2",
     "wait": "wait recv m s1->s2",
@@ -74,7 +79,7 @@ def explain(text: str, start: int, *, plan: bool, turn: bool) -> Diagnostic:
     span = Span(start, start + len(text.rstrip()))
     if word == "wait" and " ".join(words[:2]) in forms:
         word = " ".join(words[:2])
-    if plan and word in ("F", "B"):
+    if plan and word in KINDS:
         return MalformedLine(span, word, f"{forms[word]} @ 3 on w1")
     if word in forms:
         return MalformedLine(span, word, forms[word])
@@ -85,7 +90,7 @@ def _advice(word: str, forms: Mapping[str, str]) -> str:
     close = get_close_matches(word, forms, n=1)
     if close:
         return f"did you mean `{close[0]}`, as in `{forms[close[0]]}`?"
-    return "operations are F, B, send, recv, wait, all_reduce, step, stash and drop"
+    return "operations are F, B, I, W, send, recv, wait, all_reduce, step, stash and drop"
 
 
 def _printable(word: str) -> str:

@@ -15,7 +15,6 @@ from chimera_ir.diagnostics.catalogue.irtext import (
     MalformedLine,
     MisplacedLine,
     MoreMistakes,
-    NotCompiledYet,
     NotOfTurn,
     NoTurnToCountFrom,
     NumberOutOfRange,
@@ -231,16 +230,13 @@ class _Reader:
         return Version(version) if match and within else None
 
     def _compute(self, token: Token, micros: list[int], stage: int) -> Compute | None:
-        row = KINDS.get(token[0])
-        if row is None:
-            advice = "write `B` for a backward that does both parts"
-            self._reject(NotCompiledYet(span(token), "a split backward (`I` and `W`)", advice))
-            return None
         if not all(self._of_turn(token, "micro-batch", micro, self._last[0]) for micro in {min(micros), max(micros)}):
             return None
         if not self._within(token, "stage", stage, self._last[1]):
             return None
-        return Compute(row, tuple(map(Micro, micros)), Stage(stage), self._origin(token), self._version(token))
+        return Compute(
+            KINDS[token[0]], tuple(map(Micro, micros)), Stage(stage), self._origin(token), self._version(token)
+        )
 
     def _message(self, token: Token, numbers: list[int]) -> Message | None:
         *micros, source, target = numbers

@@ -97,16 +97,23 @@ def rows(tensors: list[torch.Tensor], micros: Micros) -> tuple[torch.Tensor]:
     return (torch.cat([tensors[m] for m in micros]) if isinstance(micros, tuple) else tensors[micros],)
 
 
-def run(of: Stage, forwards: list[Micros], backwards: list[Micros]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """All forwards, then all backwards: what they hand on, by micro-batch."""
+def run(
+    of: Stage, forwards: list[Micros], backwards: list[Micros], late: list[Micros] | None = None
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """All forwards, then all backwards: what they hand on, by micro-batch.
+
+    With ``late``, backwards are input gradients alone, and the weight gradients of these micro-batches follow.
+    """
     outputs: list[torch.Tensor] = []
     gradients: list[torch.Tensor] = []
     for micros in forwards:
         of.forward(micros, rows(data(1), micros))
         outputs += of.outputs(micros)[0].split(ROWS)
     for micros in backwards:
-        of.backward(micros, rows(data(2), micros))
+        (of.backward if late is None else of.backward_input)(micros, rows(data(2), micros))
         gradients += of.input_gradients(micros)[0].split(ROWS)
+    for micros in late or []:
+        of.backward_weights(micros)
     return outputs, gradients
 
 

@@ -68,7 +68,8 @@ def test_a_time_out_is_a_number_of_seconds_that_a_clock_can_count(text: str) -> 
     [
         ("F=1", "'F=1' needs both F and B, as in F=0.005,B=0.010"),
         ("F=1,B=", "'F=1,B=' is not of the form F=SECONDS,B=SECONDS"),
-        ("F=1,W=2", "is not of the form F=SECONDS,B=SECONDS"),
+        ("F=1,W=2", "'F=1,W=2' needs both F and B, as in F=0.005,B=0.010, or F, I and W where backwards are split"),
+        ("F=1,G=2", "is not of the form F=SECONDS,B=SECONDS"),
         ("F=1,F=2", "is not of the form F=SECONDS,B=SECONDS"),
         ("", "'' is not of the form F=SECONDS,B=SECONDS"),
         ("F=1,B=-2", "'-2' is not a positive number of seconds"),

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from chimera_runtime import assemble
+from chimera_runtime.errors import Misuse
 from chimera_runtime.numbering import Micros
 from chimera_runtime.stage import Stage
 from chimera_runtime.tools import rehearsal
@@ -41,7 +42,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def stages(world: World, seconds: dict[str, float], parts: int = 1) -> dict[int, Stage]:
     made, built = setting(world)
-    return assemble.assemble(made, built, made.model.steps, rehearsed(seconds, parts))
+    return assemble.assemble(made, built, made.model.steps, rehearsed(seconds, replace(world.job, parts=parts)))
 
 
 def test_passes_sleep_as_long_as_they_would_take_each_micro_batch(alone: World, clock: Clock) -> None:
@@ -53,6 +54,33 @@ def test_passes_sleep_as_long_as_they_would_take_each_micro_batch(alone: World, 
         middle.backward((1, 2))
         middle.backward(0)
     assert clock.sleeps == [0.25] * 3 + [0.5] * 3
+
+
+def test_halves_of_a_backward_sleep_as_long_as_each_takes(alone: World, clock: Clock) -> None:
+    with worlds(alone, alone_job(stages=3, kinds=("F", "I", "W"))) as (world,):
+        middle = stages(world, {"F": 0.25, "I": 0.5, "W": 0.125})[1]
+        clock.sleeps.clear()
+        middle.forward((1, 2), None)
+        middle.backward_input((1, 2))
+        assert [tuple(t.shape) for t in middle.input_gradients((1, 2))] == [(2, 2)]
+        middle.backward_weights(1)
+        middle.backward_weights(2)
+    assert clock.sleeps == [0.25] * 2 + [0.5] * 2 + [0.125] * 2
+
+
+@pytest.mark.parametrize(
+    ("kinds", "seconds", "words"),
+    [
+        (("F", "I", "W"), {"F": 0.01, "B": 0.02}, "--rehearse lacks I and W: two has such operations; give F=0.01,I="),
+        (("F", "B", "I", "W"), {"F": 0.01, "I": 0.01, "W": 0.01}, "--rehearse lacks B: two has such operations"),
+        (("F", "B"), {"F": 0.01, "I": 0.01, "W": 0.01}, "--rehearse lacks B: two has such operations; give F=0.01,B="),
+    ],
+)
+def test_a_kind_of_operation_that_is_not_given_is_missed(
+    alone: World, kinds: tuple[str, ...], seconds: dict[str, float], words: str
+) -> None:
+    with pytest.raises(Misuse, match=words):
+        rehearsed(seconds, alone_job(kinds=kinds))
 
 
 def test_a_sleep_is_shorter_by_what_sleeps_last_too_long(alone: World, clock: Clock) -> None:
@@ -81,7 +109,7 @@ def test_what_is_sent_and_received_has_the_real_sizes(alone: World, clock: Clock
         made, built = setting(world, facts(*range(3), inputs=(2,), gradients=(1,)))
         real, slept = (
             assemble.assemble(made, built, made.model.steps, make)[1]
-            for make in (Stage, rehearsed({"F": 1, "B": 1}, 1))
+            for make in (Stage, rehearsed({"F": 1, "B": 1}, world.job))
         )
     assert passed(slept, micros) == passed(real, micros)
     for slots in ("inputs", "gradients"):
@@ -93,7 +121,7 @@ def test_an_update_changes_no_weight_and_counts(alone: World, clock: Clock) -> N
     """Also where the sums are over several ranks."""
     with worlds(alone, alone_job(), copies=2) as ranks, groups(2) as members:
         made, built = setting(replace(ranks[0], sums=dict.fromkeys([(0,), (1,)], (members[0], (0, 1)))))
-        slept = assemble.assemble(made, built, made.model.steps, rehearsed({"F": 1, "B": 1}, 1))
+        slept = assemble.assemble(made, built, made.model.steps, rehearsed({"F": 1, "B": 1}, ranks[0].job))
         before = [p.clone() for module in built.values() for p in module.parameters()]
         stepped: list[int] = []
         for stage in slept.values():

@@ -1,0 +1,58 @@
+"""What a stage is called on, and what it hands back: the gradients of what it was given."""
+
+from collections.abc import Iterable
+from itertools import compress
+from typing import Any
+
+import torch
+
+from chimera_runtime.boundary import Boundary
+from chimera_runtime.errors import BadModel
+from chimera_runtime.tensors import Tensors, plain
+
+
+class Beginning:
+    """The beginning of a stage; ``before`` is what it receives, None for the first stage."""
+
+    def __init__(self, number: int, before: Boundary | None) -> None:
+        self.before = before
+        self._number = number
+        self._received: frozenset[int] = frozenset()
+
+    def receive_into(self, gradients: Iterable[Tensors]) -> None:
+        """From now on gradients are received into these buffers: what lies in one of them is never handed back."""
+        self._received = frozenset(t.untyped_storage().data_ptr() for slot in gradients for t in slot)
+
+    def argument(self, inputs: Any) -> tuple[Tensors, Any]:
+        """The tensors whose gradients are wanted, and what the module is called on."""
+        if self.before is None:
+            return (), inputs
+        leaves = tuple(t.detach().requires_grad_(r) for t, r in zip(inputs, self.before.recorded, strict=True))
+        return leaves, self.before.form.filled(leaves)
+
+    def handed_back(self, leaves: Tensors, counts: Tensors) -> Tensors:
+        """The gradients of the leaves, once they are there, and what their micro-batch counts in the loss.
+
+        Raises
+        ------
+        BadModel
+            If a tensor has a gradient of which the first micro-batch had none.
+        """
+        if self.before is None:
+            return ()
+        for leaf, expected in zip(leaves, self.before.differentiable, strict=True):
+            if leaf.grad is not None and not expected:
+                raise BadModel(
+                    f"stage {self._number} uses a tensor of stage {self._number - 1} that it did not use for the first "
+                    "micro-batch; use the same tensors every time"
+                )
+        return (*map(self._own, compress(leaves, self.before.differentiable)), *[count.clone() for count in counts])
+
+    def _own(self, leaf: torch.Tensor) -> torch.Tensor:
+        """The leaf's gradient, in memory that no later message overwrites."""
+        gradient = leaf.grad
+        if gradient is None:
+            return torch.zeros_like(leaf)
+        if gradient.untyped_storage().data_ptr() in self._received:
+            return plain(gradient).clone(memory_format=torch.contiguous_format)
+        return plain(gradient)

@@ -1,0 +1,56 @@
+"""What a stage is called on, and what it hands back."""
+
+import pytest
+import torch
+
+from chimera_runtime.beginnings import Beginning
+from chimera_runtime.boundary import Boundary
+from chimera_runtime.errors import BadModel
+from tests.unit.runtime.staged import tuple_of
+
+FLOATS, WHOLE = torch.float32, torch.int64
+TWO = Boundary(tuple_of(3), ((2,), (2,), (2,)), (FLOATS, FLOATS, WHOLE), (True, True, False), (True, False, False))
+
+
+def given() -> tuple[torch.Tensor, ...]:
+    return torch.ones(2), torch.ones(2), torch.ones(2, dtype=WHOLE)
+
+
+def test_the_first_stage_is_called_on_what_was_loaded_and_hands_nothing_back() -> None:
+    first = Beginning(0, None)
+    batch = {"words": torch.ones(2)}
+    assert first.argument(batch) == ((), batch)
+    assert first.handed_back((), (torch.ones(1),)) == ()
+
+
+def test_leaves_are_the_tensors_received_and_require_gradients_where_the_stage_before_recorded_them() -> None:
+    received = given()
+    leaves, argument = Beginning(1, TWO).argument(received)
+    assert argument == leaves
+    assert [leaf.requires_grad for leaf in leaves] == [True, True, False]
+    assert [leaf.data_ptr() for leaf in leaves] == [tensor.data_ptr() for tensor in received]
+
+
+def test_gradients_come_back_for_what_the_first_micro_batch_used_and_zeros_where_there_are_none() -> None:
+    beginning = Beginning(1, TWO)
+    leaves, _ = beginning.argument(given())
+    count = torch.ones(1)
+    zeros, counted = beginning.handed_back(leaves, (count,))
+    assert zeros.tolist() == [0, 0]
+    assert counted is not count
+    assert counted.item() == 1
+    (leaves[0] * 3).sum().backward()
+    assert beginning.handed_back(leaves, ())[0].tolist() == [3, 3]
+    leaves[1].sum().backward()
+    with pytest.raises(BadModel, match="uses a tensor of stage 0 that it did not use for the first micro-batch"):
+        beginning.handed_back(leaves, ())
+
+
+def test_what_lies_in_a_receive_buffer_is_copied() -> None:
+    beginning, buffer = Beginning(1, TWO), torch.full((2,), 7.0)
+    beginning.receive_into([(buffer,)])
+    leaves, _ = beginning.argument(given())
+    leaves[0].grad = buffer
+    (handed_back,) = beginning.handed_back(leaves, ())
+    buffer.zero_()
+    assert handed_back.tolist() == [7, 7]
