@@ -30,6 +30,12 @@ _TRAINING = (
         "--micro-batch-size", type=click.IntRange(1, MOST), metavar="B", help="Items of a micro-batch [default: 1]."
     ),
     click.option("--seed", type=int, metavar="SEED", help="Of weights, data order and dropout [default: 0]."),
+    click.option(
+        "--data-workers",
+        type=click.IntRange(0, MOST),
+        metavar="K",
+        help="Processes of each rank that load items [default: 0].",
+    ),
     click.option("--check", is_flag=True, help="First compare with one-process training."),
     click.option("--check-only", is_flag=True, help="Compare, then stop."),
     click.option("--rehearse", metavar="F=S,B=S", help="Sleep instead of computing; S in seconds."),

@@ -64,7 +64,7 @@ def test_a_rank_loads_of_a_whole_round_what_it_is_asked_for() -> None:
 
         def __getitem__(self, item: int) -> Any:
             loaded.append(item)
-            return torch.rand(WIDTH), torch.zeros(WIDTH), {"scale": torch.ones(1)}
+            return torch.ones(WIDTH), torch.zeros(WIDTH), {"scale": torch.ones(1)}
 
     files = with_items(Items)
     of_round = HeldOut(files, 1, 5, B, alone_job(evaluated=N), Place(0, 1, 1, "pipeline"), 0)
