@@ -85,7 +85,7 @@ class Run:
 
     def command(self, turn: int, model: Path, size: int, rehearsed: bool) -> list[str]:
         """The command line of train.py."""
-        sleeps = ["--rehearse", f"F={self.forward},B={2 * self.forward}"] if rehearsed else []
+        sleeps = ["--rehearse", ",".join(f"{k}={s}" for k, s in slept(self.forward).items())] if rehearsed else []
         common = ["--model", str(model), "--micro-batch-size", str(size), "--steps", str(self.steps)]
         return [str(self.folder / "train.py"), *common, *sleeps, "--metrics", str(self.metrics(turn))]
 
@@ -93,6 +93,11 @@ class Run:
         """The steps that count, of all turns."""
         taken = (json.loads(self.metrics(turn).read_text())["step_seconds"] for turn in range(self.turns))
         return [second for seconds in taken for second in seconds[self.counted]]
+
+
+def slept(forward: float) -> dict[str, float]:
+    """Seconds of every kind of operation: a backward sleeps twice as long as a forward, each half of one as long."""
+    return {"F": forward, "B": 2 * forward, "I": forward, "W": forward}
 
 
 def compiled(scheme: str, depth: int, micro_batches: int, place: Path) -> tuple[Program, Path] | None:
@@ -247,7 +252,7 @@ def rehearsed(
     rows = []
     for run in wanted:
         cut = stages[run.program.header.stages]
-        sleeping = tuple(one.slept(BATCH, run.forward, 2 * run.forward) for one in cut)
+        sleeping = tuple(one.slept(BATCH, slept(run.forward)) for one in cut)
         rows.append(row(run, Setting(sleeping, found, 1, BATCH), bound, FROM_A_BARRIER))
     return rows
 

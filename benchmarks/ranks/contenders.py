@@ -61,7 +61,7 @@ class Generated:
         source = batches if task.rehearsal is None else None
         setting = Setting(world, script, facts, task.model, findings, 0, source)
         self._world = world
-        make_stage = Stage if task.rehearsal is None else rehearsed(task.rehearsal, job.parts)
+        make_stage = Stage if task.rehearsal is None else rehearsed(task.rehearsal, job)
         self._stages = build.assemble(setting, built, task.model.steps, make_stage)
         self._lane = setting.lane(setting.parts(self._stages))
         self._update = script.update

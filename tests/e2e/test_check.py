@@ -54,8 +54,8 @@ SABOTAGES = {
     "every update has the same data": Sabotage(
         "dapple",
         "chimera_runtime/batches.py",
-        "divmod(update + later + self.shift,",
-        "divmod(later,",
+        "divmod(update, count // share.items)",
+        "divmod(0, count // share.items)",
         ("stage 0: gradients of update 2 differ", "stage 1: gradients of update 2 differ"),
     ),
     "the replicas of a stage are not summed": Sabotage(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chimera_runtime.program import RankFacts, load
+from chimera_runtime.program import RankFacts, load, spread
 from tests.e2e.ranks import Job, compiled, run_all
 
 SCHEMES: dict[str, dict[str, int]] = {
@@ -46,9 +46,10 @@ def jobs(folder: Path) -> Iterator[Job]:
 
 @dataclass(frozen=True)
 class Seen:
-    """A scheme's report, the facts of its program, what every rank measured of itself, and what rank 0 said."""
+    """A scheme's report, its program and the facts of its ranks, what each measured of itself, and what rank 0 said."""
 
     report: dict[str, Any]
+    lag: int
     facts: tuple[RankFacts, ...]
     ranks: list[dict[str, Any]]
     said: str
@@ -64,7 +65,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
         outcomes[each.name].assert_passed()
         report = json.loads((each.directory / "report.json").read_text())
         ranks = [json.loads((folder / each.name / f"{rank}.json").read_text()) for rank in RANKS]
-        found[each.name] = Seen(report, load(each.directory).ranks, ranks, outcomes[each.name].said[0])
+        program = load(each.directory)
+        found[each.name] = Seen(report, program.job.lag, program.ranks, ranks, outcomes[each.name].said[0])
     return found
 
 
@@ -113,11 +115,14 @@ def test_where_stages_differ_it_counts_which_are_kept_at_the_same_time(seen: dic
 
 @pytest.mark.parametrize("scheme", [*SCHEMES, "growing"])
 def test_the_need_that_is_told_is_that_of_training(seen: dict[str, Seen], scheme: str) -> None:
-    """It is hardly more than all memory that operations touch, and no less, what they allocate as they run aside."""
+    """It is hardly more than all memory that operations touch, and no less, mini-batches aside that are loaded."""
     told = re.search(r"^memory: of 1 GiB, rank (\d) \(worker \1\) needs ([\d.]+) KiB: ", seen[scheme].said, re.M)
     assert told is not None, seen[scheme].said
-    alive, need = seen[scheme].ranks[int(told[1])]["alive"], float(told[2]) * 1024
-    assert alive <= need * 1.01
+    rank = int(told[1])
+    alive, need = seen[scheme].ranks[rank]["alive"], float(told[2]) * 1024
+    facts, updates = seen[scheme].facts[rank], 1 + seen[scheme].lag
+    loaded = updates * INPUT * sum(len([*spread(each)]) for each in (facts.inputs, facts.targets))
+    assert alive <= need * 1.01 + loaded
     assert need <= alive * 1.25
 
 
