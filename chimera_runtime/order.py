@@ -29,7 +29,7 @@ class Share:
 
     @property
     def items(self) -> int:
-        """B*N*W."""
+        """Those of an update, over all copies: B*N*W."""
         return self.micro_batch_size * self.micro_batches * self.copies
 
     @property

@@ -168,8 +168,8 @@ class Run(Hooks):
     def optimizers(self, pipe: Pipeline) -> Optimizers:
         """Those of the model file. A trace has their steps where the schedule does, so they are made there then."""
         options, idle, setting = self.options, self.options.rehearse is not None, self._setting
-        over = setting.world if options.shard_optimizer else None
-        optimizers = Optimizers(self.model, pipe.stages, options.seed, idle, setting.ties, options.steps, over)
+        sharded_over = setting.world if options.shard_optimizer else None
+        optimizers = Optimizers(self.model, pipe.stages, options.seed, idle, setting.ties, options.steps, sharded_over)
         if self._recorder is not None and options.clip_norm is None:
             for group in {group for stage in self._stages.values() for group in stage.groups}:
                 group.on_step = optimizers.step_in_lane
