@@ -219,6 +219,21 @@ def test_both_halves_together_compute_what_the_whole_does(name: str) -> None:
     assert min(first, second) > whole / 4
 
 
+def test_the_gradients_that_are_kept_are_those_of_the_results_of_what_has_weights() -> None:
+    """Of two layers and a norm; a whole backward that is kept apart keeps the gradients of the weights."""
+    module, _ = pair("layers")
+    half = halved(module, leaf())
+    assert sorted(kept.numel() for kept in half.kept) == [2 * 3 * 6, 2 * 3 * 6, 2 * 3 * 12]
+    half.finish()
+    assert half.kept == []
+    outputs = outputs_of(module, leaf())
+    whole = Whole(outputs, seeds_of(outputs), module.parameters(), apart=True)
+    used = (*module.first.parameters(), *module.norm.parameters(), *module.second.parameters())
+    assert sorted(tuple(kept.shape) for kept in whole.kept) == sorted(tuple(p.shape) for p in used)
+    whole.finish()
+    assert whole.kept == []
+
+
 def test_a_custom_function_runs_once_each_way() -> None:
     CALLS.clear()
     halved(pair("a custom function")[0], leaf()).finish()
