@@ -208,14 +208,14 @@ def _timing(table: Table, part: str, last: bool, received: int, costs: _Costs) -
     recomputing = costs.read(table, "recomputing", forward + backward)
     halves = _halves(table, lambda name: costs.read(table, name, None))
     activations = _size(table, "activations")
+    kept = _size(table, "input", received)
+    output = _size(table, "output", 0 if last else None)
+    gradient = _size(table, "gradient_output", output)
     released, operands = _size(table, "released", 0), _size(table, "operands", 0)
     if released > activations:
         most = show_size(activations)
         says = f"the first half of a backward lets go of the activations at most, {most}"
         table.report(OutOfRange(table.place("released"), "released", says, f'released = "{most}"'))
-    kept = _size(table, "input", received)
-    output = _size(table, "output", 0 if last else None)
-    gradient = _size(table, "gradient_output", output)
     for name in ("output", "gradient_output") if last else ():
         if table.has(name):
             table.report(LastStageSends(table.place(name), part, name))

@@ -24,16 +24,9 @@ FULL = 10**6
 
 
 def profile(
-    depths: tuple[int, ...],
-    sizes: tuple[int, ...],
-    weights: str = "1 MB",
-    recomputing: str = "30 ms",
-    halves: str = "",
+    depths: tuple[int, ...], sizes: tuple[int, ...], weights: str = "1 MB", recomputing: str = "30 ms", more: str = ""
 ) -> str:
-    """Stages of 10 ms forward and 20 ms backward an item, whatever the depth; messages of 8 bytes.
-
-    ``halves`` are further entries for every micro-batch size.
-    """
+    """Stages of 10 ms forward and 20 ms backward an item, whatever the depth; messages of 8 bytes."""
     lines = ['[model]\nname = "m"']
     for depth in depths:
         lines.append(f"[[depth]]\nstages = {depth}")
@@ -43,7 +36,7 @@ def profile(
                 lines.append(f'[[depth.stage.at]]\nmicro_batch_size = {size}\nforward = "{10 * size} ms"')
                 again = float(recomputing.split()[0]) * size
                 lines.append(f'recomputing = "{again} ms"\nactivations = "{FULL * size} B"\ninput = "8 B"')
-                lines += [halves, *(['output = "8 B"'] if stage < depth - 1 else [])]
+                lines += [more, *(['output = "8 B"'] if stage < depth - 1 else [])]
     return "\n".join(lines)
 
 
@@ -399,33 +392,3 @@ def test_where_nothing_fits_it_is_told_why(plan: Plan) -> None:
     assert "the number of items, 7, is no multiple of W B = 2" in ended.out
     asked = "--mini-batch", 64, "--scheme", "dapple", "--max-operations", 100
     assert "too many operations" in plan(profile((8,), (1,)), cluster(8), *asked).out
-
-
-HALVES = 'input_gradient = "10 ms"\nweight_gradient = "10 ms"'
-
-
-def test_split_backwards_are_ranked_where_the_profile_has_their_times(plan: Plan) -> None:
-    """D = 4, N = 8 without messages: 1F1B takes 3 (N + D - 1) times 10 ms, ZB-H1 3 N + D - 1 of them."""
-    asked = "--mini-batch", 8, "--json", "--scheme", "dapple", "--scheme", "zb_h1"
-    without = found(plan(profile((4,), (1,)), cluster(4), *asked))
-    assert [choice["scheme"] for choice in without["choices"]] == ["dapple"]
-    assert {left["scheme"] for left in without["left_out"]} >= {"zb_h1"}
-    ranked = found(plan(profile((4,), (1,), halves=HALVES), cluster(4), *asked))["choices"]
-    assert [(choice["scheme"], choice["T"]) for choice in ranked] == [
-        ("zb_h1", pytest.approx(0.27)),
-        ("dapple", pytest.approx(0.33)),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("entries", "kept"), [("", 0), ('released = "1 MB"', -3 * (FULL - 8)), ('operands = "3 MB"', 12 * FULL)]
-)
-def test_what_is_kept_between_the_halves_decides_whether_a_choice_fits(plan: Plan, entries: str, kept: int) -> None:
-    """Of zb_h1 with D = 4 each worker keeps 4 micro-batches of 1 MB, 8 bytes of which are in a receive buffer.
-
-    On the last worker all 4 may be between I and W, or 3 of them beside one that waits for I.
-    """
-    asked = "--mini-batch", 8, "--json", "--scheme", "zb_h1", "--no-recompute"
-    whole = found(plan(profile((4,), (1,), halves=HALVES), cluster(4), *asked))["choices"]
-    ours = found(plan(profile((4,), (1,), halves=f"{HALVES}\n{entries}"), cluster(4), *asked))["choices"]
-    assert ours[0]["memory"][3] - whole[0]["memory"][3] == kept
