@@ -80,7 +80,9 @@ class Split:
     def __init__(self, roots: Tensors, gradients: Tensors, leaves: Tensors) -> None:
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         starts = list(map(get_gradient_edge, roots))
-        way = _way([start.node for start in starts], [get_gradient_edge(leaf).node for leaf in wanted])
+        way = (
+            _way([start.node for start in starts], [get_gradient_edge(leaf).node for leaf in wanted]) if wanted else {}
+        )
         self._parts: list[tuple[Gradients, Late | None]] = [
             ([(start, gradient)], None)
             for start, gradient in zip(starts, gradients, strict=True)
