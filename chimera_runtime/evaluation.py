@@ -242,7 +242,7 @@ class Evaluation:
             return Outgoing(peers[worker], source, target, job.stages)
 
         self._lane = Lane(
-            {number: ranges.stage(self._stage(number, stage, last)) for number, stage in stages.items()},
+            {number: ranges.stage(number, self._stage(number, stage, last)) for number, stage in stages.items()},
             {route: StreamIncoming(ranges.incoming(incoming(*route), *route), now) for route in facts.incoming},
             {route: StreamOutgoing(ranges.outgoing(outgoing(*route), *route), now) for route in facts.outgoing},
             lambda _update, micro: now.load(micro, 0, device),

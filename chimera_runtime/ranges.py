@@ -13,11 +13,14 @@ from chimera_runtime.program import Group
 Within = Callable[[str], AbstractContextManager[Any]]
 """A range of a name, from its begin to its end."""
 
+Lines = Mapping[str, Callable[..., str]]
+"""The line of the program that a call stands for, by the name of the method."""
+
 
 class Ranged:
     """A tie or a link: each call that stands for a line of the program is a range. ``lines`` has the names, by call."""
 
-    def __init__(self, part: Any, within: Within, lines: Mapping[str, Callable[..., str]]) -> None:
+    def __init__(self, part: Any, within: Within, lines: Lines) -> None:
         self._part = part
         self._within = within
         self._lines = lines
@@ -38,8 +41,7 @@ class Ranged:
 class RangedStage(Ranged):
     """The same of a stage; where versions are kept, its operations are named with that which they read."""
 
-    def __init__(self, stage: Any, within: Within) -> None:
-        number = stage.number
+    def __init__(self, number: int, stage: Any, within: Within) -> None:
         self._version = ""
 
         def operation(letter: str) -> Callable[..., str]:
@@ -63,7 +65,7 @@ class Unranged:
         """The context of an update."""
         return nullcontext()
 
-    def stage(self, stage: Any) -> Any:
+    def stage(self, number: int, stage: Any) -> Any:
         """A stage, as a lane calls it."""
         return stage
 
@@ -90,9 +92,9 @@ class Ranges(Unranged):
         """The range of an update, counted from 0."""
         return self._within(f"update {number}")
 
-    def stage(self, stage: Any) -> Any:
+    def stage(self, number: int, stage: Any) -> Any:
         """A stage whose operations, sums, steps and versions are ranges."""
-        return RangedStage(stage, self._within)
+        return RangedStage(number, stage, self._within)
 
     def tie(self, group: Group, tie: Any) -> Any:
         """What stages share; its sums, steps and versions are ranges."""
@@ -101,7 +103,7 @@ class Ranges(Unranged):
     def incoming(self, link: Any, source: int, target: int, worker: int) -> Any:
         """A link on which receiving and waiting are ranges."""
         ends = f"s{source}->s{target}"
-        lines = {
+        lines: Lines = {
             "irecv": lambda micros, into: f"recv {_text(micros)} {ends} from w{worker} into {into}",
             "wait": lambda micros: f"wait recv {_text(micros)} {ends}",
         }
@@ -110,7 +112,7 @@ class Ranges(Unranged):
     def outgoing(self, link: Any, source: int, target: int, worker: int) -> Any:
         """A link on which sending and waiting are ranges."""
         ends = f"s{source}->s{target}"
-        lines = {
+        lines: Lines = {
             "isend": lambda micros, _tensors: f"send {_text(micros)} {ends} to w{worker}",
             "wait": lambda micros: f"wait send {_text(micros)} {ends}",
         }

@@ -55,7 +55,7 @@ class Setting:
     def parts(self, stages: dict[int, Stage]) -> Parts:
         """What a lane is made of."""
         ties = {tie.group: self.ranges.tie(tie.group, tie) for stage in stages.values() for tie in stage.ties}
-        ranged = {number: self.ranges.stage(stage) for number, stage in stages.items()}
+        ranged = {number: self.ranges.stage(number, stage) for number, stage in stages.items()}
         return Parts(ranged, {worker: self.world.peer(worker) for worker in self.facts.peers}, *self.loads(), ties)
 
     @property
