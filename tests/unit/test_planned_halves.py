@@ -35,3 +35,15 @@ def test_what_is_kept_between_the_halves_decides_whether_a_choice_fits(plan: Pla
     whole = found(plan(profile((4,), (1,), more=HALVES), cluster(4), *asked))["choices"]
     ours = found(plan(profile((4,), (1,), more=f"{HALVES}\n{entries}"), cluster(4), *asked))["choices"]
     assert ours[0]["memory"][3] - whole[0]["memory"][3] == kept
+
+
+def test_a_first_stage_that_has_all_in_its_second_half_is_no_slower_in_equation_1(plan: Plan) -> None:
+    """All backwards take 20 ms, and on the other stages both halves of them 10: so does the slowest stage."""
+    asked = "--mini-batch", 8, "--json", "--scheme", "zb_h1"
+    even = profile((4,), (1,), more=HALVES)
+    first, rest = even.split(HALVES, 1)
+    uneven = (
+        first + HALVES.replace('input_gradient = "10 ms"', 'input_gradient = "0 s"').replace("10 ms", "20 ms") + rest
+    )
+    (of_even,), (of_uneven,) = (found(plan(text, cluster(4), *asked))["choices"] for text in (even, uneven))
+    assert of_uneven["T"] == of_even["T"] == pytest.approx(0.27)
