@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from chimera_runtime.announcing import Announcing, Messages
+from chimera_runtime.assemble import remarks
 from chimera_runtime.blame import Located
 from chimera_runtime.data_workers import Workers
 from chimera_runtime.errors import Misuse
@@ -97,6 +98,11 @@ class Holding:
     def optimizers(self) -> dict[int | Group, Any]:
         """What ``optimizer`` has made, by stage, or by the stages that share: empty where the caller steps."""
         return {} if self._steppers is None else self._steppers.optimizers
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What one should know of stages that do not run as the schedule has them, the same on every rank."""
+        return tuple(remarks(self._setting.world, self._setting.findings))
 
     # ---- data
 

@@ -16,7 +16,7 @@ from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.turns import initial, updates_a_turn
 from chimera_ir.verify.verify import Verified
 
-INTERFACE = 4
+INTERFACE = 5
 """The interface of chimera_runtime that scripts are written for."""
 
 Facts = dict[str, Any]

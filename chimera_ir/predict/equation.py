@@ -137,7 +137,10 @@ def equation_of(
 
 
 def _costs(schedule: Schedule, setting: Setting) -> Costs:
-    """Exact F_t, B_t, I_t and W_t of the slowest stage, per micro-batch of an operation of the usual size."""
+    """Exact F_t, B_t, I_t and W_t of the slowest stage, per micro-batch of an operation of the usual size.
+
+    I_t and W_t are of one stage, the slowest in both together: the first stage has all in W, and none has all in both.
+    """
     header = schedule.header
     forwards = _timings(schedule, setting, opening=True)
     backwards = _timings(schedule, setting, opening=False)
@@ -148,11 +151,17 @@ def _costs(schedule: Schedule, setting: Setting) -> Costs:
         timings = (backwards[stage] for stage in stages)
         return Fraction(max(timing.seconds(kind, recomputing=recomputing) * times for timing, times in timings))
 
+    def halves(stage: int) -> tuple[float, float]:
+        timing, times = backwards[stage]
+        first, second = (timing.seconds(kind, recomputing=False) * times for kind in ("I", "W"))
+        return first, second
+
+    first, second = max(map(halves, kept or again), key=lambda both: (sum(both), both))
     return Costs(
         F=Fraction(max(timing.forward * times for timing, times in forwards)),
         B=slowest("B", kept or again, False),
-        I=slowest("I", kept or again, False),
-        W=slowest("W", kept or again, False),
+        I=Fraction(first),
+        W=Fraction(second),
         recomputing=slowest("B", again or kept, True),
     )
 
