@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
 
 from chimera_ir.cost.events import Launched
 from chimera_ir.cost.footprint import activations, held, stashed_inputs
@@ -11,7 +12,7 @@ from chimera_ir.cost.numbers import decimal, percent
 from chimera_ir.cost.simulate import Timeline, simulate
 from chimera_ir.cost.staleness import staleness, warning
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Operation, singles
 
 _Json = dict[str, object]
 
@@ -27,7 +28,7 @@ class Figures:
 
     header: Header
     costs: Durations
-    path: tuple[Compute, ...]
+    path: tuple[Operation, ...]
     makespan: Fraction
     bubble_ratio: Fraction
     counts: Mapping[str, Fraction]
@@ -114,7 +115,8 @@ def report(
     size = Fraction(schedule.header.stages, baseline.header.stages)
     same = size == 1 and not schedule.header.asynchronous and baseline.lanes == schedule.lanes
     same = same and not any(pipe.recompute for pipe in schedule.header.pipes)
-    halves = any(operation.kind.keeps for lane in schedule.lanes for operation in lane if not operation.kind.opens)
+    operations = singles(chain.from_iterable(schedule.lanes))
+    halves = any(operation.kind.keeps for operation in operations if not operation.kind.opens)
     comparable = (costs.joined() if halves else costs).recut(schedule.header.stages, baseline.header.stages)
     flushed = timeline if same else simulate(baseline, comparable)
     base = _figures(baseline, flushed, held(baseline.header), size)

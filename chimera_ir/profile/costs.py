@@ -13,6 +13,7 @@ class Timing:
     message to the next stage and ``gradient`` the one that comes back, all in bytes; the last stage sends nothing on.
     ``noise`` is the spread of the measured times as a share of the median, None where nothing was measured. ``halves``
     are the seconds of the two halves of a split backward; where they are not known, each counts as half a backward.
+    ``pair`` are the seconds of a forward with a backward; where they are not known, both take as long as by themselves.
     """
 
     forward: float
@@ -24,6 +25,7 @@ class Timing:
     gradient: int
     noise: float | None = None
     halves: tuple[float, float] | None = None
+    pair: float | None = None
 
     def plus(self, overhead: "Overhead", times: float) -> "Timing":
         """The costs of as many items in more operations, by so many more for each of them."""
@@ -97,6 +99,7 @@ class StageCosts:
             recomputing=backward,
             noise=None,
             halves=halves,
+            pair=seconds.get("pair"),
         )
         return replace(self, at={size: timing}, step=0.0, step_noise=None, overhead=Overhead())
 
