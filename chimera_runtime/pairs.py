@@ -28,28 +28,28 @@ class Backward:
     ----------
     module
         The module whose graph it is; it may be another stage's.
-    taken
+    begun
         Whether the method has run the backward, or taken it into its own hands.
     """
 
     def __init__(self, module: torch.nn.Module, roots: Tensors, gradients: Tensors) -> None:
         self.module = module
-        self.taken = False
+        self.begun = False
         self._roots = roots
         self._gradients = gradients
 
     def __call__(self) -> None:
         """Runs the backward, in one go."""
-        if self.taken:
+        if self.begun:
             raise BadModel("the backward of a pair runs once: it was called, or its roots were taken, before")
-        self.taken = True
+        self.begun = True
         if self._roots:
             torch.autograd.backward(self._roots, self._gradients)
 
     @property
     def roots(self) -> Tensors:
         """The ends of the graph. The backward is now in the hands of whoever asked."""
-        self.taken = True
+        self.begun = True
         return self._roots
 
     @property
@@ -104,7 +104,7 @@ def together(stage: _Stage, forward: tuple[Any, ...], other: _Stage, backward: t
             stage.forward(*forward)
         finally:
             stage.calls.forward = stage.calls.module
-        if not beside.taken:
+        if not beside.begun:
             raise BadModel(f"{METHOD} of stage {stage.number} returned without its backward; call it: `backward()`")
 
     other.calls.backward = both

@@ -219,7 +219,7 @@ class Simulator:
         return call
 
     def compute(self, each: Compute | Pair) -> float:
-        """A pair takes as long as both, unless the profile has times of pairs: then as the longer of its stages says."""
+        """A pair takes as long as both, unless the profile has times of pairs: the longer of its stages' counts."""
         if isinstance(each, Pair):
             both = (each.forward, each.backward)
             known = [self.setting.stages[one.stage].at[self.setting.micro_batch_size].pair for one in both]

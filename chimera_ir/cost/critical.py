@@ -33,9 +33,9 @@ def critical_path(
 ) -> tuple[CriticalPath, list[int]]:
     """A critical path with the most backward passes, and the end of each operation in the earliest run.
 
-    Of several with as many, it is one with the most pairs, and then the most input gradients. Without split backwards the number of backward
-    passes fixes the number of forward passes, because durations are positive. ``turn`` is the folded turn of an
-    asynchronous schedule.
+    Of several with as many, it is one with the most pairs, and then the most input gradients. Without split backwards
+    and pairs the number of backward passes fixes the number of forward passes, because durations are positive.
+    ``turn`` is the folded turn of an asynchronous schedule.
 
     Raises
     ------

@@ -79,7 +79,7 @@ class _Story:
         pair = next((operation for operation in around if isinstance(operation, Pair)), None)
         if not lanes and pair is not None:
             forward, backward = map(line, pair.parts)
-            return f"run `{forward}` and `{backward}` one after the other: as a pair they wait for what either of them needs"
+            return f"run `{forward}` and `{backward}` one after the other: as a pair they wait for what either needs"
         if not lanes:
             return "let it read an older version of the weights, one that does not need its own gradients"
         first, second = (self._dag.operations[node] for node in lanes[0])

@@ -59,7 +59,7 @@ def _one_version(header: Header, worker: Worker, parts: Parts) -> Iterator[Diagn
         return
     first = min(place for place, _ in stepped.values())
     late = islice(parts.computes, bisect_left(parts.computes.places, first), None)
-    for place, operation in ((place, part) for place, operation in late for part in operation.parts):
+    for place, operation in ((place, part) for place, whole in late for part in whole.parts):
         steps = [stepped[group] for group in header.groups_with[operation.stage] if group in stepped]
         step = next((step for step_place, step in steps if step_place < place), None)
         if step is not None:

@@ -119,7 +119,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--rehearse",
         type=_durations,
         metavar="F=S,B=S",
-        help="sleep instead of computing; S in seconds (F=S,I=S,W=S where backwards are split; pair=S of a forward with a backward)",
+        help="sleep instead of computing; S in seconds (F=S,I=S,W=S where backwards are split; pair=S for pairs)",
     )
     parser.add_argument(
         "--clip-norm", type=_norm, metavar="NORM", help="scale gradients down to this norm of the whole model"

@@ -1,4 +1,4 @@
-"""A pair is one operation: it waits for what both need, hands on what both make when both are over, and has one clock."""
+"""A pair is one operation: it waits for what both need, hands on what both make when both are over, has one clock."""
 
 import random
 from dataclasses import replace
@@ -50,7 +50,7 @@ def _joined(one: Operation, other: Operation) -> Pair | None:
 
 
 def late(stages: int, micros: int) -> Schedule:
-    """1F1B with its clock in turns of two, and one stage apart two turns: neighbours never wait for each other's peers."""
+    """1F1B with its clock in turns of two, one turn from stage to stage, so that neighbours in a lane can be pairs."""
     planned = []
     plan = one_direction(stages, micros)
     for clock, worker, operation in plan.operations:
