@@ -304,7 +304,7 @@ class Stage(WeightGroup):
             error.during(self._operation("W", micros))
             raise
 
-    def forward_and_backward(self, forward: tuple[Any, ...], other: "Stage", backward: tuple[Any, ...]) -> None:
+    def pair(self, forward: tuple[Any, ...], other: "Stage", backward: tuple[Any, ...]) -> None:
         """A pair (`pairs`): a forward, and a backward of this stage or another one, with the arguments of each."""
         if isinstance(forward[0], tuple) or forward[0] % self._numbering.cycle in self._recomputed:
             self.forward(*forward)

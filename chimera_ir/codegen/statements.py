@@ -140,7 +140,7 @@ class Scribe:
     def _pair(self, forward: Compute, backward: Compute) -> str:
         given = self._given(backward)
         behind = f"{self._stage(backward)}, ({given}{',' if backward.stage == self.header.stages - 1 else ''})"
-        return f"{self._stage(forward)}.forward_and_backward(({self._begun(forward)}), {behind})"
+        return f"{self._stage(forward)}.pair(({self._begun(forward)}), {behind})"
 
     def _forward(self, forward: Compute) -> str:
         return f"{self._stage(forward)}.forward({self._begun(forward)})"

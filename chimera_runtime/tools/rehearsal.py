@@ -43,7 +43,7 @@ class RehearsedStage(Stage):
         """Sleeps as long as the backward takes, the forward that it may run again included."""
         self._sleep_and_hand_back(micros, "B")
 
-    def forward_and_backward(self, forward: tuple[Any, ...], other: Stage, backward: tuple[Any, ...]) -> None:
+    def pair(self, forward: tuple[Any, ...], other: Stage, backward: tuple[Any, ...]) -> None:
         """Sleeps as long as both take together."""
         assert isinstance(other, RehearsedStage)
         outputs = self._slept(forward[0], "pair", self._made)

@@ -210,7 +210,7 @@ class FakeStage(FakeWeights):
         self.made |= {("dx", micros)} if self.number else set()
         self.journal.lines.append(f"B {listed(micros)} s{self.number}{self.version}")
 
-    def forward_and_backward(self, forward: tuple[Any, ...], other: "FakeStage", backward: tuple[Any, ...]) -> None:
+    def pair(self, forward: tuple[Any, ...], other: "FakeStage", backward: tuple[Any, ...]) -> None:
         self.forward(*forward)
         other.backward(*backward)
         self.journal.lines[-2:] = [" & ".join(self.journal.lines[-2:])]

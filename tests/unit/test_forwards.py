@@ -1,5 +1,6 @@
 """Forwards alone: the order that is made for them, what is sent and kept, and the text that says so of itself."""
 
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from itertools import pairwise
 
@@ -11,7 +12,7 @@ from chimera_ir.errors import TextError
 from chimera_ir.flow.net import net_of
 from chimera_ir.ir.kinds import FORWARD
 from chimera_ir.ir.levels import Program, Schedule
-from chimera_ir.ir.ops import AllReduce, Compute, Recv, Send, Step, WaitAllReduce, WaitSend
+from chimera_ir.ir.ops import AllReduce, Compute, Operation, Pair, Recv, Send, Step, WaitAllReduce, WaitSend
 from chimera_ir.ir.streams import ScheduleStream
 from chimera_ir.ir.text.parser import parse
 from chimera_ir.ir.text.printer import line, show
@@ -37,9 +38,15 @@ def trained(made: Compilation) -> Schedule:
     return level.view(made.evaluation.header.micro_batches // level.header.per_update)
 
 
+def singly(lane: Iterable[Operation]) -> Iterator[Compute]:
+    """The operations of a lane, those of a pair one by one."""
+    for each in lane:
+        yield from [each.forward, each.backward] if isinstance(each, Pair) else [each]
+
+
 def inherited(schedule: Schedule) -> Schedule:
     """The forwards in the order of the schedule that trains."""
-    lanes = tuple(tuple(each for each in lane if each.kind is FORWARD) for lane in schedule.lanes)
+    lanes = tuple(tuple(each for each in singly(lane) if each.kind is FORWARD) for lane in schedule.lanes)
     return Schedule(forwards(schedule).header, lanes)
 
 
@@ -59,7 +66,7 @@ def test_an_evaluation_is_every_forward_once_where_the_scheme_has_it(name: str, 
     made = compilation(name, *size)
     there, here = trained(made), made.evaluation
     for mine, theirs in zip(computes(here).lanes, there.lanes, strict=True):
-        cells = [(each.micros, each.stage) for each in theirs if each.kind is FORWARD]
+        cells = [(each.micros, each.stage) for each in singly(theirs) if each.kind is FORWARD]
         assert sorted((each.micros, each.stage) for each in mine) == sorted(cells)
         assert all(each.version is None for each in mine)
     assert [pipe.workers for pipe in here.header.pipes] == [pipe.workers for pipe in there.header.pipes]

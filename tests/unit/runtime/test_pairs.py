@@ -55,7 +55,7 @@ def interleaved(ahead: Stage, behind: Stage, micros: list[Micros]) -> tuple[list
         if behind is not ahead:
             behind.forward(micro, rows(data(1), micro))
             behind.outputs(micro)
-        ahead.forward_and_backward((micro, rows(data(1), micro)), behind, (before, rows(data(2), before)))
+        ahead.pair((micro, rows(data(1), micro)), behind, (before, rows(data(2), before)))
         outputs += ahead.outputs(micro)[0].split(3)
         gradients += behind.input_gradients(before)[0].split(3)
         before = micro
@@ -99,7 +99,7 @@ def test_the_last_stage_has_a_loss_with_the_method_too() -> None:
     one, other = stage(Joint(), ending=judging()), stage(linear(), ending=judging())
     for of in (one, other):
         of.forward(0, rows(data(1), 0), data(3)[0])
-        of.forward_and_backward((1, rows(data(1), 1), data(3)[1]), of, (0,))
+        of.pair((1, rows(data(1), 1), data(3)[1]), of, (0,))
         of.backward(1)
     assert_close([p.grad for p in one.module.parameters()], [p.grad for p in other.module.parameters()])
     assert one.take_loss(0) == other.take_loss(0)
@@ -137,7 +137,7 @@ def test_a_method_that_does_wrong_is_named(how: str, words: str, operation: str)
     one = stage(Joint(how))
     one.forward(0, rows(data(1), 0))
     with pytest.raises(ModelError) as raised:
-        one.forward_and_backward((1, rows(data(1), 1)), one, (0, rows(data(2), 0)))
+        one.pair((1, rows(data(1), 1)), one, (0, rows(data(2), 0)))
     assert re.search(words, str(raised.value))
     assert raised.value.operation is not None
     assert raised.value.operation.kind == operation

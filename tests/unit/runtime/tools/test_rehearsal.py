@@ -72,8 +72,8 @@ def test_a_pair_sleeps_as_long_as_it_takes_and_hands_on_both_ways(alone: World, 
     with worlds(alone, alone_job(stages=3, kinds=("F", "B", "pair"))) as (world,):
         middle = stages(world, {"F": 0.25, "B": 0.5, "pair": 0.625})[1]
         clock.sleeps.clear()
-        middle.forward_and_backward((1, None), middle, (0,))
-        middle.forward_and_backward(((2, 3), None), middle, ((4, 5),))
+        middle.pair((1, None), middle, (0,))
+        middle.pair(((2, 3), None), middle, ((4, 5),))
         assert [tuple(t.shape) for t in middle.outputs(1)] == [(1, 2)]
         assert [tuple(t.shape) for t in middle.input_gradients((4, 5))] == [(2, 2)]
     assert clock.sleeps == [0.625] * 3
