@@ -12,11 +12,12 @@ from chimera_ir import library
 from chimera_ir.compilation import Compilation
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.report import Figures
-from chimera_ir.ir.ops import Compute, Operation, Pair
+from chimera_ir.ir.ops import Operation, Pair
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.request import Request
+from tests.instructions import singly
 from tests.simulator import Simulator
 
 Single = tuple[str, int, int]
@@ -191,13 +192,9 @@ def test_interleaved_overlap_runs_the_loops_of_its_source(P: int, v: int, N: int
     schedule = compilation("interleaved_overlap", {}, P=P, v=v, N=N, g=g).schedule
     for rank, lane in enumerate(schedule.lanes):
         told = [
-            tuple((part.kind.letter, part.micros[0], part.stage) for part in singly(operation)) for operation in lane
+            tuple((part.kind.letter, part.micros[0], part.stage) for part in singly([operation])) for operation in lane
         ]
         assert told == list(combined(rank, P, v, N, g))
-
-
-def singly(operation: Operation) -> list[Compute]:
-    return [operation.forward, operation.backward] if isinstance(operation, Pair) else [operation]
 
 
 @pytest.mark.parametrize(("P", "v", "N"), [(2, 1, 4), (2, 2, 4), (4, 1, 8), (4, 2, 8), (4, 3, 12), (8, 2, 16)])

@@ -1,6 +1,5 @@
 """Forwards alone: the order that is made for them, what is sent and kept, and the text that says so of itself."""
 
-from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from itertools import pairwise
 
@@ -12,7 +11,7 @@ from chimera_ir.errors import TextError
 from chimera_ir.flow.net import net_of
 from chimera_ir.ir.kinds import FORWARD
 from chimera_ir.ir.levels import Program, Schedule
-from chimera_ir.ir.ops import AllReduce, Compute, Operation, Pair, Recv, Send, Step, WaitAllReduce, WaitSend
+from chimera_ir.ir.ops import AllReduce, Compute, Recv, Send, Step, WaitAllReduce, WaitSend
 from chimera_ir.ir.streams import ScheduleStream
 from chimera_ir.ir.text.parser import parse
 from chimera_ir.ir.text.printer import line, show
@@ -20,6 +19,7 @@ from chimera_ir.lower.forwards import forwards
 from chimera_ir.request import Request
 from chimera_ir.source import Source
 from tests.executor import verdicts
+from tests.instructions import singly
 from tests.sizes import on_workers
 from tests.unit.journal import journals, loaded
 
@@ -36,12 +36,6 @@ def trained(made: Compilation) -> Schedule:
     if not isinstance(level, ScheduleStream):
         return level
     return level.view(made.evaluation.header.micro_batches // level.header.per_update)
-
-
-def singly(lane: Iterable[Operation]) -> Iterator[Compute]:
-    """The operations of a lane, those of a pair one by one."""
-    for each in lane:
-        yield from [each.forward, each.backward] if isinstance(each, Pair) else [each]
 
 
 def inherited(schedule: Schedule) -> Schedule:
