@@ -55,8 +55,8 @@ def draw(places: Occupied, conflicts: Iterable[Planned]) -> tuple[str, ...]:
 
 def _texts(operations: Sequence[Planned]) -> list[str]:
     """The operations on one clock of a worker, at least one text."""
-    texts = [_short(line(planned.operation)) for planned in operations]
-    return texts[:_ROWS] + (["..."] if len(texts) > _ROWS else []) or ["."]
+    texts = [_short(line(planned.operation)) for planned in operations[:_ROWS]]
+    return texts + (["..."] if len(operations) > _ROWS else []) or ["."]
 
 
 def _short(text: str) -> str:

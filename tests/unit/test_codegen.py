@@ -150,17 +150,16 @@ BINDING = re.compile(
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_every_instruction_stands_behind_its_call_in_the_lanes_order(case: Any) -> None:
     program = compiled(case)
-    both = (("update", lanes(show(program.program))), ("evaluate", lanes(show(evaluated(program).program))))
-    for name, expected in both:
+    trained, seen = lanes(show(program.program)), lanes(show(evaluated(program).program))
+    for name, expected in (("update", trained), ("evaluate", seen)):
         for text, lane in zip(ranks(scripts_of(program)), expected, strict=True):
             if f"def {name}(" not in text or re.search(r"^ +for ", text, re.M):
                 continue
             body = text[text.index(f"def {name}(") :].split("\n\n\n")[0]
             assert re.findall(r"^    (?:\S.*?  )?# (.*)$", body, re.M) == lane
-            written = body.splitlines()[1:]
-            calls = [line for before, line in pairwise(written) if not before.startswith("    # ")]
-            unspoken = [line for line in calls if line and "  # " not in line]
-            assert all(BINDING.fullmatch(line) for line in unspoken)
+            written = pairwise(body.splitlines()[1:])
+            unspoken = [line for above, line in written if line and "  # " not in above[:6] + line]
+            assert all(map(BINDING.fullmatch, unspoken))
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
