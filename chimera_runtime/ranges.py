@@ -43,6 +43,7 @@ class RangedStage(Ranged):
 
     def __init__(self, number: int, stage: Any, within: Within) -> None:
         self._version = ""
+        self._number = number
 
         def operation(letter: str) -> Callable[..., str]:
             return lambda micros, *_values: f"{letter} {_text(micros)} s{number}{self._version}"
@@ -56,6 +57,12 @@ class RangedStage(Ranged):
         self._part.at(version)
         self._version = f" v{version}"
         return self
+
+    def pair(self, forward: tuple[Any, ...], other: Self, backward: tuple[Any, ...]) -> None:
+        """A pair is one range."""
+        line = f"F {_text(forward[0])} s{self._number} & B {_text(backward[0])} s{other._number}"
+        with self._within(line):
+            self._part.pair(forward, other._part, backward)
 
 
 class Unranged:

@@ -18,6 +18,7 @@ class Timing:
     are the seconds of the two halves of a split backward; where they are not known, each counts as half a backward. Of
     the activations the first half lets go of ``released`` bytes; the second needs the rest, and ``operands``: bytes of
     gradients that are kept between the halves, what was received among them.
+    ``pair`` are the seconds of a forward with a backward; where they are not known, both take as long as by themselves.
     """
 
     forward: float
@@ -31,6 +32,7 @@ class Timing:
     halves: tuple[float, float] | None = None
     released: int = 0
     operands: int = 0
+    pair: float | None = None
 
     @property
     def halfway(self) -> int:
@@ -125,6 +127,7 @@ class StageCosts:
             recomputing=backward,
             noise=None,
             halves=halves,
+            pair=seconds.get("pair"),
         )
         return replace(self, at={size: timing}, step=0.0, step_noise=None, overhead=Overhead())
 

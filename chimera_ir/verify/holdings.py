@@ -14,7 +14,7 @@ from chimera_ir.flow.live import highest_by_key
 from chimera_ir.ir.ids import Stage, WeightGroup
 from chimera_ir.ir.kinds import KEPT
 from chimera_ir.ir.levels import Header, Parts, Program
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, singles
 from chimera_ir.verify.copies import kept
 
 
@@ -75,7 +75,7 @@ def holdings(program: Program) -> Iterator[Holdings]:
         peaks = kept(parts)
         copies = [(group, peaks[group].copies if group in peaks else 1) for group in groups]
         yield Holdings(
-            fullest=_fullest(stages, _moments(header, stages, parts.computes.lines)),
+            fullest=_fullest(stages, _moments(header, stages, singles(parts.computes.lines))),
             copies=tuple((group[0], count) for group, count in copies if len(group) == 1),
             tied=tuple((group, count) for group, count in copies if len(group) > 1),
             sending=_sending(stages, parts),

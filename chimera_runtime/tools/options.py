@@ -11,7 +11,7 @@ from chimera_runtime.errors import Misuse
 from chimera_runtime.sizes import UNITS
 from chimera_runtime.tools.streams import say
 
-_KINDS = ("F", "B", "I", "W")
+_KINDS = ("F", "B", "I", "W", "pair")
 _LONGEST = 10**9
 """Seconds; the clocks behind a wait count nanoseconds in 63 bits."""
 
@@ -119,7 +119,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--rehearse",
         type=_durations,
         metavar="F=S,B=S",
-        help="sleep instead of computing; S in seconds (F=S,I=S,W=S where backwards are split)",
+        help="sleep instead of computing; S in seconds (F=S,I=S,W=S where backwards are split; pair=S for pairs)",
     )
     parser.add_argument(
         "--clip-norm", type=_norm, metavar="NORM", help="scale gradients down to this norm of the whole model"

@@ -6,6 +6,7 @@ import pytest
 
 from chimera_ir.ir.ops import Compute, Instruction, Recv
 from chimera_ir.verify.holdings import Holdings
+from tests.instructions import singly
 from tests.unit.test_codegen import CASES, compiled, named
 
 
@@ -71,7 +72,8 @@ def most_in_use(lane: tuple[Instruction, ...]) -> Counter[tuple[int, int]]:
     """By the two stages of messages: how many are in use at most, from their posting to the end of their backward."""
     backward = {
         (micro, each.stage): place
-        for place, each in enumerate(lane)
+        for place, instruction in enumerate(lane)
+        for each in singly([instruction])
         if isinstance(each, Compute) and each.kind.sums
         for micro in each.micros
     }
