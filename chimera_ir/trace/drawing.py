@@ -188,7 +188,7 @@ def _shape(looks: Looks, span: Span, window: Window, row: int, pixel: float) -> 
         x=_pixels(_LEFT + start * pixel),
         width=_pixels(width),
         fill=fill,
-        ink=ink(operation) if isinstance(operation, Compute) else INK,
+        ink=ink(operation.kind) if isinstance(operation, Compute) else INK,
         middle=_pixels(_LEFT + (start + end) / 2 * pixel),
         label=text if fits else "",
         title=f"{words(operation)}: {times}{f', {waited}' if waited else ''}",
