@@ -175,7 +175,7 @@ class Holding:
             Order(dataset, drawn_by, shuffle, sampler),
             Announcing(self._setting.world, readers, self._loaders, self._messages),
             self._located.alike(),
-            Workers(num_workers, prefetch_factor, multiprocessing_context, pin_memory),
+            Workers(num_workers, prefetch_factor, multiprocessing_context, pin_memory, self._setting.world.timeout),
             drop_last,
         )
 
