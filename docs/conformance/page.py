@@ -1,6 +1,7 @@
 """The page on conformance, as Markdown: an overview, then each schedule with its numbers."""
 
 from collections.abc import Iterator, Sequence
+from textwrap import fill
 
 from conformance.published import Compared, Published, compared, schedules
 from paper_tables.formula import Size
@@ -43,15 +44,20 @@ def _overview(schedule: Published, numbers: Sequence[Compared]) -> tuple[str, ..
 def _section(schedule: Published, numbers: Sequence[Compared]) -> str:
     costs = ", ".join(f"{kind} = {cost}" for kind, cost in schedule.costs.items() if kind in schedule.costs.given)
     facts = [
-        f"- defined in {schedule.definition}",
-        f"- code: {schedule.code}",
-        f"- placement: {schedule.placement}",
+        _wrapped(f"- defined in {schedule.definition}"),
+        _wrapped(f"- code: {schedule.code}"),
+        _wrapped(f"- placement: {schedule.placement}"),
         f"- costs: {costs}",
     ]
     heads = ("figure", "published", "where", *map(_size, schedule.sizes), "")
     table = _table(heads, [_row(number) for number in numbers])
-    reasons = [f"{number.number.measure.value}: {number.number.differs}" for number in numbers if not number.agrees]
+    differing = (number.number for number in numbers if not number.agrees)
+    reasons = [_wrapped(f"*{number.measure.value}*, {number.place}: {number.differs}.") for number in differing]
     return "\n".join([f"## {schedule.name}\n", *facts, "", table, *(f"{reason}\n" for reason in reasons)])
+
+
+def _wrapped(text: str) -> str:
+    return fill(text, 120, subsequent_indent="  " * text.startswith("-"), break_long_words=False, break_on_hyphens=False)
 
 
 def _row(number: Compared) -> tuple[str, ...]:
