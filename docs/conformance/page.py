@@ -57,7 +57,9 @@ def _section(schedule: Published, numbers: Sequence[Compared]) -> str:
 
 
 def _wrapped(text: str) -> str:
-    return fill(text, 120, subsequent_indent="  " * text.startswith("-"), break_long_words=False, break_on_hyphens=False)
+    return fill(
+        text, 120, subsequent_indent="  " * text.startswith("-"), break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _row(number: Compared) -> tuple[str, ...]:
