@@ -36,7 +36,7 @@ examples: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[examples]' || echo "no transformers: a test is skipped"
 
 test: check browser examples
-	$(BIN)/pytest tests chimera_ir docs/paper_tables --doctest-modules --ignore=tests/e2e --numprocesses=auto
+	$(BIN)/pytest tests chimera_ir docs/paper_tables docs/conformance --doctest-modules --ignore=tests/e2e --numprocesses=auto
 	$(BIN)/pytest tests/e2e --ignore=tests/e2e/models --numprocesses=2 --dist=loadfile
 
 clean:

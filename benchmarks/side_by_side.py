@@ -19,12 +19,15 @@ class Contender:
     """A system.
 
     ``kind`` and ``name`` are "generated" or "loop" and a library scheme, whose steps are made in the lane or after it;
-    "torch" and a schedule's class; or "alone" and the number of threads of the one process.
+    "torch" and the class of a schedule of one stage on each rank, "torch, listed" and that of one that takes a list of
+    stages, "torch, v" and that of one with two stages on each rank, down and up again; or "alone" and the number of
+    threads of the one process. ``workers`` is the parameter of a library scheme that gives the number of ranks.
     """
 
     label: str
     kind: str
     name: str
+    workers: str = "D"
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Comparison:
 
     The task is the file ``model`` or, if that is None, stages that sleep ``forward`` seconds and twice that backward
     and exchange ``floats`` floats; ``rehearsed``: a generated program sleeps by ``--rehearse`` instead of by modules.
+    ``halves``: the modules sleep ``forward`` seconds for each half of a backward, which can be taken one by one.
     """
 
     name: str
@@ -45,6 +49,7 @@ class Comparison:
     rehearsed: bool = True
     model: str | None = None
     micro_batch_size: int = 1
+    halves: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ def _contenders(comparison: Comparison, place: Path) -> list[tuple[str, str, str
         (
             each.label,
             each.kind,
-            str(_compiled(place, each.name, comparison.stages, comparison.micro_batches))
+            str(_compiled(place, each.name, comparison.stages, comparison.micro_batches, each.workers))
             if each.kind in ("generated", "loop")
             else each.name,
         )
@@ -94,17 +99,17 @@ def _contenders(comparison: Comparison, place: Path) -> list[tuple[str, str, str
     ]
 
 
-def _compiled(place: Path, scheme: str, stages: int, micro_batches: int) -> Path:
+def _compiled(place: Path, scheme: str, ranks: int, micro_batches: int, workers: str = "D") -> Path:
     """The directory of a library scheme."""
-    out = place / f"{scheme}-{stages}-{micro_batches}"
+    out = place / f"{scheme}-{ranks}-{micro_batches}"
     if not out.exists():
-        settings = ["--set", f"D={stages}", "--set", f"N={micro_batches}"]
+        settings = ["--set", f"{workers}={ranks}", "--set", f"N={micro_batches}"]
         subprocess.run([*COMPILE, scheme, *settings, "--out", str(out)], check=True, stdout=subprocess.DEVNULL)
     return out
 
 
-def makespan(scheme: str, stages: int, micro_batches: int) -> float:
-    """How long an update of a library scheme takes at best, in units of F, where B = 2 F and messages cost nothing."""
-    settings = ["--set", f"D={stages}", "--set", f"N={micro_batches}"]
+def makespan(scheme: str, ranks: int, micro_batches: int, workers: str = "D") -> float:
+    """How long an update of a library scheme takes at best, in units of F = I = W, B = 2 F; messages cost nothing."""
+    settings = ["--set", f"{workers}={ranks}", "--set", f"N={micro_batches}"]
     done = subprocess.run([*COMPILE, scheme, *settings, "--emit", "report"], check=True, capture_output=True, text=True)
     return float(json.loads(done.stdout)["makespan"])

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from chimera_ir.errors import CompileError
     from chimera_ir.options import Options, compile
     from chimera_ir.source import Source
+    from chimera_ir.sweeps.sweep import sweep
 
-__all__ = ["Compilation", "CompileError", "Options", "Source", "__version__", "compile"]
+__all__ = ["Compilation", "CompileError", "Options", "Source", "__version__", "compile", "sweep"]
 
 __version__ = "0.1.0"
 
@@ -26,6 +27,7 @@ _HOMES = {
     "CompileError": "errors",
     "Options": "options",
     "Source": "source",
+    "sweep": "sweeps.sweep",
 }
 """The module of each public name; imported when the name is first used, so that ``import chimera_ir`` is cheap."""
 

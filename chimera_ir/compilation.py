@@ -25,10 +25,8 @@ from chimera_ir.ir.ops import NOWHERE
 from chimera_ir.ir.streams import Level as Text
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream
 from chimera_ir.ir.text.printer import kinds_line
-from chimera_ir.plural import counted
 from chimera_ir.request import Request
 from chimera_ir.syntax.ast import Scheme
-from chimera_ir.syntax.change import Change
 from chimera_ir.undisturbed import undisturbed
 
 if TYPE_CHECKING:
@@ -192,12 +190,12 @@ class Compilation:
         from chimera_ir.verify.findings import Rule
 
         self._require_updates()
-        self._limit_baseline()  # before anything is made of the schedule
+        baseline, copies = self._baseline()  # before anything is made of the schedule
         verified, timeline = self.verified, self.timeline
         self.tell("comparing with the baseline")
         launched = launches(verified.program, timeline)
         rules = tuple(rule.value for rule in Rule if rule in verified.rules)
-        return report(verified.schedule, self._durations, self._baseline(), verified.weights, launched, rules, timeline)
+        return report(verified.schedule, self._durations, baseline, verified.weights, launched, rules, timeline, copies)
 
     @_level
     def prediction(self) -> "Prediction | None":
@@ -335,20 +333,18 @@ class Compilation:
 
         return {"replay.svg": replayed.draw_replay(self.prediction.replay)}
 
-    def _baseline(self) -> Schedule:
-        """The baseline scheme on as many workers, with as many micro-batches; the schedule at hand, if it is that."""
-        from chimera_ir import library
-        from chimera_ir.elaborate.elaborate import elaborate
-        from chimera_ir.lower.order import order
-        from chimera_ir.syntax.parser import parse
+    def _baseline(self) -> tuple[Schedule, tuple[int, ...] | None]:
+        """What the report compares with; the copies of weights that its workers keep, if not one of each stage."""
+        from chimera_ir import comparison
 
-        header = self.schedule.header
-        source, settings = library.baseline(header.workers, header.whole_micro_batches)
-        plain = self.request.source.text == source.text and self.request.change == Change()
-        if plain and dict(header.parameters) == settings:
-            return self._ordered.checked.schedule
-        plan, _ = elaborate(parse(source), settings, self.request.max_operations)
-        return order(plan)
+        request, header = self.request, self.schedule.header
+        if request.against is None:
+            return comparison.plain(request, self._ordered.checked.schedule), None
+        opponent = Compilation(comparison.request_against(request.against, request, header), tell=self.tell)
+        with comparison.refusing(request.against.name, header):
+            verified = opponent.verified
+            comparison.require_same_size(verified.schedule.header, header, request.against.name)
+        return verified.schedule, verified.weights
 
     def _require_updates(self) -> None:
         """Passes if there is something to train, and so something to report and to run.
@@ -361,12 +357,6 @@ class Compilation:
         header = self.schedule.header
         if not header.trains:
             raise Rejected([NothingTrained(NOWHERE, kinds_line(header))])
-
-    def _limit_baseline(self) -> None:
-        header = self.schedule.header
-        workers, micro_batches = counted(header.workers, "worker"), counted(header.whole_micro_batches, "micro-batch")
-        what = f"the baseline of the report, on {workers} with {micro_batches},"
-        self._limit(what, 2 * header.workers * header.whole_micro_batches)
 
     def _limit(self, what: str, operations: int) -> None:
         if operations > self.request.max_operations:

@@ -57,6 +57,17 @@ class NoSuchTie(OptionError):
         return f"tied: {self.tie}: {self.problem}"
 
 
+class Incomparable(OptionError):
+    """The text to compare with cannot be compiled for as many workers and micro-batches."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        self.name, self.problem = name, problem
+        super().__init__(name, problem)
+
+    def __str__(self) -> str:
+        return f"against {self.name}: {self.problem}"
+
+
 class UnreadableText(CompileError):
     """A file cannot be read, or the library has no scheme of that name."""
 

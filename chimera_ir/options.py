@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from chimera_ir import texts
 from chimera_ir.compilation import Compilation, require_settable
 from chimera_ir.cost.model import COST_LETTERS, Costs
-from chimera_ir.errors import OptionError, ParameterError
+from chimera_ir.errors import OptionError, ParameterError, UnreadableText
 from chimera_ir.request import MAX_OPERATIONS, Request, Tie
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme, SyncMode
@@ -60,6 +60,9 @@ class Options:
         The replicas of a stage share the optimizer's state, as ``--shard-optimizer`` of train.py lets them.
     split
         The first layer of each stage, for a profile of layers; by default the slowest stage is the fastest.
+    against
+        What the report compares with, in place of the library's baseline: a scheme's name, the path of a .chim or .sir
+        file, or a `Source`. It gets as many workers and micro-batches.
     max_operations
         A scheme, a text or a baseline that has more compute operations is refused.
     library
@@ -82,6 +85,7 @@ class Options:
     layout: Literal["pipeline", "replica"] | None = None
     shard_optimizer: bool = False
     split: Sequence[int] | None = None
+    against: str | PathLike[str] | Source | None = None
     max_operations: int = MAX_OPERATIONS
     library: Sequence[str | PathLike[str]] = ()
 
@@ -141,7 +145,7 @@ class Options:
         OptionError
             If options do not go together, or do not go with the text.
         UnreadableText
-            If the profile or the cluster cannot be read.
+            If the profile, the cluster or the text to compare with cannot be read.
         TextError
             With everything that is wrong in these.
         """
@@ -157,7 +161,14 @@ class Options:
         if forecast and self.costs:
             names = f"{spell('costs')}, {spell('profile')}"
             raise OptionError(f"{names}: both say how long operations take; leave one of them out")
-        return Request(source, settings, self.cost_model(), self.max_operations, change, forecast, self.ties())
+        against = self._against(spell)
+        return Request(source, settings, self.cost_model(), self.max_operations, change, forecast, self.ties(), against)
+
+    def _against(self, spell: Spell) -> Source | None:
+        try:
+            return None if self.against is None else texts.source(self.against, self.library)
+        except UnreadableText as error:
+            raise UnreadableText(f"{spell('against')}: {error}") from error
 
     def _forecast(self, spell: Spell) -> "Forecast | None":
         given = [name for name in _PREDICTING if getattr(self, name) not in (None, False)]
@@ -204,15 +215,16 @@ def compile(text: str | PathLike[str] | Source, /, *, options: Options | None = 
     options = Options() if options is None else options
     if not isinstance(options, Options):
         raise OptionError(f"options is {options!r:.60}: write options=chimera_ir.Options(...)")
-    settings = {name: _integer(name, value) for name, value in parameters.items()}
+    settings = {name: integer(name, value) for name, value in parameters.items()}
     compilation = Compilation(options.request(texts.source(text, options.library), settings))
     if settings:
-        _refuse_options(settings, compilation.scheme)
+        require_parameters(settings, compilation.scheme)
         require_settable(compilation.scheme, settings)
     return compilation
 
 
-def _integer(name: str, value: object) -> int:
+def integer(name: str, value: object) -> int:
+    """The value of a parameter as an integer; raises `ParameterError` for anything else."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -221,7 +233,8 @@ def _integer(name: str, value: object) -> int:
         raise ParameterError(f"{name} is {value!r:.60}: a parameter is an integer, as in {name}=8") from None
 
 
-def _refuse_options(settings: Mapping[str, int], scheme: Scheme) -> None:
+def require_parameters(settings: Mapping[str, object], scheme: Scheme) -> None:
+    """Makes sure that no option is set like a parameter; raises `OptionError` for the first that is."""
     parameters = {parameter.name.text for parameter in scheme.parameters}
     for option in fields(Options):
         if option.name in settings and option.name not in parameters:

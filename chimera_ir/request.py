@@ -28,6 +28,7 @@ class Request:
     ``ties`` are the stages that share parameters, which depends on the model and not on the scheme.
 
     With a ``forecast`` the durations come from its profile instead of ``costs``, and the report has a prediction.
+    ``against`` is what the report compares with, if not with the library's baseline.
     """
 
     source: Source
@@ -37,6 +38,7 @@ class Request:
     change: Change = field(default_factory=Change)
     forecast: "Forecast | None" = None
     ties: tuple[Tie, ...] = ()
+    against: Source | None = None
 
     @property
     def cost_model(self) -> CostModel:

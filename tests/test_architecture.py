@@ -44,12 +44,17 @@ IMPORTS = {
     "library": {"diagnostics", "errors", "source", "resources", "syntax"},
     "texts": {"errors", "library", "source"},
     "request": {"cost", "errors", "ir", "predict", "source", "syntax"},
+    "comparison": {
+        *("diagnostics", "elaborate", "errors", "ir", "library", "lower", "request", "source", "syntax"),
+    },
     "compilation": {
+        "comparison",
         *("source", "diagnostics", "syntax", "elaborate", "ir", "lower", "verify", "cost", "picture", "predict"),
         *("codegen", "errors", "library", "output", "request", "undisturbed"),
     },
     "options": {"compilation", "cost", "errors", "predict", "profile", "request", "source", "syntax", "texts"},
     "console": {"visible"},
+    "sweeps": {"compilation", "console", "cost", "diagnostics", "errors", "options", "request", "source", "texts"},
     "planner": {
         *("library", "source", "diagnostics", "syntax", "elaborate", "ir", "lower", "verify", "cost", "profile"),
         *("errors", "predict", "request", "undisturbed", "visible"),
@@ -71,11 +76,11 @@ IMPORTS = {
             "console",
         ),
         *("options", "request", "source", "syntax", "elaborate", "texts", "visible", "resources", "planner", "profile"),
-        *("measure", "trace", "undisturbed", "__version__"),
+        *("measure", "sweeps", "trace", "undisturbed", "__version__"),
     },
     "start": {"commands", "undisturbed"},
     "__main__": {"start"},
-    "__init__": {"compilation", "errors", "options", "source"},
+    "__init__": {"compilation", "errors", "options", "source", "sweeps"},
 }
 """What each part of the package may import of the others; `compilation` sees nearly all of it."""
 

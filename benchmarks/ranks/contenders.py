@@ -1,6 +1,6 @@
 """The systems that are compared: each makes one update of the same model on the same ranks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -135,6 +135,34 @@ class Peer:
         self._data.advance()
         self._optimizer.step()
         self._module.zero_grad()
+
+    def close(self) -> None:
+        """Has used the group of all ranks alone."""
+
+
+class ListedPeer:
+    """A schedule of torch.distributed.pipelining that takes a list of stages, some of so many in all."""
+
+    def __init__(self, task: Task, schedule: str, numbers: Sequence[int], stages: int) -> None:
+        device = torch.device("cpu")
+        modules = [task.model.stage(number, stages, 0, device) for number in numbers]
+        parts = zip(modules, numbers, strict=True)
+        listed = [pipelining.PipelineStage(module, number, stages, device) for module, number in parts]
+        self._optimizer = task.model.steps([parameter for module in modules for parameter in module.parameters()])
+        self._schedule = getattr(pipelining, schedule)(listed, task.micro_batches, loss_fn=task.model.loss)
+        self._data = _Data(task)
+        self._modules = modules
+        self._first, self._last = 0 in numbers, stages - 1 in numbers
+
+    def step(self) -> None:
+        """Forwards and backwards of all micro-batches, then the optimizer's step."""
+        inputs = (self._data.inputs(),) if self._first else ()
+        targets = {"target": self._data.targets(), "losses": []} if self._last else {}
+        self._schedule.step(*inputs, **targets, return_outputs=False)
+        self._data.advance()
+        self._optimizer.step()
+        for module in self._modules:
+            module.zero_grad()
 
     def close(self) -> None:
         """Has used the group of all ranks alone."""

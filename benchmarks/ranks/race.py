@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from contenders import Contender, Generated, Loop, OneProcess, Peer, Task
+from contenders import Contender, Generated, ListedPeer, Loop, OneProcess, Peer, Task
 from sleepers import Sleep, sleepers
 from torch.distributed.distributed_c10d import PrefixStore
 
@@ -35,8 +35,10 @@ def task(comparison: dict[str, Any]) -> Task:
     if comparison["model"] is not None:
         return Task(load(Path(comparison["model"])), count, size, None)
     forward, late = comparison["forward"], overshoot()
-    sleep = Sleep(forward - late, 2 * forward - late, comparison["floats"])
-    return Task(sleepers(sleep), count, size, {"F": forward, "B": 2 * forward} if comparison["rehearsed"] else None)
+    backward = forward - late if comparison["halves"] else 2 * forward - late
+    sleep = Sleep(forward - late, backward, comparison["floats"], comparison["halves"])
+    seconds = {"F": forward, "B": 2 * forward, "I": forward, "W": forward}
+    return Task(sleepers(sleep), count, size, seconds if comparison["rehearsed"] else None)
 
 
 def contender(kind: str, name: str, world: World, task: Task) -> Contender:
@@ -48,6 +50,11 @@ def contender(kind: str, name: str, world: World, task: Task) -> Contender:
             return Loop(world, task, Path(name))
         case "torch":
             return Peer(task, name)
+        case "torch, listed":
+            return ListedPeer(task, name, [dist.get_rank()], dist.get_world_size())
+        case "torch, v":
+            rank, stages = dist.get_rank(), 2 * dist.get_world_size()
+            return ListedPeer(task, name, [rank, stages - 1 - rank], stages)
         case "alone":
             return OneProcess(task, int(name))
     raise ValueError(kind)

@@ -13,11 +13,15 @@ from chimera_runtime.model import ModelFile
 
 @dataclass(frozen=True)
 class Sleep:
-    """What a stage does for one micro-batch: seconds of its two passes, and the floats of a message."""
+    """What a stage does for one micro-batch: seconds of its two passes, and the floats of a message.
+
+    With ``halves``, each half of a backward takes ``backward`` seconds.
+    """
 
     forward: float
     backward: float
     floats: int
+    halves: bool = False
 
 
 class _Slept(torch.autograd.Function):
@@ -53,6 +57,58 @@ class Sleeper(nn.Module):
         return slept
 
 
+class _FirstHalf(torch.autograd.Function):
+    """A stage but for its weights: what a gradient of the input goes through."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, stage: "HalvesSleeper") -> torch.Tensor:
+        ctx.stage = stage
+        time.sleep(stage.sleep.forward)
+        return stage.output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple[torch.Tensor, None]:
+        time.sleep(ctx.stage.sleep.backward)
+        return ctx.stage.gradient.detach(), None
+
+
+class _SecondHalf(torch.autograd.Function):
+    """The weights of a stage: what their gradients go through, and the gradient of the input does not."""
+
+    @staticmethod
+    def forward(ctx: Any, token: torch.Tensor, stage: "HalvesSleeper") -> torch.Tensor:
+        ctx.stage = stage
+        return token.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple[torch.Tensor, None]:
+        time.sleep(ctx.stage.sleep.backward)
+        return ctx.stage.token_gradient.detach(), None
+
+
+class HalvesSleeper(nn.Module):
+    """A stage whose weights join the way of its input in a sum, so that each half of its backward runs by itself.
+
+    The first stage has a parameter in the place of its input, which has no gradient: its backward takes as long.
+    """
+
+    def __init__(self, sleep: Sleep, first: bool, last: bool) -> None:
+        super().__init__()
+        self.sleep = sleep
+        self.token = nn.Parameter(torch.zeros(1))
+        self.token_gradient = torch.zeros(1)
+        self.output = torch.zeros(1, 1 if last else sleep.floats)
+        self.gradient = torch.zeros(1, 1 if first else sleep.floats)
+        self.entrance = nn.Parameter(torch.zeros(1, 1)) if first else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Sleeps; so do both halves of the backward."""
+        source = x if self.entrance is None else self.entrance
+        passed: torch.Tensor = _FirstHalf.apply(source, self)  # type: ignore[no-untyped-call]
+        weights: torch.Tensor = _SecondHalf.apply(self.token, self)  # type: ignore[no-untyped-call]
+        return passed + weights
+
+
 class _Numbers(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Items of one float each."""
 
@@ -70,11 +126,15 @@ class _Idle:
         """Leaves the weights as they are."""
 
 
+def _stage(sleep: Sleep, first: bool, last: bool) -> nn.Module:
+    return HalvesSleeper(sleep, first, last) if sleep.halves else Sleeper(sleep, last)
+
+
 def sleepers(sleep: Sleep) -> ModelFile:
     """The model whose stages sleep, for micro-batches of one item."""
     return ModelFile(
         file=Path(__file__),
-        build_stage=lambda stage, stages: Sleeper(sleep, stage == stages - 1),
+        build_stage=lambda stage, stages: _stage(sleep, stage == 0, stage == stages - 1),
         loss=lambda output, _: output.sum(),
         dataset=_Numbers,
         optimizer=lambda _: _Idle(),

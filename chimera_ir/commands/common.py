@@ -4,6 +4,7 @@ import io
 import os
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from importlib.util import find_spec
@@ -28,18 +29,38 @@ class Misuse(click.ClickException):
 
 def parse_settings(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, int]:
     """The values of a repeatable option ``--set NAME=VALUE``, by name."""
-    values: dict[str, int] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        digits = value.removeprefix("-")
-        if not (name and equals and digits.isascii() and digits.isdecimal()):
-            raise Misuse(f"--set {text}: write NAME=INTEGER, as in --set D=8")
-        if len(digits) > 18:
-            raise Misuse(f"--set {name}: a value has at most 18 digits")
-        if name in values:
-            raise Misuse(f"--set {name}: given twice")
-        values[name] = int(value)
+    return {name: _integer(name, value) for name, value in _settings(given).items()}
+
+
+def parse_values(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """The values of a repeatable option ``--set NAME=VALUE,VALUE``, by name."""
+    values = {}
+    for name, text in _settings(given).items():
+        values[name] = tuple(_integer(name, value, "NAME=INTEGER or NAME=INTEGER,..") for value in text.split(","))
+        repeated = next((value for value, count in Counter(values[name]).items() if count > 1), None)
+        if repeated is not None:
+            raise Misuse(f"--set {name}: {repeated} is in its list twice")
     return values
+
+
+def _settings(given: tuple[str, ...]) -> dict[str, str]:
+    """What stands behind each name, before it is looked at."""
+    settings: dict[str, str] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        if name in settings:
+            raise Misuse(f"--set {name}: given twice")
+        settings[name] = value
+    return settings
+
+
+def _integer(name: str, value: str, form: str = "NAME=INTEGER") -> int:
+    digits = value.removeprefix("-")
+    if not (name and digits.isascii() and digits.isdecimal()):
+        raise Misuse(f"--set {name}={value}: write {form}, as in --set D=8")
+    if len(digits) > 18:
+        raise Misuse(f"--set {name}: a value has at most 18 digits")
+    return int(value)
 
 
 def parse_ties(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[list[int | str]]:

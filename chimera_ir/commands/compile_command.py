@@ -1,7 +1,8 @@
 """``chimera compile``: a scheme to the scripts of its ranks. The options that every compiling command shares."""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -11,14 +12,24 @@ import click
 from chimera_ir import __version__, cache, library, output, progress, texts
 from chimera_ir.answer import Answer, Output, produce
 from chimera_ir.commands import completion
-from chimera_ir.commands.common import Misuse, parse_settings, parse_split, parse_ties, run, write
+from chimera_ir.commands.common import WRONG_TEXT, Misuse, parse_split, parse_ties, parse_values, run, write
 from chimera_ir.compilation import Compilation, Level
 from chimera_ir.cost.model import COST_LETTERS, Costs
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.render import blocks
-from chimera_ir.errors import AboveMaxOperations, NoSuchLevel, NoSuchTie, ParameterError, TooLarge, UnreadableText
+from chimera_ir.errors import (
+    AboveMaxOperations,
+    Incomparable,
+    NoSuchLevel,
+    NoSuchTie,
+    ParameterError,
+    TooLarge,
+    UnreadableText,
+)
 from chimera_ir.options import MOST, Options
 from chimera_ir.request import MAX_OPERATIONS, Request
+from chimera_ir.source import Source
+from chimera_ir.sweeps.form import TableForm
 from chimera_ir.syntax.ast import SyncMode
 from chimera_ir.visible import as_argument, command_line, visible
 
@@ -61,16 +72,18 @@ def _described(name: str, further: tuple[Path, ...]) -> str:
         return str(error)
 
 
+_Parse = Callable[[click.Context, click.Parameter, tuple[str, ...]], Mapping[str, object]]
+
+
+def setting(parse: _Parse, metavar: str, help: str) -> Callable[[Function], Function]:
+    """The option ``--set`` of a command that compiles a scheme."""
+    complete = completion.settings
+    return click.option(
+        "--set", "settings", multiple=True, callback=parse, shell_complete=complete, metavar=metavar, help=help
+    )
+
+
 _SHARED = (
-    click.option(
-        "--set",
-        "settings",
-        multiple=True,
-        callback=parse_settings,
-        shell_complete=completion.settings,
-        metavar="NAME=VALUE",
-        help="Set a parameter.",
-    ),
     click.option(
         "--cost",
         "costs",
@@ -110,7 +123,7 @@ _SHARED = (
 
 
 def compiling(function: Function) -> Function:
-    """The function with the options of every command that compiles a scheme."""
+    """The function with the options, but ``--set``, of every command that compiles a scheme."""
     return reduce(lambda decorated, decorate: decorate(decorated), reversed(_SHARED), function)
 
 
@@ -119,6 +132,7 @@ def compiling(function: Function) -> Function:
     short_help="Compile a scheme to PyTorch scripts, proven free of deadlock.",
 )
 @click.argument("scheme", required=False, metavar="SCHEME", shell_complete=completion.schemes)
+@setting(parse_values, "NAME=VALUE", "Set a parameter. NAME=V,V,.. prints a table and writes nothing.")
 @compiling
 @click.option("--emit", type=click.Choice([level.value for level in Level]), help="Print one level and write nothing.")
 @click.option(
@@ -142,13 +156,25 @@ def compiling(function: Function) -> Function:
     metavar="0,L,..",
     help="First layer of each stage, for a profile of layers [default: the slowest stage is the fastest].",
 )
+@click.option(
+    "--against",
+    metavar="SCHEME",
+    shell_complete=completion.schemes,
+    help="What the report compares with, at the same size [default: 1F1B with a flush].",
+)
+@click.option(
+    "--table",
+    type=click.Choice([form.value for form in TableForm]),
+    help="TableForm of the table that --set with several values prints [default: text].",
+)
 @click.option("--list", "listing", is_flag=True, help="List the library schemes.")
 @click.version_option(__version__)
 def compile_command(
     scheme: str | None,
-    settings: dict[str, int],
+    settings: dict[str, tuple[int, ...]],
     out: Path | None,
     emit: str | None,
+    table: str | None,
     no_cache: bool,
     listing: bool,
     **options: Any,
@@ -165,8 +191,14 @@ def compile_command(
         return
     if scheme is None:
         raise Misuse("Missing argument 'SCHEME'")
+    if table is not None or any(len(values) > 1 for values in settings.values()):
+        if out is not None or emit is not None:
+            raise Misuse(f"{'--out' if emit is None else '--emit'}: a table is printed alone, and nothing is written")
+        form = TableForm(table) if table else TableForm.TEXT
+        compiles = _sweep(scheme, settings, options, form)
+        click.get_current_context().exit(0 if compiles else WRONG_TEXT)
     wanted = Level(emit) if emit else None
-    request, answer = answered(scheme, settings, options, wanted, no_cache)
+    request, answer = answered(scheme, {name: value for name, (value,) in settings.items()}, options, wanted, no_cache)
     if answer.output is None:
         write(answer.printed)
         return
@@ -180,19 +212,45 @@ def compile_command(
 
 
 def answered(
-    scheme: str, settings: dict[str, int], options: Mapping[str, Any], wanted: Level | None, no_cache: bool
+    scheme: str, settings: Mapping[str, int], options: Mapping[str, Any], wanted: Level | None, no_cache: bool
 ) -> tuple[Request, Answer]:
     """What SCHEME compiles to with `Options` of these names, now or in an earlier call; warnings are shown."""
     source = texts.scheme_or_ir(scheme, options["library"], _as_written("library"))
     color = sys.stderr.isatty()
-    try:
+    with _as_misuse(source):
         request = Options(**options).request(source, settings, _as_written)
         make = partial(_compiled, request, wanted, color)
         answer = make() if no_cache else cache.recall(partial(_question, request, wanted, color), make)
+    _say(answer.warnings)
+    return request, answer
+
+
+def _sweep(scheme: str, values: Mapping[str, tuple[int, ...]], options: Mapping[str, Any], form: TableForm) -> bool:
+    """Prints the table of a sweep, after its warnings, each once; whether SCHEME compiles at any of the sizes."""
+    from chimera_ir.sweeps.printing import shown
+    from chimera_ir.sweeps.sweep import swept
+
+    source = texts.scheme_or_ir(scheme, options["library"], _as_written("library"))
+    warnings: list[Diagnostic] = []
+    with _as_misuse(source), progress.shown() as tell:
+        first = {name: numbers[0] for name, numbers in values.items()}
+        sweep = swept(Options(**options).request(source, first, _as_written), values, warnings.append, tell)
+    _say(dict.fromkeys(blocks(warnings, source, sys.stderr.isatty())))
+    write(shown(sweep, form))
+    return bool(sweep.compiled)
+
+
+@contextmanager
+def _as_misuse(source: Source) -> Iterator[None]:
+    """Errors about what stands on the command line get the words of the command line."""
+    try:
+        yield
     except ParameterError as error:
         raise Misuse(f"--set: {error}") from error
     except NoSuchTie as error:
         raise Misuse(f"--tied {error.tie}: {error.problem}") from error
+    except Incomparable as error:
+        raise Misuse(f"--against {error.name}: {error.problem}") from error
     except NoSuchLevel as error:
         raise Misuse(f"--emit {error.level}: {error.text} enters below that level") from error
     except AboveMaxOperations as error:
@@ -200,8 +258,6 @@ def answered(
         raise Misuse(f"{source.name}: {error.excess}; {raises}") from error
     except TooLarge as error:
         raise Misuse(f"{source.name}: {error}") from error
-    _say(answer.warnings)
-    return request, answer
 
 
 def delivered(printed: str, made: Output, out: Path | None) -> Path:

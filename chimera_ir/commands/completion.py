@@ -26,7 +26,8 @@ def settings(context: click.Context, _: click.Parameter, incomplete: str) -> lis
 
     positional = (context.params.get("scheme"), *context.args)  # an option that lacks its value leaves words in `args`
     name = next(filter(None, positional), "")
-    chosen = context.params.get("settings") or {}
+    given = context.params.get("settings") or {}
+    chosen = {name: value if isinstance(value, int) else value[0] for name, value in given.items()}
     if name not in library.names() and not Path(name).is_file():
         return []
     try:

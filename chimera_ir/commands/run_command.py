@@ -11,8 +11,8 @@ import click
 
 from chimera_ir import __version__
 from chimera_ir.commands import completion
-from chimera_ir.commands.common import Misuse, require_torch, write
-from chimera_ir.commands.compile_command import Function, answered, compiling, delivered
+from chimera_ir.commands.common import Misuse, parse_settings, require_torch, write
+from chimera_ir.commands.compile_command import Function, answered, compiling, delivered, setting
 from chimera_ir.options import MOST
 from chimera_ir.visible import as_argument, command_line, visible
 
@@ -143,6 +143,7 @@ class _WithModelArguments(click.Command):
     short_help="Compile a scheme and train a model with it on this machine.",
 )
 @click.argument("scheme", shell_complete=completion.schemes)
+@setting(parse_settings, "NAME=VALUE", "Set a parameter.")
 @compiling
 @click.option(
     "--copies", type=click.IntRange(1, MOST), default=1, metavar="W", help="Copies of the pipelines [default: 1]."

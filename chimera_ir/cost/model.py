@@ -33,6 +33,9 @@ class Durations(Protocol):
     def joined(self) -> "Durations":
         """The durations with which a schedule without split backwards is compared to one that has them."""
 
+    def halved(self) -> "Durations":
+        """The durations with which a schedule with split backwards is compared to one that has none."""
+
     def told(self, header: Header, path: Sequence[Operation]) -> tuple[tuple[str, Fraction], ...]:
         """Each kind with its cost per micro-batch; the costs times C_f and C_b give the length of the critical path."""
 
@@ -136,6 +139,12 @@ class Costs:
         if "B" in self.given or not {"I", "W"} & {*self.given}:
             return self
         return replace(self, B=self.I + self.W, recomputing=self.I + self.W + self.recomputing - self.B)
+
+    def halved(self) -> "Costs":
+        """These costs; if only whole backwards were given, their halves take half as long each."""
+        if "B" not in self.given or {"I", "W"} & {*self.given}:
+            return self
+        return replace(self, I=self.B / 2, W=self.B / 2)
 
     def tick(self, header: Header) -> Fraction:
         """The longest time of which the costs of a micro-batch, or of a part of one, are multiples."""

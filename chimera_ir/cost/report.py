@@ -9,7 +9,7 @@ from chimera_ir.cost.events import Launched
 from chimera_ir.cost.footprint import activations, held, stashed_inputs
 from chimera_ir.cost.model import Durations
 from chimera_ir.cost.numbers import decimal, percent
-from chimera_ir.cost.simulate import Timeline, simulate
+from chimera_ir.cost.simulate import Timeline, idle, simulate
 from chimera_ir.cost.staleness import staleness, warning
 from chimera_ir.ir.kinds import PAIR
 from chimera_ir.ir.levels import Header, Schedule
@@ -23,20 +23,40 @@ class Figures:
     """The costs of a schedule in one iteration, or in one update of the steady state, communication free.
 
     ``path`` is the critical path, and ``counts`` has C_f and C_b by the letters of the kinds. ``clock_span`` is the
-    makespan if every operation takes 1. The last three are peaks per worker: copies of weights in M_theta, activations
-    and inputs kept for recomputation in M_a.
+    makespan if every operation takes 1. ``busy`` is how long a worker works, on average. ``spans`` are the workers'
+    own spans, from the start of a worker's first operation to the end of its last; an asynchronous schedule has
+    none. ``steady_period`` is the time of an iteration among many that follow one another without a barrier. The
+    last three are peaks per worker: copies of weights in M_theta, activations and inputs kept for recomputation in
+    M_a.
     """
 
     header: Header
     costs: Durations
     path: tuple[Operation, ...]
     makespan: Fraction
-    bubble_ratio: Fraction
+    busy: Fraction
+    spans: tuple[Fraction, ...]
+    steady_period: Fraction
     counts: Mapping[str, Fraction]
     clock_span: Fraction
     weights: tuple[Fraction, ...]
     activations: tuple[Fraction, ...]
     stashed_inputs: tuple[Fraction, ...]
+
+    @property
+    def bubble_ratio(self) -> Fraction:
+        """The share of the makespan, over all workers, in which they idle."""
+        return idle(self.busy, self.makespan)
+
+    @property
+    def span_bubble_ratio(self) -> Fraction:
+        """The share of the workers' own spans, added up, in which they idle."""
+        return idle(self.busy * len(self.spans), sum(self.spans, Fraction(0)))
+
+    @property
+    def steady_bubble_ratio(self) -> Fraction:
+        """The share of the steady period, over all workers, in which they idle."""
+        return idle(self.busy, self.steady_period)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +104,14 @@ class Report:
                 "scheme": self.baseline.header.scheme,
                 "critical_path": _critical_path(self.baseline),
                 **_memory(self.baseline),
+                **_repeated(self.baseline),
             },
             "verified": {rule.replace("-", "_"): True for rule in self.verified},
             "synchronisation": [_launch(launched) for launched in self.launches],
             "costs": dict(_costs(figures)),
             "cost_unit": figures.costs.unit.value,
             "remarks": list(self.remarks),
+            **_repeated(figures),
             "asynchronous": header.asynchronous,
             **({"updates_shown": header.updates, "staleness": list(self.stale)} if header.asynchronous else {}),
         }
@@ -103,27 +125,35 @@ def report(
     launches: tuple[Launched, ...] = (),
     verified: tuple[str, ...] = (),
     timeline: Timeline | None = None,
+    baseline_weights: Sequence[int] | None = None,
 ) -> Report:
-    """The report on a verified schedule, beside a baseline with a flush for the same workers and micro-batches.
+    """The report on a verified schedule, beside a verified baseline for the same workers and micro-batches.
 
-    ``weights`` are the copies that each worker of the schedule keeps. Where the schedule has more stages than the
-    baseline, the baseline's stages are larger by that factor, and so are their durations, weights and activations.
+    ``weights`` are the copies that each worker of the schedule keeps; ``baseline_weights`` are those of the
+    baseline, one of each stage unless they are given. Where the schedule has more stages than the baseline, the
+    baseline's stages are larger by that factor, and so are their durations, weights and activations.
     ``verified`` names the proven rules in the order of the report. ``timeline`` is the timeline of the schedule with
     these costs, where it is known already.
     """
     timeline = timeline or simulate(schedule, costs)
     figures = _figures(schedule, timeline, weights, Fraction(1))
     size = Fraction(schedule.header.stages, baseline.header.stages)
-    same = size == 1 and not schedule.header.asynchronous and baseline.lanes == schedule.lanes
-    same = same and not any(pipe.recompute for pipe in schedule.header.pipes)
-    operations = singles(chain.from_iterable(schedule.lanes))
-    halves = any(operation.kind.keeps for operation in operations if not operation.kind.opens)
-    comparable = (costs.joined() if halves else costs).recut(schedule.header.stages, baseline.header.stages)
-    flushed = timeline if same else simulate(baseline, comparable)
-    base = _figures(baseline, flushed, held(baseline.header), size)
+    headers = schedule.header, baseline.header
+    plain = not any(header.asynchronous or header.recomputing for header in headers)
+    same = plain and size == 1 and baseline.lanes == schedule.lanes
+    comparable = costs.joined() if _splits(schedule) else costs.halved() if _splits(baseline) else costs
+    comparable = comparable.recut(schedule.header.stages, baseline.header.stages)
+    base_timeline = timeline if same else simulate(baseline, comparable)
+    base = _figures(baseline, base_timeline, baseline_weights or held(baseline.header), size)
     stale = staleness(schedule)
     remarks = (*_remarks(figures, base, schedule), *warning(stale), *costs.remarks(schedule))
     return Report(figures, base, stale, launches, verified, remarks)
+
+
+def _splits(schedule: Schedule) -> bool:
+    """Whether the schedule has operations that are one half of a backward, the first one."""
+    operations = singles(chain.from_iterable(schedule.lanes))
+    return any(operation.kind.keeps for operation in operations if not operation.kind.opens)
 
 
 def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], size: Fraction) -> Figures:
@@ -133,7 +163,9 @@ def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], siz
         costs=timeline.costs,
         path=timeline.critical_path.operations,
         makespan=timeline.makespan,
-        bubble_ratio=timeline.bubble_ratio,
+        busy=timeline.busy * timeline.tick,
+        spans=() if schedule.header.asynchronous else tuple(span * timeline.tick for span in timeline.spans),
+        steady_period=timeline.steady_period * timeline.tick,
         counts=timeline.critical_path.counts,
         clock_span=timeline.clock_span,
         weights=tuple(size * copies for copies in weights),
@@ -188,6 +220,16 @@ def _memory(figures: Figures) -> _Json:
         "weights": [_number(copies) for copies in figures.weights],
         "activations": [_number(live) for live in figures.activations],
         "stashed_inputs": [_number(kept) for kept in figures.stashed_inputs],
+    }
+
+
+def _repeated(figures: Figures) -> _Json:
+    """The times of an iteration beside its makespan, each with the bubble ratio that it has."""
+    spans = {"spans": list(map(_number, figures.spans)), "span_bubble_ratio": _number(figures.span_bubble_ratio)}
+    return {
+        **(spans if figures.spans else {}),
+        "steady_period": _number(figures.steady_period),
+        "steady_bubble_ratio": _number(figures.steady_bubble_ratio),
     }
 
 

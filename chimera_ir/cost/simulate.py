@@ -13,6 +13,7 @@ from typing import NamedTuple
 from chimera_ir.cost.critical import CriticalPath, critical_path, update_length
 from chimera_ir.cost.events import Event
 from chimera_ir.cost.model import Durations
+from chimera_ir.cost.overlap import steady_period
 from chimera_ir.flow.fold import FoldedTurn, fold
 from chimera_ir.flow.net import Net, net_of
 from chimera_ir.ir.ids import Stage
@@ -35,8 +36,8 @@ class Timeline:
 
     ``tick`` is the length of a tick in the unit of the costs. ``span`` is the time shown, in ticks: an iteration, or
     the updates that an asynchronous schedule shows, or the beginning of these. ``clock_span`` is the length of an
-    update if every operation takes 1. ``bubble_ratio`` is the share of the makespan, over all workers, in which they
-    idle.
+    update if every operation takes 1. ``busy`` is the time per update in which a worker works, on average, and
+    ``steady_period`` that of an update among many that follow one another without a barrier; both in ticks.
     """
 
     header: Header
@@ -46,7 +47,8 @@ class Timeline:
     lanes: tuple[tuple[Timed, ...], ...]
     critical_path: CriticalPath
     clock_span: Fraction
-    bubble_ratio: Fraction
+    busy: Fraction
+    steady_period: Fraction
     events: tuple[Event, ...] = ()
 
     @property
@@ -58,6 +60,16 @@ class Timeline:
     def makespan(self) -> Fraction:
         """The time of one update, in the unit of the costs; of an asynchronous schedule in its steady state."""
         return self.critical_path.length * self.tick
+
+    @property
+    def bubble_ratio(self) -> Fraction:
+        """The share of the makespan, over all workers, in which they idle."""
+        return idle(self.busy, self.critical_path.length)
+
+    @property
+    def spans(self) -> tuple[int, ...]:
+        """Each worker's own span, in ticks: from the start of its first operation to the end of its last."""
+        return tuple(lane[-1].end - lane[0].start if lane else 0 for lane in self.lanes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +141,14 @@ def simulate(schedule: Schedule, costs: Durations, net: Net | None = None) -> Ti
         lanes=tuple(tuple(islice(remaining, len(lane))) for lane in schedule.lanes),
         critical_path=path,
         clock_span=update_length(header, bones.net, [1] * len(operations), bones.turn),
-        bubble_ratio=1 - _busy(header, timed) / path.length if timed else Fraction(0),
+        busy=_busy(header, timed) if timed else Fraction(0),
+        steady_period=path.length if header.asynchronous else steady_period(header, bones.net, run.durations),
     )
+
+
+def idle(busy: Fraction, length: Fraction) -> Fraction:
+    """The share of a length of time in which nothing is done, if something is done for ``busy``; of no time 0."""
+    return 1 - busy / length if length else Fraction(0)
 
 
 def _busy(header: Header, timed: Iterable[Timed]) -> Fraction:

@@ -1,6 +1,6 @@
 """The report as a terminal table: the schedule beside the baseline, a verdict, the remarks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 from rich.box import SIMPLE_HEAD
@@ -16,6 +16,10 @@ from chimera_ir.plural import counted
 
 IN_FULL = 16
 """The most workers for which a quantity is listed worker by worker; for more workers it is listed in runs."""
+
+
+Show = Callable[[Fraction], str]
+"""How a number is written."""
 
 
 def show(report: Report) -> RenderableType:
@@ -47,8 +51,8 @@ def _heading(report: Report) -> Text:
 def _differences(report: Report) -> Iterator[str]:
     """The differences of the baseline from the schedule: its flush, its stages, its costs."""
     header, base = report.figures.header, report.baseline.header
-    if header.asynchronous:
-        yield "with its flush"
+    if header.asynchronous != base.asynchronous:
+        yield "with its flush" if header.asynchronous else "one update in the steady state, without a flush"
     if header.stages != base.stages:
         larger = exact(Fraction(header.stages, base.stages))
         yield f"{counted(base.stages, 'stage')}, each as large as {larger} of these"
@@ -74,10 +78,18 @@ def _table(report: Report) -> Table:
 
 
 def _rows(figures: Figures, recomputing: bool) -> list[tuple[str, str]]:
+    unit = figures.costs.unit
     rows = [
-        ("makespan", figures.costs.unit.show(figures.makespan)),
+        ("makespan", unit.show(figures.makespan)),
+        ("  bubble ratio", percent(figures.bubble_ratio)),
         ("critical path", ", ".join(f"C_{kind.lower()} = {decimal(count)}" for kind, count in figures.counts.items())),
-        ("bubble ratio", percent(figures.bubble_ratio)),
+        (
+            "workers' own spans",
+            per_worker(figures.spans, lambda span: unit.show(span).replace(" ", "")) if figures.spans else "no flush",
+        ),
+        ("  bubble ratio", percent(figures.span_bubble_ratio) if figures.spans else ""),
+        ("steady period", unit.show(figures.steady_period)),
+        ("  bubble ratio", percent(figures.steady_bubble_ratio)),
         ("clock span", decimal(figures.clock_span)),
         ("weights, M_theta", per_worker(figures.weights)),
         ("activations, M_a", per_worker(figures.activations)),
@@ -132,8 +144,10 @@ def _proof(report: Report) -> Text:
     return Text("verified: " + ", ".join(report.verified))
 
 
-def per_worker(values: Sequence[Fraction]) -> str:
+def per_worker(values: Sequence[Fraction], show: Show = decimal) -> str:
     """A quantity of each worker, from P0 on; for many workers in runs of values with a constant step.
+
+    ``show`` writes a value.
 
     Examples
     --------
@@ -143,10 +157,10 @@ def per_worker(values: Sequence[Fraction]) -> str:
     '2 on each worker'
     """
     if len(set(values)) == 1:
-        return f"{decimal(values[0])} on each worker" if len(values) > 1 else decimal(values[0])
+        return f"{show(values[0])} on each worker" if len(values) > 1 else show(values[0])
     if len(values) <= IN_FULL:
-        return " ".join(map(decimal, values))
-    return ", ".join(_run(first, last, values) for first, last in _runs(values))
+        return " ".join(map(show, values))
+    return ", ".join(_run(first, last, values, show) for first, last in _runs(values))
 
 
 def _runs(values: Sequence[Fraction]) -> list[tuple[int, int]]:
@@ -162,9 +176,9 @@ def _runs(values: Sequence[Fraction]) -> list[tuple[int, int]]:
     return runs
 
 
-def _run(first: int, last: int, values: Sequence[Fraction]) -> str:
+def _run(first: int, last: int, values: Sequence[Fraction], show: Show) -> str:
     if first == last:
-        return f"P{first}: {decimal(values[first])}"
+        return f"P{first}: {show(values[first])}"
     joint = "," if last == first + 1 else ".."
-    amounts = [decimal(values[first])] + ([] if values[first] == values[last] else [decimal(values[last])])
+    amounts = [show(values[first])] + ([] if values[first] == values[last] else [show(values[last])])
     return f"P{first}{joint}P{last}: {joint.join(amounts)}"

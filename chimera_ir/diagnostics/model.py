@@ -140,6 +140,11 @@ class Rejected(Exception):
         super().__init__(", ".join(d.code for d in self.diagnostics))
 
 
+def titles(diagnostics: Iterable[Diagnostic]) -> str:
+    """The titles of diagnostics in one line, each once, without their places."""
+    return "; ".join(dict.fromkeys(diagnostic.fill(diagnostic.title) for diagnostic in diagnostics))
+
+
 def raise_errors(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     """The warnings among the diagnostics.
 

@@ -13,7 +13,7 @@ from chimera_ir.cost.numbers import percent, seconds, time_unit
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.ops import AllReduce, Compute, Drop, Pair, Recv, Send, Stash, Step, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.ir.text.printer import group_name
-from chimera_ir.picture.legend import between, least, legend
+from chimera_ir.picture.legend import kinds_of, least, legend, pairs_of
 from chimera_ir.picture.looks import ColourGroup, Looks, Row, rows_of
 from chimera_ir.picture.shapes import Box, Entry, Family, Label, Tick, WorkerRow
 from chimera_ir.picture.svg import FAIR, FONT, LEGIBLE, MOST_BOXES, RISE, WIDEST, WIDTH, pixels, room, written
@@ -99,11 +99,12 @@ def drawing(replay: Replay) -> ReplayPicture:
     bottom = scale.y(workers) - scale.gap
     heading, summary = plain(_heading(replay)), plain(_summary(replay))
     looks = Looks(replay.header)
-    width = int(max(float(right), _LEFT + max(10 * len(heading), 7 * len(summary), least(looks)))) + 60
+    operations = [bar.what for lane in replay.lanes for bar in lane if isinstance(bar.what, Compute | Pair)]
+    kinds = kinds_of(operations)
+    width = int(max(float(right), _LEFT + max(10 * len(heading), 7 * len(summary), least(looks, kinds)))) + 60
     names = [*(cause.value for cause in Cause), "sum under way", "message", "critical path"]
     names += ["step"] * any(_steps(replay))
-    shades = between(bar.what for lane in replay.lanes for bar in lane if isinstance(bar.what, Compute | Pair))
-    entries = [*legend(looks, [*shades, *names], _LEFT, width, bottom + 44)]
+    entries = [*legend(looks, kinds, [*pairs_of(operations), *names], _LEFT, width, bottom + 44)]
     strand_entries, others = entries[: -len(names)], entries[-len(names) :]
     causes, (sums, messages, critical, *stepped) = others[: len(Cause)], others[len(Cause) :]
     one_by_one = sum(map(len, replay.lanes)) <= MOST_BOXES
@@ -233,7 +234,7 @@ def _families(replay: Replay, looks: Looks, scale: _Scale, one_by_one: bool) -> 
         font = row.font(scale.font, scale.row)
         yield Family(
             fill=looks.fill(group),
-            ink=ink(several[0].operation),
+            ink=ink(several[0].operation.kind),
             font=font,
             boxes=tuple(_box(bar, scale) for bar in several) if one_by_one else (),
             outline="" if one_by_one else "".join(_bar_outline(bar, scale) for bar in several),

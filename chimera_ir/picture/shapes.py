@@ -57,12 +57,12 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Swatch:
-    """The two colours of a chunk of a strand, forward and backward, with the chunk's letter."""
+    """The colour of the operations of a kind in a chunk of a strand, with the letters in their boxes."""
 
     x: int
-    light: str
-    dark: str
-    letter: str
+    fill: str
+    ink: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from chimera_ir.cost.simulate import Timed, Timeline
 from chimera_ir.cost.window import Window, beginning, steady_window
 from chimera_ir.ir.ops import Compute
 from chimera_ir.ir.text.printer import group_name
-from chimera_ir.picture.legend import between, least, legend
+from chimera_ir.picture.legend import kinds_of, least, legend, pairs_of
 from chimera_ir.picture.looks import ColourGroup, Looks, Row, rows_of
 from chimera_ir.picture.shapes import Box, Bracket, EventMark, Family, Label, Picture, Tick, WorkerRow
 from chimera_ir.picture.words import INK, PAPER, bracket, distance, happening, heading, ink, label, mark, plain, summary
@@ -113,12 +113,13 @@ def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubb
     title, note = plain(heading(timeline)), summary(timeline)
     margin = 14 + 4 * len(mark(timeline, timeline.shown))
     ends = (scale.x(lane[-1].end) for lane in timeline.lanes if lane)
-    looks = Looks(timeline.header)
-    words = _LEFT + max(10 * len(title), 7 * len(note), least(looks))
+    operations = [timed.operation for timed in chain(*timeline.lanes)]
+    looks, kinds = Looks(timeline.header), kinds_of(operations)
+    words = _LEFT + max(10 * len(title), 7 * len(note), least(looks, kinds))
     width = max(int(max(ends, default=right)), words) + margin
     steady = tuple(_brackets(window, scale, width, bottom))
-    signs = (*between(timed.operation for timed in chain(*timeline.lanes)), "bubble", happening(timeline))
-    *entries, bubble, marked = legend(looks, signs, _LEFT, width, bottom + 44 + 22 * len(steady))
+    signs = (*pairs_of(operations), "bubble", happening(timeline))
+    *entries, bubble, marked = legend(looks, kinds, signs, _LEFT, width, bottom + 44 + 22 * len(steady))
     return Picture(
         width=width,
         height=(marked if timeline.events else bubble).y + 28,
@@ -213,7 +214,7 @@ def _families(timeline: Timeline, looks: Looks, scale: _Scale) -> Iterator[Famil
         font = row.font(scale.font, scale.row)
         yield Family(
             fill=looks.fill(group),
-            ink=ink(operations[0].operation),
+            ink=ink(operations[0].operation.kind),
             font=font,
             boxes=tuple(_box(placed, timeline, scale) for placed in operations) if one_by_one else (),
             outline="" if one_by_one else "".join(_outline(placed, scale) for placed in operations),

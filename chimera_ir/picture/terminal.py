@@ -10,7 +10,7 @@ stages has a shade of it. ``▾`` closes an operation that is followed by an eve
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
 from typing import NamedTuple
 
 from rich.text import Text
@@ -18,12 +18,11 @@ from rich.text import Text
 from chimera_ir.cost.simulate import Timed, Timeline
 from chimera_ir.cost.window import Window, beginning, steady_window
 from chimera_ir.ir.ids import Micro
-from chimera_ir.ir.ops import Pair, singles
-from chimera_ir.picture.legend import chunks_shown
-from chimera_ir.picture.looks import Looks, Shade
+from chimera_ir.ir.kinds import Kind
+from chimera_ir.ir.ops import Pair
+from chimera_ir.picture.legend import chunks_shown, kinds_of, signs
+from chimera_ir.picture.looks import ColourGroup, Looks, Shade
 from chimera_ir.picture.words import (
-    INK,
-    PAPER,
     Strand,
     bracket,
     distance,
@@ -152,7 +151,7 @@ def _row(lane: Sequence[_Shown], looks: Looks, scale: _Scale, columns: int) -> T
         start, end = scale.at(shown.timed.start), min(scale.at(shown.timed.end), columns)
         row.append(_BUBBLE * (start - len(row)), "dim")
         operation = shown.timed.operation.parts[-1]
-        row.append(_strokes(shown, end - start), f"{ink(operation)} on {looks.fill(looks.group(operation))}")
+        row.append(_strokes(shown, end - start), f"{ink(operation.kind)} on {looks.fill(looks.group(operation))}")
     return row.append(_BUBBLE * (columns - len(row)), "dim")
 
 
@@ -193,8 +192,9 @@ def _axis(timeline: Timeline, scale: _Scale, start: int, end: int) -> str:
 def _legend(timeline: Timeline, window: Window | None, width: int) -> Iterator[Text]:
     """The lines of the legend: the strands with their colours and micro-batches, then the signs."""
     line, looks = Text(), Looks(timeline.header)
-    entries = [_entry(looks, number, strand) for number, strand in enumerate(strands(timeline.header))]
-    for entry in [*entries, *([Text(looks.sign)] if looks.sign else []), *_signs(timeline, window)]:
+    kinds = kinds_of(timed.operation for timed in chain(*timeline.lanes))
+    entries = [_entry(looks, kinds, number, strand) for number, strand in enumerate(strands(timeline.header))]
+    for entry in [*entries, *map(Text, signs(looks, kinds)), *_signs(timeline, window)]:
         if line and len(line) + len(_GAP) + len(entry) > width:
             yield line
             line = Text()
@@ -202,21 +202,18 @@ def _legend(timeline: Timeline, window: Window | None, width: int) -> Iterator[T
     yield line
 
 
-def _entry(looks: Looks, number: int, strand: Strand) -> Text:
+def _entry(looks: Looks, kinds: Sequence[Kind], number: int, strand: Strand) -> Text:
     entry = Text()
-    for chunk in chunks_shown(looks):
-        shown, letter = looks.hues[number, chunk], looks.letter(chunk)
-        entry.append(f"F{letter}" + _FORWARD * 2, f"{INK} on {shown.light}")
-        entry.append(f"B{letter}" + _BACKWARD * 2, f"{PAPER} on {shown.dark}")
+    for chunk, kind in product(chunks_shown(looks), kinds):
+        fill = looks.fill(ColourGroup(number, chunk, Shade.of(kind)))
+        strokes = _STROKES[Shade.of(kind)] * 2
+        entry.append(kind.letter + looks.letter(chunk) + strokes, f"{ink(kind)} on {fill}")
     return entry.append(f" {strand.name}: {_ranges(strand.micros)}")
 
 
 def _signs(timeline: Timeline, window: Window | None) -> Iterator[Text]:
     """The signs that the picture uses besides operations."""
-    operations = [timed.operation for lane in timeline.lanes for timed in lane]
-    kinds = {operation.kind for operation in singles(operations)}
-    yield from (Text(f"{_WEIGHTS * 2} {kind.noun}") for kind in kinds if Shade.of(kind) is Shade.MIDDLE)
-    if any(isinstance(operation, Pair) for operation in operations):
+    if any(isinstance(timed.operation, Pair) for lane in timeline.lanes for timed in lane):
         yield Text(f"{_PAIR * 2} pair")
     yield Text.assemble((_BUBBLE * 3, "dim"), " bubble")
     if timeline.events:

@@ -8,6 +8,7 @@ from chimera_ir.cost.numbers import decimal, percent
 from chimera_ir.cost.simulate import Timeline
 from chimera_ir.cost.window import Window
 from chimera_ir.ir.ids import Micro
+from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, singles
 from chimera_ir.plural import counted
@@ -79,9 +80,9 @@ def label(operation: Compute) -> str:
     return ",".join(map(str, operation.micros))
 
 
-def ink(operation: Compute) -> str:
-    """The colour of an operation's label, legible in its box."""
-    return PAPER if operation.kind.hands_on and not operation.kind.opens else INK
+def ink(kind: Kind) -> str:
+    """The colour of the labels of operations of a kind, legible in their boxes."""
+    return PAPER if kind.hands_on and not kind.opens else INK
 
 
 def heading(timeline: Timeline) -> str:

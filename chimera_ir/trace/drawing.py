@@ -184,7 +184,7 @@ def _shapes(looks: Looks, span: Span, window: Window, y: int, row: int, pixel: f
         group = looks.group(replace(single, micros=(shown_micro(looks.header, single.micros[0]),)))
         text, font = label(single) + looks.letter(group.chunk), part.font(12 if row > 16 else 9, row)
         place = part.within(y, row)
-        yield _shape(looks, span, window, place, looks.fill(group), ink(single), text, font, pixel)
+        yield _shape(looks, span, window, place, looks.fill(group), ink(single.kind), text, font, pixel)
 
 
 def _shape(

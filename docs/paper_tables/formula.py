@@ -1,8 +1,8 @@
 """Formulas of the scheme language outside of schemes: the size of a table, and values claimed at that size."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.diagnostics.model import Rejected, titles
 from chimera_ir.elaborate.settings import SettingError, evaluate_globals, require_settable
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
@@ -35,7 +35,7 @@ def size(text: str, settings: Size) -> Size:
     except SettingError as error:
         raise NoSuchSize(str(error)) from error
     except Rejected as rejected:
-        raise NoSuchSize(summary(rejected.diagnostics)) from rejected
+        raise NoSuchSize(titles(rejected.diagnostics)) from rejected
 
 
 def value(formula: str, at: Size) -> int:
@@ -49,8 +49,3 @@ def value(formula: str, at: Size) -> int:
     given = ", ".join(f"{name} = {number}" for name, number in at.items())
     scheme = parse(Source("formula", f"scheme formula({given}) let value = {formula}"))
     return evaluate_globals(scheme, {}).scope.values["value"]
-
-
-def summary(diagnostics: Iterable[Diagnostic]) -> str:
-    """The titles of the diagnostics, without their places."""
-    return "; ".join(dict.fromkeys(diagnostic.fill(diagnostic.title) for diagnostic in diagnostics))

@@ -9,9 +9,10 @@ from chimera_ir import library
 from chimera_ir.compilation import Compilation
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.report import Report
+from chimera_ir.diagnostics.model import titles
 from chimera_ir.errors import AboveMaxOperations, TextError
 from chimera_ir.request import Request
-from paper_tables.formula import Size, size, summary, value
+from paper_tables.formula import Size, size, value
 from paper_tables.paper import Amount, Claim, Figure, Instead, Interval, PaperRow, paper
 
 
@@ -128,7 +129,7 @@ def _outcome(row: PaperRow, at: Size, parameters: Size) -> Compared | Absent:
     try:
         report = Compilation(Request(library.source(row.scheme), parameters, row.costs)).report
     except TextError as error:
-        return Absent(f"no such schedule: {summary(error.diagnostics)}")
+        return Absent(f"no such schedule: {titles(error.diagnostics)}")
     except AboveMaxOperations as error:
         return Absent(error.excess)
     return Compared(tuple(_comparisons(row, at, report)))

@@ -79,3 +79,11 @@ def test_a_real_model_runs_in_every_contender() -> None:
     for row in rows:
         assert RATIO.fullmatch(row["over torch Schedule1F1B"])
         assert RATIO.fullmatch(row["over torch's"])
+
+
+def test_split_backwards_stand_beside_those_of_torch() -> None:
+    rows = table("zero_bubble.py", "--rounds", "1", "--forward", "5", "--micro-batches", "4")
+    assert [row[""] for row in rows] == ["zb_h1", "zb_v", "v_half", "v_min"]
+    for row in rows:
+        assert RATIO.fullmatch(row["ours / torch"])
+        assert float(row["ours / predicted"]) > 0

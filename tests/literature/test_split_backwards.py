@@ -5,52 +5,14 @@ The schedules are those of Qi et al., "Zero Bubble Pipeline Parallelism" (2024),
 also that of `tests.simulator`, which shares no code with the compiler and runs the program with its messages.
 """
 
-from fractions import Fraction
-
 import pytest
 
-from chimera_ir import library
-from chimera_ir.compilation import Compilation
-from chimera_ir.cost.model import Costs
-from chimera_ir.cost.report import Figures
-from chimera_ir.predict.setting import Setting
-from chimera_ir.profile.cluster import FREE, Cluster
-from chimera_ir.profile.costs import StageCosts, Timing
-from chimera_ir.request import Request
-from tests.simulator import Simulator
+from tests.literature.split import EQUAL, Times, compilation, figures, spans
 
-Times = tuple[int, int, int]
-
-EQUAL = (1, 1, 1)
 TIMES: list[Times] = [EQUAL, (2, 2, 1), (1, 2, 1), (2, 3, 4), (1, 1, 2), (3, 4, 2), (1, 3, 1), (4, 1, 5)]
 MANY = [(1, 3), (2, 3), (2, 5), (3, 5), (4, 7), (4, 8), (5, 11), (8, 16)]
 """D and N, at least 2D - 1 micro-batches."""
 FEW = [(2, 1), (4, 1), (4, 3), (8, 5)]
-
-
-def compilation(name: str, times: Times, D: int, N: int) -> Compilation:
-    costs = Costs()
-    for kind, time in zip("FIW", times, strict=True):
-        costs = costs.using(kind, str(time))
-    request = Request(library.source(name), {"D": D, "N": N}, costs)
-    return Compilation(request, warn=lambda warning: pytest.fail(warning.code))
-
-
-def figures(name: str, times: Times, D: int, N: int) -> Figures:
-    """The figures of a schedule without a warning, whose makespan the simulator of programs confirms."""
-    f, b, w = times
-    compiled = compilation(name, times, D, N)
-    stage = StageCosts(1, 1, 0, {1: Timing(f, b + w, f + b + w, 1, 1, 1, 1, halves=(b, w))})
-    setting = Setting((stage,) * D, Cluster("free", 4096, 1, 1, 0, FREE, FREE, FREE), 1, 1)
-    simulated = Simulator(compiled.program, setting).computes
-    assert max(end for *_, end in simulated) == compiled.report.figures.makespan
-    return compiled.report.figures
-
-
-def spans(name: str, times: Times, D: int, N: int) -> list[Fraction]:
-    """For each worker the time from the beginning of its first operation to the end of its last."""
-    timeline = compilation(name, times, D, N).timeline
-    return [(lane[-1].end - lane[0].start) * timeline.tick for lane in timeline.lanes]
 
 
 # ZB-H1.
@@ -58,7 +20,7 @@ def spans(name: str, times: Times, D: int, N: int) -> list[Fraction]:
 
 @pytest.mark.parametrize(("D", "N", "makespan"), [(4, 8, 27), (8, 16, 55)])
 def test_zb_h1_at_sizes_that_others_computed(D: int, N: int, makespan: int) -> None:
-    of = figures("zb_h1", EQUAL, D, N)
+    of = figures("zb_h1", EQUAL, D=D, N=N)
     assert of.makespan == makespan
     assert of.activations == (D,) * D
     assert of.weights == (1,) * D
@@ -72,7 +34,7 @@ def test_zb_h1_takes_what_its_paper_says_where_that_can_be(times: Times, D: int,
     With D micro-batches in its memory, worker 0 waits (D - 1) b after its first D forwards: less is not possible.
     """
     f, b, w = times
-    of = figures("zb_h1", times, D, N)
+    of = figures("zb_h1", times, D=D, N=N)
     assert of.makespan == N * (f + b + w) + (D - 1) * max(f, b, f + b - w)
     assert of.activations == (min(D, N),) * D
     assert of.makespan == f * of.counts["F"] + b * of.counts["I"] + w * of.counts["W"]
@@ -80,7 +42,7 @@ def test_zb_h1_takes_what_its_paper_says_where_that_can_be(times: Times, D: int,
 
 def test_zb_h1_leaves_every_worker_fewer_bubbles_than_the_one_before() -> None:
     """Zero bubble is a statement about a worker's own span, not about the makespan."""
-    assert spans("zb_h1", EQUAL, 4, 8) == [27, 26, 25, 24]
+    assert spans("zb_h1", EQUAL, D=4, N=8) == [27, 26, 25, 24]
 
 
 # ZB-H2.
@@ -91,15 +53,15 @@ def test_zb_h1_leaves_every_worker_fewer_bubbles_than_the_one_before() -> None:
 def test_zb_h2_takes_what_its_paper_says(times: Times, D: int, N: int) -> None:
     """N (f + b + w) + (D - 1) f where 2b <= w + 2f; else the first input gradients come too late for worker 0."""
     f, b, w = times
-    of = figures("zb_h2", times, D, N)
+    of = figures("zb_h2", times, D=D, N=N)
     ideal = N * (f + b + w) + (D - 1) * f
     assert of.makespan == ideal if 2 * b <= w + 2 * f else of.makespan >= ideal
     assert of.activations == (2 * D - 1,) * D
 
 
 def test_zb_h2_has_no_bubbles_within_the_span_of_a_worker() -> None:
-    assert spans("zb_h2", EQUAL, 4, 8) == [24, 24, 24, 24]
-    assert figures("zb_h2", EQUAL, 4, 8).makespan == figures("zb_h1", EQUAL, 4, 8).makespan == 27
+    assert spans("zb_h2", EQUAL, D=4, N=8) == [24, 24, 24, 24]
+    assert figures("zb_h2", EQUAL, D=4, N=8).makespan == figures("zb_h1", EQUAL, D=4, N=8).makespan == 27
 
 
 # Both.
@@ -110,7 +72,7 @@ def test_zb_h2_has_no_bubbles_within_the_span_of_a_worker() -> None:
 @pytest.mark.parametrize("times", TIMES)
 def test_fewer_micro_batches_than_stages_are_priced(name: str, times: Times, D: int, N: int) -> None:
     f, b, w = times
-    of = figures(name, times, D, N)
+    of = figures(name, times, D=D, N=N)
     assert of.makespan >= D * (f + b) + w + (N - 1) * max(f, b)
     assert of.activations == (N,) * D
 
@@ -118,6 +80,6 @@ def test_fewer_micro_batches_than_stages_are_priced(name: str, times: Times, D: 
 @pytest.mark.parametrize("name", ["zb_h1", "zb_h2"])
 @pytest.mark.parametrize(("D", "N"), MANY)
 def test_the_baseline_s_backward_takes_as_long_as_both_halves(name: str, D: int, N: int) -> None:
-    report = compilation(name, (2, 3, 2), D, N).report
+    report = compilation(name, (2, 3, 2), D=D, N=N).report
     assert report.baseline.makespan == (2 + 5) * (N + D - 1)
     assert report.makespan < report.baseline.makespan or D == 1

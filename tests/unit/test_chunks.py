@@ -7,6 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from chimera_ir import library
+from chimera_ir.compilation import Compilation
 from chimera_ir.ir.kinds import BACKWARD
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.lower.lower import lower
@@ -19,6 +21,7 @@ from chimera_ir.predict.replay import Replay, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster
 from chimera_ir.profile.costs import StageCosts, Timing
+from chimera_ir.request import Request
 from tests.unit.clocked import in_turns, one_direction, one_version_each, schedule, two_directions, two_versions
 from tests.unit.test_picture import SIGHT, contrast, lab, lanes, linear, timeline, times
 
@@ -89,7 +92,7 @@ def test_one_stage_of_a_pipe_per_worker_has_neither_letters_nor_shades(plan: Sch
     shown = svg.picture(timeline(plan))
     assert all(label.text.isdigit() for family in shown.families for label in family.labels)
     assert {family.fill for family in shown.families} <= {fill for hue in HUES for fill in (hue.light, hue.dark)}
-    assert [len(entry.swatches) for entry in shown.legend] == [1] * len(shown.legend)
+    assert {tuple(swatch.text for swatch in entry.swatches) for entry in shown.legend} == {("F", "B")}
     assert "in order" not in terminal.draw(timeline(plan), 80).plain
 
 
@@ -106,13 +109,20 @@ def test_the_legend_says_what_the_shades_and_letters_are_and_stays_within_the_pi
     letters = [Looks(plan.header).letter(chunk) for chunk in range(D)]
     for shown in (svg.picture(timeline(plan)), drawing(replayed(plan))):
         strand, sign = shown.legend
-        assert [swatch.letter for swatch in strand.swatches] == (
-            letters if D <= SWATCHES else [*letters[: SWATCHES - 1], letters[-1]]
-        )
+        chunks = letters if D <= SWATCHES else [*letters[: SWATCHES - 1], letters[-1]]
+        assert [swatch.text for swatch in strand.swatches] == [kind + letter for letter in chunks for kind in "FB"]
         filled = {family.fill for family in shown.families}
-        assert {colour for swatch in strand.swatches for colour in (swatch.light, swatch.dark)} <= filled
+        assert {swatch.fill for swatch in strand.swatches} <= filled
         assert sign.name == f"a{', ' if D == 2 else '-'}{letters[-1]}: the pipe's stages on a worker, in order"
         assert all(entry.text + 8 * len(entry.name) <= shown.width for entry in shown.legend)
+
+
+def test_a_split_backward_has_a_swatch_for_each_half_and_words_for_the_letters() -> None:
+    shown = svg.picture(Compilation(Request(library.source("zb_h1"))).timeline)
+    strand, sign = shown.legend
+    assert [swatch.text for swatch in strand.swatches] == ["F", "I", "W"]
+    assert {swatch.fill for swatch in strand.swatches} == {family.fill for family in shown.families}
+    assert sign.name == "F forward, I input gradient, W weight gradient"
 
 
 def shades(pipes: int, chunks: int) -> list[Hue]:

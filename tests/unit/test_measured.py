@@ -69,6 +69,8 @@ def test_equal_stages_make_the_report_of_the_unit_costs_in_seconds(run: Run, mea
     plain, found = reported(run(*asked)), reported(measured(EQUAL, *asked))
     for report in (plain, found):
         report["times"] = [report["makespan"], report["baseline"].pop("makespan")]
+        for figures in (report, report["baseline"]):
+            report["times"] += [figures.pop("steady_period"), *figures.pop("spans", ())]
         report["times"] += [
             each.pop(key) for each in report["synchronisation"] for key in ("launched", "free", "flush")
         ]

@@ -66,6 +66,10 @@ def test_the_json_is_that_of_the_contract_in_its_order() -> None:
             "weights": [1, 1, 1, 1],
             "activations": [4, 3, 2, 1],
             "stashed_inputs": [0, 0, 0, 0],
+            "spans": [21, 18, 15, 12],
+            "span_bubble_ratio": 1 - 48 / 66,
+            "steady_period": 21,
+            "steady_bubble_ratio": 0.42857142857142855,
         },
         "verified": dict.fromkeys(
             ["complete", "placed", "conflict_free", "acyclic", "channels", "gradients", "versions", "memory"], True
@@ -74,6 +78,10 @@ def test_the_json_is_that_of_the_contract_in_its_order() -> None:
         "costs": {"F": 1, "B": 2, "I": 1, "W": 1},
         "cost_unit": None,
         "remarks": [],
+        "spans": [16, 13, 13, 16],
+        "span_bubble_ratio": 1 - 48 / 58,
+        "steady_period": 16,
+        "steady_bubble_ratio": 0.25,
         "asynchronous": False,
     }
     assert json.dumps(said) == json.dumps(expected)

@@ -1,0 +1,98 @@
+"""What a report compares a schedule with: the library's baseline, or the text of the request, at the same size."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+from chimera_ir import library
+from chimera_ir.diagnostics.model import Rejected, titles
+from chimera_ir.errors import AboveMaxOperations, Incomparable, TextError, TooLarge
+from chimera_ir.ir.levels import Header, Schedule
+from chimera_ir.plural import counted
+from chimera_ir.request import Request
+from chimera_ir.source import Source
+from chimera_ir.syntax.change import Change
+
+
+def plain(request: Request, known: Schedule) -> Schedule:
+    """The library's baseline, as large as a schedule; that schedule itself, if it is that.
+
+    Raises
+    ------
+    AboveMaxOperations
+        If the baseline has more operations than the limit.
+    """
+    from chimera_ir.elaborate.elaborate import elaborate
+    from chimera_ir.lower.order import order
+    from chimera_ir.syntax.parser import parse
+
+    header = known.header
+    operations = 2 * header.workers * header.whole_micro_batches
+    if operations > request.max_operations:
+        what = f"the baseline of the report, {_size(header)},"
+        raise AboveMaxOperations(what, operations, request.max_operations)
+    source, settings = library.baseline(header.workers, header.whole_micro_batches)
+    unchanged = request.source.text == source.text and request.change == Change()
+    if unchanged and dict(header.parameters) == settings:
+        return known
+    plan, _ = elaborate(parse(source), settings, request.max_operations)
+    return order(plan)
+
+
+def request_against(against: Source, request: Request, like: Header) -> Request:
+    """The request for a text to compare with, with parameters that make it as large as a schedule.
+
+    Raises
+    ------
+    Incomparable
+        If there are none.
+    """
+    settings = {} if against.is_ir else _fitting(against, like, request.max_operations)
+    return replace(request, source=against, settings=settings, change=Change(), forecast=None, ties=(), against=None)
+
+
+def _fitting(against: Source, like: Header, max_operations: int) -> Mapping[str, int]:
+    from chimera_ir.elaborate.fitting import fitting
+    from chimera_ir.syntax.parser import parse
+
+    with refusing(against.name, like):
+        settings = fitting(parse(against), like, max_operations)
+        if isinstance(settings, Rejected):
+            raise settings
+    if settings is None:
+        raise Incomparable(against.name, f"with no values of its parameters is it a schedule {_size(like)}")
+    return settings
+
+
+def require_same_size(header: Header, like: Header, name: str) -> None:
+    """Passes if a schedule has as many workers and micro-batches as another one.
+
+    Raises
+    ------
+    Incomparable
+        If it has not.
+    """
+    if (header.workers, header.whole_micro_batches) != (like.workers, like.whole_micro_batches):
+        raise Incomparable(name, f"it is a schedule {_size(header)}, and the one at hand {_size(like)}")
+
+
+@contextmanager
+def refusing(name: str, like: Header) -> Iterator[None]:
+    """Errors of a text to compare with become one message that says at which size.
+
+    Raises
+    ------
+    Incomparable
+        In place of any of them.
+    """
+    try:
+        yield
+    except (Rejected, TextError) as error:
+        raise Incomparable(name, f"it does not compile {_size(like)}: {titles(error.diagnostics)}") from None
+    except TooLarge as error:
+        excess = error.excess if isinstance(error, AboveMaxOperations) else str(error)
+        raise Incomparable(name, f"it does not compile {_size(like)}: {excess}") from None
+
+
+def _size(header: Header) -> str:
+    return f"on {counted(header.workers, 'worker')} with {counted(header.whole_micro_batches, 'micro-batch')}"

@@ -1,0 +1,1 @@
+"""Reports of one text at many sizes, as a table."""

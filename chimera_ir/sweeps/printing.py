@@ -1,0 +1,148 @@
+"""A sweep as a table for a terminal, as CSV and as JSON."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
+from typing import assert_never
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from chimera_ir.console import printed
+from chimera_ir.cost.numbers import decimal, percent, seconds
+from chimera_ir.cost.report import Report
+from chimera_ir.sweeps.form import TableForm
+from chimera_ir.sweeps.sweep import Refused, Row, Sweep
+
+_REFUSED = "refused"
+"""The column of the reasons why there is no report."""
+
+_Cells = Mapping[str, object]
+"""The cells of a row by the heads of their columns."""
+
+
+def shown(sweep: Sweep, form: TableForm) -> str:
+    """The sweep in a form."""
+    match form:
+        case TableForm.TEXT:
+            return printed(lambda console: console.print(text(sweep)))
+        case TableForm.CSV:
+            return as_csv(sweep)
+        case TableForm.JSON:
+            return as_json(sweep)
+        case _:
+            assert_never(form)
+
+
+def text(sweep: Sweep) -> RenderableType:
+    """The sweep as a table for a console of any width; the reasons of refused rows come last."""
+    rows = [(row.settings, _words(row)) for row in sweep.rows]
+    heads = _heads(words for _, words in rows)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for head in (*sweep.names, *heads):
+        table.add_column(head, justify="left" if head == _REFUSED else "right", overflow="fold")
+    for settings, words in rows:
+        table.add_row(*(str(settings[name]) for name in sweep.names), *(str(words.get(head, "")) for head in heads))
+    return Group(*(_heading(row.outcome) for row in sweep.compiled[:1] if isinstance(row.outcome, Report)), table)
+
+
+def _heads(rows: Iterable[_Cells]) -> list[str]:
+    """The heads that occur, in their order, that of the reasons last."""
+    heads = dict.fromkeys(head for row in rows for head in row)
+    return sorted(heads, key=lambda head: head == _REFUSED)
+
+
+def _heading(report: Report) -> Text:
+    figures = report.figures
+    costs = figures.costs.summary(figures.header, figures.counts)
+    return Text.assemble((figures.header.scheme, "bold"), f": {costs}; memory of the fullest worker")
+
+
+def _words(row: Row) -> Mapping[str, str]:
+    match row.outcome:
+        case Refused(reason):
+            return {_REFUSED: reason}
+        case Report() as report:
+            return {**dict(_figures(report)), **({} if row.seconds is None else {"T by replay": seconds(row.seconds)})}
+        case _:
+            assert_never(row.outcome)
+
+
+def _figures(report: Report) -> Iterator[tuple[str, str]]:
+    figures, baseline = report.figures, report.baseline
+    unit = figures.costs.unit
+    yield "makespan", unit.show(figures.makespan)
+    yield "bubble ratio", percent(figures.bubble_ratio)
+    yield "steady period", unit.show(figures.steady_period)
+    yield from ((f"C_{kind.lower()}", decimal(count)) for kind, count in figures.counts.items())
+    yield "M_theta", decimal(max(figures.weights))
+    yield "M_a", decimal(max(figures.activations))
+    if any(figures.stashed_inputs):
+        yield "stashed", decimal(max(figures.stashed_inputs))
+    yield f"baseline: {baseline.header.scheme}", unit.show(baseline.makespan)
+    yield "times as fast", decimal(Fraction(round(1000 * baseline.makespan / figures.makespan), 1000))
+
+
+def as_csv(sweep: Sweep) -> str:
+    """The sweep as CSV with a line of heads; numbers as in ``report.json``, memory that of the fullest worker."""
+    rows = [(row.settings, _numbers(row)) for row in sweep.rows]
+    heads = _heads([*(numbers for _, numbers in rows), {_REFUSED: ""}])
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*sweep.names, *heads])
+    writer.writerows(
+        [*(settings[name] for name in sweep.names), *(numbers.get(head, "") for head in heads)]
+        for settings, numbers in rows
+    )
+    return out.getvalue()
+
+
+def _numbers(row: Row) -> _Cells:
+    match row.outcome:
+        case Refused(reason):
+            return {_REFUSED: reason}
+        case Report() as report:
+            return {**_flat(report.as_json()), **_predicted(row)}
+        case _:
+            assert_never(row.outcome)
+
+
+def _flat(report: Mapping[str, object]) -> _Cells:
+    """The figures of a report, those of several workers as the largest; the baseline's with a prefix."""
+    flat: dict[str, object] = {}
+    for name in ("workers", "stages", "micro_batches", "makespan", "bubble_ratio", "steady_period", "clock_span"):
+        flat[name] = report[name]
+    counts, base = report["critical_path"], report["baseline"]
+    assert isinstance(counts, dict)
+    assert isinstance(base, dict)
+    flat |= counts
+    for name in ("weights", "activations", "stashed_inputs"):
+        values = report[name]
+        assert isinstance(values, list)
+        flat[name] = max(values)
+    for name in ("scheme", "makespan", "bubble_ratio"):
+        flat[f"baseline_{name}"] = base[name]
+    return flat
+
+
+def as_json(sweep: Sweep) -> str:
+    """The sweep as a JSON list: for each row what was set, and the content of report.json, or why there is none."""
+    return json.dumps([{"set": dict(row.settings), **_told(row)} for row in sweep.rows], indent=2) + "\n"
+
+
+def _told(row: Row) -> _Cells:
+    match row.outcome:
+        case Refused(reason):
+            return {_REFUSED: reason}
+        case Report() as report:
+            return {**report.as_json(), **_predicted(row)}
+        case _:
+            assert_never(row.outcome)
+
+
+def _predicted(row: Row) -> _Cells:
+    return {} if row.seconds is None else {"T_replay": row.seconds}

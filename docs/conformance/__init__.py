@@ -1,0 +1,1 @@
+"""Published schedules beside what they compile to: definition, code, placement, numbers."""
