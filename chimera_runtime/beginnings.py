@@ -33,6 +33,8 @@ class Beginning:
     def handed_back(self, leaves: Tensors, counts: Tensors) -> Tensors:
         """The gradients of the leaves, once they are there, and what their micro-batch counts in the loss.
 
+        The leaves have them no longer: what remains of the graph for the weights' gradients would keep them.
+
         Raises
         ------
         BadModel
@@ -50,7 +52,7 @@ class Beginning:
 
     def _own(self, leaf: torch.Tensor) -> torch.Tensor:
         """The leaf's gradient, in memory that no later message overwrites."""
-        gradient = leaf.grad
+        gradient, leaf.grad = leaf.grad, None
         if gradient is None:
             return torch.zeros_like(leaf)
         if gradient.untyped_storage().data_ptr() in self._received:

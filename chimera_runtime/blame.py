@@ -76,8 +76,8 @@ class ModelError(Exception):
         self.worker: int | None = None
 
     def during(self, operation: Operation) -> None:
-        """The error was in an operation of the schedule."""
-        self.operation = operation
+        """The error was in an operation of the schedule; of one within another, the inner one stays named."""
+        self.operation = self.operation or operation
 
     def __str__(self) -> str:
         """Rank, worker, what was done in which operation, where in the user's code it went wrong and how: a line."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import torch
@@ -24,14 +25,22 @@ from chimera_runtime.tensors import all_generators_kept
 _STARTING = Calling("starting the data workers", MISUSED)
 
 
+_LOOK_AFTER = 5.0
+"""Seconds without a mini-batch after which a DataLoader looks whether its workers are alive."""
+
+
 @dataclass(frozen=True)
 class Workers:
-    """How many processes load, how many mini-batches each is ahead, and how they are started; none: the rank loads."""
+    """How many processes load, how many mini-batches each is ahead, and how they are started; none: the rank loads.
+
+    ``timeout`` is how many seconds the rank waits for the next mini-batch.
+    """
 
     count: int = 0
     ahead: int = 2
     start: str | None = None
     pins_memory: bool = False
+    timeout: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,7 @@ def elements(source: Keyed | Stream, tasks: Iterable[Task] | None, workers: Work
         options = {
             "num_workers": workers.count,
             "prefetch_factor": workers.ahead,
+            "timeout": min(_LOOK_AFTER, workers.timeout),
             "multiprocessing_context": workers.start,
             "worker_init_fn": partial(_begin, os.getpid() if may_end and workers.start in (None, "fork") else None),
         }
@@ -99,25 +109,41 @@ def elements(source: Keyed | Stream, tasks: Iterable[Task] | None, workers: Work
         loaded = iter(loader)
     while True:
         with all_generators_kept():
-            element = _next(loaded, workers.count)
+            element = _next(loaded, workers)
         if isinstance(element, Failure):
             element.raise_again()
         yield element
 
 
-def _next(loaded: Iterator[Any], count: int) -> Any:
-    try:
-        return next(loaded)
-    except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
-        # One that has ended no longer hands over the memory of what it had loaded.
-        if not count or (isinstance(error, RuntimeError) and "DataLoader worker" not in str(error)):
-            raise
-        lost = ModelError("a data worker has ended", FAILED)
-        lost.add_note(
-            "The system may have ended it for lack of memory, or for lack of shared memory (/dev/shm): take fewer "
-            "--data-workers, or smaller items. Or the dataset's own code has crashed or ended the process."
-        )
-        raise lost from error.with_traceback(None)
+def _next(loaded: Iterator[Any], workers: Workers) -> Any:
+    """The next mini-batch. A DataLoader that has timed out can be asked again, and looks after its workers then."""
+    deadline = monotonic() + workers.timeout
+    while True:
+        try:
+            return next(loaded)
+        except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
+            # One that has ended no longer hands over the memory of what it had loaded.
+            if not workers.count or (isinstance(error, RuntimeError) and "DataLoader" not in str(error)):
+                raise
+            if "timed out" not in str(error):
+                lost = ModelError("a data worker has ended", FAILED)
+                lost.add_note(_ENDED)
+                raise lost from error.with_traceback(None)
+            if monotonic() >= deadline:
+                late = ModelError(f"no data worker has handed over a mini-batch for {workers.timeout:g} s", FAILED)
+                late.add_note(_HANGS)
+                raise late from error.with_traceback(None)
+
+
+_ENDED = (
+    "The system may have ended it for lack of memory, or for lack of shared memory (/dev/shm): take fewer "
+    "--data-workers, or smaller items. Or the dataset's own code has crashed or ended the process."
+)
+_HANGS = (
+    "The dataset's own code may hang in a data worker, as where it takes a lock that was held when it was forked "
+    '(multiprocessing_context="spawn" starts it afresh), or waits for a file system. If it is slow, take more '
+    "--data-workers or a longer --timeout."
+)
 
 
 def _unchanged(element: Any) -> Any:

@@ -232,21 +232,19 @@ class Evaluation:
             buffers = (tensor for several in slots.values() for slot in several for tensor in slot)
             last.received = frozenset(tensor.untyped_storage().data_ptr() for tensor in buffers)
         peers = {worker: world.peer(worker) for *_, worker in (*facts.incoming, *facts.outgoing)}
+        ranges = setting.ranges
+
+        def incoming(source: int, target: int, worker: int) -> Incoming:
+            route = peers[worker], source, target, job.stages
+            return _PartlyIncoming(route, slots[target], facts.slots[target], now, whole)
+
+        def outgoing(source: int, target: int, worker: int) -> Outgoing:
+            return Outgoing(peers[worker], source, target, job.stages)
+
         self._lane = Lane(
-            {number: self._stage(number, stage, last) for number, stage in stages.items()},
-            {
-                (source, target, worker): StreamIncoming(
-                    _PartlyIncoming(
-                        (peers[worker], source, target, job.stages), slots[target], facts.slots[target], now, whole
-                    ),
-                    now,
-                )
-                for source, target, worker in facts.incoming
-            },
-            {
-                (source, target, worker): StreamOutgoing(Outgoing(peers[worker], source, target, job.stages), now)
-                for source, target, worker in facts.outgoing
-            },
+            {number: ranges.stage(number, self._stage(number, stage, last)) for number, stage in stages.items()},
+            {route: StreamIncoming(ranges.incoming(incoming(*route), *route), now) for route in facts.incoming},
+            {route: StreamOutgoing(ranges.outgoing(outgoing(*route), *route), now) for route in facts.outgoing},
             lambda _update, micro: now.load(micro, 0, device),
             lambda _update, micro: now.load(micro, 1, device),
         )

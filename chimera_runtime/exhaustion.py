@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from chimera_runtime.program import RankFacts
+from chimera_runtime.program import KeptMicros, RankFacts
 from chimera_runtime.sizes import shown
 
 
@@ -17,7 +17,7 @@ def memory_state(device: torch.device, facts: RankFacts | None) -> str:
         return f"memory: {used}"
     fullest = max(facts.kept, key=_activations, default=())
     copies = ", ".join(f"stage {stage}: {of_stage.copies}" for stage, of_stage in sorted(facts.stages.items()))
-    kept = [f"stage {s}: {full}" + (f" and {inputs} x inputs alone" if inputs else "") for s, full, inputs in fullest]
+    kept = [f"stage {s}: {full + begun}{_alone(inputs)}" for s, full, inputs, begun in fullest]
     return (
         f"memory: {used}; the schedule keeps {sum(f.copies for f in facts.stages.values())} x M_theta of weights here "
         f"({copies}) and up to {_activations(fullest)} x M_a of activations ({', '.join(kept) or 'none'}); "
@@ -25,8 +25,12 @@ def memory_state(device: torch.device, facts: RankFacts | None) -> str:
     )
 
 
-def _activations(kept: tuple[tuple[int, int, int], ...]) -> int:
-    return sum(full for _, full, _ in kept)
+def _alone(inputs: int) -> str:
+    return f" and {inputs} x inputs alone" if inputs else ""
+
+
+def _activations(kept: tuple[KeptMicros, ...]) -> int:
+    return sum(of_stage.activations + of_stage.begun for of_stage in kept)
 
 
 def _on_gpu(device: torch.device) -> str:

@@ -29,7 +29,7 @@ class Feed:
 
     job: Job
     size: int
-    _pairs: dict[int, Callable[[int], Pair] | Batches] = field(default_factory=dict)
+    _pairs: "dict[int, Callable[[int], Pair] | Batches | _Whole]" = field(default_factory=dict)
 
     def put(self, update: int, batch: Any) -> None:
         """Takes the mini-batch of an update in one of the forms of `Pipeline.step`.
@@ -87,11 +87,16 @@ class Feed:
         pairs = self._pairs[update + later]
         if isinstance(pairs, Batches):
             return (pairs.input, pairs.target, pairs.keywords)[which](update + later, number)
-        with _LOADING:
-            loaded = pairs(whole)
-        value = as_triple(loaded, "a batch")[which]
-        if wrong := next(_other_sizes(value, self.size), None):
-            raise Misuse(f"micro-batch {whole}: dimension 0 of a tensor is {wrong}, and was {self.size} in the example")
+        if isinstance(pairs, _Whole):
+            value = pairs.part(whole, which)
+        else:
+            with _LOADING:
+                loaded = pairs(whole)
+            value = as_triple(loaded, "a batch")[which]
+            if wrong := next(_other_sizes(value, self.size), None):
+                raise Misuse(
+                    f"micro-batch {whole}: dimension 0 of a tensor is {wrong}, and was {self.size} in the example"
+                )
         size = self.size // self.job.parts
         return value if self.job.parts == 1 else rows(value, part * size, size)
 
@@ -108,9 +113,9 @@ class _Whole:
         self._batch = batch
         self._size = size
 
-    def __call__(self, micro: int) -> Pair:
-        batch: Triple = rows(self._batch, micro * self._size, self._size)
-        return batch
+    def part(self, micro: int, which: int) -> Any:
+        """The inputs of a micro-batch, its targets or its keyword arguments."""
+        return rows(self._batch[which], micro * self._size, self._size)
 
 
 def _other_sizes(value: Any, size: int) -> Iterator[int]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from chimera_runtime.announcing import Announcing, Messages
+from chimera_runtime.assemble import remarks
 from chimera_runtime.blame import Located
 from chimera_runtime.data_workers import Workers
 from chimera_runtime.errors import Misuse
@@ -98,6 +99,11 @@ class Holding:
         """What ``optimizer`` has made, by stage, or by the stages that share: empty where the caller steps."""
         return {} if self._steppers is None else self._steppers.optimizers
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What one should know of stages that do not run as the schedule has them, the same on every rank."""
+        return tuple(remarks(self._setting.world, self._setting.findings))
+
     # ---- data
 
     @property
@@ -175,7 +181,7 @@ class Holding:
             Order(dataset, drawn_by, shuffle, sampler),
             Announcing(self._setting.world, readers, self._loaders, self._messages),
             self._located.alike(),
-            Workers(num_workers, prefetch_factor, multiprocessing_context, pin_memory),
+            Workers(num_workers, prefetch_factor, multiprocessing_context, pin_memory, self._setting.world.timeout),
             drop_last,
         )
 

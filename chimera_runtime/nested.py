@@ -65,6 +65,8 @@ def taken_apart(value: Any) -> tuple[tuple[torch.Tensor, ...], Form]:
 
 def leaves(value: Any) -> list[Any]:
     """What lies inside the tuples, lists and dicts of a value."""
+    if isinstance(value, torch.Tensor):
+        return [value]
     return pytree.tree_leaves(value)
 
 
@@ -91,6 +93,8 @@ def joined(values: Sequence[Any]) -> Any:
 
 def mapped(value: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """A value with other tensors in the same structure."""
+    if isinstance(value, torch.Tensor):
+        return make(value)
     return pytree.tree_map_only(torch.Tensor, make, value)
 
 

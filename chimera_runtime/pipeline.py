@@ -28,6 +28,7 @@ from chimera_runtime.naming import parameters_by_name
 from chimera_runtime.norms import gradients_of, largest_anywhere, scale_down, total_norm
 from chimera_runtime.outcome import Outcome
 from chimera_runtime.program import load
+from chimera_runtime.ranges import Ranges, Unranged
 from chimera_runtime.setting import Setting
 from chimera_runtime.sharded_optimizer import ShardedOptimizer, sharded
 from chimera_runtime.state import State
@@ -90,6 +91,8 @@ class Pipeline(Holding):
     varying
         The shapes of a mini-batch may be smaller than the example's, in other dimensions than 0 and from step to step:
         every rank then looks at the input of each. Messages take a part of buffers that are made for the example.
+    ranges
+        Every update and every line of the program is a range of its name for torch.profiler, on a GPU for NVTX, too.
     hooks
         Where tools take part; those of train.py do.
 
@@ -122,6 +125,7 @@ class Pipeline(Holding):
         optimizer: Callable[[Named], Any] | None = None,
         before_step: Hook | None = None,
         after_step: Hook | None = None,
+        ranges: bool = False,
         hooks: Hooks = _NO_HOOKS,
     ) -> None:
         compiled = load(Path(directory).resolve())
@@ -150,7 +154,8 @@ class Pipeline(Holding):
         ]
         self._messages = Messages()
         source = self._feed if hooks.loads else None
-        self._setting = Setting(world, script, facts, model, findings, seed, source)
+        named = Ranges(world.device) if ranges else Unranged()
+        self._setting = Setting(world, script, facts, model, findings, seed, source, named)
         hooks.ready(self._setting, built)
         self._modules = built
         self._named = parameters_by_name(model, built, self._setting.ties)
@@ -217,7 +222,7 @@ class Pipeline(Holding):
         if self._lengths is not None:
             self._lengths.check(update)
         self._schedule.begin(accumulate, scaler)
-        with self._located, generators_kept():
+        with self._located, generators_kept(), self._setting.ranges.update(update):
             if self._lengths is not None:
                 self._lengths.begin(update)
             return self._schedule.give()

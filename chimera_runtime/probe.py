@@ -8,7 +8,7 @@ import pickle
 from contextlib import nullcontext
 from dataclasses import astuple, dataclass, replace
 from itertools import compress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,9 +21,9 @@ from chimera_runtime.keywords import Keywords, accepted
 from chimera_runtime.losses import as_pair, expected_count
 from chimera_runtime.model import Model
 from chimera_runtime.nested import ONE_TENSOR, Form, is_rows, leaves, to_device
-from chimera_runtime.saved import Footprint, Saved
+from chimera_runtime.saved import Footprint, Saved, memory_of
 from chimera_runtime.shards import rest
-from chimera_runtime.splitting import obstacle
+from chimera_runtime.splitting import Halfway, Split, Whole, obstacle
 from chimera_runtime.tensors import Tensors, draw_seed
 from chimera_runtime.world import World
 
@@ -41,6 +41,16 @@ class Findings:
     footprints: list[Footprint]
     expected_count: float | None
     auxiliary: tuple[str, ...] = ()
+
+
+class Given(NamedTuple):
+    """What a stage is called on: ``before`` describes what it was handed, None for the first stage."""
+
+    before: Boundary | None
+    handed: Any
+    target: Any
+    last: bool
+    keywords: Keywords
 
 
 @dataclass(frozen=True)
@@ -98,6 +108,7 @@ class _Prober:
         self._seed = seed
         self._measures = measures
         self._runs: dict[int, Sight] = {}
+        self._given: dict[int, Given] = {}
         self.footprints: list[Footprint] = []
 
     def _rank(self, stage: int) -> int:
@@ -157,6 +168,8 @@ class _Prober:
                     self._say(f"gradients/{stage - 1}", self._run_back(stage, roots_follow))
             roots_follow = tuple(self._hear(f"gradients/{stage - 1}", stage))
             known.append(replace(boundaries[stage - 1], differentiable=roots_follow))
+        if self._measures:
+            self._weigh_halves(known[::-1])
         for stage, seen in self._runs.items():
             restore(self._built[stage], seen.buffers)
             rest(self._built[stage])
@@ -172,8 +185,9 @@ class _Prober:
         target = to_device(self._batches.target(0, 0), world.device) if last else None
         taken_names = accepted(self._built[stage], names)
         loaded = to_device(self._batches.keywords(0, 0), world.device) if taken_names else {}
-        keywords = {name: loaded[name] for name in taken_names}
-        seen = look(self._model, stage, self._built[stage], before, handed, target, last, self._measures, keywords)
+        given = Given(before, handed, target, last, {name: loaded[name] for name in taken_names})
+        self._given[stage] = given
+        seen = look(self._model, stage, self._built[stage], given, self._measures)
         if self._measures:
             self._say(f"footprint/{stage}", astuple(seen.footprint))
         if stage in world.job.split_backward:
@@ -187,6 +201,17 @@ class _Prober:
                 "operation; return tensors with the micro-batch in dimension 0"
             )
         return seen.form, seen.traits
+
+    def _weigh_halves(self, boundaries: list[Boundary]) -> None:
+        """Adds to the footprints what the halves of split backwards leave behind."""
+        for stage in self._world.job.split_backward:
+            if self._is_mine(stage):
+                follow = boundaries[stage].differentiable if stage < len(boundaries) else None
+                whole = bool(self._runs[stage].traits.whole)
+                with torch.random.fork_rng():
+                    weighed = weigh_halves(self._model, stage, self._built[stage], self._given[stage], follow, whole)
+                self._say(f"halves/{stage}", weighed)
+            self.footprints[stage] = self.footprints[stage].with_halves(*self._hear(f"halves/{stage}", stage))
 
     def _describe(self, stage: int, boundary: Boundary) -> None:
         self._world.store.set(f"boundary/{stage}", pickle.dumps(boundary).hex())
@@ -229,14 +254,11 @@ def look(
     model: Model,
     stage: int,
     module: torch.nn.Module,
-    before: Boundary | None,
-    handed: Any,
-    target: Any,
-    last: bool,
+    given: Given,
     measures: bool,
-    keywords: Keywords,
 ) -> Sight:
     """Runs a stage on a micro-batch, the last one with the loss; footprints are counted if it ``measures``."""
+    before, handed, target, last, keywords = given
     inputs: Tensors = ()
     argument = handed
     if before is not None:
@@ -279,6 +301,36 @@ def examined(seen: Sight) -> Sight:
     """The same with what keeps the backward of the stage from being split, if something does."""
     roots = [t for t in (*seen.outputs, *seen.auxiliary) if t.requires_grad]
     return replace(seen, traits=replace(seen.traits, whole=obstacle(roots, seen.inputs)))
+
+
+def weigh_halves(
+    model: Model, stage: int, module: torch.nn.Module, given: Given, follow: tuple[bool, ...] | None, whole: bool
+) -> tuple[int, int, int]:
+    """Runs a stage as `look` does, and the first half of a backward: the bytes of `Footprint.with_halves`.
+
+    ``follow`` is as in `look_back`; ``whole`` says that the stage's backward is not split. Gradients are cleared.
+    """
+    saved = Saved(module.parameters)
+    with saved.watching():
+        seen = look(model, stage, module, given, measures=False)
+    handed_on = seen.outputs if follow is None else compress(seen.outputs, follow)
+    roots = tuple([t for t in (*handed_on, *seen.auxiliary) if t.requires_grad])
+    gradients = tuple(map(torch.zeros_like, roots))
+    before, inputs, received = dict(saved.sizes), memory_of(seen.inputs), memory_of(gradients)
+    with Calling(f"the backward of stage {stage}", FAILED):
+        begun: Halfway = (
+            Whole(roots, gradients, module.parameters(), apart=False) if whole else Split(roots, gradients, seen.inputs)
+        )
+    for leaf in (*seen.inputs, *module.parameters()):
+        leaf.grad = None
+    del seen, handed_on, roots  # and with them that part of the graph which the second half does not need
+    released = before.keys() - saved.sizes.keys() - inputs.keys()
+    operands = {piece: size for piece, size in memory_of(begun.kept).items() if piece not in saved.sizes}
+    return (
+        sum(before[piece] for piece in released),
+        sum(operands.values()),
+        sum(received[piece] for piece in received.keys() & operands.keys()),
+    )
 
 
 def look_back(stage: int, module: torch.nn.Module, seen: Sight, follow: tuple[bool, ...] | None) -> list[bool]:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from chimera_runtime.errors import Misuse
 from chimera_runtime.lane import Lane, Route
 
-INTERFACE = 4
+INTERFACE = 5
 """The interface between scripts and this package; it grows when scripts written for the one before would not run."""
 
 FILE = "program.json"
@@ -121,19 +121,32 @@ class EvaluationFacts:
     outgoing: tuple[Route, ...]
 
 
+class KeptMicros(NamedTuple):
+    """The micro-batches that a stage keeps at a moment.
+
+    Those that wait for a backward are kept with all their activations, or with their input alone; ``begun`` are between
+    the two halves of a backward.
+    """
+
+    stage: int
+    activations: int
+    inputs: int
+    begun: int = 0
+
+
 @dataclass(frozen=True)
 class RankFacts:
     """What a worker needs to know beside its script.
 
-    ``kept`` are its fullest moments: of each stage, the forwards kept with all their activations, and those kept with
-    their input alone, as (stage, activations, inputs). ``turns`` is None where every update ends before the next.
-    ``inputs`` and ``targets`` are the micro-batches of a cycle that it loads these of: runs, half open.
+    ``kept`` are its fullest moments, each with an entry for every stage. ``turns`` is None where every update ends
+    before the next. ``inputs`` and ``targets`` are the micro-batches of a cycle that it loads these of: runs, half
+    open.
     """
 
     stages: dict[int, StageFacts]
     incoming: tuple[Route, ...]
     outgoing: tuple[Route, ...]
-    kept: tuple[tuple[tuple[int, int, int], ...], ...]
+    kept: tuple[tuple[KeptMicros, ...], ...]
     turns: Turns | None
     inputs: tuple[tuple[int, int], ...]
     targets: tuple[tuple[int, int], ...]
@@ -327,7 +340,7 @@ def _rank(facts: dict[str, Any]) -> RankFacts:
         ties=tuple(TieFacts(**_values(of_tie)) for of_tie in facts["ties"]),
         incoming=_frozen(facts["incoming"]),
         outgoing=_frozen(facts["outgoing"]),
-        kept=_frozen(facts["kept"]),
+        kept=tuple(tuple(KeptMicros(*of_stage) for of_stage in moment) for moment in facts["kept"]),
         turns=None if turns is None else Turns(**turns),
         inputs=_frozen(facts["inputs"]),
         targets=_frozen(facts["targets"]),

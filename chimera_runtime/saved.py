@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,10 @@ class Footprint:
     includes the input and what is handed on, ``saved_inputs`` and ``saved_results``; ``inputs`` and ``results`` are
     the whole of those. ``targets`` is what comes beside the input: what the loss is given beside the result, and
     keyword arguments.
+
+    Where backwards are split, ``released`` is what the first half lets go of, inputs aside; ``operands`` are the
+    gradients that are kept from the first half to the second, ``received_operands`` those of them that the stage was
+    given.
     """
 
     activations: int
@@ -30,6 +34,13 @@ class Footprint:
     results: int
     saved_results: int
     targets: int
+    released: int = 0
+    operands: int = 0
+    received_operands: int = 0
+
+    def with_halves(self, released: int, operands: int, received_operands: int) -> "Footprint":
+        """The same of a stage whose backwards are split."""
+        return replace(self, released=released, operands=operands, received_operands=received_operands)
 
 
 class Saved:

@@ -1,7 +1,7 @@
 """What a rank knows before it builds its stages."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from chimera_runtime.model import Model
 from chimera_runtime.nested import to_device
 from chimera_runtime.probe import Findings
 from chimera_runtime.program import Group, RankFacts, RankScript
+from chimera_runtime.ranges import Unranged
 from chimera_runtime.stage import Stage
 from chimera_runtime.ties import Tie, declared
 from chimera_runtime.turns import Driver, Run, StreamLane
@@ -41,6 +42,7 @@ class Setting:
     findings: Findings
     seed: int
     source: Source | None
+    ranges: Unranged = field(default_factory=Unranged)
 
     @property
     def share(self) -> float:
@@ -52,8 +54,9 @@ class Setting:
 
     def parts(self, stages: dict[int, Stage]) -> Parts:
         """What a lane is made of."""
-        ties = {tie.group: tie for stage in stages.values() for tie in stage.ties}
-        return Parts(stages, {worker: self.world.peer(worker) for worker in self.facts.peers}, *self.loads(), ties)
+        ties = {tie.group: self.ranges.tie(tie.group, tie) for stage in stages.values() for tie in stage.ties}
+        ranged = {number: self.ranges.stage(number, stage) for number, stage in stages.items()}
+        return Parts(ranged, {worker: self.world.peer(worker) for worker in self.facts.peers}, *self.loads(), ties)
 
     @property
     def ties(self) -> tuple[Tie, ...]:
@@ -92,10 +95,12 @@ class Setting:
         """What the rank's script is called with."""
         job, facts = self.world.job, self.facts
         outgoing = {
-            (source, target, worker): Outgoing(parts.peers[worker], source, target, job.stages)
+            (source, target, worker): self.ranges.outgoing(
+                Outgoing(parts.peers[worker], source, target, job.stages), source, target, worker
+            )
             for source, target, worker in facts.outgoing
         }
-        incoming = {route: self._incoming(parts, *route) for route in facts.incoming}
+        incoming = {route: self.ranges.incoming(self._incoming(parts, *route), *route) for route in facts.incoming}
         loads = parts.load_input, parts.load_target
         if not job.period:
             return Lane(parts.stages, incoming, outgoing, *loads, parts.ties)

@@ -44,6 +44,10 @@ _AT_ONCE = 2**22
 class Halfway(Protocol):
     """A backward between its two halves."""
 
+    @property
+    def kept(self) -> list[torch.Tensor]:
+        """The gradients that are kept for the second half, beside what the forward has saved."""
+
     def finish(self) -> None:
         """Adds to the gradients of the weights; once."""
 
@@ -76,7 +80,9 @@ class Split:
     def __init__(self, roots: Tensors, gradients: Tensors, leaves: Tensors) -> None:
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         starts = list(map(get_gradient_edge, roots))
-        way = _way([start.node for start in starts], [get_gradient_edge(leaf).node for leaf in wanted])
+        way = (
+            _way([start.node for start in starts], [get_gradient_edge(leaf).node for leaf in wanted]) if wanted else {}
+        )
         self._parts: list[tuple[Gradients, Late | None]] = [
             ([(start, gradient)], None)
             for start, gradient in zip(starts, gradients, strict=True)
@@ -112,6 +118,13 @@ class Split:
             self._parts.append((early, Late(node, late, received) if late else None))
 
         return note
+
+    @property
+    def kept(self) -> list[torch.Tensor]:
+        """The gradients with which those of the weights begin, and the gradients of the outputs of forks."""
+        early = [gradient for gradients, _ in self._parts for _, gradient in gradients]
+        late = [gradient for _, fork in self._parts if fork is not None for gradient in fork.gradients]
+        return [*early, *(gradient for gradient in late if gradient is not None)]
 
     def finish(self) -> None:
         """Adds to the gradients of the weights."""
@@ -262,6 +275,11 @@ class Whole:
         self._kept = [(parameter, parameter.grad) for parameter, _ in before]
         for parameter, gradient in before:
             parameter.grad = gradient
+
+    @property
+    def kept(self) -> list[torch.Tensor]:
+        """The gradients of the weights that have not been added."""
+        return [gradient for _, gradient in self._kept if gradient is not None]
 
     def finish(self) -> None:
         """Adds what was kept to the gradients of the weights."""

@@ -19,6 +19,7 @@ from chimera_runtime.keywords import Keywords
 from chimera_runtime.losses import Tally, added
 from chimera_runtime.nested import joined
 from chimera_runtime.numbering import Micros, Numbering
+from chimera_runtime.pairs import Calls, together
 from chimera_runtime.splitting import Halfway, Split, Whole
 from chimera_runtime.sums import GradientSum
 from chimera_runtime.tensors import Tensors, join, part, plain, seed_torch
@@ -108,6 +109,7 @@ class Stage(WeightGroup):
         self.groups: tuple[WeightGroup, ...] = (self, *ties)
         self.number = number
         self.module = module
+        self.calls = Calls(module)
         self.inputs: list[Tensors] = []
         self.gradients: list[Tensors] = []
         self.load_keywords = load_keywords
@@ -260,7 +262,7 @@ class Stage(WeightGroup):
         seed_torch(self._seed_of(micro))
         leaves, argument = self._beginning.argument(inputs)
         with self._forwarding, listening() as auxiliary:
-            return Passed(leaves, self.module(argument, **keywords), auxiliary)
+            return Passed(leaves, self.calls.forward(argument, **keywords), auxiliary)
 
     def _run_again(self, kept: Kept) -> Passed:
         """As `_run`, from what the first run began with; what it does to buffers is lost with their copies."""
@@ -302,6 +304,14 @@ class Stage(WeightGroup):
             error.during(self._operation("W", micros))
             raise
 
+    def pair(self, forward: tuple[Any, ...], other: "Stage", backward: tuple[Any, ...]) -> None:
+        """A pair (`pairs`): a forward, and a backward of this stage or another one, with the arguments of each."""
+        if isinstance(forward[0], tuple) or forward[0] % self._numbering.cycle in self._recomputed:
+            self.forward(*forward)
+            other.backward(*backward)
+        else:
+            together(self, forward, other, backward)
+
     def input_gradients(self, micros: Micros) -> Tensors:
         """What the backward of these micro-batches hands back to the stage before: once."""
         return self._input_gradients.pop(micros)
@@ -322,9 +332,8 @@ class Stage(WeightGroup):
 
     def _backward(self, micro: int, gradients: Tensors) -> Tensors:
         leaves, roots, seeds, counts = self._roots_of(micro, gradients)
-        if roots:
-            with self._going_back:
-                torch.autograd.backward(roots, seeds)
+        with self._going_back:
+            self.calls.differentiate(roots, seeds)
         self._collect(counts)
         return self._beginning.handed_back(leaves, counts)
 

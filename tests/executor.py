@@ -21,6 +21,7 @@ from chimera_ir.ir.ops import (
     Compute,
     Drop,
     Instruction,
+    Pair,
     Recv,
     Send,
     Stash,
@@ -201,14 +202,12 @@ class Executor:
         instruction = worker.lane[worker.place]
         worker.place += 1
         match instruction:
-            case Compute(kind, micros, stage, version=version) if kind is FORWARD:
-                self.forward(worker, micros, stage, self.weights(worker, stage, version))
-            case Compute(kind, micros, stage, version=version):
-                weights = self.weights(worker, stage, version)
-                if kind.letter in "BI":
-                    self.input_gradient(worker, micros, stage, weights)
-                if kind.letter in "BW":
-                    self.weight_gradient(worker, micros, stage, weights)
+            case Compute():
+                self.compute(worker, instruction)
+            case Pair(forward, backward):  # at once: neither may need what the other makes, so the order is no matter
+                self.demand(len(forward.micros) == len(backward.micros), f"a pair of unequal sizes: {instruction}")
+                for each in self.random.sample([forward, backward], 2):
+                    self.compute(worker, each)
             case Send(message, to):
                 key = ("act" if message.source < message.target else "grad", message.micros, message.source)
                 self.demand(key in worker.outputs, "worker {} sends {} before it has it", worker.number, key)
@@ -246,6 +245,16 @@ class Executor:
             case Drop(group, version):
                 self.demand((group, version) in worker.stashed, "{} of {} is not stashed", version, group)
                 del worker.stashed[group, version]
+
+    def compute(self, worker: Worker, operation: Compute) -> None:
+        micros, stage = operation.micros, operation.stage
+        weights = self.weights(worker, stage, operation.version)
+        if operation.kind is FORWARD:
+            self.forward(worker, micros, stage, weights)
+        if operation.kind.letter in "BI":
+            self.input_gradient(worker, micros, stage, weights)
+        if operation.kind.letter in "BW":
+            self.weight_gradient(worker, micros, stage, weights)
 
     def weights(self, worker: Worker, stage: int, version: int | None) -> tuple[int, ...]:
         """The weights that an operation reads, of its stage and its ties, as the number of steps that made them."""

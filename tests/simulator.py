@@ -13,7 +13,7 @@ from math import log2
 
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Program
-from chimera_ir.ir.ops import AllReduce, Compute, Instruction, Recv, Send, Step, WaitAllReduce, WaitRecv, WaitSend
+from chimera_ir.ir.ops import AllReduce, Compute, Instruction, Pair, Recv, Send, Step, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import Link
 
@@ -138,7 +138,7 @@ class Simulator:
     def lane(self, worker: int) -> Iterator[Signal]:
         for each in self.program.lanes[worker]:
             match each:
-                case Compute():
+                case Compute() | Pair():
                     start, done = self.now, Signal()
                     self.after(self.compute(each), done.give)
                     yield done
@@ -218,7 +218,14 @@ class Simulator:
 
         return call
 
-    def compute(self, each: Compute) -> float:
+    def compute(self, each: Compute | Pair) -> float:
+        """A pair takes as long as both, unless the profile has times of pairs: the longer of its stages' counts."""
+        if isinstance(each, Pair):
+            both = (each.forward, each.backward)
+            known = [self.setting.stages[one.stage].at[self.setting.micro_batch_size].pair for one in both]
+            if None in known:
+                return self.compute(each.forward) + self.compute(each.backward)
+            return max(known) * len(each.forward.micros) / (2 if self.header.halves else 1)
         costs = self.setting.stages[each.stage].at[self.setting.micro_batch_size]
         pipe = next(pipe for pipe in self.header.pipes if each.micros[0] in pipe.micros)
         again = costs.recomputing - costs.backward if each.stage in pipe.recompute else 0

@@ -2,21 +2,21 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from chimera_ir.codegen.loops import reach
 from chimera_ir.codegen.pace import PacedTurn, lag, paces
 from chimera_ir.codegen.statements import links
 from chimera_ir.ir.ids import Stage, WeightGroup, Worker
-from chimera_ir.ir.kinds import KINDS
+from chimera_ir.ir.kinds import COSTED
 from chimera_ir.ir.levels import Header, Parts, Program
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, singles
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.turns import initial, updates_a_turn
 from chimera_ir.verify.verify import Verified
 
-INTERFACE = 4
+INTERFACE = 5
 """The interface of chimera_runtime that scripts are written for."""
 
 Facts = dict[str, Any]
@@ -41,7 +41,7 @@ def facts(verified: Verified, evaluation: Verified) -> Facts:
         "evaluated": evaluation.program.header.whole_micro_batches,
         "parts": header.parts,
         "recomputing": sorted({stage for pipe in header.pipes for stage in pipe.recompute}),
-        "grouped": _stages(program, lambda operation: len(operation.micros) > 1),
+        "grouped": _stages(program, lambda operation: operation.size > 1),
         "kinds": _kinds(program),
         "split_backward": _stages(program, lambda operation: bool(operation.kind.frees and operation.kind.keeps)),
         "placement": [pipe.workers for pipe in header.pipes],
@@ -70,14 +70,14 @@ def _lines(value: Any) -> str:
 
 
 def _kinds(program: Program) -> list[str]:
-    """The letters of the kinds of its operations, in the order of the table."""
+    """What it takes to rehearse it: the letters of the kinds of its operations, in the order of the table."""
     kinds = {operation.kind for parts in program.parts for operation in parts.computes.lines}
-    return [letter for letter, kind in KINDS.items() if kind in kinds]
+    return [letter for letter, kind in COSTED.items() if kind in kinds]
 
 
 def _stages(program: Program, has: Callable[[Compute], bool]) -> list[int]:
     """The stages that have an operation of some sort."""
-    operations = (operation for parts in program.parts for operation in parts.computes.lines)
+    operations = singles(chain.from_iterable(parts.computes.lines for parts in program.parts))
     return sorted({int(operation.stage) for operation in operations if has(operation)})
 
 
@@ -107,7 +107,7 @@ def _versions_read(program: Program) -> dict[tuple[int, int], int]:
     return {
         (int(operation.stage), int(micro)): int(operation.version)
         for parts in program.parts
-        for operation in parts.computes.lines
+        for operation in singles(parts.computes.lines)
         if operation.kind.opens and operation.version is not None
         for micro in operation.micros
     }

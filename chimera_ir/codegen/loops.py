@@ -13,7 +13,7 @@ from chimera_ir.codegen.rolling import Loop, Piece, Straight, roll, unrolled
 from chimera_ir.codegen.statements import Scribe
 from chimera_ir.ir.ids import Micro, WeightGroup
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Compute, Instruction
+from chimera_ir.ir.ops import Compute, Instruction, Pair, singles
 from chimera_ir.ir.text.printer import ABSOLUTE, Numbers, numbers_of
 from chimera_ir.ir.text.printer import line as instruction_line
 from chimera_ir.ir.turns import Initial, Turn, extent, lowest, updates_a_turn
@@ -75,10 +75,9 @@ def _loop(scribe: Scribe, loop: Loop, start: str, stop: str) -> Iterator[str]:
 
 def _first_micro(loop: Loop) -> Micro:
     """The micro-batch from which a loop counts: that of its first forward, or of its first instruction."""
-    computes = [
-        instruction for instruction in loop.instructions if isinstance(instruction, Compute) and instruction.kind.opens
-    ]
-    return Micro(extent(computes[0] if computes else loop.instructions[0]).first)
+    computes = singles(line for line in loop.instructions if isinstance(line, Compute | Pair))
+    forward = next((operation for operation in computes if operation.kind.opens), loop.instructions[0])
+    return Micro(extent(forward).first)
 
 
 def _commented(

@@ -16,6 +16,7 @@ from chimera_ir.ir.ops import (
     Compute,
     Drop,
     Instruction,
+    Pair,
     Recv,
     Send,
     Stash,
@@ -157,6 +158,9 @@ def _kind(instruction: Instruction) -> tuple[object, int | None]:
     match instruction:
         case Compute(kind, micros, stage, version=version):
             return (kind, stage, _pattern(micros), version), micros[0]
+        case Pair(forward, backward):
+            apart = tuple(micro - forward.micros[0] for micro in backward.micros)
+            return (Pair, forward.stage, _pattern(forward.micros), backward.stage, apart), forward.micros[0]
         case Send(message, to):
             return (Send, message.source, message.target, _pattern(message.micros), to), message.micros[0]
         case Recv(message, source):

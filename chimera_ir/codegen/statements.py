@@ -21,6 +21,7 @@ from chimera_ir.ir.ops import (
     Drop,
     Instruction,
     Message,
+    Pair,
     Recv,
     Send,
     Stash,
@@ -89,6 +90,8 @@ class Scribe:
         match instruction:
             case Compute(kind):
                 return _COMPUTED[kind](self, instruction)
+            case Pair(forward, backward):
+                return self._pair(forward, backward)
             case Send(message=message):
                 micros = call.micros(message.micros)
                 return f"{self._outgoing(message)}.isend({micros}, {self._payload(message)})"
@@ -134,13 +137,22 @@ class Scribe:
         stage = f"stage{operation.stage}"
         return stage if operation.version is None else f"{stage}.at({self.notation.version(operation.version)})"
 
+    def _pair(self, forward: Compute, backward: Compute) -> str:
+        given = self._given(backward)
+        behind = f"{self._stage(backward)}, ({given}{',' if backward.stage == self.header.stages - 1 else ''})"
+        return f"{self._stage(forward)}.pair(({self._begun(forward)}), {behind})"
+
     def _forward(self, forward: Compute) -> str:
+        return f"{self._stage(forward)}.forward({self._begun(forward)})"
+
+    def _begun(self, forward: Compute) -> str:
+        """The arguments of a forward."""
         micros, stage = forward.micros, forward.stage
         numbers = self.notation.micros(micros)
         arguments = [numbers, f"lane.input({numbers})" if stage == 0 else self._handed_on(micros, stage)]
         if stage == self.header.stages - 1:
             arguments.append(f"lane.target({numbers})")
-        return f"{self._stage(forward)}.forward({', '.join(arguments)})"
+        return ", ".join(arguments)
 
     def _handed_on(self, micros: Sequence[Micro], stage: Stage) -> str:
         """The inputs of a stage that has one before it."""

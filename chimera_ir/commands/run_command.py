@@ -78,6 +78,10 @@ _TRAINING = (
     click.option("--bundle", type=click.Path(), metavar="FILE", help="If the run fails: a zip file for a bug report."),
     click.option("--metrics", type=click.Path(), metavar="FILE", help="Write losses and times of all updates as JSON."),
     click.option("--trace", type=click.Path(), metavar="DIR", help="Record every operation of the training, by rank."),
+    click.option(
+        "--torch-profile", type=click.Path(), metavar="DIR", help="What torch.profiler sees of three updates."
+    ),
+    click.option("--ranges", is_flag=True, help="A range for NVTX and torch.profiler for each line of the program."),
     click.option("--memory-limit", metavar="SIZE", help="Stop before training if a rank needs more, as in 16GiB."),
     click.option(
         "--timeout",
@@ -195,8 +199,10 @@ def _refuse_together(training: Mapping[str, Any]) -> None:
     if len(modes) > 1:
         given = ", ".join(word.partition("=")[0] for word in _words({name: training[name] for name in modes}))
         raise Misuse(f"{given}: these exclude each other; give one of them")
-    if training["trace"] and training["check_only"]:
-        raise Misuse("--trace: there is no training to record with --check-only; give --check instead")
+    recording = next((word for word in _words(training) if word.startswith(("--trace=", "--torch-profile="))), None)
+    if recording and training["check_only"]:
+        option = recording.partition("=")[0]
+        raise Misuse(f"{option}: there is no training to record with --check-only; give --check instead")
 
 
 def _words(training: Mapping[str, Any]) -> Iterator[str]:

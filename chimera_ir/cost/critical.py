@@ -8,9 +8,9 @@ from fractions import Fraction
 from chimera_ir.flow.cycles import NO_CYCLE, critical
 from chimera_ir.flow.fold import FoldedTurn
 from chimera_ir.flow.net import Net
-from chimera_ir.ir.kinds import KEPT, KINDS, Kind
+from chimera_ir.ir.kinds import COSTED, KEPT, Kind, Pairing
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Operation
 from chimera_ir.ir.turns import updates_a_turn
 
 
@@ -23,7 +23,7 @@ class CriticalPath:
     schedule has, the number of micro-batches of the path's operations per update: C_f and C_b of section 3.4.
     """
 
-    operations: tuple[Compute, ...]
+    operations: tuple[Operation, ...]
     length: Fraction
     counts: Mapping[str, Fraction]
 
@@ -33,9 +33,9 @@ def critical_path(
 ) -> tuple[CriticalPath, list[int]]:
     """A critical path with the most backward passes, and the end of each operation in the earliest run.
 
-    Of several with as many, it is one with the most input gradients. Without split backwards the number of backward
-    passes fixes the number of forward passes, because durations are positive. ``turn`` is the folded turn of an
-    asynchronous schedule.
+    Of several with as many, it is one with the most pairs, and then the most input gradients. Without split backwards
+    and pairs the number of backward passes fixes the number of forward passes, because durations are positive.
+    ``turn`` is the folded turn of an asynchronous schedule.
 
     Raises
     ------
@@ -85,16 +85,24 @@ def _cycle(header: Header, net: Net, durations: Sequence[int], turn: FoldedTurn)
 def _counted(header: Header, net: Net, path: Iterable[int], length: Fraction, updates: int) -> CriticalPath:
     """A critical path that spans ``updates`` updates, with its counts in whole micro-batches."""
     operations = tuple(net.operations[number] for number in path)
-    micros: Counter[Kind] = Counter()
+    micros: Counter[Kind | Pairing] = Counter()
     for operation in operations:
-        micros[operation.kind] += len(operation.micros)
+        micros[operation.kind] += operation.size
     there = {operation.kind for operation in net.operations}
-    counts = {letter: Fraction(micros[kind], header.parts * updates) for letter, kind in KINDS.items() if kind in there}
+    counts = {
+        letter: Fraction(micros[kind], header.parts * updates) for letter, kind in COSTED.items() if kind in there
+    }
     return CriticalPath(operations, length, counts)
 
 
-def _preferred(operations: Sequence[Compute]) -> list[int]:
-    """Numbers whose sum along a path is the larger, the more backwards it has and, second, the more input gradients."""
-    unit = 1 + sum(len(operation.micros) for operation in operations)
-    weights = {kind: (unit if kind.sums else 1) * (KEPT in kind.reads) for kind in KINDS.values()}
-    return [weights[operation.kind] * len(operation.micros) for operation in operations]
+def _preferred(operations: Sequence[Operation]) -> list[int]:
+    """Numbers whose sum along a path is the larger, the more backwards it has, then pairs, then input gradients."""
+    unit = 1 + sum(operation.size for operation in operations)
+
+    def weight(kind: Kind | Pairing) -> int:
+        if isinstance(kind, Pairing):
+            return unit
+        return (unit**2 if kind.sums else 1) * (KEPT in kind.reads)
+
+    weights = {kind: weight(kind) for kind in {operation.kind for operation in operations}}
+    return [weights[operation.kind] * operation.size for operation in operations]

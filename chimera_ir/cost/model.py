@@ -8,12 +8,12 @@ from math import lcm
 from typing import Any, Protocol
 
 from chimera_ir.cost.numbers import Unit, exact
-from chimera_ir.ir.kinds import KEPT
+from chimera_ir.ir.kinds import COSTED, KEPT, PAIR
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Operation
 
-COST_LETTERS = ("F", "B", "I", "W")
-"""The kinds of compute operation, in the order in which reports name them."""
+COST_LETTERS = tuple(COSTED)
+"""The kinds of compute operation, and pairs, in the order in which reports name them."""
 
 _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18}|/[0-9]{1,18})?|\.[0-9]{1,18}", re.ASCII)
 
@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18}|/[0-9]{1,18})?|\.[0-9]{1,18}", 
 class Durations(Protocol):
     """The durations of operations, for every level that needs them, and their words in a report."""
 
-    def duration(self, operation: Compute, header: Header) -> Fraction:
+    def duration(self, operation: Operation, header: Header) -> Fraction:
         """The duration of an operation."""
 
     def tick(self, header: Header) -> Fraction:
@@ -33,7 +33,7 @@ class Durations(Protocol):
     def joined(self) -> "Durations":
         """The durations with which a schedule without split backwards is compared to one that has them."""
 
-    def told(self, header: Header, path: Sequence[Compute]) -> tuple[tuple[str, Fraction], ...]:
+    def told(self, header: Header, path: Sequence[Operation]) -> tuple[tuple[str, Fraction], ...]:
         """Each kind with its cost per micro-batch; the costs times C_f and C_b give the length of the critical path."""
 
     def summary(self, header: Header, kinds: Collection[str]) -> str:
@@ -58,7 +58,8 @@ class CostModel(Protocol):
 class Costs:
     """The duration of an operation over one micro-batch, by kind, in a unit of the user's choice.
 
-    ``F`` is a forward, ``B`` a full backward, ``I`` and ``W`` are its halves: input gradient and weight gradient. The
+    ``F`` is a forward, ``B`` a full backward, ``I`` and ``W`` are its halves: input gradient and weight gradient.
+    ``pair`` is a forward with a backward; None for what both cost by themselves. The
     defaults are the paper's: a backward is twice the work of a forward (section 2), and three times where it runs the
     forward again (section 3.4). This third cost is ``recomputing``; setting B sets it to the same value. ``given`` are
     the kinds that the user has set.
@@ -69,6 +70,7 @@ class Costs:
     I: Fraction = Fraction(1)  # noqa: E741 - the language's letter
     W: Fraction = Fraction(1)
     recomputing: Fraction = Fraction(3)
+    pair: Fraction | None = None
     given: tuple[str, ...] = field(default=(), compare=False)
 
     @staticmethod
@@ -87,7 +89,7 @@ class Costs:
         Fraction(1, 10)
         """
         if kind not in COST_LETTERS:
-            raise ValueError(f"no kind of operation is called '{kind}': the kinds are F, B, I and W")
+            raise ValueError(f"no kind of operation is called '{kind}': the kinds are F, B, I, W and pair")
         if not _NUMBER.fullmatch(text) or re.search(r"/0+$", text):
             raise ValueError(
                 f"the cost of {kind} is an integer, a decimal or a fraction (2, 0.5, 1/3), not '{text[:40]}'"
@@ -108,7 +110,7 @@ class Costs:
         """These costs, whatever the header."""
         return self
 
-    def told(self, header: Header, _: Sequence[Compute] = ()) -> tuple[tuple[str, Fraction], ...]:
+    def told(self, header: Header, _: Sequence[Operation] = ()) -> tuple[tuple[str, Fraction], ...]:
         """Each kind with its cost, as in a report.
 
         B is the cost of recomputing backwards if all stages recompute. If only some do, and the cost differs, a report
@@ -121,13 +123,13 @@ class Costs:
 
     def summary(self, header: Header, kinds: Collection[str]) -> str:
         """The costs of some kinds, in one line; that of a recomputing backward is one of B."""
-        costs = ((kind, cost) for kind, cost in self.told(header) if kind[0] in kinds)
+        costs = ((kind, cost) for kind, cost in self.told(header) if kind.split("_")[0] in kinds)
         return ", ".join(f"{kind.replace('_', ' ')} = {exact(cost)}" for kind, cost in costs)
 
     def recut(self, stages: int, into: int) -> "Costs":
         """The costs of ``into`` stages, which are larger by the factor by which there are fewer of them."""
-        F, B, I, W = (cost * stages / into for _, cost in self.items())  # noqa: E741
-        return Costs(F, B, I, W, self.recomputing * stages / into)
+        F, B, I, W, pair = (cost * stages / into for _, cost in self.items())  # noqa: E741
+        return Costs(F, B, I, W, self.recomputing * stages / into, pair)
 
     def joined(self) -> "Costs":
         """These costs; if only halves of a backward were given, a backward is their sum."""
@@ -157,13 +159,15 @@ class Costs:
 
     def items(self) -> tuple[tuple[str, Fraction], ...]:
         """Each kind with its cost, in the order of `COST_LETTERS`."""
-        return (("F", self.F), ("B", self.B), ("I", self.I), ("W", self.W))
+        pair = self.F + self.B if self.pair is None else self.pair
+        return (("F", self.F), ("B", self.B), ("I", self.I), ("W", self.W), (PAIR.letter, pair))
 
-    def duration(self, operation: Compute, header: Header) -> Fraction:
+    def duration(self, operation: Operation, header: Header) -> Fraction:
         """The duration of an operation, in proportion to its number of micro-batches; a half counts as a half.
 
         An operation that reads the values its forward kept takes longer where it has to run the forward again.
         """
-        again = KEPT in operation.kind.reads and header.recomputes(operation.micros[0], operation.stage)
-        cost: Fraction = getattr(self, operation.kind.letter)
-        return (cost + (self.recomputing - self.B if again else 0)) * Fraction(len(operation.micros), header.parts)
+        readers = (part for part in operation.parts if KEPT in part.kind.reads)
+        again = any(header.recomputes(part.micros[0], part.stage) for part in readers)
+        cost = dict(self.items())[operation.kind.letter]
+        return (cost + (self.recomputing - self.B if again else 0)) * Fraction(operation.size, header.parts)

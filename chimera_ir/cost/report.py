@@ -1,8 +1,9 @@
 """The report: the figures of a schedule beside those of the baseline of the same size, with remarks for the user."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
 
 from chimera_ir.cost.events import Launched
 from chimera_ir.cost.footprint import activations, held, stashed_inputs
@@ -10,8 +11,9 @@ from chimera_ir.cost.model import Durations
 from chimera_ir.cost.numbers import decimal, percent
 from chimera_ir.cost.simulate import Timeline, simulate
 from chimera_ir.cost.staleness import staleness, warning
+from chimera_ir.ir.kinds import PAIR
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Operation, singles
 
 _Json = dict[str, object]
 
@@ -27,7 +29,7 @@ class Figures:
 
     header: Header
     costs: Durations
-    path: tuple[Compute, ...]
+    path: tuple[Operation, ...]
     makespan: Fraction
     bubble_ratio: Fraction
     counts: Mapping[str, Fraction]
@@ -85,7 +87,7 @@ class Report:
             },
             "verified": {rule.replace("-", "_"): True for rule in self.verified},
             "synchronisation": [_launch(launched) for launched in self.launches],
-            "costs": {kind: _number(cost) for kind, cost in figures.costs.told(header, figures.path)},
+            "costs": dict(_costs(figures)),
             "cost_unit": figures.costs.unit.value,
             "remarks": list(self.remarks),
             "asynchronous": header.asynchronous,
@@ -114,7 +116,8 @@ def report(
     size = Fraction(schedule.header.stages, baseline.header.stages)
     same = size == 1 and not schedule.header.asynchronous and baseline.lanes == schedule.lanes
     same = same and not any(pipe.recompute for pipe in schedule.header.pipes)
-    halves = any(operation.kind.keeps for lane in schedule.lanes for operation in lane if not operation.kind.opens)
+    operations = singles(chain.from_iterable(schedule.lanes))
+    halves = any(operation.kind.keeps for operation in operations if not operation.kind.opens)
     comparable = (costs.joined() if halves else costs).recut(schedule.header.stages, baseline.header.stages)
     flushed = timeline if same else simulate(baseline, comparable)
     base = _figures(baseline, flushed, held(baseline.header), size)
@@ -166,6 +169,13 @@ def _remarks(figures: Figures, base: Figures, schedule: Schedule) -> tuple[str, 
     if idle:
         remarks.append(f"nothing is scheduled on {', '.join(idle)}")
     return tuple(remarks)
+
+
+def _costs(figures: Figures) -> Iterator[tuple[str, int | float]]:
+    """Each kind with its cost; that of pairs where the schedule has any."""
+    for kind, cost in figures.costs.told(figures.header, figures.path):
+        if kind != PAIR.letter or kind in figures.counts:
+            yield kind, _number(cost)
 
 
 def _critical_path(figures: Figures) -> _Json:

@@ -16,15 +16,15 @@ from chimera_ir.cost.model import Durations
 from chimera_ir.flow.fold import FoldedTurn, fold
 from chimera_ir.flow.net import Net, net_of
 from chimera_ir.ir.ids import Stage
-from chimera_ir.ir.kinds import Kind
+from chimera_ir.ir.kinds import Kind, Pairing
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Operation
 
 
 class Timed(NamedTuple):
     """An operation with its start and its end, in ticks."""
 
-    operation: Compute
+    operation: Operation
     start: int
     end: int
 
@@ -136,18 +136,20 @@ def simulate(schedule: Schedule, costs: Durations, net: Net | None = None) -> Ti
 def _busy(header: Header, timed: Iterable[Timed]) -> Fraction:
     """The average time per update in which a worker works; of an asynchronous schedule only whole turns count."""
     counted = header.micro_batches - header.micro_batches % (header.period or 1)
-    busy = sum(end - start for operation, start, end in timed if operation.micros[0] < counted)
+    busy = sum(end - start for operation, start, end in timed if operation.parts[0].micros[0] < counted)
     return Fraction(busy * header.per_update, counted * header.workers)
 
 
-def ticks(header: Header, costs: Durations) -> tuple[Fraction, Callable[[Compute], int]]:
+def ticks(header: Header, costs: Durations) -> tuple[Fraction, Callable[[Operation], int]]:
     """A length of time of which every duration is a multiple, and the durations as multiples of it."""
     tick, recomputing = costs.tick(header), header.recomputing
-    known: dict[tuple[Kind, int, Stage, bool], int] = {}
+    known: dict[tuple[Kind | Pairing, int, tuple[tuple[Stage, bool], ...]], int] = {}
 
-    def duration(operation: Compute) -> int:
-        micros, stage = operation.micros, operation.stage
-        key = operation.kind, len(micros), stage, recomputing and header.recomputes(micros[0], stage)
+    def duration(operation: Operation) -> int:
+        places = tuple(
+            [(part.stage, recomputing and header.recomputes(part.micros[0], part.stage)) for part in operation.parts]
+        )
+        key = operation.kind, operation.size, places
         length = known.get(key)
         if length is None:
             length = known[key] = int(costs.duration(operation, header) / tick)

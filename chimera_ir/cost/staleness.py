@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from chimera_ir.ir.levels import Schedule
+from chimera_ir.ir.ops import singles
 from chimera_ir.plural import counted
 
 
@@ -13,7 +14,7 @@ def staleness(schedule: Schedule) -> tuple[int, ...]:
     """
     oldest = [0] * schedule.header.stages
     for lane in schedule.lanes:
-        for operation in lane:
+        for operation in singles(lane):
             if operation.version is not None:
                 update = schedule.header.update_of(operation.micros)
                 oldest[operation.stage] = max(oldest[operation.stage], update - operation.version)

@@ -35,7 +35,7 @@ def steady_window(timeline: Timeline) -> Window | None:
     timed = sorted(chain.from_iterable(timeline.lanes), key=lambda interval: interval.start)
     starts: dict[Instruction, int] = {interval.operation: interval.start for interval in timed}
     counted = header.micro_batches // header.period
-    in_turn = sum(interval.operation.micros[0] < counted * header.period for interval in timed) // counted
+    in_turn = sum(interval.operation.parts[0].micros[0] < counted * header.period for interval in timed) // counted
     for turns in range(1, MOST + 1):
         updates = turns * updates_a_turn(header)
         length = updates * timeline.critical_path.length
@@ -67,7 +67,8 @@ def _openings(timed: Sequence[Timed], header: Header) -> list[int]:
     return [
         start
         for operation, start, _ in timed
-        if operation.kind.opens and operation.stage == 0 and operation.micros[0] % header.period == 0
+        for single in operation.parts
+        if single.kind.opens and single.stage == 0 and single.micros[0] % header.period == 0
     ]
 
 

@@ -66,6 +66,10 @@ class Diagnostic(_Message):
         """Facts to show below the source line: values of the failing instance, other lines that take part."""
         return ()
 
+    def drawing(self) -> tuple[str, ...]:
+        """Lines of text to show as they are, below everything else."""
+        return ()
+
     def fill(self, template: str) -> str:
         """The template filled with the facts of the diagnostic; ``{count:stage}`` counts stages."""
         return self.said(_Formatter().vformat(template, (), _Facts(self)))

@@ -69,6 +69,7 @@ def render(diagnostic: Diagnostic, source: Source, color: bool = False) -> str:
         lines.append(_fact("help", diagnostic.fill(diagnostic.help), margin, style))
     for note in notes:
         lines += _elsewhere(note, source, margin, style)
+    lines += [f"{' ' * margin}   {visible(row)}" for row in diagnostic.drawing()]
     return "\n".join(lines)
 
 

@@ -129,7 +129,10 @@ class _Laws:
         return Law((value,), 0)
 
     def name(self, text: str) -> Law:
-        return self.names[text] if text in self.names else self.constant(self.scope.values[text])
+        if text in self.names:
+            return self.names[text]
+        formula = self.scope.formulas.get(text)
+        return self.constant(self.scope.values[text]) if formula is None else walk(formula, self)
 
     def known(self, part: Law) -> int | None:
         return part.values[0] if part.constant and not part.since else None

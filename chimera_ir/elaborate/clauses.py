@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from chimera_ir.diagnostics.catalogue import endless
+from chimera_ir.diagnostics.catalogue import endless, pairs
 from chimera_ir.diagnostics.catalogue import names as say
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.source import Span
@@ -47,6 +47,11 @@ def _check_pipe(pipe: ast.Pipe) -> Iterator[Diagnostic]:
             yield say.MissingClause(pipe.name.span, pipe.name.text, f"{clause} line", _EXAMPLES[clause])
         elif clause != "operation":
             yield from _once(spans, f"the pipe `{pipe.name.text}`", clause)
+    for line in pipe.clauses:
+        if isinstance(line, ast.Operation) and len(line.subjects) > 1:
+            letters = [subject.letter for subject in line.subjects]
+            if {*letters} != {ast.Letter.FORWARD, ast.Letter.BACKWARD}:
+                yield pairs.OtherKinds(line.span, *(letter.value for letter in letters))
     reads = [clause.span for clause in pipe.clauses if isinstance(clause, ast.Reads)]
     yield from _once(reads, f"the pipe `{pipe.name.text}`", "reads version")
     recompute = [clause.span for clause in pipe.clauses if isinstance(clause, ast.Recompute)]
@@ -86,6 +91,9 @@ def _streaming(pipe: ast.Pipe, update: ast.Update) -> Iterator[Diagnostic]:
                 yield endless.PipeEnds(span, pipe.name.text, update.span)
             case ast.Sync(mode=ast.SyncMode.LAZY, span=span):
                 yield endless.NeverLazy(span)
+            case ast.Operation(subjects=[_, second]):
+                feature = "a pair where micro-batches go on for ever"
+                yield say.NotSupported(second.span, feature, "give each of the two a line and a clock of its own")
             case _:
                 pass
     if not any(isinstance(clause, ast.Reads) for clause in pipe.clauses):

@@ -149,9 +149,10 @@ def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], known: Globals) -> 
         With every line that fails.
     """
     outcomes: list[Planned | Diagnostic] = []
+    by_name = {shape.name: (shape, pipe) for shape, pipe in zip(shapes, pipes, strict=True)}
     for shape, pipe in zip(shapes, pipes, strict=True):
         reads = readings(shape, pipe)
-        pipe_outcomes = list(operations(shape, pipe, reads))
+        pipe_outcomes = list(operations(shape, pipe, reads, by_name))
         outcomes += pipe_outcomes
         if known.per_update is not None:
             outcomes += torn(

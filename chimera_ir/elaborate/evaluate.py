@@ -6,7 +6,7 @@ variable is computed when the formula is compiled. Values stay within 64 bits, o
 
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, Protocol, assert_never, cast
 
@@ -72,15 +72,23 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Meaning of the names in a formula: fixed values, variables by their slot in the frame, functions."""
+    """Meaning of the names in a formula: fixed values, variables by their slot in the frame, functions.
+
+    ``formulas`` are names for formulas over the variables and other names.
+    """
 
     values: Mapping[str, int]
     functions: Mapping[str, Compiled]
     slots: Mapping[str, int]
+    formulas: Mapping[str, ast.Expression] = field(default_factory=dict)
 
     def with_value(self, name: str, value: int) -> "Scope":
         """This scope with one more fixed value; no mapping is copied, as a scheme may have thousands of values."""
         return replace(self, values=ChainMap({name: value}, cast("dict[str, int]", self.values)))
+
+    def with_formula(self, name: str, formula: ast.Expression) -> "Scope":
+        """This scope with a name for a formula."""
+        return replace(self, formulas={**self.formulas, name: formula})
 
     def with_variables(self, *names: str) -> "Scope":
         """This scope for frames of these variables."""
@@ -89,7 +97,12 @@ class Scope:
     def values_in(self, expression: ast.Expression, frame: Frame) -> Values:
         """The names in an expression with their values."""
         names = dict.fromkeys(node.text for node in ast.walk(expression) if isinstance(node, ast.Name))
-        return tuple((name, frame[self.slots[name]] if name in self.slots else self.values[name]) for name in names)
+        return tuple((name, self._value(name, frame)) for name in names)
+
+    def _value(self, name: str, frame: Frame) -> int:
+        if name in self.slots:
+            return frame[self.slots[name]]
+        return compiled(self.formulas[name], self)(frame) if name in self.formulas else self.values[name]
 
 
 def evaluate(expression: ast.Expression, scope: Scope, instance: Instance | None = None) -> int | Diagnostic:
@@ -123,7 +136,10 @@ class _Closures:
 
     def name(self, text: str) -> _Part:
         slot = self.scope.slots.get(text)
-        return self.constant(self.scope.values[text]) if slot is None else _Part(lambda frame: frame[slot], None)
+        if slot is not None:
+            return _Part(lambda frame: frame[slot], None)
+        formula = self.scope.formulas.get(text)
+        return self.constant(self.scope.values[text]) if formula is None else walk(formula, self)
 
     def known(self, part: _Part) -> int | None:
         return part.constant

@@ -70,7 +70,10 @@ class _Columns:
         return _Column(False, False, [value])
 
     def name(self, text: str) -> _Column:
-        return self.names[text] if text in self.names else self.constant(self.scope.values[text])
+        if text in self.names:
+            return self.names[text]
+        formula = self.scope.formulas.get(text)
+        return self.constant(self.scope.values[text]) if formula is None else walk(formula, self)
 
     def known(self, part: _Column) -> int | None:
         return None if part.on_micros or part.on_stages else part.values[0]

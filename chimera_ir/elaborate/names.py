@@ -12,16 +12,11 @@ from chimera_ir.diagnostics.render import MAX_SHOWN
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.elaborate.builtins import BUILTINS, Builtin
 from chimera_ir.elaborate.clauses import check_clauses, check_updates, unsupported
+from chimera_ir.elaborate.sizes import MAX_DEPTH, MAX_SIZE, FormulaSize, size_of
 from chimera_ir.plural import counted
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.spelling import FOREIGN_NAMES
-
-MAX_SIZE = 2_000
-"""Nodes of a formula with its functions written out: what is computed for every operation."""
-
-MAX_DEPTH = 200
-"""Levels of a formula with its functions written out."""
 
 
 class Type(Enum):
@@ -41,12 +36,10 @@ class _Value:
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """A name for a function, with the size and depth of its body, the functions in it written out."""
+    """A name for a function."""
 
     parameters: tuple[str, ...]
     result: Type | None
-    size: int
-    depth: int
     span: Span
 
     def signature(self, name: str) -> str:
@@ -111,6 +104,7 @@ class _Checker:
         for word in [*(parameter.name for parameter in scheme.parameters), *definitions]:
             self._spans.setdefault(word.text, word.span)
         self._uses = dict(_definitions(scheme))
+        self._sizes: ChainMap[str, FormulaSize] = ChainMap()
 
     def check_scheme(self) -> None:
         """Checks the header and all items."""
@@ -177,23 +171,26 @@ class _Checker:
     def _function(self, function: ast.Function) -> None:
         scope = self._with(self._variables(function.parameters))
         result = self._type(function.body, scope, function.name)
-        size, depth = self._extent(function.body)
         names = tuple(word.text for word in function.parameters)
-        self._define(function.name, _Function(names, result, size, depth, function.name.span))
+        self._sizes.setdefault(function.name.text, self._size(function.body))
+        self._define(function.name, _Function(names, result, function.name.span))
 
     def _pipe(self, pipe: ast.Pipe) -> None:
         index = [] if pipe.index is None else [pipe.index.variable]
         stages = [clause for clause in pipe.clauses if isinstance(clause, ast.Stages)][:1]
         micros = [clause for clause in pipe.clauses if isinstance(clause, ast.Micros)][:1]
-        named = [*index, *(clause.variable for clause in stages), *(clause.variable for clause in micros)]
-        variables = self._variables(named)
+        places = {clause.worker: size_of(clause.place, self._sizes) for clause in stages if clause.worker is not None}
+        of_stage = [*(clause.variable for clause in stages), *places]
+        variables = self._variables([*index, *of_stage, *(clause.variable for clause in micros)])
         outside = self._with({word.text: variables[word.text] for word in index})
         if pipe.index is not None:
             self._range(pipe.index.range, self._known)
         inside = self._with(variables)
+        by_stage = outside.new_child({word.text: variables[word.text] for word in of_stage})
+        self._sizes = self._sizes.new_child({word.text: place for word, place in places.items()})
         for clause in pipe.clauses:
             match clause:
-                case ast.Stages(variable, stage_range, place):
+                case ast.Stages(variable, stage_range, _, place):
                     self._range(stage_range, outside)
                     scope = outside.new_child({variable.text: _Value(Type.INTEGER, variable.span)})
                     self._formula(place, Type.INTEGER, "`on`", scope)
@@ -206,9 +203,10 @@ class _Checker:
                 case ast.Reads(version):
                     self._formula(version, Type.INTEGER, "`reads version`", inside)
                 case ast.Recompute(guard) | ast.Sync(guard=guard):
-                    self._guard(guard, outside.new_child({c.variable.text: variables[c.variable.text] for c in stages}))
+                    self._guard(guard, by_stage)
                 case _:
                     assert_never(clause)
+        self._sizes = self._sizes.parents
 
     def _micros(self, clause: ast.Micros, outside: _Layers) -> None:
         match clause.range:
@@ -225,11 +223,14 @@ class _Checker:
             self._formula(clause.number, Type.INTEGER, "`as`", inside)
 
     def _operation(self, operation: ast.Operation, inside: _Scope) -> None:
-        if isinstance(operation.micro, ast.Range):
-            self._range(operation.micro, inside)
-        else:
-            self._formula(operation.micro, Type.INTEGER, "a micro-batch number", inside)
-        self._formula(operation.stage, Type.INTEGER, "a stage number", inside)
+        for subject in operation.subjects:
+            if isinstance(subject.micro, ast.Range):
+                self._range(subject.micro, inside)
+            else:
+                self._formula(subject.micro, Type.INTEGER, "a micro-batch number", inside)
+            self._formula(subject.stage, Type.INTEGER, "a stage number", inside)
+            if subject.pipe is not None and subject.pipe.index is not None:
+                self._formula(subject.pipe.index, Type.INTEGER, "the index of a pipe", inside)
         self._formula(operation.clock, Type.INTEGER, "a clock", inside)
         self._guard(operation.guard, inside)
 
@@ -252,7 +253,7 @@ class _Checker:
         """The type of a formula that stands by itself, checked; None where a mistake hides the type."""
         inferred = self._type(expression, scope, defining)
         self._expect(expression, inferred, expected, place)
-        self._extent(expression)
+        self._size(expression)
         return inferred
 
     def _expect(self, node: ast.Expression, actual: Type | None, expected: Type | None, place: str) -> None:
@@ -370,23 +371,13 @@ class _Checker:
             words = counted(builtin.least, "argument") + ("" if builtin.most is not None else " or more")
             self.mistakes.append(say.WrongArity(node.span, builtin.signature, words, count))
 
-    def _extent(self, expression: ast.Expression) -> tuple[int, int]:
-        """Size and depth with functions written out; a formula that is too large is reported, and counts as small."""
-        size, depth = self._size(expression), self._depth(expression)
-        if size > MAX_SIZE:
+    def _size(self, expression: ast.Expression) -> FormulaSize:
+        """The size of a formula; one that is too large is reported, and counts as small."""
+        size = size_of(expression, self._sizes)
+        if size.operands > MAX_SIZE:
             self.mistakes.append(say.FormulaTooLarge(expression.span, MAX_SIZE, "operations"))
-            return 1, 1
-        if depth > MAX_DEPTH:
+            return FormulaSize(1, 1)
+        if size.levels > MAX_DEPTH:
             self.mistakes.append(say.FormulaTooLarge(expression.span, MAX_DEPTH, "levels"))
-            return 1, 1
-        return size, depth
-
-    def _size(self, expression: ast.Expression) -> int:
-        calls = [node.function.text for node in ast.walk(expression) if isinstance(node, ast.Call)]
-        bodies = [self._known[name] for name in calls if name in self._known]
-        return sum(1 for _ in ast.walk(expression)) + sum(b.size for b in bodies if isinstance(b, _Function))
-
-    def _depth(self, expression: ast.Expression) -> int:
-        within = max(map(self._depth, ast.operands(expression)), default=0)
-        body = self._known.get(expression.function.text) if isinstance(expression, ast.Call) else None
-        return 1 + max(within, body.depth if isinstance(body, _Function) else 0)
+            return FormulaSize(1, 1)
+        return size

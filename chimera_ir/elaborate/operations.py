@@ -1,33 +1,75 @@
 """The operation lines of a pipe, instantiated for its micro-batches and stages."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress, product
-from typing import cast
+from typing import NamedTuple, cast
 
-from chimera_ir.diagnostics.catalogue import groups
+from chimera_ir.diagnostics.catalogue import groups, pairs
 from chimera_ir.diagnostics.catalogue import values as say
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.elaborate.evaluate import Fault, Frame, Scope, compiled
+from chimera_ir.elaborate.evaluate import Fault, Frame, Scope, compiled, evaluate
 from chimera_ir.elaborate.grid import Grid, Unfit
 from chimera_ir.elaborate.pipes import Shape
 from chimera_ir.elaborate.versions import Readings
-from chimera_ir.ir.ids import Clock, Micro, Stage
+from chimera_ir.ir.ids import Clock, Micro, Stage, Worker
 from chimera_ir.ir.kinds import KINDS
 from chimera_ir.ir.levels import Pipe, Planned
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, Operation, Pair
+from chimera_ir.ir.text.printer import line as show
 from chimera_ir.syntax import ast
 
+Pipes = Mapping[str, tuple[Shape, Pipe]]
+"""All pipes by name, an indexed one as ``up[1]``."""
 
-def operations(shape: Shape, pipe: Pipe, reads: Readings) -> Iterator[Planned | Diagnostic]:
+
+class _Single(NamedTuple):
+    """A part of a line: an operation of a pipe, which may be another than that of the line."""
+
+    subject: ast.Subject
+    shape: Shape
+    pipe: Pipe
+
+    @property
+    def numbers(self) -> dict[int, Micro]:
+        """The global numbers of the pipe's micro-batches."""
+        return dict(zip(self.shape.micro_range, self.pipe.micros, strict=True))
+
+    def compute(self, batch: tuple[Micro, ...], stage: Stage, line: ast.Operation, reads: Readings) -> Compute:
+        """The operation on a batch and a stage."""
+        version = reads.get((batch[0], stage)) if reads else None
+        return Compute(KINDS[self.subject.letter.value], batch, stage, line.span, version)
+
+
+def operations(shape: Shape, pipe: Pipe, reads: Readings, pipes: Pipes) -> Iterator[Planned | Diagnostic]:
     """The operations of a pipe, line by line; a line that fails ends with why its first failing instance fails."""
     for line in shape.operations:
+        singles = [_single(subject, shape, pipe, pipes) for subject in line.subjects]
+        failed = [single for single in singles if isinstance(single, Diagnostic)]
+        if failed:
+            yield from failed
+            continue
+        known = [single for single in singles if isinstance(single, _Single)]
         try:
-            yield from _all_at_once(line, shape, pipe, reads)
+            yield from _all_at_once(line, known, shape, reads)
         except Unfit:
-            yield from _instances(line, shape, pipe, reads)
+            yield from _instances(line, known, shape, reads)
 
 
-def _all_at_once(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings) -> list[Planned]:
+def _single(subject: ast.Subject, shape: Shape, pipe: Pipe, pipes: Pipes) -> _Single | Diagnostic:
+    if subject.pipe is None:
+        return _Single(subject, shape, pipe)
+    name, index = subject.pipe.name.text, subject.pipe.index
+    if index is not None:
+        number = evaluate(index, shape.scope, shape.instance())
+        if isinstance(number, Diagnostic):
+            return number
+        name = f"{name}[{number}]"
+    if name not in pipes:
+        return pairs.NoSuchPipe(subject.pipe.span, (), shape.instance(), name, ", ".join(f"`{pipe}`" for pipe in pipes))
+    return _Single(subject, *pipes[name])
+
+
+def _all_at_once(line: ast.Operation, singles: Sequence[_Single], shape: Shape, reads: Readings) -> list[Planned]:
     """The operations of one line.
 
     Raises
@@ -37,46 +79,91 @@ def _all_at_once(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings)
     """
     names = (shape.micros.variable.text, shape.stages.variable.text)
     grid = Grid(shape.steps, shape.stage_range, names, shape.scope)
-    batches = _known(grid, line.micro, dict(zip(shape.micro_range, pipe.micros, strict=True)))
-    stages, clocks = cast("list[Stage]", grid.values(line.stage)), cast("list[Clock]", grid.values(line.clock))
-    if line.guard is not None:
-        wanted = grid.values(line.guard)
-        batches, stages, clocks = (list(compress(column, wanted)) for column in (batches, stages, clocks))  # type: ignore[assignment]
-    if None in batches or not {*stages} <= {*shape.stage_range}:
+    wanted = None if line.guard is None else grid.values(line.guard)
+    columns = [_column(line, single, grid, wanted, reads) for single in singles]
+    clocks = cast("list[Clock]", grid.values(line.clock))
+    clocks = clocks if wanted is None else list(compress(clocks, wanted))
+    if len(columns) == 1:
+        (column,) = columns
+        return [Planned(clock, worker, operation) for clock, (worker, operation) in zip(clocks, column, strict=True)]
+    joined: list[Planned] = []
+    for clock, both in zip(clocks, zip(*columns, strict=True), strict=True):
+        operation = _joined(line, both, shape.instance())
+        if isinstance(operation, Diagnostic):
+            raise Unfit
+        joined.append(Planned(clock, both[0][0], operation))
+    return joined
+
+
+_Placed = tuple[Worker, Compute]
+
+
+def _column(
+    line: ast.Operation, single: _Single, grid: Grid, wanted: Sequence[int] | None, reads: Readings
+) -> list[_Placed]:
+    """A part of a line for all pairs of the grid that are wanted, each with its worker."""
+    batches = _known(grid, single.subject.micro, single.numbers)
+    stages = cast("list[Stage]", grid.values(single.subject.stage))
+    if wanted is not None:
+        batches, stages = (list(compress(column, wanted)) for column in (batches, stages))  # type: ignore[assignment]
+    if None in batches or not {*stages} <= {*single.shape.stage_range}:
         raise Unfit
-    kind, workers, span = KINDS[line.letter.value], pipe.workers, line.span
+    workers = single.pipe.workers
     return [
-        Planned(
-            clock, workers[stage], Compute(kind, batch, stage, span, reads.get((batch[0], stage)) if reads else None)
-        )
-        for clock, stage, batch in zip(clocks, stages, batches, strict=True)
+        (workers[stage], single.compute(batch, stage, line, reads))
+        for stage, batch in zip(stages, batches, strict=True)
         if batch is not None
     ]
 
 
-def _instances(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings) -> Iterator[Planned | Diagnostic]:
+def _instances(
+    line: ast.Operation, singles: Sequence[_Single], shape: Shape, reads: Readings
+) -> Iterator[Planned | Diagnostic]:
     """The operations of one line, one by one, up to the first that fails."""
     names = (shape.micros.variable.text, shape.stages.variable.text)
     scope = shape.scope.with_variables(*names)
     guard = None if line.guard is None else compiled(line.guard, scope)
-    clock, stage_of = compiled(line.clock, scope), compiled(line.stage, scope)
-    batch_of = _batches(line.micro, scope, dict(zip(shape.micro_range, pipe.micros, strict=True)))
-    kind = KINDS[line.letter.value]
+    clock = compiled(line.clock, scope)
+    formulas = [
+        (single, compiled(single.subject.stage, scope), _batches(single.subject.micro, scope, single.numbers))
+        for single in singles
+    ]
     frame: Frame = ()
     try:
         for frame in product(shape.steps, shape.stage_range):
             if guard is not None and not guard(frame):
                 continue
-            stage = stage_of(frame)
-            batch = batch_of(frame)
-            if batch is None or stage not in shape.stage_range:
-                yield _no_such(line, shape, names, frame)
+            placed: list[_Placed] = []
+            for single, stage_of, batch_of in formulas:
+                stage, batch = stage_of(frame), batch_of(frame)
+                if batch is None or stage not in single.shape.stage_range:
+                    yield _no_such(single, shape, names, frame)
+                    return
+                placed.append((single.pipe.workers[stage], single.compute(batch, Stage(stage), line, reads)))
+            operation = _joined(line, placed, shape.instance(*zip(names, frame, strict=True)))
+            if isinstance(operation, Diagnostic):
+                yield operation
                 return
-            version = reads.get((batch[0], Stage(stage)))
-            operation = Compute(kind, batch, Stage(stage), line.span, version)
-            yield Planned(Clock(clock(frame)), pipe.workers[stage], operation)
+            yield Planned(Clock(clock(frame)), placed[0][0], operation)
     except Fault as fault:
         yield fault.diagnostic(shape.instance(*zip(names, frame, strict=True)))
+
+
+def _joined(line: ast.Operation, placed: Sequence[_Placed], instance: say.Instance) -> Operation | Diagnostic:
+    """The operation by itself, or the pair of two, if they can be one."""
+    if len(placed) == 1:
+        return placed[0][1]
+    (worker, first), (other, second) = placed
+    facts = line.span, (), instance, show(first), show(second)
+    if worker != other:
+        return pairs.PairApart(*facts, worker, other)
+    if first.size != second.size:
+        return pairs.PairUneven(*facts, first.size, second.size)
+    common = {*first.micros} & {*second.micros}
+    if common:
+        return pairs.PairOfOne(*facts, min(common))
+    forward, backward = (first, second) if first.kind.opens else (second, first)
+    return Pair(forward, backward, line.span)
 
 
 def _known(
@@ -87,11 +174,11 @@ def _known(
         single = {mine: (number,) for mine, number in numbers.items()}
         return list(map(single.get, grid.values(micro)))
     batches: dict[tuple[int, int], tuple[Micro, ...] | None] = {}
-    pairs = list(zip(grid.values(micro.start), grid.values(micro.stop), strict=True))
-    for start, stop in {*pairs}:
+    ranges = list(zip(grid.values(micro.start), grid.values(micro.stop), strict=True))
+    for start, stop in {*ranges}:
         known = start < stop and start in numbers and stop - 1 in numbers
         batches[start, stop] = tuple([numbers[mine] for mine in range(start, stop)]) if known else None
-    return [batches[pair] for pair in pairs]
+    return [batches[ends] for ends in ranges]
 
 
 def _batches(
@@ -113,27 +200,25 @@ def _batches(
     return several
 
 
-def _no_such(line: ast.Operation, shape: Shape, names: tuple[str, str], frame: Frame) -> Diagnostic:
-    """The diagnostic of an operation on a micro-batch or a stage that the pipe does not have."""
-    scope = shape.scope.with_variables(*names)
+def _no_such(single: _Single, shape: Shape, names: tuple[str, str], frame: Frame) -> Diagnostic:
+    """The diagnostic of an operation on a micro-batch or a stage that its pipe does not have."""
+    scope, subject = shape.scope.with_variables(*names), single.subject
     instance = shape.instance(*zip(names, frame, strict=True))
-    micros = shape.micro_range
-    if not isinstance(line.micro, ast.Range):
-        micro = compiled(line.micro, scope)(frame)
+    micros = single.shape.micro_range
+    if not isinstance(subject.micro, ast.Range):
+        micro = compiled(subject.micro, scope)(frame)
         if micro not in micros:
-            values = scope.values_in(line.micro, frame)
-            return say.NoSuchMicro(line.micro.span, values, instance, micro, micros.start, micros.stop - 1)
+            values = scope.values_in(subject.micro, frame)
+            return say.NoSuchMicro(subject.micro.span, values, instance, micro, micros.start, micros.stop - 1)
     else:
-        start, stop = compiled(line.micro.start, scope)(frame), compiled(line.micro.stop, scope)(frame)
+        start, stop = compiled(subject.micro.start, scope)(frame), compiled(subject.micro.stop, scope)(frame)
         values = tuple(
-            dict([*scope.values_in(line.micro.start, frame), *scope.values_in(line.micro.stop, frame)]).items()
+            dict([*scope.values_in(subject.micro.start, frame), *scope.values_in(subject.micro.stop, frame)]).items()
         )
         if stop <= start:
-            return groups.EmptyGroup(line.micro.span, values, instance, start, stop)
+            return groups.EmptyGroup(subject.micro.span, values, instance, start, stop)
         if start not in micros or stop - 1 not in micros:
             micro = start if start not in micros else max(start, micros.stop)
-            return say.NoSuchMicro(line.micro.span, values, instance, micro, micros.start, micros.stop - 1)
-    values = scope.values_in(line.stage, frame)
-    return say.NoSuchStage(
-        line.stage.span, values, instance, compiled(line.stage, scope)(frame), shape.stage_range.stop - 1
-    )
+            return say.NoSuchMicro(subject.micro.span, values, instance, micro, micros.start, micros.stop - 1)
+    values, stage = scope.values_in(subject.stage, frame), compiled(subject.stage, scope)(frame)
+    return say.NoSuchStage(subject.stage.span, values, instance, stage, single.shape.stage_range.stop - 1)

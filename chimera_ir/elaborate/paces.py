@@ -91,29 +91,30 @@ def _beats(
         try:
             guard = ALWAYS if line.guard is None else laws(line.guard)
             if any(guard.values):
-                subjects, clock = _subjects(line, shape, guard, laws, most), laws(line.clock)
-                yield _Beat(line, stage, clock, guard, lcm(subjects, clock.period, guard.period))
+                (subject,) = line.subjects  # a stream has no pairs: see clauses.check_updates
+                places, clock = _places(subject, shape, guard, laws, most), laws(line.clock)
+                yield _Beat(line, stage, clock, guard, lcm(places, clock.period, guard.period))
         except Fault as fault:
             failed.append(fault.diagnostic(shape.instance((variable, stage))))
             return
 
 
-def _subjects(line: ast.Operation, shape: Shape, guard: Law, laws: Callable[[ast.Expression], Law], most: int) -> int:
+def _places(subject: ast.Subject, shape: Shape, guard: Law, laws: Callable[[ast.Expression], Law], most: int) -> int:
     """The period of the stage and micro-batch of a line: stages repeat, micro-batches stay near the variable."""
-    place = laws(line.stage)
+    place = laws(subject.stage)
     if place.increment:
-        raise Fault(partial(say.StageDrifts, line.stage.span, (), rate=str(place.rate)))
+        raise Fault(partial(say.StageDrifts, subject.stage.span, (), rate=str(place.rate)))
     variable, step = shape.micros.variable.text, shape.steps.step
-    if isinstance(line.micro, ast.Range):
-        ends = [laws(line.micro.start), laws(line.micro.stop)]
-        text = f"{show_expression(line.micro.start)}..{show_expression(line.micro.stop)}"
+    if isinstance(subject.micro, ast.Range):
+        ends = [laws(subject.micro.start), laws(subject.micro.stop)]
+        text = f"{show_expression(subject.micro.start)}..{show_expression(subject.micro.stop)}"
     else:
-        ends, text = [laws(line.micro)], show_expression(line.micro)
+        ends, text = [laws(subject.micro)], show_expression(subject.micro)
     for number, end in enumerate(ends):
-        period = limited(lcm(step, end.period, guard.period), most, line.micro.span)
+        period = limited(lcm(step, end.period, guard.period), most, subject.micro.span)
         guarded = (m for m in shape.lengthened(period).steps if guard.at(m))
         if end.rate != 1 or not all(number <= end.at(m) - m < step + number for m in guarded):
-            raise Fault(partial(say.MicroStrays, line.micro.span, (), micro=text, variable=variable, step=step))
+            raise Fault(partial(say.MicroStrays, subject.micro.span, (), micro=text, variable=variable, step=step))
     return lcm(place.period, *(end.period for end in ends))
 
 

@@ -131,7 +131,9 @@ def _shape(lines: _Lines, name: str, scope: Scope) -> Shape | Diagnostic:
     micro_range = _micro_range(micros, step, scope, instance)
     if isinstance(micro_range, Diagnostic):
         return micro_range
-    return Shape(name, *lines, scope, stage_range, micro_range, micro_range[::step])
+    worker = lines.stages.worker
+    inside = scope if worker is None else scope.with_formula(worker.text, lines.stages.place)
+    return Shape(name, *lines, inside, stage_range, micro_range, micro_range[::step])
 
 
 def _micro_range(micros: ast.Micros, step: int, scope: Scope, instance: Instance) -> range | Diagnostic:

@@ -9,6 +9,7 @@ from chimera_ir.elaborate.evaluate import Fault, compiled
 from chimera_ir.elaborate.pipes import Shape
 from chimera_ir.ir.ids import Micro, Stage, Version
 from chimera_ir.ir.levels import Pipe, Planned
+from chimera_ir.ir.ops import singles
 
 Readings = Mapping[tuple[Micro, Stage], Version]
 """The version that a micro-batch reads on a stage; empty in a synchronous scheme."""
@@ -73,7 +74,7 @@ def readings(shape: Shape, pipe: Pipe) -> Readings:
 
 def torn(planned: Iterable[Planned], reads: Readings, per_update: int, shape: Shape) -> Iterator[Diagnostic]:
     """Diagnostics of operations on micro-batches of several updates, or of several versions."""
-    for operation in (entry.operation for entry in planned):
+    for operation in singles(entry.operation for entry in planned):
         first = operation.micros[0]
         for micro in operation.micros[1:]:
             updates = first // per_update, micro // per_update

@@ -28,7 +28,7 @@ from chimera_ir.flow.net import Reads, reads_of
 from chimera_ir.ir.ids import WeightGroup, Worker
 from chimera_ir.ir.kinds import Value
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Operation
 
 _SEARCH = 2_000_000
 """The number of edges after which the search for a shortest cycle stops."""
@@ -72,7 +72,7 @@ class Dag:
     """The graph of a schedule, made by `build`. It is a DAG only if `cycle` finds no cycle."""
 
     def __init__(self, schedule: Schedule, reads: Reads) -> None:
-        self.operations: tuple[Compute, ...] = tuple(operation for lane in schedule.lanes for operation in lane)
+        self.operations: tuple[Operation, ...] = tuple(operation for lane in schedule.lanes for operation in lane)
         self._owners = [Worker(worker) for worker, lane in enumerate(schedule.lanes) for _ in lane]
         self._header = schedule.header
         self._graph = _Graph()
@@ -116,8 +116,15 @@ class Dag:
 
     def value(self, before: int, after: int) -> Value:
         """The first value that one operation makes and another reads."""
-        made = self.operations[before].kind.makes
-        return next(value for value in self.operations[after].kind.reads if value in made)
+        makers, readers = self.operations[before].parts, self.operations[after].parts
+        return next(
+            value
+            for reader in readers
+            for value in reader.kind.reads
+            for maker in makers
+            if value in maker.kind.makes and reader.stage - value.towards == maker.stage
+            if not {*reader.micros}.isdisjoint(maker.micros)
+        )
 
     @cached_property
     def topological(self) -> tuple[int, ...]:
@@ -206,6 +213,7 @@ def build(schedule: Schedule, reads: Reads | None = None) -> Dag:
     --------
     >>> from chimera_ir.ir.levels import Header, Pipe
     >>> from chimera_ir.ir.kinds import BACKWARD, FORWARD
+    >>> from chimera_ir.ir.ops import Compute
     >>> header = Header("one", (), 1, 1, 1, (Pipe("down", (Worker(0),), (0,)),))
     >>> dag = build(Schedule(header, ((Compute(FORWARD, (0,), 0), Compute(BACKWARD, (0,), 0)),)))
     >>> dag.topological, dag.predecessors(1), len(dag)
@@ -220,7 +228,7 @@ def _lanes(schedule: Schedule) -> Iterator[tuple[int, int]]:
         yield from pairwise(range(start, end))
 
 
-def _sync(operations: tuple[Compute, ...], owners: list[Worker], header: Header) -> Iterator[tuple[int, int]]:
+def _sync(operations: tuple[Operation, ...], owners: list[Worker], header: Header) -> Iterator[tuple[int, int]]:
     if not header.trains:
         return
     sums, updates = len(operations), header.updates
@@ -228,11 +236,12 @@ def _sync(operations: tuple[Compute, ...], owners: list[Worker], header: Header)
     steps = {place: sums + (len(header.groups) + index) * updates for index, place in enumerate(held)}
     numbers = [[header.group_numbers[group] for group in groups] for groups in header.groups_with]
     last: dict[tuple[int, int, int], int] = {}
-    for node, (worker, operation) in enumerate(zip(owners, operations, strict=True)):
-        update = header.update_of(operation.micros) if operation.kind.sums else None
-        for number in numbers[operation.stage]:
-            if operation.version:
-                yield steps[worker, number] + operation.version - 1, node
+    parts = ((node, part) for node, operation in enumerate(operations) for part in operation.parts)
+    for node, part in parts:
+        worker, update = owners[node], header.update_of(part.micros) if part.kind.sums else None
+        for number in numbers[part.stage]:
+            if part.version:
+                yield steps[worker, number] + part.version - 1, node
             if update:
                 yield steps[worker, number] + update - 1, node
             if update is not None:

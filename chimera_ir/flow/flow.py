@@ -8,16 +8,17 @@ B m0 s0     takes a and dx
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 
 from chimera_ir.ir.ids import Stage, Worker
 from chimera_ir.ir.kinds import KINDS, Kind, Value, follows, values
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Compute, Message
+from chimera_ir.ir.ops import Message, Operation, Pair
 
 ABSENT = -1
 """The number of an operation that is not there."""
 
-Numbered = Iterable[tuple[int, Compute]]
+Numbered = Iterable[tuple[int, Operation]]
 """Operations with their numbers. The caller chooses what the numbers count."""
 
 
@@ -54,14 +55,17 @@ class Flow:
         stages = self.stages
         entered = {kind: [column for kinds, column in numbers.items() if kind in kinds] for kind in KINDS.values()}
         for number, operation in numbered:
-            stage = operation.stage
-            for micro in operation.micros:
-                cell = micro * stages + stage
-                for column in entered[operation.kind]:
-                    column[cell] = number
+            for part in operation.parts:
+                stage, columns = part.stage, entered[part.kind]
+                for micro in part.micros:
+                    cell = micro * stages + stage
+                    for column in columns:
+                        column[cell] = number
 
-    def needs(self, operation: Compute) -> tuple[int, ...]:
+    def needs(self, operation: Operation) -> tuple[int, ...]:
         """The operations that make the values an operation reads, each once; `ABSENT` for those that do not exist."""
+        if isinstance(operation, Pair):
+            return tuple(dict.fromkeys(chain.from_iterable(map(self.needs, operation.parts))))
         readable = self._reads[operation.kind][operation.stage]
         if len(operation.micros) == 1:
             cell = operation.micros[0] * self.stages + operation.stage
@@ -103,7 +107,7 @@ class Flow:
         }
 
 
-def flow(header: Header, operations: Iterable[Compute]) -> Flow:
+def flow(header: Header, operations: Iterable[Operation]) -> Flow:
     """The flow of operations numbered from 0."""
     return Flow(header, enumerate(operations))
 
@@ -115,10 +119,11 @@ def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[tup
     """
     stages, pipe_of = header.stages, header.pipe_of
     for number, operation in numbered:
-        micros, stage = operation.micros, operation.stage
-        for value in operation.kind.hands_on:
-            target = stage + value.towards
-            if 0 <= target < stages:
-                receiver = pipe_of[micros[0]].workers[target]
-                if receiver != worker:
-                    yield number, Message(micros, stage, Stage(target)), receiver
+        for part in operation.parts:
+            micros, stage = part.micros, part.stage
+            for value in part.kind.hands_on:
+                target = stage + value.towards
+                if 0 <= target < stages:
+                    receiver = pipe_of[micros[0]].workers[target]
+                    if receiver != worker:
+                        yield number, Message(micros, stage, Stage(target)), receiver

@@ -17,7 +17,7 @@ from functools import cache
 from chimera_ir.flow.cycles import Waits
 from chimera_ir.flow.net import Net
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Operation
 
 Place = Callable[[int], tuple[Hashable, int] | None]
 """What an event is within its turn, and the number of the turn; None for one that does not come again."""
@@ -44,7 +44,7 @@ def fold(net: Net, header: Header) -> FoldedTurn:
     """
     operations, period = net.operations, header.period
     ends = {0, header.micro_batches // period - 1}
-    inside = [number for number in net.order if operations[number].micros[0] // period in ends]
+    inside = [number for number in net.order if operations[number].parts[0].micros[0] // period in ends]
     return folded(inside, net.predecessors, lambda number: _place(operations[number], period))
 
 
@@ -75,7 +75,7 @@ def folded(order: Iterable[int], before: Sequence[Sequence[int]], place: Place) 
     return FoldedTurn(events, [tuple(waits.items()) for waits in nearest])
 
 
-def _place(operation: Compute, period: int) -> tuple[Hashable, int]:
-    turn = operation.micros[0] // period
-    within = tuple(micro - turn * period for micro in operation.micros)
-    return (operation.kind, operation.stage, within), turn
+def _place(operation: Operation, period: int) -> tuple[Hashable, int]:
+    turn = operation.parts[0].micros[0] // period
+    within = [(part.stage, *(micro - turn * period for micro in part.micros)) for part in operation.parts]
+    return (operation.kind, *within), turn

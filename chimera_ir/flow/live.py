@@ -6,13 +6,13 @@ B m0 s0     -1
 B m1 s0     -1
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import accumulate, repeat
 from typing import NamedTuple, TypeVar
 
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, singles
 
 K = TypeVar("K")
 
@@ -62,16 +62,16 @@ def activations(schedule: Schedule) -> tuple[Peak, ...]:
     that recomputes it is so from its input gradient on, if its backward is split: the activations that a backward
     computes again and needs itself are gone when it ends.
     """
-    growth = schedule.header.growth
+    header, growth = schedule.header, schedule.header.growth
     return tuple(
         _peak(
             lane,
             [
                 growth[operation.kind].forward * (not again) + growth[operation.kind].later
-                for operation, again in zip(lane, _again(schedule.header, lane), strict=True)
+                for operation, again in zip(lane, _again(header, lane), strict=True)
             ],
         )
-        for lane in schedule.lanes
+        for lane in _lanes(schedule)
     )
 
 
@@ -88,8 +88,13 @@ def inputs(schedule: Schedule) -> tuple[Peak, ...]:
                 for operation, again in zip(lane, _again(header, lane), strict=True)
             ],
         )
-        for lane in schedule.lanes
+        for lane in _lanes(schedule)
     )
+
+
+def _lanes(schedule: Schedule) -> Iterator[tuple[Compute, ...]]:
+    """The operations of each lane one by one: what both of a pair need is there at once, as its forward comes first."""
+    return (tuple(singles(lane)) for lane in schedule.lanes)
 
 
 def whole(header: Header, peaks: Iterable[Peak]) -> tuple[Fraction, ...]:

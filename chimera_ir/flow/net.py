@@ -13,7 +13,7 @@ from chimera_ir.flow.flow import ABSENT, flow
 from chimera_ir.flow.run import Time, ends, play
 from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Net:
     for ever are not in ``order``.
     """
 
-    operations: tuple[Compute, ...]
+    operations: tuple[Operation, ...]
     lanes: tuple[range, ...]
     predecessors: tuple[tuple[int, ...], ...]
     order: Sequence[int]
@@ -88,19 +88,25 @@ def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, in
     groups_with = schedule.header.groups_with
     last: dict[tuple[WeightGroup, int], dict[int, int]] = defaultdict(dict)
     for worker, (lane, numbers) in enumerate(zip(schedule.lanes, lanes, strict=True)):
-        for number, operation in zip(numbers, lane, strict=True):
-            if operation.kind.sums:
-                update = schedule.header.update_of(operation.micros)
-                for group in groups_with[operation.stage]:
+        for number, part in _parts(numbers, lane):
+            if part.kind.sums:
+                update = schedule.header.update_of(part.micros)
+                for group in groups_with[part.stage]:
                     last[group, update][worker] = number
     for lane, numbers in zip(schedule.lanes, lanes, strict=True):
         reached: dict[WeightGroup, int] = defaultdict(int)
-        for number, operation in zip(numbers, lane, strict=True):
-            version = newest(schedule.header, operation)
-            for group in groups_with[operation.stage]:
+        for number, part in _parts(numbers, lane):
+            version = newest(schedule.header, part)
+            for group in groups_with[part.stage]:
                 for update in range(reached[group], version):
                     yield from ((before, number) for before in last[group, update].values())
                 reached[group] = max(reached[group], version)
+
+
+def _parts(numbers: range, lane: Sequence[Operation]) -> Iterator[tuple[int, Compute]]:
+    """The parts of a lane's operations, each with the number of its operation."""
+    for number, operation in zip(numbers, lane, strict=True):
+        yield from ((number, part) for part in operation.parts)
 
 
 def newest(header: Header, operation: Compute) -> int:

@@ -11,6 +11,9 @@ and g is what the gradients of the weights still need. A micro-batch has on each
 micro-batch makes a value once on each stage. A value for a neighbour is gone after the operation that reads it there,
 any other after the operation that frees it. No other module asks whether an operation *is* a forward: it asks what the
 operation's kind reads, makes, frees and sums.
+
+A pair is an F and a B of different micro-batches that a worker runs as one operation. It reads, makes, frees and sums
+what both do, and has a cost of its own.
 """
 
 from collections.abc import Iterable, Iterator
@@ -103,6 +106,28 @@ KINDS = {row.letter: row for row in (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_G
 """The rows, by letter, in the order in which a micro-batch meets them."""
 
 
+@dataclass(frozen=True, eq=False)
+class Pairing:
+    """Two kinds whose operations may run as one. ``letter`` is the key of its cost, ``noun`` its name in messages."""
+
+    letter: str
+    noun: str
+    kinds: tuple[Kind, Kind]
+
+    def __repr__(self) -> str:
+        return self.letter
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickles a pairing as its letter, as a row is."""
+        return costed, (self.letter,)
+
+
+PAIR = Pairing("pair", "pair", (FORWARD, BACKWARD))
+
+COSTED: dict[str, Kind | Pairing] = {**KINDS, PAIR.letter: PAIR}
+"""All that has a cost of its own, by the key of the cost: the rows, and pairs."""
+
+
 def unmade(kinds: Iterable[Kind]) -> Iterator[tuple[Kind, Value]]:
     """The values that operations of some kinds read of their own stage and that none of them makes, with a reader."""
     kinds = tuple(kinds)
@@ -113,6 +138,11 @@ def unmade(kinds: Iterable[Kind]) -> Iterator[tuple[Kind, Value]]:
 def kind(letter: str) -> Kind:
     """The row of a letter."""
     return KINDS[letter]
+
+
+def costed(letter: str) -> Kind | Pairing:
+    """The row or the pairing of a letter."""
+    return COSTED[letter]
 
 
 def values() -> Iterator[Value]:

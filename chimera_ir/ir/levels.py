@@ -14,6 +14,8 @@ from chimera_ir.ir.ops import (
     Compute,
     Drop,
     Instruction,
+    Operation,
+    Pair,
     Recv,
     Send,
     Stash,
@@ -243,7 +245,7 @@ class Planned(NamedTuple):
 
     clock: Clock
     worker: Worker
-    operation: Compute
+    operation: Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +261,7 @@ class Schedule:
     """``lanes[w]``: the compute operations of worker w in the order in which it runs them."""
 
     header: Header
-    lanes: tuple[tuple[Compute, ...], ...]
+    lanes: tuple[tuple[Operation, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,12 +280,17 @@ class Parts:
     """The instructions of a lane by kind: compute operations, the four kinds of lines about messages, and the rest."""
 
     length: int
-    computes: Lines[Compute]
+    computes: Lines[Operation]
     sends: Lines[Send]
     recvs: Lines[Recv]
     wait_sends: Lines[WaitSend]
     wait_recvs: Lines[WaitRecv]
     updates: Lines[AllReduce | WaitAllReduce | Step | Stash | Drop]
+
+    @property
+    def singles(self) -> Iterator[tuple[int, Compute]]:
+        """The compute operations one by one, those of a pair one after the other, with their places."""
+        return ((place, part) for place, operation in self.computes for part in operation.parts)
 
 
 @dataclass(frozen=True)
@@ -303,6 +310,7 @@ def _apart(lane: tuple[Instruction, ...]) -> Parts:
     apart = Parts(len(lane), *(Lines(array("q"), []) for _ in range(6)))
     of_kind: dict[type, Lines[Any]] = {
         Compute: apart.computes,
+        Pair: apart.computes,
         Send: apart.sends,
         Recv: apart.recvs,
         WaitSend: apart.wait_sends,

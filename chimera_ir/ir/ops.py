@@ -4,11 +4,12 @@ In an asynchronous program instructions name weight versions: a compute operatio
 and a step name the version that they lead to. In a synchronous program, which has one version, they are None.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from chimera_ir.ir.ids import Micro, Slot, Stage, Version, WeightGroup, Worker
-from chimera_ir.ir.kinds import Kind
+from chimera_ir.ir.kinds import PAIR, Kind, Pairing
 from chimera_ir.source import Span
 
 NOWHERE = Span(0, 0)
@@ -32,6 +33,52 @@ class Compute:
     stage: Stage
     origin: Span = field(default=NOWHERE, compare=False, repr=False)
     version: Version | None = None
+
+    @property
+    def parts(self) -> tuple["Compute", ...]:
+        """The operation itself."""
+        return (self,)
+
+    @property
+    def size(self) -> int:
+        """The number of micro-batches."""
+        return len(self.micros)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A forward and a backward of different micro-batches, which a worker runs as one operation.
+
+    Both begin and end together. They are over as many micro-batches each.
+    """
+
+    forward: Compute
+    backward: Compute
+    origin: Span = field(default=NOWHERE, compare=False, repr=False)
+
+    @property
+    def kind(self) -> Pairing:
+        """The pairing, which has the cost."""
+        return PAIR
+
+    @property
+    def parts(self) -> tuple[Compute, ...]:
+        """The forward and the backward."""
+        return self.forward, self.backward
+
+    @property
+    def size(self) -> int:
+        """The number of micro-batches of each of the two."""
+        return len(self.forward.micros)
+
+
+Operation = Compute | Pair
+"""What a worker computes at a time."""
+
+
+def singles(operations: Iterable[Operation]) -> Iterator[Compute]:
+    """The operations one by one, those of a pair one after the other."""
+    return (part for operation in operations for part in operation.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,4 +162,4 @@ class Drop:
 
 
 Talk = Send | Recv | WaitSend | WaitRecv
-Instruction = Compute | Send | Recv | WaitSend | WaitRecv | AllReduce | WaitAllReduce | Step | Stash | Drop
+Instruction = Compute | Pair | Send | Recv | WaitSend | WaitRecv | AllReduce | WaitAllReduce | Step | Stash | Drop

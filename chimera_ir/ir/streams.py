@@ -27,7 +27,7 @@ from functools import cached_property
 
 from chimera_ir.ir.ids import Micro
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
-from chimera_ir.ir.ops import Compute, Instruction
+from chimera_ir.ir.ops import Compute, Instruction, singles
 from chimera_ir.ir.turns import Turn, moved, turns_of, unroll, updates_a_turn
 
 MARGIN = 3
@@ -118,7 +118,7 @@ def stream_of(schedule: Schedule) -> ScheduleStream:
     ValueError
         If a lane shows no turn.
     """
-    turns = [turn_in(schedule.header, lane) for lane in schedule.lanes]
+    turns = [turn_in(schedule.header, tuple(singles(lane))) for lane in schedule.lanes]
     if None in turns:
         raise ValueError("the schedule shows no turn of a steady state")
     header = header_of(schedule.header, updates_a_turn(schedule.header))

@@ -22,6 +22,7 @@ from chimera_ir.ir.ops import (
     Drop,
     Instruction,
     Message,
+    Pair,
     Recv,
     Send,
     Stash,
@@ -89,6 +90,8 @@ def extent(instruction: Instruction) -> Extent:
         micros = instruction.message.micros
     elif isinstance(instruction, Compute):
         micros = instruction.micros
+    elif isinstance(instruction, Pair):
+        micros = (*instruction.forward.micros, *instruction.backward.micros)
     elif isinstance(instruction, Stash | Drop):
         return Extent(instruction.version, instruction.version, of_updates=True)
     else:
@@ -164,7 +167,7 @@ def lowest(known: Mapping[WeightGroup, Initial], instruction: Instruction) -> in
             return known[group].stash if group in known else 0
         case Drop(group):
             return known[group].drop if group in known else 0
-        case Compute() | Send() | Recv() | WaitSend() | WaitRecv() | AllReduce() | WaitAllReduce() | Step():
+        case Compute() | Pair() | Send() | Recv() | WaitSend() | WaitRecv() | AllReduce() | WaitAllReduce() | Step():
             return 0
         case _:
             assert_never(instruction)
@@ -211,9 +214,10 @@ def shelf(message: Message) -> Shelf:
 def moved(instruction: Instruction, micros: int, updates: int = 0) -> Instruction:
     """An instruction with its micro-batches and updates moved by so many, in the same slot."""
     match instruction:
-        case Compute(kind, numbers, stage, origin, version):
-            read = None if version is None else Version(version + updates)
-            return Compute(kind, _later(numbers, micros), stage, origin, read)
+        case Compute():
+            return _computed_later(instruction, micros, updates)
+        case Pair(forward, backward, origin):
+            return Pair(_computed_later(forward, micros, updates), _computed_later(backward, micros, updates), origin)
         case Send(message, to, origin):
             return Send(_of_later(message, micros), to, origin)
         case Recv(message, source, slot, origin):
@@ -226,6 +230,11 @@ def moved(instruction: Instruction, micros: int, updates: int = 0) -> Instructio
             return type(instruction)(group, Version(version + updates), origin)
         case _:
             assert_never(instruction)
+
+
+def _computed_later(operation: Compute, micros: int, updates: int) -> Compute:
+    read = None if operation.version is None else Version(operation.version + updates)
+    return Compute(operation.kind, _later(operation.micros, micros), operation.stage, operation.origin, read)
 
 
 def _of_later(message: Message, by: int) -> Message:

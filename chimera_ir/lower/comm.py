@@ -91,9 +91,9 @@ class Traffic:
     postings
         The receives, in the order of the lane.
     sent
-        The message that leaves after an operation.
+        The messages that leave after an operation: one, or those of both operations of a pair.
     received
-        The message that is waited for before an operation.
+        The messages that are waited for before an operation.
     retired
         The sends that are waited for before an operation.
     unanswered
@@ -101,8 +101,8 @@ class Traffic:
     """
 
     postings: list[Posting]
-    sent: Mapping[int, Transfer]
-    received: Mapping[int, Transfer]
+    sent: Mapping[int, list[Transfer]]
+    received: Mapping[int, list[Transfer]]
     retired: Mapping[int, list[Transfer]]
     unanswered: list[Transfer]
 
@@ -112,8 +112,8 @@ class _Draft:
     """The traffic of a lane while it is gathered, peer by peer; ``wanted`` holds (first use, transfer)."""
 
     wanted: list[tuple[int, Transfer]] = field(default_factory=list)
-    sent: dict[int, Transfer] = field(default_factory=dict)
-    received: dict[int, Transfer] = field(default_factory=dict)
+    sent: dict[int, list[Transfer]] = field(default_factory=lambda: defaultdict(list))
+    received: dict[int, list[Transfer]] = field(default_factory=lambda: defaultdict(list))
     retired: dict[int, list[Transfer]] = field(default_factory=lambda: defaultdict(list))
     unanswered: list[Transfer] = field(default_factory=list)
 
@@ -128,7 +128,7 @@ class EarliestRun:
 
 def earliest_run(net: Net) -> EarliestRun:
     """The earliest run if every operation takes as long as it has micro-batches."""
-    lengths = [len(operation.micros) for operation in net.operations]
+    lengths = [operation.size for operation in net.operations]
     ends = net.ends(lengths)
     begins = [end - length for end, length in zip(ends, lengths, strict=True)]
     return EarliestRun(*([times[lane.start : lane.stop] for lane in net.lanes] for times in (begins, ends)))
@@ -162,7 +162,8 @@ def _drafts(schedule: Schedule, run: EarliestRun | None) -> list[_Draft]:
         there, here = drafts[receiver], drafts[sender]
         there.wanted += zip(_first_uses(transfers), transfers, strict=True)
         for transfer in transfers:
-            there.received[transfer.used] = here.sent[transfer.produced] = transfer
+            there.received[transfer.used].append(transfer)
+            here.sent[transfer.produced].append(transfer)
         if run is None:
             _retire(here, transfers, links.get((receiver, sender), []))
         else:

@@ -26,7 +26,7 @@ from heapq import heappop, heappush
 
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, singles
 from chimera_ir.ir.streams import ScheduleStream
 from chimera_ir.ir.turns import updates_a_turn
 
@@ -44,7 +44,9 @@ def forwards(level: Schedule | ScheduleStream) -> Schedule:
         Complete, placed and acyclic.
     """
     schedule = level if isinstance(level, Schedule) else level.view(_updates(level.header))
-    lanes = [[_unversioned(operation) for operation in lane if operation.kind.opens] for lane in schedule.lanes]
+    lanes = [
+        [_unversioned(operation) for operation in singles(lane) if operation.kind.opens] for lane in schedule.lanes
+    ]
     return Schedule(_header(schedule.header), tuple(_ordered(lanes)))
 
 

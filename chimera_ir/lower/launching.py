@@ -12,7 +12,7 @@ from chimera_ir.flow.net import newest, reads_of
 from chimera_ir.flow.run import ends, play
 from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.levels import Schedule
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Operation
 from chimera_ir.lower.sync import Duration
 
 Sum = tuple[WeightGroup, int]
@@ -63,12 +63,14 @@ class _Events:
                 if place < len(lane):
                     self._operation(*next(reads), lane[place])
 
-    def _operation(self, number: int, reads: Iterable[int], operation: Compute) -> None:
-        groups, needed = self._header.groups_with[operation.stage], newest(self._header, operation) - 1
-        sums = chain.from_iterable(self._sum(group, needed) for group in groups)
-        update = self._header.update_of(operation.micros)
-        launches = [(group, update) for group in groups] if operation.kind.sums else []
-        self._append(number, [*reads, *sums], launches)
+    def _operation(self, number: int, reads: Iterable[int], operation: Operation) -> None:
+        needs, launches = [*reads], list[Sum]()
+        for part in operation.parts:
+            groups, needed = self._header.groups_with[part.stage], newest(self._header, part) - 1
+            needs += chain.from_iterable(self._sum(group, needed) for group in groups)
+            update = self._header.update_of(part.micros)
+            launches += [(group, update) for group in groups] if part.kind.sums else []
+        self._append(number, needs, launches)
 
     def _append(self, event: int, needs: Iterable[int], launches: Iterable[Sum]) -> None:
         """Puts an event at the end of the last lane; ``launches`` are the sums that it launches."""

@@ -20,7 +20,7 @@ from typing import overload
 from chimera_ir.flow.net import Net, net_of
 from chimera_ir.ir.ids import Slot
 from chimera_ir.ir.levels import Program, Schedule
-from chimera_ir.ir.ops import Compute, Instruction, WaitSend
+from chimera_ir.ir.ops import Instruction, Operation, WaitSend
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream
 from chimera_ir.lower.buffers import slots
 from chimera_ir.lower.comm import AHEAD, Traffic, communicate, earliest_run
@@ -29,7 +29,7 @@ from chimera_ir.lower.streaming import lower_stream
 from chimera_ir.lower.sync import Duration, Insertions, synchronise
 
 
-def _unit_time(_: Compute) -> int:
+def _unit_time(_: Operation) -> int:
     return 1
 
 
@@ -86,7 +86,7 @@ def lower(
 
 
 def _lane(
-    lane: tuple[Compute, ...], traffic: Traffic, recv_slots: Iterable[Slot], insertions: Insertions
+    lane: tuple[Operation, ...], traffic: Traffic, recv_slots: Iterable[Slot], insertions: Insertions
 ) -> tuple[Instruction, ...]:
     return (
         *insertions.after.get(-1, ()),

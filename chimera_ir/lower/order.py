@@ -13,7 +13,7 @@ B m1 s0 @ 5 on w0              B m0 s1
 """
 
 from chimera_ir.ir.levels import Plan, Planned, Schedule
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Operation
 
 
 def order(plan: Plan) -> Schedule:
@@ -33,5 +33,5 @@ def order(plan: Plan) -> Schedule:
     return Schedule(plan.header, tuple(_lane(operations) for operations in lanes))
 
 
-def _lane(operations: list[Planned]) -> tuple[Compute, ...]:
+def _lane(operations: list[Planned]) -> tuple[Operation, ...]:
     return tuple(planned.operation for planned in sorted(operations, key=lambda planned: planned.clock))

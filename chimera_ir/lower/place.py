@@ -4,13 +4,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from chimera_ir.ir.ids import Slot
-from chimera_ir.ir.ops import Compute, Instruction, Recv, Send, WaitRecv, WaitSend
+from chimera_ir.ir.ops import Instruction, Operation, Recv, Send, WaitRecv, WaitSend
 from chimera_ir.lower.comm import Traffic
 from chimera_ir.lower.sync import Insertions
 
 
 def placed(
-    lane: Sequence[Compute], places: range, traffic: Traffic, slots: Iterable[Slot], insertions: Insertions
+    lane: Sequence[Operation], places: range, traffic: Traffic, slots: Iterable[Slot], insertions: Insertions
 ) -> list[Instruction]:
     """The operations of a lane at some places, each with what belongs right before it and right behind it.
 
@@ -28,18 +28,18 @@ def placed(
         if place in before:
             lines += before[place]
         if place in received:
-            lines.append(WaitRecv(received[place].message, operation.origin))
+            lines += [WaitRecv(transfer.message, operation.origin) for transfer in received[place]]
         if place in retired:
             lines += [WaitSend(transfer.message, lane[transfer.produced].origin) for transfer in retired[place]]
         lines.append(operation)
         if place in sent:
-            lines.append(Send(sent[place].message, sent[place].receiver, operation.origin))
+            lines += [Send(transfer.message, transfer.receiver, operation.origin) for transfer in sent[place]]
         if place in after:
             lines += after[place]
     return lines
 
 
-def _posted(lane: Sequence[Compute], places: range, traffic: Traffic, slots: Iterable[Slot]) -> dict[int, list[Recv]]:
+def _posted(lane: Sequence[Operation], places: range, traffic: Traffic, slots: Iterable[Slot]) -> dict[int, list[Recv]]:
     """The receives to post before each operation."""
     posted: dict[int, list[Recv]] = defaultdict(list)
     postings = (posting for posting in traffic.postings if posting.before in places)

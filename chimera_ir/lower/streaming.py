@@ -21,7 +21,7 @@ from collections.abc import Iterable
 
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.kinds import Kind
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, Operation
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream
 from chimera_ir.ir.turns import Turn, later, lines_before, updates_a_turn
 from chimera_ir.lower.buffers import rings
@@ -60,7 +60,8 @@ class _Wide:
         """The durations of operations, which are those of the first turn."""
         known: dict[tuple[Kind, Micro, Stage], int] = {}
 
-        def same(operation: Compute) -> int:
+        def same(operation: Operation) -> int:
+            assert isinstance(operation, Compute), "a stream has no pairs"
             turn, place = divmod(operation.micros[0], self._header.period)
             key = operation.kind, Micro(place), operation.stage
             if key not in known:

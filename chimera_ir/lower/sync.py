@@ -41,10 +41,10 @@ from typing import NamedTuple, assert_never
 from chimera_ir.flow.net import Net
 from chimera_ir.ir.ids import Stage, WeightGroup
 from chimera_ir.ir.levels import Header, Schedule, Strategy
-from chimera_ir.ir.ops import NOWHERE, AllReduce, Compute, Instruction, Step, WaitAllReduce
+from chimera_ir.ir.ops import NOWHERE, AllReduce, Instruction, Operation, Step, WaitAllReduce, singles
 from chimera_ir.source import Span
 
-Duration = Callable[[Compute], int]
+Duration = Callable[[Operation], int]
 """How long an operation takes, in any unit."""
 
 
@@ -100,7 +100,7 @@ def synchronise(schedule: Schedule, duration: Duration, net: Net) -> Iterator[In
         schedule, *([times[lane.start : lane.stop] for lane in net.lanes] for times in (durations, ends))
     )
     for operations, launched in zip(schedule.lanes, launches_by_lane, strict=True):
-        yield _insertions(launched, {operation.stage: operation.origin for operation in operations})
+        yield _insertions(launched, {operation.stage: operation.origin for operation in singles(operations)})
 
 
 def launches(
@@ -165,7 +165,9 @@ def _lanes(schedule: Schedule, durations: Sequence[Sequence[int]], all_ends: Seq
     lanes = zip(schedule.lanes, all_ends, map(accumulate, durations), header.groups_of, strict=True)
     for lane, ends, busy, groups in lanes:
         worked = [0, *busy]
-        last_of_stage = {operation.stage: place for place, operation in enumerate(lane) if operation.kind.sums}
+        last_of_stage = {
+            part.stage: place for place, operation in enumerate(lane) for part in operation.parts if part.kind.sums
+        }
         places = {group: [last_of_stage[stage] for stage in group if stage in last_of_stage] for group in groups}
         last = {group: max(stage_places) for group, stage_places in places.items() if stage_places}
         end = ends[-1] if ends else 0

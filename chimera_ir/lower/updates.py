@@ -40,7 +40,7 @@ from typing import NamedTuple
 
 from chimera_ir.ir.ids import Stage, Version, WeightGroup
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import AllReduce, Compute, Drop, Instruction, Stash, Step, WaitAllReduce
+from chimera_ir.ir.ops import AllReduce, Drop, Instruction, Operation, Stash, Step, WaitAllReduce, singles
 from chimera_ir.lower.launching import last_launches
 from chimera_ir.lower.sync import Duration, Insertions
 
@@ -113,7 +113,7 @@ def _stashed(update: _Update) -> list[tuple[int, int]]:
     return [(2 * update.step, 1), (2 * update.last + 1, -1)] if update.last >= update.step else []
 
 
-def _insertions(lane: tuple[Compute, ...], updates: list[_Update]) -> Insertions:
+def _insertions(lane: tuple[Operation, ...], updates: list[_Update]) -> Insertions:
     before: dict[int, list[Instruction]] = defaultdict(list)
     after: dict[int, list[Instruction]] = defaultdict(list)
     gap = _Gap(0, behind_steps=False)
@@ -151,11 +151,11 @@ def _summed(schedule: Schedule) -> Sequence[_Summed]:
     ]
 
 
-def _uneven(header: Header, worker: int, lane: Sequence[Compute]) -> Iterator[WeightGroup]:
+def _uneven(header: Header, worker: int, lane: Sequence[Operation]) -> Iterator[WeightGroup]:
     """The groups of a worker of which it has no backward in some update."""
     added = {
         (group, header.update_of(operation.micros))
-        for operation in lane
+        for operation in singles(lane)
         if operation.kind.sums
         for group in header.groups_with[operation.stage]
     }
@@ -163,18 +163,18 @@ def _uneven(header: Header, worker: int, lane: Sequence[Compute]) -> Iterator[We
     return (group for group in header.groups_of[worker] if updates[group] < header.updates)
 
 
-def _updates(header: Header, lane: Sequence[Compute], summed: _Summed) -> Iterator[_Update]:
+def _updates(header: Header, lane: Sequence[Operation], summed: _Summed) -> Iterator[_Update]:
     """The updates of a lane, group by group; a step that no operation waits for is made at the end of the lane."""
     places: dict[WeightGroup, list[int]] = defaultdict(list)
-    for place, operation in enumerate(lane):
+    numbered = [(place, part) for place, operation in enumerate(lane) for part in operation.parts]
+    for number, (_, operation) in enumerate(numbered):
         for group in header.groups_with[operation.stage]:
-            places[group].append(place)
+            places[group].append(number)
     for group, group_places in places.items():
         backwards: dict[int, int] = {}
         lasts: dict[int, int] = {}
         needs: dict[int, int] = {}
-        for place in group_places:
-            operation = lane[place]
+        for place, operation in map(numbered.__getitem__, group_places):
             update = header.update_of(operation.micros)
             lasts[operation.version or 0] = place
             needs.setdefault(operation.version or 0, place)

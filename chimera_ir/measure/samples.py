@@ -11,6 +11,9 @@ NOISY = 0.05
 GOOD = 0.01
 """The uncertainty, as a share of the median, at which no further rounds are needed."""
 
+BRIEF = 0.1
+"""The share of the longest time of a round that a briefer one is known well enough as a share of."""
+
 FEWEST = 5
 """The fewest rounds that count."""
 
@@ -21,9 +24,13 @@ ShowProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Measurements of one quantity, positive and in its unit; at least two."""
+    """Measurements of one quantity, positive and in its unit; at least two.
+
+    ``weight`` is by what its relative errors count: 1, or less beside quantities that are much larger.
+    """
 
     values: tuple[float, ...]
+    weight: float = 1.0
 
     @property
     def median(self) -> float:
@@ -59,7 +66,20 @@ class Samples:
     @property
     def is_noisy(self) -> bool:
         """Whether the median is too uncertain to use."""
-        return self.uncertainty > NOISY
+        return self.weight * self.uncertainty > NOISY
+
+
+def together(figures: Sequence[Sequence[float]]) -> tuple[Samples, ...]:
+    """Samples of times that were measured in the same rounds; errors of brief ones count for less.
+
+    Examples
+    --------
+    >>> [samples.weight for samples in together([[10.0, 10.0], [0.5, 0.5]])]
+    [1.0, 0.5]
+    """
+    medians = [median(values) for values in figures]
+    least = BRIEF * max(medians)
+    return tuple(Samples(tuple(v), min(1.0, m / least)) for v, m in zip(figures, medians, strict=True))
 
 
 def enough(figures: list[list[float]], most: int) -> bool:
@@ -67,7 +87,7 @@ def enough(figures: list[list[float]], most: int) -> bool:
     rounds = min(map(len, figures))
     if rounds < FEWEST:
         return False
-    return rounds >= most or all(Samples(tuple(values)).uncertainty <= GOOD for values in figures)
+    return rounds >= most or all(samples.weight * samples.uncertainty <= GOOD for samples in together(figures))
 
 
 def in_rounds(measure: Callable[[], tuple[float, ...]], warm_up: int, most: int) -> tuple[Samples, ...]:
@@ -81,7 +101,7 @@ def in_rounds(measure: Callable[[], tuple[float, ...]], warm_up: int, most: int)
     while not enough(figures, most):
         for values, value in zip(figures, measure(), strict=True):
             values.append(value)
-    return tuple(Samples(tuple(values)) for values in figures)
+    return together(figures)
 
 
 def too_noisy(where: str, figures: Sequence[tuple[str, Samples]]) -> list[str]:

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
-from typing import Protocol
+from itertools import count, pairwise
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -47,9 +47,22 @@ class TimedProfile:
     remarks: tuple[str, ...]
 
 
+class _Passes(NamedTuple):
+    """What the passes of a micro-batch through a station cost; the last two are the halves of a split backward."""
+
+    forward: float
+    backward: float
+    recomputing: float
+    input_gradient: float
+    weight_gradient: float
+
+
+_NAMES = tuple(name.replace("_", " ") for name in _Passes._fields)
+
+
 class _Measure(Protocol):
-    def passes(self, cut: Cut, number: int, station: Station) -> tuple[tuple[float, float, float], float | None]:
-        """Forward, backward and recomputing backward of a station, and their noise."""
+    def passes(self, cut: Cut, number: int, station: Station) -> tuple[_Passes, float | None]:
+        """The passes of a station, and their noise."""
 
     def step(self, cut: Cut, number: int, station: Station) -> tuple[float, float | None]:
         """The optimizer's step of a station's stage, and its noise."""
@@ -59,12 +72,13 @@ class _Measure(Protocol):
 
 
 def timed(model: ModelFile, request: StageRequest, device: torch.device, progress: ShowProgress) -> TimedProfile:
-    """Profile in seconds: each figure is the median of rounds, ``noise`` the largest scatter of the three, at most 1.
+    """Profile in seconds: each figure is the median of rounds, ``noise`` the largest scatter of a round, at most 1.
 
-    A round is a forward with its backward, and a forward that keeps its input with the backward that recomputes; both
-    run the stages of the generated programs. As in these programs, the first stage's forward loads its items, and
-    gradients add up over rounds as over the micro-batches of an update. Steps have rounds of their own: a forward and
-    a backward of the smallest micro-batch, then everything that a rank does in the line ``step``; only this is timed.
+    A round is a forward with its backward, another with a backward in two halves, and a forward that keeps its input
+    with the backward that recomputes; all run the stages of the generated programs. As in these programs, the first
+    stage's forward loads its items, and gradients add up over rounds as over the micro-batches of an update. Steps have
+    rounds of their own: a forward and a backward of the smallest micro-batch, then everything that a rank does in the
+    line ``step``; only this is timed.
 
     Raises
     ------
@@ -87,15 +101,16 @@ class _Times:
         self._rounds = rounds
         self._clock = clock
 
-    def passes(self, cut: Cut, number: int, station: Station) -> tuple[tuple[float, float, float], float | None]:
-        """Medians of the three times, and the largest of their scatters."""
-        micros = count()
-        samples = in_rounds(lambda: _round(station, next(micros), self._clock), WARM_UP, self._rounds)
+    def passes(self, cut: Cut, number: int, station: Station) -> tuple[_Passes, float | None]:
+        """Medians of the times, and the largest of their scatters."""
+        samples = self._rounds_of(station, self._rounds)
         where = f"{cut.part(number)}, micro-batch size {station.size}"
-        names = ("forward", "backward", "recomputing")
-        self.remarks += too_noisy(where, [*zip(names, samples, strict=True)])
-        forward, backward, recomputing = (rounded(figure.median) for figure in samples)
-        return (forward, backward, recomputing), _noise(*samples)
+        self.remarks += too_noisy(where, [*zip(_NAMES, samples, strict=True)])
+        return _Passes(*(rounded(figure.median) for figure in samples)), _noise(*samples)
+
+    def _rounds_of(self, station: Station, most: int) -> tuple[Samples, ...]:
+        micros = count()
+        return in_rounds(lambda: _round(station, next(micros), self._clock), WARM_UP, most)
 
     def step(self, cut: Cut, number: int, station: Station) -> tuple[float, float | None]:
         """Median and scatter of a step; every round starts from the initial weights."""
@@ -113,18 +128,18 @@ class _Times:
         return rounded(samples.median), _noise(samples)
 
     def overhead(self, cut: Cut) -> Overhead:
-        """Medians of the three times of a stage that computes nothing; short as they are, of more rounds."""
+        """Medians of the times of a stage that computes nothing; short as they are, of more rounds."""
         nothing = empty.model()
         small = replace(cut, model=nothing, dataset=nothing.items(), stages=empty.STAGES, sizes=(1,))
         (station,) = dict(stations(small, lambda _doing: None))[empty.MIDDLE]
-        micros = count()
-        samples = in_rounds(lambda: _round(station, next(micros), self._clock), WARM_UP, SHORT * self._rounds)
-        self.remarks += too_noisy("an operation", [*zip(("forward", "backward", "recomputing"), samples, strict=True)])
-        return Overhead(*(rounded(figure.median) for figure in samples))
+        samples = self._rounds_of(station, SHORT * self._rounds)
+        self.remarks += too_noisy("an operation", [*zip(_NAMES, samples, strict=True)])
+        forward, backward, recomputing, *halves = (rounded(figure.median) for figure in samples)
+        return Overhead(forward, backward, recomputing, (halves[0], halves[1]))
 
 
 def _noise(*figures: Samples) -> float:
-    return min(1.0, rounded(max(samples.scatter for samples in figures), 2))
+    return min(1.0, rounded(max(samples.weight * samples.scatter for samples in figures), 2))
 
 
 def counted(model: ModelFile, request: StageRequest, progress: ShowProgress) -> WorkProfile:
@@ -149,14 +164,16 @@ def counted(model: ModelFile, request: StageRequest, progress: ShowProgress) -> 
 class _Work:
     """Counts in FLOP; torch.utils.flop_counter counts none of a step."""
 
-    def passes(self, cut: Cut, _number: int, station: Station) -> tuple[tuple[float, float, float], float | None]:
+    def passes(self, cut: Cut, _number: int, station: Station) -> tuple[_Passes, float | None]:
         """Floating-point operations, which have no noise."""
+        runs = (station.forward, station.backward, station.forward_for_halves, station.backward_input)
         with cut.here(), FlopCounterMode(display=False) as flops:
-            station.forward(0)
-            forward = flops.get_total_flops()
-            station.backward(0)
-            once = flops.get_total_flops()
-        return (float(forward), float(once - forward), float(once)), None
+            totals = [0]
+            for run in (*runs, station.backward_weights):
+                run(0)
+                totals.append(flops.get_total_flops())
+        forward, backward, _, *halves = (float(end - start) for start, end in pairwise(totals))
+        return _Passes(forward, backward, forward + backward, *halves), None
 
     def step(self, _cut: Cut, _number: int, _station: Station) -> tuple[float, float | None]:
         """No operations, and no noise."""
@@ -224,27 +241,36 @@ def _costs(model: ModelFile, station: Station, at: dict[int, Timing], step: tupl
     )
 
 
-def _timing(station: Station, costs: tuple[float, float, float], noise: float | None) -> Timing:
+def _timing(station: Station, costs: _Passes, noise: float | None) -> Timing:
     after = station.after
     return Timing(
-        *costs,
+        costs.forward,
+        costs.backward,
+        costs.recomputing,
         activations=station.activation_bytes,
         input=station.input_bytes,
         output=message_bytes(after),
-        gradient=message_bytes(after, after.differentiable if after is not None else None),
+        gradient=station.gradient_bytes,
         noise=noise,
+        halves=(costs.input_gradient, costs.weight_gradient),
+        released=station.footprint.released,
+        operands=station.operand_bytes,
     )
 
 
-def _round(station: Station, turn: int, clock: "_Clock") -> tuple[float, float, float]:
+def _round(station: Station, turn: int, clock: "_Clock") -> _Passes:
     station.refill()
     forward = clock(lambda: station.forward(turn))
     backward = clock(lambda: station.backward(turn))
     station.refill()
     station.forward_keep_input(turn)
     recomputing = clock(lambda: station.backward_recompute(turn))
+    station.refill()
+    station.forward_for_halves(turn)
+    input_gradient = clock(lambda: station.backward_input(turn))
+    weight_gradient = clock(lambda: station.backward_weights(turn))
     station.forget_losses(turn)
-    return forward, backward, recomputing
+    return _Passes(forward, backward, recomputing, input_gradient, weight_gradient)
 
 
 def _forward_and_backward(station: Station, turn: int) -> None:

@@ -17,7 +17,7 @@ from chimera_runtime.messages import Names
 from chimera_runtime.model import ModelFile
 from chimera_runtime.nested import to_device
 from chimera_runtime.numbering import Numbering
-from chimera_runtime.probe import Sight, look, look_back
+from chimera_runtime.probe import Given, Sight, examined, look, look_back, weigh_halves
 from chimera_runtime.saved import Footprint
 from chimera_runtime.stage import Stage
 from chimera_runtime.sums import GradientSum
@@ -26,6 +26,9 @@ from chimera_runtime.tools.memory import bytes_of
 from chimera_runtime.versions import Weights
 
 _TIMEOUT = 60.0
+
+_MICROS, _AGAIN, _HALVES = 3, 1, 2
+"""How many micro-batches a turn has, and of these the one that is run again and the one whose backward is split."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,10 @@ class _Seen:
 
 @dataclass(frozen=True)
 class Station:
-    """A stage on micro-batches of ``size`` items, ready to run; of odd micro-batches its forwards keep the input alone.
+    """A stage on micro-batches of ``size`` items, ready to run.
+
+    A turn has three micro-batches: of the first a backward is run at once, of the second a forward keeps the input
+    alone, and of the third a backward is run in two halves.
 
     ``handed`` is the output of the stage before, None for the first stage. ``before`` and ``after`` describe what the
     stage receives and sends, ``footprint`` what one forward leaves in memory.
@@ -110,33 +116,45 @@ class Station:
 
     def forward(self, turn: int) -> None:
         """A forward that keeps its activations; the last stage's with the loss."""
-        self._forward(2 * turn)
+        self._forward(_MICROS * turn)
 
     def backward(self, turn: int) -> None:
         """The backward of a forward that kept its activations."""
-        self._backward(2 * turn)
+        self._backward(self.stage.backward, _MICROS * turn)
 
     def forward_keep_input(self, turn: int) -> None:
         """A forward that keeps its input alone."""
-        self._forward(2 * turn + 1)
+        self._forward(_MICROS * turn + _AGAIN)
 
     def backward_recompute(self, turn: int) -> None:
         """The backward of a forward that kept its input; it runs the forward again."""
-        self._backward(2 * turn + 1)
+        self._backward(self.stage.backward, _MICROS * turn + _AGAIN)
+
+    def forward_for_halves(self, turn: int) -> None:
+        """As `forward`, of a micro-batch whose backward is split."""
+        self._forward(_MICROS * turn + _HALVES)
+
+    def backward_input(self, turn: int) -> None:
+        """The first half of a backward."""
+        self._backward(self.stage.backward_input, _MICROS * turn + _HALVES)
+
+    def backward_weights(self, turn: int) -> None:
+        """The second half of a backward."""
+        self.stage.backward_weights(_MICROS * turn + _HALVES)
 
     def _forward(self, micro: int) -> None:
         self.stage.forward(micro, self.input(micro), self.load_target(micro) if self.after is None else None)
         if self.after is not None:
             self.stage.outputs(micro)
 
-    def _backward(self, micro: int) -> None:
-        self.stage.backward(micro, () if self.after is None else self.stage.gradients[0])
+    def _backward(self, run: Callable[[int, Tensors], None], micro: int) -> None:
+        run(micro, () if self.after is None else self.stage.gradients[0])
         if self.before is not None:
             self.stage.input_gradients(micro)
 
     def forget_losses(self, turn: int) -> None:
         """Lets go of the losses of a turn."""
-        for micro in (2 * turn, 2 * turn + 1):
+        for micro in range(_MICROS * turn, _MICROS * (turn + 1)):
             self.stage.take_loss(micro)
 
     def step(self) -> None:
@@ -159,6 +177,16 @@ class Station:
         """M_a: bytes that autograd saves, without weights, and all received inputs, kept until the backward."""
         received = self.footprint.inputs - self.footprint.saved_inputs if self.before is not None else 0
         return self.footprint.activations + received
+
+    @property
+    def gradient_bytes(self) -> int:
+        """The message that comes back for what is handed on."""
+        return message_bytes(self.after, None if self.after is None else self.after.differentiable)
+
+    @property
+    def operand_bytes(self) -> int:
+        """Bytes of gradients kept between the halves of a backward, and all received ones, kept as long."""
+        return self.footprint.operands + self.gradient_bytes - self.footprint.received_operands
 
 
 def stations(cut: Cut, progress: Callable[[str], None]) -> Iterator[tuple[int, tuple[Station, ...]]]:
@@ -183,11 +211,18 @@ def stations(cut: Cut, progress: Callable[[str], None]) -> Iterator[tuple[int, t
             first_look = seen.pop((stage, size))
             after = _marked(first_look.after, follow[size])
             with running(cut, stage, size):
-                sight = _look(cut, stage, size, module, first_look.before, first_look.handed, measures=False)
+                given = _given(cut, stage, size, module, first_look.before, first_look.handed)
+                sight = examined(_look(cut, stage, module, given, measures=False))
+                whole = bool(sight.traits.whole)
                 with cut.here():
+                    weighed = weigh_halves(cut.model, stage, module, given, follow[size], whole)
                     follow[size] = tuple(look_back(stage, module, sight, follow[size]))
+            footprint = first_look.sight.footprint.with_halves(*weighed)
+            bare = replace(first_look.sight, traits=sight.traits, footprint=footprint)
             before = _marked(first_look.before, follow[size])
-            ready.append(_station(cut, stage, size, module, replace(first_look, before=before, after=after)))
+            ready.append(
+                _station(cut, stage, size, module, replace(first_look, before=before, after=after, sight=bare))
+            )
         yield stage, tuple(ready)
 
 
@@ -205,7 +240,8 @@ def _way_down(cut: Cut, progress: Callable[[str], None]) -> dict[tuple[int, int]
         for size in cut.sizes:
             before = boundaries[size]
             with running(cut, stage, size):
-                sight = _look(cut, stage, size, module, before, handed[size], measures=True)
+                given = _given(cut, stage, size, module, before, handed[size])
+                sight = _look(cut, stage, module, given, measures=True)
             if sight.in_place:
                 raise Misuse(
                     f"{cut.kind} {stage} changes its input in place, so that it could not run again on it; "
@@ -232,18 +268,20 @@ def running(cut: Cut, stage: int, size: int) -> Iterator[None]:
         raise Misuse(f"{cut.part(stage)} does not fit into memory, with a micro-batch of {size}") from error
 
 
-def _look(
-    cut: Cut, stage: int, size: int, module: torch.nn.Module, before: Boundary | None, handed: Any, measures: bool
-) -> Sight:
+def _given(cut: Cut, stage: int, size: int, module: torch.nn.Module, before: Boundary | None, handed: Any) -> Given:
     last = stage == cut.stages - 1
     batches = cut.batches(size)
     argument = to_device(batches.input(0, 0) if stage == 0 else handed, cut.device)
     target = to_device(batches.target(0, 0), cut.device) if last else None
     loaded = batches.keywords(0, 0)
     keywords = to_device({name: loaded[name] for name in accepted(module, loaded)}, cut.device)
+    return Given(before, argument, target, last, keywords)
+
+
+def _look(cut: Cut, stage: int, module: torch.nn.Module, given: Given, measures: bool) -> Sight:
     torch.manual_seed(draw_seed("shapes", cut.seed, stage))
     with cut.here():
-        return look(cut.model, stage, module, before, argument, target, last, measures, keywords)
+        return look(cut.model, stage, module, given, measures)
 
 
 def _boundary(sight: Sight) -> Boundary:
@@ -255,7 +293,7 @@ def _boundary(sight: Sight) -> Boundary:
 def _station(cut: Cut, stage: int, size: int, module: torch.nn.Module, seen: _Seen) -> Station:
     batches, device = cut.batches(size), cut.device
     names = Names(0, 0, cut.stages, _TIMEOUT)
-    numbering = Numbering(cut.seed, copy=0, passes=1, cycle=2)
+    numbering = Numbering(cut.seed, copy=0, passes=1, cycle=_MICROS)
     ending: Ending
     counted = seen.sight.count is not None
     ending = HandingOn(stage, seen.after) if seen.after else Judging(cut.model.judge, 1.0, numbering, counted)
@@ -268,7 +306,7 @@ def _station(cut: Cut, stage: int, size: int, module: torch.nn.Module, seen: _Se
         GradientSum(f"s{stage}", _trained(module), None, (0,), names, lambda work: work.wait()),
         seen.sight.traits,
         numbering,
-        recomputed={1},
+        recomputed={_AGAIN},
         load_keywords=_keywords(batches, device, seen.sight.traits.keywords),
     )
     runnable.reserve((1,), (1,), device)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Operation, Pair, singles
 from chimera_ir.picture.looks import Looks, Shade
 from chimera_ir.picture.shapes import Entry, Swatch
 from chimera_ir.picture.words import plain, strands
@@ -41,10 +41,12 @@ def legend(looks: Looks, names: Iterable[str], left: int, width: int, y: int) ->
         x += line.length
 
 
-def between(operations: Iterable[Compute]) -> list[str]:
-    """Names for a legend that explain the shade between light and dark, if any operation has it."""
-    kinds = dict.fromkeys(operation.kind for operation in operations)
-    return [f"shade between: {kind.noun}" for kind in kinds if Shade.of(kind) is Shade.MIDDLE]
+def between(operations: Iterable[Operation]) -> list[str]:
+    """Names for a legend that explain the shade between light and dark, and pairs, if any operation has it."""
+    listed = list(operations)
+    kinds = dict.fromkeys(operation.kind for operation in singles(listed))
+    shades = [f"shade between: {kind.noun}" for kind in kinds if Shade.of(kind) is Shade.MIDDLE]
+    return [*shades, *(["one above the other: a pair"] if any(isinstance(o, Pair) for o in listed) else [])]
 
 
 def least(looks: Looks) -> int:

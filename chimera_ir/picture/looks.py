@@ -10,7 +10,7 @@ from typing import NamedTuple, assert_never
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.levels import Header, Pipe
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, Operation, Pair
 from chimera_ir.picture.words import BLACK, PAPER, Hue, hue, label, strand_numbers, strands
 
 FARTHEST = Fraction(3, 5)
@@ -34,6 +34,31 @@ class Shade(IntEnum):
         if kind.opens:
             return Shade.LIGHT
         return Shade.DARK if kind.hands_on else Shade.MIDDLE
+
+
+class Row(IntEnum):
+    """The part of a lane's height that an operation takes: all of it, or one half where it is one of a pair."""
+
+    WHOLE = 0
+    UPPER = 1
+    LOWER = 2
+
+    def within(self, top: int, height: int) -> tuple[int, int]:
+        """The top and the height of the part of a lane."""
+        if self is Row.WHOLE:
+            return top, height
+        half = height // 2
+        return (top, half) if self is Row.UPPER else (top + half, height - half)
+
+    def font(self, largest: int, height: int) -> int:
+        """The size of a label that fits the part of a lane, which has a largest size itself."""
+        return largest if self is Row.WHOLE else min(largest, height // 2 - 3)
+
+
+def rows_of(operation: Operation) -> list[tuple[Row, Compute]]:
+    """The operation by itself or, of a pair, both, the forward above the backward."""
+    rows = [Row.UPPER, Row.LOWER] if isinstance(operation, Pair) else [Row.WHOLE]
+    return list(zip(rows, operation.parts, strict=True))
 
 
 class ColourGroup(NamedTuple):
@@ -91,6 +116,10 @@ class Looks:
     def label(self, operation: Compute) -> str:
         """The text in the box of an operation: its micro-batches and the letter of its chunk, if it has one."""
         return label(operation) + self.letter(self.chunk(operation.micros[0], operation.stage))
+
+    def name(self, operation: Operation) -> str:
+        """The label of an operation; of a pair both: ``4&1``."""
+        return "&".join(map(self.label, operation.parts))
 
     def letter(self, chunk: int) -> str:
         """The letter of a chunk: ``a``, ``b``, .. ``z``, ``aa``; empty if no worker has two stages of a pipe."""

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from chimera_ir.cost.numbers import percent, seconds, time_unit
 from chimera_ir.ir.ids import Worker
-from chimera_ir.ir.ops import AllReduce, Compute, Drop, Recv, Send, Stash, Step, WaitAllReduce, WaitRecv, WaitSend
+from chimera_ir.ir.ops import AllReduce, Compute, Drop, Pair, Recv, Send, Stash, Step, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.ir.text.printer import group_name
 from chimera_ir.picture.legend import between, least, legend
-from chimera_ir.picture.looks import ColourGroup, Looks
+from chimera_ir.picture.looks import ColourGroup, Looks, Row, rows_of
 from chimera_ir.picture.shapes import Box, Entry, Family, Label, Tick, WorkerRow
-from chimera_ir.picture.svg import FAIR, FONT, MOST_BOXES, WIDEST, WIDTH, pixels, room, written
+from chimera_ir.picture.svg import FAIR, FONT, LEGIBLE, MOST_BOXES, RISE, WIDEST, WIDTH, pixels, room, written
 from chimera_ir.picture.words import INK, PAPER, STEP, ink, label, named, plain, step
 from chimera_ir.plural import counted
 from chimera_ir.predict.events import Role
@@ -48,9 +48,6 @@ class ReplayPicture:
     left: int
     right: str
     bottom: int
-    row_height: int
-    strip_height: int
-    font: int
     stroke: str
     ink: str
     paper: str
@@ -105,7 +102,7 @@ def drawing(replay: Replay) -> ReplayPicture:
     width = int(max(float(right), _LEFT + max(10 * len(heading), 7 * len(summary), least(looks)))) + 60
     names = [*(cause.value for cause in Cause), "sum under way", "message", "critical path"]
     names += ["step"] * any(_steps(replay))
-    shades = between(bar.what for lane in replay.lanes for bar in lane if isinstance(bar.what, Compute))
+    shades = between(bar.what for lane in replay.lanes for bar in lane if isinstance(bar.what, Compute | Pair))
     entries = [*legend(looks, [*shades, *names], _LEFT, width, bottom + 44)]
     strand_entries, others = entries[: -len(names)], entries[-len(names) :]
     causes, (sums, messages, critical, *stepped) = others[: len(Cause)], others[len(Cause) :]
@@ -116,9 +113,6 @@ def drawing(replay: Replay) -> ReplayPicture:
         left=_LEFT,
         right=pixels(right),
         bottom=bottom,
-        row_height=scale.row,
-        strip_height=scale.strip - 1,
-        font=scale.font,
         stroke="1" if scale.row > 16 else "0.5",
         ink=INK,
         paper=PAPER,
@@ -149,18 +143,28 @@ def _scale(replay: Replay) -> _Scale:
     span = Fraction(replay.span) or Fraction(1)
     row, strip, gap, font = (14, 4, 3, 10) if len(replay.lanes) > 16 else (26, 7, 5, FONT)
     looks = Looks(replay.header)
-    labelled = max((room(_label(event, looks), font) for event in _computes(replay)), default=Fraction(0)) / shortest
+    labels = (looks.label(bar.operation) for bar in _bars(replay))
+    labelled = max((room(text, font) for text in labels), default=Fraction(0)) / shortest
     least = labelled if labelled * span <= WIDEST else FAIR[0] / shortest
     return _Scale(min(max(WIDTH / span, least), _MOST / shortest, WIDEST / span), row, strip, gap, font)
 
 
-def _label(event: Event, looks: Looks) -> str:
-    assert isinstance(event.what, Compute)
-    return looks.label(event.what)
-
-
 def _computes(replay: Replay) -> Iterator[Event]:
     return (event for event in chain.from_iterable(replay.lanes) if event.role is Role.COMPUTE)
+
+
+class _Bar(NamedTuple):
+    """An operation by itself with its event; ``row`` is a half of the lane for those of a pair."""
+
+    event: Event
+    operation: Compute
+    row: Row
+
+
+def _bars(replay: Replay) -> Iterator[_Bar]:
+    for event in _computes(replay):
+        assert isinstance(event.what, Compute | Pair)
+        yield from (_Bar(event, operation, row) for row, operation in rows_of(event.what))
 
 
 def _steps(replay: Replay) -> Iterator[Event]:
@@ -222,19 +226,18 @@ def _span(start: float, end: float, y: int, height: int, scale: _Scale) -> str:
 
 def _families(replay: Replay, looks: Looks, scale: _Scale, one_by_one: bool) -> Iterator[Family]:
     """The operations, group by group."""
-    members: dict[ColourGroup, list[Event]] = {}
-    for event in _computes(replay):
-        assert isinstance(event.what, Compute)
-        members.setdefault(looks.group(event.what), []).append(event)
-    for group, several in sorted(members.items(), key=lambda member: member[0]):
-        sample = several[0].what
-        assert isinstance(sample, Compute)
+    members: dict[tuple[ColourGroup, Row], list[_Bar]] = {}
+    for bar in _bars(replay):
+        members.setdefault((looks.group(bar.operation), bar.row), []).append(bar)
+    for (group, row), several in sorted(members.items(), key=lambda member: member[0]):
+        font = row.font(scale.font, scale.row)
         yield Family(
             fill=looks.fill(group),
-            ink=ink(sample),
-            boxes=tuple(_box(event, scale) for event in several) if one_by_one else (),
-            outline="" if one_by_one else "".join(_outline(event, scale) for event in several),
-            labels=tuple(_labels(several, looks, scale)),
+            ink=ink(several[0].operation),
+            font=font,
+            boxes=tuple(_box(bar, scale) for bar in several) if one_by_one else (),
+            outline="" if one_by_one else "".join(_bar_outline(bar, scale) for bar in several),
+            labels=tuple(_labels(several, font, looks, scale)),
         )
 
 
@@ -243,37 +246,45 @@ def _stepping(replay: Replay, scale: _Scale, one_by_one: bool) -> Iterator[Famil
     if several := [*_steps(replay)]:
         boxes = tuple(_step(event, scale) for event in several) if one_by_one else ()
         outline = "" if one_by_one else "".join(_outline(event, scale) for event in several)
-        yield Family(STEP, PAPER, boxes, outline, ())
+        yield Family(STEP, PAPER, scale.font, boxes, outline, ())
 
 
 def _step(event: Event, scale: _Scale) -> Box:
     assert isinstance(event.what, Step)
     title = f"step of {group_name(event.what.group)}, {seconds(event.start)} to {seconds(event.end)}"
-    return _placed(event, scale.y(event.workers[0]), title, scale)
+    return _placed(event, scale.y(event.workers[0]), scale.row, title, scale)
 
 
-def _box(event: Event, scale: _Scale) -> Box:
-    assert isinstance(event.what, Compute)
-    what, when = event.what, f"{seconds(event.start)} to {seconds(event.end)}"
+def _box(bar: _Bar, scale: _Scale) -> Box:
+    event, what, row = bar
+    when = f"{seconds(event.start)} to {seconds(event.end)}"
     title = f"{what.kind.noun} of {label(what)} on stage {what.stage}, {when}"
-    return _placed(event, scale.y(event.workers[0]), title, scale)
+    return _placed(event, *row.within(scale.y(event.workers[0]), scale.row), title, scale)
 
 
-def _placed(event: Event, y: int, title: str, scale: _Scale) -> Box:
+def _placed(event: Event, y: int, height: int, title: str, scale: _Scale) -> Box:
     left, right = scale.x(event.start), scale.x(event.end)
-    return Box(pixels(left), y, pixels(right - left), title)
+    return Box(pixels(left), y, pixels(right - left), height, title)
+
+
+def _bar_outline(bar: _Bar, scale: _Scale) -> str:
+    event, _, row = bar
+    return _span(event.start, event.end, *row.within(scale.y(event.workers[0]), scale.row), scale)
 
 
 def _outline(event: Event, scale: _Scale) -> str:
     return _span(event.start, event.end, scale.y(event.workers[0]), scale.row, scale)
 
 
-def _labels(several: list[Event], looks: Looks, scale: _Scale) -> Iterator[Label]:
+def _labels(several: list[_Bar], font: int, looks: Looks, scale: _Scale) -> Iterator[Label]:
     """The labels of operations, if every one has room for its label."""
-    if all(room(_label(event, looks), scale.font) <= scale.x(event.end) - scale.x(event.start) for event in several):
-        for event in several:
+    widths = [scale.x(bar.event.end) - scale.x(bar.event.start) for bar in several]
+    labels = [looks.label(bar.operation) for bar in several]
+    if font >= LEGIBLE and all(room(text, font) <= width for text, width in zip(labels, widths, strict=True)):
+        for (event, _, row), text in zip(several, labels, strict=True):
             middle = (scale.x(event.start) + scale.x(event.end)) / 2
-            yield Label(pixels(middle), _baseline(event.workers[0], scale), _label(event, looks))
+            top, height = row.within(scale.y(event.workers[0]), scale.row)
+            yield Label(pixels(middle), pixels(top + Fraction(height, 2) + font * RISE), text)
 
 
 def _summing(replay: Replay) -> Iterator[tuple[Event, Worker]]:
@@ -287,7 +298,7 @@ def _strip(event: Event, worker: Worker, scale: _Scale) -> Box:
         f"sum of the gradients of {group_name(event.what.group)}, launched by all at {seconds(event.posted)}, "
         f"{seconds(event.start)} to {seconds(event.end)}"
     )
-    return _placed(event, scale.y(worker) + scale.row + 1, title, scale)
+    return _placed(event, scale.y(worker) + scale.row + 1, scale.strip - 1, title, scale)
 
 
 def _rectangle(event: Event, worker: Worker, scale: _Scale) -> str:
@@ -309,7 +320,7 @@ def _marked(event: Event, scale: _Scale) -> str:
             return _arrow(event, scale)
         case AllReduce() if event.role is not Role.POST:
             return "".join(_rectangle(event, worker, scale) for worker in event.workers)
-        case Compute() | Send() | Recv() | WaitSend() | WaitRecv() | AllReduce() | WaitAllReduce() | Step():
+        case Compute() | Pair() | Send() | Recv() | WaitSend() | WaitRecv() | AllReduce() | WaitAllReduce() | Step():
             return _outline(event, scale)
         case Stash() | Drop():
             raise ValueError("keeping and dropping weights takes no time: they are no events")

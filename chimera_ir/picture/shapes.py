@@ -10,6 +10,7 @@ class Box:
     x: str
     y: int
     width: str
+    height: int
     title: str
 
 
@@ -24,10 +25,14 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The operations of a `looks.ColourGroup`, which have the same colours: as boxes, or as a single outline."""
+    """The operations of a `looks.ColourGroup`, which have the same colours: as boxes, or as a single outline.
+
+    The operations of pairs, which have half the height, are families of their own.
+    """
 
     fill: str
     ink: str
+    font: int
     boxes: tuple[Box, ...]
     outline: str
     labels: tuple[Label, ...]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
 from math import ceil
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -16,9 +16,10 @@ from chimera_ir.cost.events import Event, Launched, Stepped
 from chimera_ir.cost.numbers import Unit
 from chimera_ir.cost.simulate import Timed, Timeline
 from chimera_ir.cost.window import Window, beginning, steady_window
+from chimera_ir.ir.ops import Compute
 from chimera_ir.ir.text.printer import group_name
 from chimera_ir.picture.legend import between, least, legend
-from chimera_ir.picture.looks import ColourGroup, Looks
+from chimera_ir.picture.looks import ColourGroup, Looks, Row, rows_of
 from chimera_ir.picture.shapes import Box, Bracket, EventMark, Family, Label, Picture, Tick, WorkerRow
 from chimera_ir.picture.words import INK, PAPER, bracket, distance, happening, heading, ink, label, mark, plain, summary
 from chimera_ir.resources import templates
@@ -39,7 +40,13 @@ MOST_BOXES = 4096
 FONT = 13
 """The font size of the numbers in boxes, if the rows are high enough."""
 
+LEGIBLE = 8
+"""The smallest font size of a label."""
+
 _LEFT, _TOP = 46, 62
+RISE = Fraction(36, 100)
+"""From the baseline of digits to their middle, as a share of the font size."""
+
 _MARK = 5
 _GLYPH = Fraction(62, 100)
 """The width of a character as a share of the font size: that of digits in a wide sans-serif font."""
@@ -61,8 +68,13 @@ class _Scale:
         return _TOP + worker * (self.row + self.gap)
 
 
-_Placed = tuple[int, Timed]
-"""An operation with its worker."""
+class _Placed(NamedTuple):
+    """An operation by itself, its worker and its times; ``row`` is the upper or the lower half for those of a pair."""
+
+    worker: int
+    timed: Timed
+    operation: Compute
+    row: Row
 
 
 def draw(timeline: Timeline) -> str:
@@ -179,29 +191,33 @@ def _row(worker: int, scale: _Scale) -> WorkerRow:
 
 
 def _baseline(y: int, scale: _Scale) -> str:
-    return pixels(y + Fraction(scale.row, 2) + scale.font * Fraction(36, 100))
+    return pixels(y + Fraction(scale.row, 2) + scale.font * RISE)
 
 
 def _families(timeline: Timeline, looks: Looks, scale: _Scale) -> Iterator[Family]:
     """The operations, group by group, with the labels that fit all boxes of their size."""
     one_by_one = sum(map(len, timeline.lanes)) <= MOST_BOXES
-    members: dict[ColourGroup, list[_Placed]] = {}
+    members: dict[tuple[ColourGroup, Row], list[_Placed]] = {}
     for worker, lane in enumerate(timeline.lanes):
         for timed in lane:
-            members.setdefault(looks.group(timed.operation), []).append((worker, timed))
+            for row, operation in rows_of(timed.operation):
+                placed = _Placed(worker, timed, operation, row)
+                members.setdefault((looks.group(operation), row), []).append(placed)
     longest = _longest_labels(chain.from_iterable(timeline.lanes), looks)
 
-    def fits(timed: Timed) -> bool:
+    def fits(timed: Timed, font: int) -> bool:
         length = timed.end - timed.start
-        return room(longest[length], scale.font) <= length * scale.pixel
+        return font >= LEGIBLE and room(longest[length], font) <= length * scale.pixel
 
-    for group, operations in sorted(members.items(), key=lambda member: member[0]):
+    for (group, row), operations in sorted(members.items(), key=lambda member: member[0]):
+        font = row.font(scale.font, scale.row)
         yield Family(
             fill=looks.fill(group),
-            ink=ink(operations[0][1].operation),
+            ink=ink(operations[0].operation),
+            font=font,
             boxes=tuple(_box(placed, timeline, scale) for placed in operations) if one_by_one else (),
             outline="" if one_by_one else "".join(_outline(placed, scale) for placed in operations),
-            labels=tuple(_label(placed, looks, scale) for placed in operations if fits(placed[1])),
+            labels=tuple(_label(placed, font, looks, scale) for placed in operations if fits(placed.timed, font)),
         )
 
 
@@ -210,31 +226,35 @@ def _longest_labels(operations: Iterable[Timed], looks: Looks) -> dict[int, str]
     longest: dict[int, str] = {}
     for timed in operations:
         length = timed.end - timed.start
-        longest[length] = max(longest.get(length, ""), looks.label(timed.operation), key=len)
+        longest[length] = max(longest.get(length, ""), *map(looks.label, timed.operation.parts), key=len)
     return longest
 
 
 def _box(placed: _Placed, timeline: Timeline, scale: _Scale) -> Box:
-    worker, timed = placed
+    worker, timed, _, row = placed
     left, right = scale.x(timed.start), scale.x(timed.end)
-    return Box(pixels(left), scale.y(worker), pixels(right - left), _title(timed, timeline))
+    top, height = row.within(scale.y(worker), scale.row)
+    return Box(pixels(left), top, pixels(right - left), height, _title(placed, timeline))
 
 
 def _outline(placed: _Placed, scale: _Scale) -> str:
     """The rectangle of an operation as a part of a path."""
-    worker, timed = placed
+    worker, timed, _, row = placed
     left, right = pixels(scale.x(timed.start)), pixels(scale.x(timed.end))
-    return f"M{left} {scale.y(worker)}H{right}v{scale.row}H{left}z"
+    top, height = row.within(scale.y(worker), scale.row)
+    return f"M{left} {top}H{right}v{height}H{left}z"
 
 
-def _label(placed: _Placed, looks: Looks, scale: _Scale) -> Label:
-    worker, timed = placed
+def _label(placed: _Placed, font: int, looks: Looks, scale: _Scale) -> Label:
+    worker, timed, operation, row = placed
     middle = (scale.x(timed.start) + scale.x(timed.end)) / 2
-    return Label(pixels(middle), _baseline(scale.y(worker), scale), looks.label(timed.operation))
+    top, height = row.within(scale.y(worker), scale.row)
+    return Label(pixels(middle), pixels(top + Fraction(height, 2) + font * RISE), looks.label(operation))
 
 
-def _title(timed: Timed, timeline: Timeline) -> str:
-    operation, tick, show = timed.operation, timeline.tick, timeline.costs.unit.show
+def _title(placed: _Placed, timeline: Timeline) -> str:
+    _, timed, operation, _ = placed
+    tick, show = timeline.tick, timeline.costs.unit.show
     pipe = timeline.header.pipe_of[operation.micros[0]].name
     micros = ("micro-batch " if len(operation.micros) == 1 else "micro-batches ") + label(operation)
     when = f"{show(timed.start * tick)} to {show(timed.end * tick)}"

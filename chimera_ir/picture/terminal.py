@@ -1,7 +1,8 @@
 """A timeline as text: a line per worker, a run of characters per operation.
 
 The number of the micro-batch opens an operation, ``─`` continues a forward, ``═`` a backward or an input gradient,
-``╌`` a weight gradient, ``·`` is a bubble; so the picture can be read without colour. Where a pipe has several stages
+``╌`` a weight gradient, ``≡`` a pair, which has two numbers, ``·`` is a bubble; so the picture can be read without
+colour. Where a pipe has several stages
 on a worker, a letter behind the number names the stage. With colour, each strand has a hue, and each of a worker's
 stages has a shade of it. ``▾`` closes an operation that is followed by an event, unless the picture is drawn small.
 """
@@ -17,6 +18,7 @@ from rich.text import Text
 from chimera_ir.cost.simulate import Timed, Timeline
 from chimera_ir.cost.window import Window, beginning, steady_window
 from chimera_ir.ir.ids import Micro
+from chimera_ir.ir.ops import Pair, singles
 from chimera_ir.picture.legend import chunks_shown
 from chimera_ir.picture.looks import Looks, Shade
 from chimera_ir.picture.words import (
@@ -46,7 +48,7 @@ _ROOM = 2
 _GAP = "   "
 """The separator of the entries of the legend."""
 
-_FORWARD, _BACKWARD, _WEIGHTS, _BUBBLE, _EVENT = "─", "═", "╌", "·", "▾"
+_FORWARD, _BACKWARD, _WEIGHTS, _PAIR, _BUBBLE, _EVENT = "─", "═", "╌", "≡", "·", "▾"
 
 _STROKES = {Shade.LIGHT: _FORWARD, Shade.DARK: _BACKWARD, Shade.MIDDLE: _WEIGHTS}
 
@@ -95,7 +97,7 @@ def _lanes(timeline: Timeline) -> list[list[_Shown]]:
     ends: set[tuple[int, Fraction]] = {(event.worker, event.at / timeline.tick) for event in timeline.events}
     looks = Looks(timeline.header)
     return [
-        [_Shown(timed, looks.label(timed.operation), (worker, Fraction(timed.end)) in ends) for timed in lane]
+        [_Shown(timed, looks.name(timed.operation), (worker, Fraction(timed.end)) in ends) for timed in lane]
         for worker, lane in enumerate(timeline.lanes)
     ]
 
@@ -149,13 +151,14 @@ def _row(lane: Sequence[_Shown], looks: Looks, scale: _Scale, columns: int) -> T
     for shown in lane:
         start, end = scale.at(shown.timed.start), min(scale.at(shown.timed.end), columns)
         row.append(_BUBBLE * (start - len(row)), "dim")
-        operation = shown.timed.operation
+        operation = shown.timed.operation.parts[-1]
         row.append(_strokes(shown, end - start), f"{ink(operation)} on {looks.fill(looks.group(operation))}")
     return row.append(_BUBBLE * (columns - len(row)), "dim")
 
 
 def _strokes(shown: _Shown, length: int) -> str:
-    stroke = _STROKES[Shade.of(shown.timed.operation.kind)]
+    operation = shown.timed.operation
+    stroke = _PAIR if isinstance(operation, Pair) else _STROKES[Shade.of(operation.kind)]
     name = shown.name if len(shown.name) < length else ""
     sign = _EVENT if shown.sign and len(name) + 1 < length else ""
     return name.ljust(length - len(sign), stroke) + sign
@@ -210,8 +213,11 @@ def _entry(looks: Looks, number: int, strand: Strand) -> Text:
 
 def _signs(timeline: Timeline, window: Window | None) -> Iterator[Text]:
     """The signs that the picture uses besides operations."""
-    kinds = {timed.operation.kind for lane in timeline.lanes for timed in lane}
+    operations = [timed.operation for lane in timeline.lanes for timed in lane]
+    kinds = {operation.kind for operation in singles(operations)}
     yield from (Text(f"{_WEIGHTS * 2} {kind.noun}") for kind in kinds if Shade.of(kind) is Shade.MIDDLE)
+    if any(isinstance(operation, Pair) for operation in operations):
+        yield Text(f"{_PAIR * 2} pair")
     yield Text.assemble((_BUBBLE * 3, "dim"), " bubble")
     if timeline.events:
         yield Text(f"{_EVENT} {happening(timeline)}")
@@ -233,7 +239,7 @@ def _notes(timeline: Timeline, scale: _Scale) -> Iterator[Text]:
     lengths = [scale.at(timed.end) - scale.at(timed.start) for timed in operations]
     looks = Looks(timeline.header)
     unnumbered = sum(
-        length <= len(looks.label(timed.operation)) for length, timed in zip(lengths, operations, strict=True)
+        length <= len(looks.name(timed.operation)) for length, timed in zip(lengths, operations, strict=True)
     )
     if unnumbered:
         per_column = timeline.costs.unit.show(timeline.tick / scale.column)

@@ -9,7 +9,7 @@ from chimera_ir.cost.simulate import Timeline
 from chimera_ir.cost.window import Window
 from chimera_ir.ir.ids import Micro
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, singles
 from chimera_ir.plural import counted
 
 
@@ -107,7 +107,7 @@ def summary(timeline: Timeline) -> str:
 def _shown(timeline: Timeline) -> str:
     """The part of an asynchronous schedule that a timeline shows."""
     last = timeline.header.micro_batches - 1
-    whole = any(last in timed.operation.micros for timed in chain(*timeline.lanes))
+    whole = any(last in single.micros for single in singles(timed.operation for timed in chain(*timeline.lanes)))
     if whole:
         return f"the first {counted(timeline.header.updates, 'update')}"
     return f"the first {timeline.costs.unit.show(timeline.shown)} of time"

@@ -37,7 +37,7 @@ def standing(header: Header, setting: Setting) -> list[int]:
 def least(compiled: CompiledScheme, change: Change, setting: Setting) -> list[int]:
     """Lower bound on the bytes that each worker needs: messages count only while they wait for a backward."""
     header = compiled.header(change)
-    kept = [_kept(header, setting.timing(stage), stage) for stage in range(header.stages)]
+    kept = [_kept(header, setting.timing(stage), stage, compiled.splits) for stage in range(header.stages)]
     return _peaks(compiled, header, setting, kept)
 
 
@@ -58,15 +58,17 @@ def most(compiled: CompiledScheme, change: Change, setting: Setting) -> list[int
 
     A stage that recomputes holds the activations of one more micro-batch during a backward, one stage at a time. None
     for an asynchronous schedule whose streams are not in order: there a receive may be posted any time before its use.
+    None either for one that splits backwards: there received gradients may stay in their buffers.
     """
     header = compiled.header(change)
-    if header.asynchronous and not compiled.streams_in_order:
+    if header.asynchronous and (compiled.splits or not compiled.streams_in_order):
         return None
     timings = [setting.timing(stage) for stage in range(header.stages)]
     kept = [_beside(header, timings, stage, compiled.splits) for stage in range(header.stages)]
     return [
         peak
         + max(timings[stage].activations * header.recomputing for stage in passing)
+        + max(timings[stage].halving * compiled.splits for stage in passing)
         + sum(_under_way(compiled, header, timings, stage, count) for stage, count in passing.items())
         for peak, passing in zip(_peaks(compiled, header, setting, kept), _passing(header), strict=True)
     ]
@@ -99,9 +101,10 @@ def _under_way(compiled: CompiledScheme, header: Header, timings: Sequence[Timin
     return (to_next if stage < header.stages - 1 else 0) + (to_previous if stage > 0 else 0)
 
 
-def _kept(header: Header, timing: Timing, stage: int) -> int:
+def _kept(header: Header, timing: Timing, stage: int, splits: bool) -> int:
     """The fewest bytes that a stage keeps of a micro-batch, in its receive buffer or beside it."""
-    return min((timing.input if stage in pipe.recompute else timing.activations for pipe in header.pipes), default=0)
+    waiting = [timing.input if stage in pipe.recompute else timing.activations for pipe in header.pipes]
+    return min([*waiting, *([timing.halfway] if splits else [])], default=0)
 
 
 def _beside(header: Header, timings: Sequence[Timing], stage: int, splits: bool) -> int:
@@ -111,5 +114,7 @@ def _beside(header: Header, timings: Sequence[Timing], stage: int, splits: bool)
     """
     again = all(stage in pipe.recompute for pipe in header.pipes) and not splits
     received = stage > 0 and all(pipe.workers[stage] != pipe.workers[stage - 1] for pipe in header.pipes)
-    size = timings[stage].input if again else max(timings[stage].input, timings[stage].activations)
-    return max(0, size - timings[stage - 1].output * received)
+    timing, in_buffer = timings[stage], timings[stage - 1].output * received
+    activations = 0 if again else max(0, timing.activations - in_buffer)
+    halfway = (activations - min(activations, timing.released) + timing.operands) * splits
+    return max(0, timing.input - in_buffer, activations, halfway)

@@ -10,9 +10,9 @@ from chimera_ir.cost.simulate import Skeleton, skeleton
 from chimera_ir.diagnostics.model import raise_errors
 from chimera_ir.elaborate.elaborate import Outline, outline
 from chimera_ir.ir.ids import Stage, WeightGroup
-from chimera_ir.ir.kinds import KINDS, Kind
+from chimera_ir.ir.kinds import KINDS, Kind, Pairing
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Operation, singles
 from chimera_ir.ir.streams import ProgramStream, stream_of, view_of
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
@@ -29,8 +29,8 @@ from chimera_ir.verify.holdings import Holdings, holdings
 if TYPE_CHECKING:
     from chimera_ir.verify.verify import Checked
 
-_Signature = tuple[Kind, int, Stage, bool]
-"""What decides how long an operation takes: kind, number of micro-batches, stage, and whether it is recomputed."""
+_Signature = tuple[Kind | Pairing, int, tuple[tuple[Stage, bool], ...]]
+"""What decides how long an operation takes: kind, number of micro-batches, stages, and whether these recompute."""
 
 _Pattern = tuple[int, ...]
 """Relative durations, one for each `_Signature`; launches of gradient sums depend on nothing else."""
@@ -63,7 +63,7 @@ class CompiledScheme:
         self._scheme, self._settings, self._change = scheme, dict(settings), change
         self._max_operations, self._trusted, self._ties = max_operations, trusted, ties
         self._outlines: dict[Change, Outline] = {}
-        self._samples: dict[Change, dict[_Signature, Compute]] = {}
+        self._samples: dict[Change, dict[_Signature, Operation]] = {}
         self._checked: dict[Change, Checked] = {}
         self._proven: set[tuple[Change, _Pattern]] = set()
         self._lowered: dict[tuple[Change, _Pattern], Program | ProgramStream] = {}
@@ -86,7 +86,7 @@ class CompiledScheme:
         return self._outline(self._change).plan()
 
     @cached_property
-    def lanes(self) -> tuple[tuple[Compute, ...], ...]:
+    def lanes(self) -> tuple[tuple[Operation, ...], ...]:
         """The lanes of the schedule."""
         return order(self._plan).lanes
 
@@ -150,8 +150,8 @@ class CompiledScheme:
         growth = self.header(self._change).growth
         return tuple(
             (
-                [operation.stage for operation in lane],
-                [sum(growth[operation.kind]) * len(operation.micros) for operation in lane],
+                [operation.stage for operation in singles(lane)],
+                [sum(growth[operation.kind]) * operation.size for operation in singles(lane)],
             )
             for lane in self.lanes
         )
@@ -159,14 +159,16 @@ class CompiledScheme:
     @cached_property
     def splits(self) -> bool:
         """Whether any backward is split."""
-        return any(operation.kind.keeps and not operation.kind.opens for lane in self.lanes for operation in lane)
+        return any(
+            operation.kind.keeps and not operation.kind.opens for lane in self.lanes for operation in singles(lane)
+        )
 
     @cached_property
     def streams_in_order(self) -> bool:
         """Whether there is one pipe, with one stage per worker, and each worker takes single micro-batches in order."""
         workers = [pipe.workers for pipe in self.header(self._change).pipes]
         micros = (
-            [operation.micros for operation in lane if operation.kind is kind]
+            [operation.micros for operation in singles(lane) if operation.kind is kind]
             for lane in self.lanes
             for kind in KINDS.values()
         )
@@ -239,7 +241,7 @@ class CompiledScheme:
             self._launched[key] = tuple(tuple((after + 1, group) for after, group in lane) for lane in launched)
         return self._launched[key]
 
-    def _representatives(self, change: Change) -> dict[_Signature, Compute]:
+    def _representatives(self, change: Change) -> dict[_Signature, Operation]:
         """One operation for each signature."""
         if change not in self._samples:
             header = self.header(change)
@@ -267,6 +269,6 @@ class CompiledScheme:
         return tuple(ticks // common for ticks in whole)
 
 
-def _signature(operation: Compute, header: Header) -> _Signature:
-    micros, stage = operation.micros, operation.stage
-    return operation.kind, len(micros), stage, header.recomputes(micros[0], stage)
+def _signature(operation: Operation, header: Header) -> _Signature:
+    places = tuple((part.stage, header.recomputes(part.micros[0], part.stage)) for part in operation.parts)
+    return operation.kind, operation.size, places

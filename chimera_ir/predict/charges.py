@@ -16,6 +16,8 @@ from chimera_ir.ir.ops import (
     Drop,
     Instruction,
     Message,
+    Operation,
+    Pair,
     Recv,
     Send,
     Stash,
@@ -36,8 +38,11 @@ class Charges:
     setting: Setting
     _links: dict[tuple[Worker, Worker], Link] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def compute(self, operation: Compute) -> float:
-        """F_t or B_t of the operation's stage, for all micro-batches of the operation."""
+    def compute(self, operation: Operation) -> float:
+        """F_t or B_t of the operation's stage, for all micro-batches of the operation; of a pair, of both."""
+        if isinstance(operation, Pair):
+            joint = self.setting.joint(operation, self.header)
+            return sum(map(self.compute, operation.parts)) if joint is None else joint[0] * float(joint[1])
         terms = self.setting.compute(operation.stage, operation, self.header)
         return sum(seconds * times.numerator / times.denominator for seconds, times in terms)
 
@@ -50,6 +55,8 @@ class Charges:
         match instruction:
             case Compute(_, micros, stage):
                 return self.setting.over(stage, len(micros), self.header.parts)[0].noise or 0.0
+            case Pair(forward, backward):
+                return max(self.noise(forward), self.noise(backward))
             case Step((stage,)):
                 return self.setting.stages[stage].step_noise or 0.0
             case Send() | Recv() | WaitSend() | WaitRecv() | AllReduce() | WaitAllReduce() | Step() | Stash() | Drop():
@@ -77,7 +84,7 @@ class Charges:
                 return self.link(worker, other).overhead
             case AllReduce(group):
                 return self.setting.cluster.sums.overhead if self.ranks(group) > 1 else 0.0
-            case Compute() | WaitSend() | WaitRecv() | WaitAllReduce() | Step() | Stash() | Drop():
+            case Compute() | Pair() | WaitSend() | WaitRecv() | WaitAllReduce() | Step() | Stash() | Drop():
                 return 0.0
             case _:
                 assert_never(instruction)

@@ -19,7 +19,9 @@ from chimera_ir.cost.launches import launch_places
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import Run, Skeleton, earliest, skeleton
 from chimera_ir.ir.ids import WeightGroup
+from chimera_ir.ir.kinds import PAIR
 from chimera_ir.ir.levels import Header, Program, Schedule
+from chimera_ir.ir.ops import singles
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.costs import Timing
 
@@ -36,8 +38,8 @@ class FreeRegion:
 
 
 @dataclass(frozen=True, slots=True)
-class Half:
-    """The term of a half of the backwards in equation 1: the letter of its kind, its seconds, and its C."""
+class Term:
+    """A further term of equation 1, of a half of the backwards or of pairs: its letter, its seconds, and its C."""
 
     kind: str
     seconds: float
@@ -56,8 +58,9 @@ class Equation:
         B_t of the stages that recompute where only some do, else None.
     forwards, backwards
         C_f and C_b, counted in micro-batches.
-    halves
-        The same of input gradients and weight gradients, where the schedule has them: (I_t + Comm_p2p) C_i + W_t C_w.
+    further
+        The same of input gradients, weight gradients and pairs, where the schedule has them: (I_t + Comm_p2p) C_i +
+        W_t C_w + (pair_t + Comm_p2p) C_pair. A pair takes F_t + B_t unless its own time is known.
     p2p
         Comm_p2p of the message that takes longest.
     compute
@@ -75,7 +78,7 @@ class Equation:
     recomputing: float | None
     forwards: Fraction
     backwards: Fraction
-    halves: tuple[Half, ...]
+    further: tuple[Term, ...]
     p2p: float
     compute: float
     all_reduce: tuple[float, ...]
@@ -110,7 +113,12 @@ def equation_of(
     costs, p2p = _costs(schedule, setting), _p2p(header, setting)
     added = Fraction(p2p)
     messages = replace(
-        costs, F=costs.F + added, B=costs.B + added, I=costs.I + added, recomputing=costs.recomputing + added
+        costs,
+        F=costs.F + added,
+        B=costs.B + added,
+        I=costs.I + added,
+        recomputing=costs.recomputing + added,
+        pair=dict(costs.items())[PAIR.letter] + added,
     )
     run = earliest(header, bones, messages)
     counts = run.critical_path.counts
@@ -125,8 +133,8 @@ def equation_of(
         recomputing=float(costs.recomputing) if some_recompute else None,
         forwards=counts.get("F", Fraction(0)),
         backwards=counts.get("B", Fraction(0)),
-        halves=tuple(
-            Half(kind, float(cost), counts[kind]) for kind, cost in costs.items() if kind in {*counts} - {"F", "B"}
+        further=tuple(
+            Term(kind, float(cost), counts[kind]) for kind, cost in costs.items() if kind in {*counts} - {"F", "B"}
         ),
         p2p=p2p,
         compute=float(compute),
@@ -137,23 +145,35 @@ def equation_of(
 
 
 def _costs(schedule: Schedule, setting: Setting) -> Costs:
-    """Exact F_t, B_t, I_t and W_t of the slowest stage, per micro-batch of an operation of the usual size."""
+    """Exact F_t, B_t, I_t and W_t of the slowest stage, per micro-batch of an operation of the usual size.
+
+    I_t and W_t are of one stage, the slowest in both together: the first stage has all in W, and none has all in both.
+    """
     header = schedule.header
     forwards = _timings(schedule, setting, opening=True)
     backwards = _timings(schedule, setting, opening=False)
     again = {stage for pipe in header.pipes for stage in pipe.recompute}
     kept = {stage for pipe in header.pipes for stage in range(header.stages) if stage not in pipe.recompute}
 
+    joint = [setting.timing(stage).pair for stage in range(header.stages)]
+
     def slowest(kind: str, stages: Iterable[int], recomputing: bool) -> Fraction:
         timings = (backwards[stage] for stage in stages)
         return Fraction(max(timing.seconds(kind, recomputing=recomputing) * times for timing, times in timings))
 
+    def halves(stage: int) -> tuple[float, float]:
+        timing, times = backwards[stage]
+        first, second = (timing.seconds(kind, recomputing=False) * times for kind in ("I", "W"))
+        return first, second
+
+    first, second = max(map(halves, kept or again), key=lambda both: (sum(both), both))
     return Costs(
         F=Fraction(max(timing.forward * times for timing, times in forwards)),
         B=slowest("B", kept or again, False),
-        I=slowest("I", kept or again, False),
-        W=slowest("W", kept or again, False),
+        I=Fraction(first),
+        W=Fraction(second),
         recomputing=slowest("B", again or kept, True),
+        pair=None if None in joint else Fraction(max(time for time in joint if time is not None)),
     )
 
 
@@ -164,7 +184,7 @@ def _timings(schedule: Schedule, setting: Setting, *, opening: bool) -> list[tup
     """
     header = schedule.header
     lane = next((lane for lane in schedule.lanes if lane), ())
-    sizes = Counter(len(operation.micros) for operation in lane if operation.kind.opens is opening)
+    sizes = Counter(operation.size for operation in singles(lane) if operation.kind.opens is opening)
     usual = max(sizes, key=lambda size: (sizes[size], size), default=header.parts)
     timings = [setting.over(stage, usual, header.parts) for stage in range(header.stages)]
     return [
@@ -283,7 +303,9 @@ def _streams(schedule: Schedule, bones: Skeleton, run: Run, sums: Mapping[Weight
     for groups, lane, numbers in zip(header.groups_of, schedule.lanes, bones.net.lanes, strict=True):
         durations = run.durations[numbers.start : numbers.stop]
         busy = sum(
-            duration for operation, duration in zip(lane, durations, strict=True) if operation.micros[0] < counted
+            duration
+            for operation, duration in zip(lane, durations, strict=True)
+            if operation.parts[0].micros[0] < counted
         )
         idle = float((run.critical_path.length - Fraction(busy * header.per_update, counted)) * run.tick)
         regions = tuple(FreeRegion(group, idle) for group in groups)

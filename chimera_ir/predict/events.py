@@ -32,6 +32,7 @@ from chimera_ir.ir.ops import (
     Drop,
     Instruction,
     Message,
+    Pair,
     Recv,
     Send,
     Stash,
@@ -143,7 +144,7 @@ class _Gathered:
             lane += self._overhead(worker, instruction, lane[-1:])
             now = lane[-1:]
             match instruction:
-                case Compute():
+                case Compute() | Pair():
                     lane.append(
                         self._add(Role.COMPUTE, instruction, (worker,), self._charges.compute(instruction), now)
                     )

@@ -11,10 +11,10 @@ from itertools import chain
 from math import ceil, floor, lcm
 
 from chimera_ir.cost.numbers import Unit
-from chimera_ir.ir.ids import Stage
-from chimera_ir.ir.kinds import KINDS, Kind
+from chimera_ir.ir.ids import Micro, Stage
+from chimera_ir.ir.kinds import COSTED, KINDS, Kind, Pairing
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, Operation, Pair, singles
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.costs import Overhead, Timing
 
@@ -34,8 +34,12 @@ class Measured:
         """Durations for a schedule that has the stages of the profile."""
         return Measured(setting, _cut(len(setting.stages), len(setting.stages)))
 
-    def duration(self, operation: Compute, header: Header) -> Fraction:
-        """Seconds of an operation on its stage, for all micro-batches of the operation."""
+    def duration(self, operation: Operation, header: Header) -> Fraction:
+        """Seconds of an operation on its stage, for all micro-batches of the operation; of a pair, of both."""
+        if isinstance(operation, Pair):
+            joint = self.setting.joint(operation, header)
+            alone = (self.duration(part, header) for part in operation.parts)
+            return sum(alone, _ZERO) if joint is None else _exact(joint[0]) * joint[1]
         parts = self.cut[operation.stage]
         if len(parts) == 1 and parts[0][1] == 1:
             return self._whole(parts[0][0], operation, header)
@@ -57,23 +61,25 @@ class Measured:
             for kind in KINDS
             for again in (False, True)
         )
+        pairs = (timing.pair for stage in stages for timing in stage.at.values() if timing.pair is not None)
         shares = (share for parts in self.cut for _, share in parts)
-        sizes = lcm(*(time.denominator for time in times)), lcm(*(share.denominator for share in shares))
+        together = chain(times, map(_exact, pairs))
+        sizes = lcm(*(time.denominator for time in together)), lcm(*(share.denominator for share in shares))
         return Fraction(1, sizes[0] * sizes[1] * header.parts)
 
     def recut(self, stages: int, into: int) -> "Measured":
         """Durations of the same model where a stage is several stages of the profile, or a part of one."""
         return Measured(self.setting, _cut(stages, into))
 
-    def told(self, header: Header, path: Sequence[Compute]) -> tuple[tuple[str, Fraction], ...]:
+    def told(self, header: Header, path: Sequence[Operation]) -> tuple[tuple[str, Fraction], ...]:
         """Mean cost of each kind over a path; with these costs, the counts of the path give its length."""
         return tuple(self._means(header, path))
 
-    def _means(self, header: Header, path: Sequence[Compute]) -> Iterator[tuple[str, Fraction]]:
-        for letter, kind in KINDS.items():
+    def _means(self, header: Header, path: Sequence[Operation]) -> Iterator[tuple[str, Fraction]]:
+        for letter, kind in COSTED.items():
             operations = [operation for operation in path if operation.kind is kind]
             if operations:
-                micro_batches = Fraction(sum(len(operation.micros) for operation in operations), header.parts)
+                micro_batches = Fraction(sum(operation.size for operation in operations), header.parts)
                 yield letter, sum((self.duration(operation, header) for operation in operations), _ZERO) / micro_batches
 
     def joined(self) -> "Measured":
@@ -89,14 +95,21 @@ class Measured:
             for stage in map(Stage, range(header.stages))
         }
 
-        def times(kind: Kind) -> list[Fraction]:
-            return [self.duration(Compute(kind, micros, stage), header) for (stage, _), micros in micros_of.items()]
+        def operation(kind: Kind | Pairing, micros: tuple[Micro, ...], stage: Stage) -> Operation:
+            if isinstance(kind, Pairing):
+                forward, backward = (Compute(part, micros, stage) for part in kind.kinds)
+                return Pair(forward, backward)
+            return Compute(kind, micros, stage)
 
-        return ", ".join(f"{letter} = {_range(times(kind))}" for letter, kind in KINDS.items() if letter in kinds)
+        def times(kind: Kind | Pairing) -> list[Fraction]:
+            places = ((micros, stage) for (stage, _), micros in micros_of.items())
+            return [self.duration(operation(kind, *place), header) for place in places]
+
+        return ", ".join(f"{letter} = {_range(times(kind))}" for letter, kind in COSTED.items() if letter in kinds)
 
     def remarks(self, schedule: Schedule) -> tuple[str, ...]:
         """The operations of the schedule whose times the profile does not have."""
-        letters = {operation.kind.letter for lane in schedule.lanes for operation in lane} - {"F", "B"}
+        letters = {operation.kind.letter for lane in schedule.lanes for operation in singles(lane)} - {"F", "B"}
         if not letters or self.setting.halves_known:
             return ()
         entries = "input_gradient and weight_gradient"

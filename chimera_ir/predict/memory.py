@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 from chimera_ir.ir.ids import Slot, Stage
 from chimera_ir.ir.levels import Parts, Program
@@ -24,8 +25,8 @@ class Memory:
     messages
         Receive buffers, and messages on their way to other workers.
     activations
-        Activations that wait for a backward, and the inputs of stages that recompute. A received input lies in its
-        receive buffer and counts as a message.
+        Activations that wait for a backward, the inputs of stages that recompute, and what is kept between the halves
+        of a backward. What was received lies in its receive buffer and counts as a message.
     """
 
     weights: int
@@ -48,6 +49,18 @@ def memory(program: Program, setting: Setting, known: Iterable[Holdings] | None 
     )
 
 
+class _Sizes(NamedTuple):
+    """Bytes that a stage keeps of a micro-batch outside receive buffers: before its backward, and between its halves.
+
+    ``halving`` are those that are kept in addition while the first half runs.
+    """
+
+    activations: int
+    input: int
+    halfway: int
+    halving: int
+
+
 class _Worker:
     """Adds up the memory of one worker; sizes are those of whole micro-batches, while the program may count halves."""
 
@@ -55,7 +68,7 @@ class _Worker:
         self._header = program.header
         self._setting = setting
         self._worker = worker
-        self._sizes: dict[Stage, tuple[int, int]] = {}
+        self._sizes: dict[Stage, _Sizes] = {}
 
     def need(self, held: Holdings, parts: Parts) -> Memory:
         """The worker's memory, by purpose."""
@@ -84,23 +97,37 @@ class _Worker:
         return self._bytes(len(message.micros), self._message(message.source, message.target))
 
     def _moment(self, moment: Moment) -> int:
-        total = 0
-        for stage, activations, inputs in moment:
-            of_activations, of_input = self._kept(stage)
-            total += self._bytes(activations, of_activations) + self._bytes(inputs, of_input)
-        return total
+        """While the first half of a backward runs, what it makes is there beside what it lets go of."""
+        total = most = 0
+        for stage, activations, inputs, begun in moment:
+            sizes = self._kept(stage)
+            total += self._bytes(activations, sizes.activations) + self._bytes(inputs, sizes.input)
+            total += self._bytes(begun, sizes.halfway)
+            most = max(most, sizes.halving * (begun > 0))
+        return total + most
 
-    def _kept(self, stage: Stage) -> tuple[int, int]:
-        """Bytes of a micro-batch kept outside receive buffers: of all activations, and of the input alone."""
+    def _kept(self, stage: Stage) -> _Sizes:
         if stage not in self._sizes:
             timing, received = self._setting.timing(stage), self._received_input(stage)
-            self._sizes[stage] = max(0, timing.activations - received), max(0, timing.input - received)
+            operands = max(0, timing.operands - self._received_gradient(stage))
+            activations = max(0, timing.activations - received)
+            released = min(activations, timing.released)
+            self._sizes[stage] = _Sizes(
+                activations, max(0, timing.input - received), activations - released + operands, min(released, operands)
+            )
         return self._sizes[stage]
 
     def _received_input(self, stage: Stage) -> int:
         """Bytes of a micro-batch in a receive buffer: the input of a stage that only other workers feed."""
-        fed_here = any(pipe.workers[stage] == pipe.workers[stage - 1] == self._worker for pipe in self._header.pipes)
-        return self._message(stage - 1, stage) if stage > 0 and not fed_here else 0
+        return self._message(stage - 1, stage) if stage > 0 and not self._has_both(stage - 1) else 0
+
+    def _received_gradient(self, stage: Stage) -> int:
+        """The same of the gradients of what a stage hands on."""
+        return self._message(stage + 1, stage) if stage < self._header.stages - 1 and not self._has_both(stage) else 0
+
+    def _has_both(self, stage: int) -> bool:
+        """Whether the worker has a stage and the next one in the same pipe."""
+        return any(pipe.workers[stage] == pipe.workers[stage + 1] == self._worker for pipe in self._header.pipes)
 
     def _message(self, source: int, target: int) -> int:
         """Bytes of one micro-batch's message between two stages: activations forward, gradients back."""

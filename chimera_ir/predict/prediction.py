@@ -64,8 +64,8 @@ class Prediction:
             **recomputing,
             "C_f": _number(terms.forwards),
             "C_b": _number(terms.backwards),
-            **{f"{half.kind}_t": half.seconds for half in terms.halves},
-            **{f"C_{half.kind.lower()}": _number(half.count) for half in terms.halves},
+            **{f"{term.kind}_t": term.seconds for term in terms.further},
+            **{f"C_{term.kind.lower()}": _number(term.count) for term in terms.further},
             "Comm_p2p": terms.p2p,
             "Comm_allreduce": list(terms.all_reduce),
             "free_regions": [

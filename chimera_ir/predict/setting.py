@@ -5,7 +5,7 @@ from fractions import Fraction
 
 from chimera_ir.ir.ids import Stage, WeightGroup
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, Pair
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing
 
@@ -55,7 +55,7 @@ class Setting:
         return (self.timing(stage), share) if known is None else (known, _WHOLE)
 
     def compute(self, stage: int, operation: Compute, header: Header) -> tuple[tuple[float, Fraction], ...]:
-        """Time of an operation on a stage, as a sum: F_t or B_t in seconds, and the factor on it.
+        """Time of an operation, on its own, on a stage, as a sum: F_t or B_t in seconds, and the factor on it.
 
         An operation over a part of a micro-batch takes that part of the time, but all of what any operation costs: the
         second term has what that is more.
@@ -65,6 +65,12 @@ class Setting:
         seconds = timing.seconds(kind, recomputing=again), times
         overhead = self.stages[stage].overhead.seconds(kind, recomputing=again)
         return (seconds, (overhead, 1 - times)) if overhead and times < 1 else (seconds,)
+
+    def joint(self, pair: Pair, header: Header) -> tuple[float, Fraction] | None:
+        """Time of a pair as seconds and the factor on it; None if both take as long as by themselves."""
+        known = [self.timing(part.stage).pair for part in pair.parts]
+        seconds = [time for time in known if time is not None]
+        return (max(seconds), Fraction(pair.size, header.parts)) if len(seconds) == len(known) else None
 
     def all_reduce(self, header: Header, group: WeightGroup) -> float:
         """Comm_allreduce of a group's gradients; of what stages share, at most: of all gradients of the smallest."""

@@ -56,11 +56,11 @@ def _rows(prediction: Prediction) -> Iterator[tuple[str, str]]:
     yield "F_t, B_t", f"{seconds(terms.forward)}, {seconds(terms.backward)}"
     if terms.recomputing is not None:
         yield "B_t, recomputing", seconds(terms.recomputing)
-    for half in terms.halves:
-        yield f"{half.kind}_t", seconds(half.seconds)
+    for term in terms.further:
+        yield f"{term.kind}_t", seconds(term.seconds)
     yield "Comm_p2p", seconds(terms.p2p)
-    halves = {f"C_{half.kind.lower()}": half.count for half in terms.halves}
-    counts = {"C_f": terms.forwards, "C_b": terms.backwards, **halves}
+    further = {f"C_{term.kind.lower()}": term.count for term in terms.further}
+    counts = {"C_f": terms.forwards, "C_b": terms.backwards, **further}
     yield ", ".join(counts), ", ".join(map(decimal, counts.values()))
     yield "critical path", seconds(terms.compute)
     yield "Comm_allreduce, by stage", _listed(terms.all_reduce)

@@ -13,7 +13,7 @@ from chimera_ir.flow.fold import folded
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import AllReduce, Compute, Drop, Recv, Send, Stash, Step, WaitAllReduce, WaitRecv, WaitSend
+from chimera_ir.ir.ops import AllReduce, Compute, Drop, Pair, Recv, Send, Stash, Step, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.ir.turns import updates_a_turn
 from chimera_ir.predict.events import Events, Node, Role
 
@@ -93,6 +93,9 @@ def _reduced(header: Header, node: Node) -> tuple[tuple[object, ...], int]:
     match node.what:
         case Compute(kind, micros, stage):
             return _of_micros(header, node, kind, micros, stage)
+        case Pair(forward, backward):
+            place, turn = _of_micros(header, node, forward.kind, forward.micros, forward.stage)
+            return (*place, backward.stage, backward.kind), turn
         case Send(message) | Recv(message) | WaitSend(message) | WaitRecv(message):
             return _of_micros(header, node, type(node.what), message.micros, message.source, message.target)
         case AllReduce(group, version=version) | WaitAllReduce(group, version=version) | Step(group, version=version):

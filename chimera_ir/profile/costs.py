@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+LEAST = 1e-9
+"""A nanosecond, or as much of a floating-point operation: what an operation takes at least."""
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -12,7 +15,10 @@ class Timing:
     3.4, in seconds. ``activations`` is M_a, ``input`` what is kept instead where the stage recomputes, ``output`` the
     message to the next stage and ``gradient`` the one that comes back, all in bytes; the last stage sends nothing on.
     ``noise`` is the spread of the measured times as a share of the median, None where nothing was measured. ``halves``
-    are the seconds of the two halves of a split backward; where they are not known, each counts as half a backward.
+    are the seconds of the two halves of a split backward; where they are not known, each counts as half a backward. Of
+    the activations the first half lets go of ``released`` bytes; the second needs the rest, and ``operands``: bytes of
+    gradients that are kept between the halves, what was received among them.
+    ``pair`` are the seconds of a forward with a backward; where they are not known, both take as long as by themselves.
     """
 
     forward: float
@@ -24,6 +30,19 @@ class Timing:
     gradient: int
     noise: float | None = None
     halves: tuple[float, float] | None = None
+    released: int = 0
+    operands: int = 0
+    pair: float | None = None
+
+    @property
+    def halfway(self) -> int:
+        """Bytes that are kept between the halves of a split backward, what was received among them."""
+        return self.activations - self.released + self.operands
+
+    @property
+    def halving(self) -> int:
+        """Bytes that the first half may keep beside the activations, or beside what it leaves, while it runs."""
+        return min(self.released, self.operands)
 
     def plus(self, overhead: "Overhead", times: float) -> "Timing":
         """The costs of as many items in more operations, by so many more for each of them."""
@@ -34,18 +53,21 @@ class Timing:
             recomputing=self.recomputing + times * overhead.recomputing,
             halves=self.halves
             and (
-                self.halves[0] + times * overhead.backward / 2,
-                self.halves[1] + times * overhead.backward / 2,
+                self.halves[0] + times * overhead.each_half[0],
+                self.halves[1] + times * overhead.each_half[1],
             ),
         )
 
     def seconds(self, kind: str, *, recomputing: bool) -> float:
-        """The time of an operation by the letter of its kind; ``recomputing`` says whether its stage recomputes."""
+        """The time of an operation by the letter of its kind; ``recomputing`` says whether its stage recomputes.
+
+        Half of a backward that is nothing, as the first one may be on the first stage, takes `LEAST`.
+        """
         first, second = self.halves or (self.backward / 2, self.backward / 2)
         if recomputing:
             first = round(first + self.recomputing - self.backward, 12)
-        times = {"F": self.forward, "B": self.recomputing if recomputing else self.backward, "I": first, "W": second}
-        return times[kind]
+        halves = {"I": first or LEAST, "W": second or LEAST}
+        return (halves | {"F": self.forward, "B": self.recomputing if recomputing else self.backward})[kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +80,19 @@ class Overhead:
     forward: float = 0.0
     backward: float = 0.0
     recomputing: float = 0.0
+    halves: tuple[float, float] | None = None
+
+    @property
+    def each_half(self) -> tuple[float, float]:
+        """The part of each half of a split backward; where that is not known, half of a backward's."""
+        return self.halves or (self.backward / 2, self.backward / 2)
 
     def seconds(self, kind: str, *, recomputing: bool) -> float:
         """The part of the time of `Timing.seconds`."""
-        backward, half = self.recomputing if recomputing else self.backward, self.backward / 2
-        times = {"F": self.forward, "B": backward, "I": backward - half, "W": half}
+        first, second = self.each_half
+        if recomputing:
+            first = first + self.recomputing - self.backward
+        times = {"F": self.forward, "B": self.recomputing if recomputing else self.backward, "I": first, "W": second}
         return times[kind]
 
 
@@ -97,6 +127,7 @@ class StageCosts:
             recomputing=backward,
             noise=None,
             halves=halves,
+            pair=seconds.get("pair"),
         )
         return replace(self, at={size: timing}, step=0.0, step_noise=None, overhead=Overhead())
 

@@ -5,10 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from chimera_ir.profile.balance import balanced
-from chimera_ir.profile.costs import Overhead, StageCosts, Timing
-
-LEAST = 1e-9
-"""A nanosecond, or as much of a floating-point operation."""
+from chimera_ir.profile.costs import LEAST, Overhead, StageCosts, Timing
 
 
 def stages_of(layers: Sequence[StageCosts], split: Sequence[int]) -> tuple[StageCosts, ...]:
@@ -16,7 +13,9 @@ def stages_of(layers: Sequence[StageCosts], split: Sequence[int]) -> tuple[Stage
 
     An operation takes `LEAST` at least, also on a stage of layers without work, such as a table of words.
     """
-    return tuple(_lasting(merged(layers[first:end])) for first, end in pairwise((*split, len(layers))))
+    return tuple(
+        _lasting(merged(layers[first:end], opens=first == 0)) for first, end in pairwise((*split, len(layers)))
+    )
 
 
 def _lasting(stage: StageCosts) -> StageCosts:
@@ -26,7 +25,6 @@ def _lasting(stage: StageCosts) -> StageCosts:
             forward=max(timing.forward, LEAST),
             backward=max(timing.backward, LEAST),
             recomputing=max(timing.recomputing, LEAST),
-            halves=timing.halves and (max(timing.halves[0], LEAST), max(timing.halves[1], LEAST)),
         )
         for size, timing in stage.at.items()
     }
@@ -52,10 +50,11 @@ def fastest(layers: Sequence[StageCosts], stages: int, size: int, *, recomputing
     return split
 
 
-def merged(layers: Sequence[StageCosts]) -> StageCosts:
+def merged(layers: Sequence[StageCosts], *, opens: bool = False) -> StageCosts:
     """The costs of a stage of these layers: sums, but for what it receives and sends, and for what an operation costs.
 
-    What two neighbours both keep, as an output that one saves and the other receives, counts twice in ``activations``.
+    One that ``opens`` the model has no input gradient: its backward is all in the second half. What two neighbours both
+    keep, as an output that one saves and the other receives, counts twice in ``activations``.
     """
     if len(layers) == 1:
         return layers[0]
@@ -65,15 +64,16 @@ def merged(layers: Sequence[StageCosts]) -> StageCosts:
         weights=sum(layer.weights for layer in layers),
         gradients=sum(layer.gradients for layer in layers),
         optimizer=sum(layer.optimizer for layer in layers),
-        at={size: _merged([layer.at[size] for layer in layers], layers[0].overhead) for size in sorted(sizes)},
+        at={size: _merged([layer.at[size] for layer in layers], layers[0].overhead, opens) for size in sorted(sizes)},
         step=step,
         step_noise=_mean([(layer.step_noise, layer.step) for layer in layers]),
         overhead=layers[0].overhead,
     )
 
 
-def _merged(timings: Sequence[Timing], overhead: Overhead) -> Timing:
+def _merged(timings: Sequence[Timing], overhead: Overhead, opens: bool) -> Timing:
     first, last = timings[0], timings[-1]
+    operands = sum(timing.operands for timing in timings)
     beside = sum(max(0, after.input - before.output) for before, after in pairwise(timings))
     return Timing(
         forward=_once([timing.forward for timing in timings], overhead.forward),
@@ -84,16 +84,34 @@ def _merged(timings: Sequence[Timing], overhead: Overhead) -> Timing:
         output=last.output,
         gradient=last.gradient,
         noise=_mean([(timing.noise, timing.forward + timing.backward) for timing in timings]),
-        halves=_sums([timing.halves for timing in timings], overhead.backward / 2),
+        halves=_halves([timing.halves for timing in timings], overhead, opens),
+        released=0 if opens else _released(timings),
+        operands=min(operands, last.gradient) if opens else operands,
     )
 
 
-def _sums(halves: Sequence[tuple[float, float] | None], overhead: float) -> tuple[float, float] | None:
+def _halves(
+    halves: Sequence[tuple[float, float] | None], overhead: Overhead, opens: bool
+) -> tuple[float, float] | None:
     """The halves of the backwards of all layers together; None if those of some layer are not known."""
     known = [both for both in halves if both is not None]
     if len(known) < len(halves):
         return None
-    return _once([first for first, _ in known], overhead), _once([second for _, second in known], overhead)
+    (first, second), (of_first, of_second) = zip(*known, strict=True), overhead.each_half
+    if opens:
+        behind = sum(max(0.0, seconds - of_first) for seconds in first[1:])
+        return first[0], behind + _once(second, of_second)
+    return _once(first, of_first), _once(second, of_second)
+
+
+def _released(timings: Sequence[Timing]) -> int:
+    """What the last layers let go of: what a layer keeps for its weights keeps all that lies before it in the graph."""
+    released = 0
+    for timing in reversed(timings):
+        released += timing.released
+        if timing.released < timing.activations:
+            break
+    return released
 
 
 def _once(times: Sequence[float], overhead: float) -> float:

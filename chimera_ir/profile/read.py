@@ -1,7 +1,9 @@
 """The reader of profiles and cluster files: text to values, or all errors in it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from typing import TypeVar
 
 from chimera_ir.diagnostics.catalogue.profiles import (
     DescribedTwice,
@@ -33,6 +35,8 @@ from chimera_ir.profile.quantity import (
 )
 from chimera_ir.profile.work import Device, WorkProfile
 from chimera_ir.source import Source
+
+K = TypeVar("K")
 
 HALVES = ("input_gradient", "weight_gradient")
 """The entries with the times of the two halves of a split backward; a profile has both or none."""
@@ -93,8 +97,8 @@ class _Costs:
         self.steps: list[Table] = []
 
     def read(self, table: Table, name: str, default: Fraction | None) -> Fraction:
-        """A cost in seconds or in FLOP, whose place is kept; only that of a layer may be none."""
-        least = Fraction(0) if table.path[0] == "layer" else POSITIVE
+        """A cost in seconds or in FLOP, whose place is kept; only that of a layer or of half a backward may be none."""
+        least = Fraction(0) if table.path[0] == "layer" or name in HALVES else POSITIVE
         cost, dimension = table.quantity(name, (TIME, WORK), default, least)
         if table.has(name):
             (self.times if dimension is TIME else self.work).append((table, name))
@@ -139,9 +143,10 @@ def _overhead(top: Table, costs: _Costs) -> Overhead:
         return Overhead()
     forward = costs.overhead(table, "forward", None)
     backward = costs.overhead(table, "backward", forward)
-    overhead = Overhead(forward, backward, costs.overhead(table, "recomputing", forward + backward))
+    recomputing = costs.overhead(table, "recomputing", forward + backward)
+    halves = _halves(table, lambda name: costs.overhead(table, name, None))
     table.close()
-    return overhead
+    return Overhead(forward, backward, recomputing, halves)
 
 
 def _once(table: Table, name: str, value: int, first: dict[int, Table]) -> None:
@@ -201,12 +206,16 @@ def _timing(table: Table, part: str, last: bool, received: int, costs: _Costs) -
     forward = costs.read(table, "forward", None)
     backward = costs.read(table, "backward", BACKWARD * forward)
     recomputing = costs.read(table, "recomputing", forward + backward)
-    split = any(table.has(name) for name in HALVES)
-    halves = (costs.read(table, HALVES[0], None), costs.read(table, HALVES[1], None)) if split else None
+    halves = _halves(table, lambda name: costs.read(table, name, None))
     activations = _size(table, "activations")
     kept = _size(table, "input", received)
     output = _size(table, "output", 0 if last else None)
     gradient = _size(table, "gradient_output", output)
+    released, operands = _size(table, "released", 0), _size(table, "operands", 0)
+    if released > activations:
+        most = show_size(activations)
+        says = f"the first half of a backward lets go of the activations at most, {most}"
+        table.report(OutOfRange(table.place("released"), "released", says, f'released = "{most}"'))
     for name in ("output", "gradient_output") if last else ():
         if table.has(name):
             table.report(LastStageSends(table.place(name), part, name))
@@ -220,7 +229,14 @@ def _timing(table: Table, part: str, last: bool, received: int, costs: _Costs) -
         gradient=gradient,
         noise=_noise(table, "noise"),
         halves=halves and (float(halves[0]), float(halves[1])),
+        released=released,
+        operands=operands,
     )
+
+
+def _halves(table: Table, read: Callable[[str], K]) -> tuple[K, K] | None:
+    """The entries of both halves of a split backward; None if there is neither."""
+    return (read(HALVES[0]), read(HALVES[1])) if any(map(table.has, HALVES)) else None
 
 
 def _noise(table: Table, name: str) -> float | None:

@@ -11,7 +11,8 @@ class Device:
 
     A micro-batch of ``half_at`` positions reaches half of that (Hockney's half-performance length). The length in a
     profile is the number of positions of an item, 1 by default. ``operation`` is what each forward and each backward
-    takes beside that, in seconds; one that runs the forward again takes it twice.
+    takes beside that, in seconds, as does each half of a split backward; one that runs the forward again takes it
+    twice.
     """
 
     peak: float
@@ -41,7 +42,8 @@ class WorkProfile:
 
 
 def _on(device: Device, stage: StageCosts, length: int) -> StageCosts:
-    overhead = Overhead(device.operation, device.operation, 2 * device.operation)
+    once = device.operation
+    overhead = Overhead(once, once, 2 * once, (once, once))
     at = {size: _timed(counted, device.rate(size * length)).plus(overhead, 1) for size, counted in stage.at.items()}
     return replace(stage, at=at, overhead=overhead)
 

@@ -51,6 +51,7 @@ def _overhead(overhead: Overhead) -> Iterator[str]:
         yield f'forward = "{show_time(overhead.forward)}"'
         yield f'backward = "{show_time(overhead.backward)}"'
         yield f'recomputing = "{show_time(overhead.recomputing)}"'
+        yield from (f'{name} = "{show_time(half)}"' for name, half in zip(HALVES, overhead.halves or (), strict=False))
 
 
 def _part(table: str, part: StageCosts, last: bool, cost: Callable[[float], str]) -> Iterator[str]:
@@ -83,6 +84,9 @@ def _timing(timing: Timing, last: bool, cost: Callable[[float], str]) -> Iterato
     if not last:
         yield "output", show_size(timing.output)
         yield "gradient_output", show_size(timing.gradient)
+    for name, size in (("released", timing.released), ("operands", timing.operands)):
+        if size:
+            yield name, show_size(size)
     if timing.noise is not None:
         yield "noise", show_share(timing.noise)
 

@@ -149,10 +149,11 @@ class Endless:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """``stages s in 0..D on place``."""
+    """``stages s in 0..D on [worker =] place``."""
 
     variable: Word
     range: Range
+    worker: Word | None
     place: Expression
     span: Span = field(compare=False, repr=False)
 
@@ -186,12 +187,30 @@ class Letter(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """``F(micro, stage) @ clock [when guard]``."""
+class PipeName:
+    """``of name[index]``: another pipe than the one in which the line stands."""
+
+    name: Word
+    index: Expression | None
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """``F(micro, stage) [of pipe]``."""
 
     letter: Letter
     micro: Expression | Range
     stage: Expression
+    pipe: PipeName | None
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """``subject [& subject] @ clock [when guard]``: two subjects are a pair."""
+
+    subjects: tuple[Subject, ...]
     clock: Expression
     guard: Expression | None
     span: Span = field(compare=False, repr=False)

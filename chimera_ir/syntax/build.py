@@ -100,7 +100,8 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
         return ast.Index(_word(c[1]), c[3], _around(c))
 
     def stages(self, c: _Children) -> ast.Stages:
-        return ast.Stages(_word(c[1]), c[3], c[5], _around(c))
+        worker = _word(c[5]) if len(c) > 6 else None
+        return ast.Stages(_word(c[1]), c[3], worker, c[-1], _around(c))
 
     def micros(self, c: _Children) -> ast.Micros:
         halves = next((child for child in c if isinstance(child, ast.Halves)), None)
@@ -119,11 +120,21 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
         return _As(c[1])
 
     def operation(self, c: _Children) -> ast.Operation:
+        subjects = [child for child in c if isinstance(child, ast.Subject)]
+        pipe = next((child for child in c if isinstance(child, ast.PipeName)), None)
+        if pipe is not None:
+            subjects[-1] = replace(subjects[-1], pipe=pipe, span=_around([subjects[-1], pipe]))
+        clock = c[-2] if _guard(c) else c[-1]
+        return ast.Operation(tuple(subjects), clock, _guard(c), _around([c[0], _guard(c) or clock]))
+
+    def subject(self, c: _Children) -> ast.Subject:
         letters = {letter.value: letter for letter in ast.Letter}
         if c[0] not in letters:
             self.mistakes.append(UnknownOperation(_of(c[0]), str(c[0])))
-        letter = letters.get(c[0], ast.Letter.FORWARD)
-        return ast.Operation(letter, c[2], c[4], c[7], _guard(c), _around([c[0], _guard(c) or c[7]]))
+        return ast.Subject(letters.get(c[0], ast.Letter.FORWARD), c[2], c[4], None, _around(c))
+
+    def of(self, c: _Children) -> ast.PipeName:
+        return ast.PipeName(_word(c[1]), c[3] if len(c) > 2 else None, _around(c))
 
     def reads(self, c: _Children) -> ast.Reads:
         return ast.Reads(c[2], _around(c))

@@ -153,7 +153,7 @@ def _unclosed(stop: Stop, opener: Token) -> Diagnostic:
 def _clock(stop: Stop) -> Diagnostic | None:
     start = stop.line_start()
     head = stop.tokens[start : stop.position]
-    if stop.accepted == {"AT"}:
+    if "AT" in stop.accepted and stop.accepted <= {"AT", "JOIN", "OF"}:
         operation = text_between(stop, start, stop.position)
         label = "did you mean `@`?" if stop.token == "=" else "expected `@` and a formula"
         return say.MissingClock(stop.gap if stop.on_next_line else stop.span, operation, label)

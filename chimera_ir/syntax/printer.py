@@ -75,8 +75,9 @@ def _pipe(pipe: ast.Pipe) -> str:
 
 def _clause(clause: ast.Clause) -> str:
     match clause:
-        case ast.Stages(variable, stages, place):
-            return f"stages {variable.text} in {_range(stages)} on {show_expression(place)}"
+        case ast.Stages(variable, stages, worker, place):
+            named = f"{worker.text} = " if worker else ""
+            return f"stages {variable.text} in {_range(stages)} on {named}{show_expression(place)}"
         case ast.Micros(variable, micros, halves, step, number):
             counted = " halves" if halves else ""
             stepped = f" by {show_expression(step)}" if step else ""
@@ -96,9 +97,17 @@ def _clause(clause: ast.Clause) -> str:
 
 
 def show_operation(operation: ast.Operation) -> str:
-    """An operation without its clock: ``F(m, s)``."""
-    micro = _range(operation.micro) if isinstance(operation.micro, ast.Range) else show_expression(operation.micro)
-    return f"{operation.letter.value}({micro}, {show_expression(operation.stage)})"
+    """An operation without its clock: ``F(m, s)``, or ``F(m, s) & B(m - 2, s)``."""
+    return " & ".join(map(_subject, operation.subjects))
+
+
+def _subject(subject: ast.Subject) -> str:
+    micro = _range(subject.micro) if isinstance(subject.micro, ast.Range) else show_expression(subject.micro)
+    text = f"{subject.letter.value}({micro}, {show_expression(subject.stage)})"
+    if subject.pipe is None:
+        return text
+    index = "" if subject.pipe.index is None else f"[{show_expression(subject.pipe.index)}]"
+    return f"{text} of {subject.pipe.name.text}{index}"
 
 
 def _guard(guard: ast.Expression | None) -> str:

@@ -2,7 +2,7 @@
 
 _KEYWORDS = """
 scheme workers let fn require update every memory pipe in stages micros on by as halves reads version recompute sync
-when if then else and or not
+of when if then else and or not
 """
 KEYWORDS = frozenset(_KEYWORDS.split())
 """The words that cannot be names."""
@@ -22,7 +22,6 @@ FOREIGN: dict[str, tuple[str, str]] = {
     "÷": ("did you mean `/`?", "a quotient, rounded down, is written `/`"),
     "−": ("did you mean `-`?", "this is a typographic minus; write the one of the keyboard"),
     "&&": ("did you mean `and`?", "both is written `and`"),
-    "&": ("did you mean `and`?", "both is written `and`"),
     "||": ("did you mean `or`?", "at least one is written `or`"),
     "|": ("did you mean `or`?", "at least one is written `or`"),
     "!": ("did you mean `not`?", "the opposite is written `not`"),
@@ -56,6 +55,7 @@ _REMAINDER = ("did you mean `%`?", "what a division leaves is written `%`")
 _QUOTIENT = ("did you mean `/`?", "a quotient, rounded down, is written `/`")
 _ELSE_IF = ("did you mean `else if`?", "a further case is another choice: `if a then 1 else if b then 2 else 3`")
 FOREIGN_WORDS: dict[str, tuple[str, str]] = {
+    "&": ("did you mean `and`?", "both is written `and`; `&` joins a pair, as in `F(m, s) & B(m - 2, s) @ 2*m + s`"),
     **dict.fromkeys(("mod", "modulo", "rem"), _REMAINDER),
     **dict.fromkeys(("div", "idiv"), _QUOTIENT),
     **dict.fromkeys(("elif", "elsif", "elseif"), _ELSE_IF),
@@ -118,6 +118,7 @@ _SYMBOLS = {
     "EQUAL": "`=`",
     "AT": "`@`",
     "DOTS": "`..`",
+    "JOIN": "`&`",
     "NAME": "a name",
     "STRING": 'a "message"',
     "INTEGER": "a number",

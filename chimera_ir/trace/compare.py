@@ -7,9 +7,9 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from chimera_ir.ir.ids import WeightGroup
-from chimera_ir.ir.kinds import Kind
+from chimera_ir.ir.kinds import Kind, Pairing
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Compute, Drop, Instruction, Stash, Step
+from chimera_ir.ir.ops import Compute, Drop, Instruction, Pair, Stash, Step
 from chimera_ir.plural import counted
 from chimera_ir.trace.account import Account, account, inside, length, windows
 from chimera_ir.trace.forecast import Promised, like_typical, play, played_updates
@@ -185,30 +185,36 @@ def costs(
         lengths = {letter: round(seconds * 1e9) for letter, seconds in rehearse.items()}
 
         def slept(operation: Instruction) -> int:
-            if isinstance(operation, Compute):
-                return lengths[operation.kind.letter] * len(operation.micros) // header.parts
+            if isinstance(operation, Compute | Pair):
+                return lengths[operation.kind.letter] * operation.size // header.parts
             return 0
 
         return slept
-    seen: dict[tuple[Kind | type, WeightGroup, int], list[int]] = defaultdict(list)
+    seen: dict[_Likeness, list[int]] = defaultdict(list)
     for update in chosen:
         for lane, window in zip(lanes, update, strict=True):
             for span in inside(lane, window):
-                if isinstance(span.operation, Compute | Step | Stash | Drop):
+                if isinstance(span.operation, _Timed):
                     seen[_like(span.operation)].append(span.end - span.start)
     known = {like: round(median(lengths)) for like, lengths in seen.items()}
 
     def measured(operation: Instruction) -> int:
-        if isinstance(operation, Compute | Step | Stash | Drop):
+        if isinstance(operation, _Timed):
             return known.get(_like(operation), 0)
         return 0
 
     return measured
 
 
-def _like(operation: Compute | Step | Stash | Drop) -> tuple[Kind | type, WeightGroup, int]:
-    if isinstance(operation, Compute):
-        return operation.kind, (operation.stage,), len(operation.micros)
+_Timed = Compute | Pair | Step | Stash | Drop
+"""The instructions that take time by themselves."""
+
+_Likeness = tuple[Kind | Pairing | type, WeightGroup, int]
+
+
+def _like(operation: _Timed) -> _Likeness:
+    if isinstance(operation, Compute | Pair):
+        return operation.kind, tuple(single.stage for single in operation.parts), operation.size
     return type(operation), operation.group, 0
 
 

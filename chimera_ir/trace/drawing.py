@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
 
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, Pair
 from chimera_ir.picture.legend import chunks_shown
-from chimera_ir.picture.looks import Looks
-from chimera_ir.picture.svg import written
+from chimera_ir.picture.looks import Looks, rows_of
+from chimera_ir.picture.svg import LEGIBLE, written
 from chimera_ir.picture.words import INK, PAPER, STEP, ink, label, step, strands
 from chimera_ir.trace.compare import Comparison, Side
 from chimera_ir.trace.spans import Activity, Span, Window, activity, cause, shown_micro, words
@@ -34,10 +34,14 @@ _LEFT, _TOP = 112, 58
 
 @dataclass(frozen=True, slots=True)
 class Rectangle:
-    """The rectangle of an operation."""
+    """The rectangle of an operation; the two of a pair have half the height of a lane."""
 
     x: str
+    y: int
     width: str
+    height: int
+    baseline: int
+    font: int
     fill: str
     ink: str
     middle: str
@@ -85,7 +89,6 @@ class Sheet:
     left: int
     right: int
     row: int
-    font: int
     bottom: int
     ink: str
     paper: str
@@ -119,7 +122,6 @@ def sheet(comparison: Comparison) -> Sheet:
         left=_LEFT,
         right=_LEFT + WIDTH,
         row=row,
-        font=12 if row > 16 else 9,
         bottom=bottom,
         ink=INK,
         paper=PAPER,
@@ -159,7 +161,7 @@ def milliseconds(seconds: float) -> str:
 
 def _strip(looks: Looks, name: str, side: Side, worker: int, y: int, row: int, pixel: float) -> Strip:
     window = side.windows[worker]
-    shapes = [_shape(looks, span, window, row, pixel) for span in side.lanes[worker]]
+    shapes = [shape for span in side.lanes[worker] for shape in _shapes(looks, span, window, y, row, pixel)]
     return Strip(
         name=name,
         y=y,
@@ -170,28 +172,51 @@ def _strip(looks: Looks, name: str, side: Side, worker: int, y: int, row: int, p
     )
 
 
-def _shape(looks: Looks, span: Span, window: Window, row: int, pixel: float) -> Rectangle:
-    header, operation = looks.header, span.operation
+def _shapes(looks: Looks, span: Span, window: Window, y: int, row: int, pixel: float) -> Iterator[Rectangle]:
+    """The rectangle of an operation; of a pair one for each of the two."""
+    operation = span.operation
+    if not isinstance(operation, Compute | Pair):
+        yield _shape(
+            looks, span, window, (y, row), FILLS[activity(operation)][0], INK, "", 12 if row > 16 else 9, pixel
+        )
+        return
+    for part, single in rows_of(operation):
+        group = looks.group(replace(single, micros=(shown_micro(looks.header, single.micros[0]),)))
+        text, font = label(single) + looks.letter(group.chunk), part.font(12 if row > 16 else 9, row)
+        place = part.within(y, row)
+        yield _shape(looks, span, window, place, looks.fill(group), ink(single), text, font, pixel)
+
+
+def _shape(
+    looks: Looks,
+    span: Span,
+    window: Window,
+    place: tuple[int, int],
+    fill: str,
+    ink: str,
+    text: str,
+    font: int,
+    pixel: float,
+) -> Rectangle:
+    """The rectangle of an operation, or of one of a pair; ``place`` are its top and its height."""
     start, end = max(span.start, window.start), min(span.end, window.end)
     width = max(end - start, 0) * pixel
-    text = ""
-    if isinstance(operation, Compute):
-        group = looks.group(replace(operation, micros=(shown_micro(header, operation.micros[0]),)))
-        fill = looks.fill(group)
-        text = label(operation) + looks.letter(group.chunk)
-    else:
-        fill = FILLS[activity(operation)][0]
-    waited = cause(header, operation)
+    waited = cause(looks.header, span.operation)
     times = f"{span.start / 1e6:.3f} to {span.end / 1e6:.3f} ms ({(span.end - span.start) / 1e6:.3f} ms)"
-    fits = len(text) * (12 if row > 16 else 9) * 0.62 + 3 <= width
+    fits = font >= LEGIBLE and len(text) * font * 0.62 + 3 <= width
+    y, height = place
     return Rectangle(
         x=_pixels(_LEFT + start * pixel),
+        y=y,
         width=_pixels(width),
+        height=height,
+        baseline=y + height // 2 + 4,
+        font=font,
         fill=fill,
-        ink=ink(operation) if isinstance(operation, Compute) else INK,
+        ink=ink,
         middle=_pixels(_LEFT + (start + end) / 2 * pixel),
         label=text if fits else "",
-        title=f"{words(operation)}: {times}{f', {waited}' if waited else ''}",
+        title=f"{words(span.operation)}: {times}{f', {waited}' if waited else ''}",
     )
 
 

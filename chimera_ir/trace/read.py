@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.ir.kinds import KINDS
+from chimera_ir.ir.kinds import COSTED
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.streams import ProgramStream, view_of
 from chimera_ir.ir.text.parser import parse
@@ -252,13 +252,13 @@ def _about(line: Mapping[str, Any]) -> About:
 
 
 def _by_kind(seconds: Mapping[str, Any]) -> dict[str, float]:
-    return {_word(kind, [*KINDS]): _seconds(value) for kind, value in seconds.items()}
+    return {_word(kind, [*COSTED]): _seconds(value) for kind, value in seconds.items()}
 
 
 def _require_times(path: Path, about: About, program: Program) -> None:
     """Checks that a rehearsal has the time of every kind of operation that the program has."""
     kinds = {operation.kind.letter for lane in program.parts for operation in lane.computes.lines}
-    lacking = [] if about.rehearse is None else [kind for kind in KINDS if kind in kinds - about.rehearse.keys()]
+    lacking = [] if about.rehearse is None else [kind for kind in COSTED if kind in kinds - about.rehearse.keys()]
     if lacking:
         raise BadTrace(f"{path}: lacks {lacking[0]!r}, which a trace has; trace the run again")
 

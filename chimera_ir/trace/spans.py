@@ -6,7 +6,7 @@ from enum import Enum
 from typing import NamedTuple, assert_never
 
 from chimera_ir.ir.ids import Micro, Stage
-from chimera_ir.ir.kinds import KINDS
+from chimera_ir.ir.kinds import COSTED
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import (
     AllReduce,
@@ -14,6 +14,7 @@ from chimera_ir.ir.ops import (
     Drop,
     Instruction,
     Message,
+    Pair,
     Recv,
     Send,
     Stash,
@@ -32,6 +33,7 @@ class Activity(Enum):
     BACKWARD = "backward"
     INPUT_GRADIENT = "input gradient"
     WEIGHT_GRADIENT = "weight gradient"
+    PAIR = "pair"
     RECV = "wait for a message"
     SEND = "wait for a send"
     SUM = "wait for a sum"
@@ -42,7 +44,7 @@ class Activity(Enum):
     FLUSH = "flush"
 
 
-BUSY = tuple(Activity(kind.noun) for kind in KINDS.values())
+BUSY = tuple(Activity(kind.noun) for kind in COSTED.values())
 """Activities that compute."""
 
 
@@ -76,7 +78,7 @@ class Window(NamedTuple):
 def activity(operation: Instruction | Load) -> Activity:
     """Kind of activity of an operation."""
     match operation:
-        case Compute():
+        case Compute() | Pair():
             return Activity(operation.kind.noun)
         case WaitRecv():
             return Activity.RECV
@@ -103,7 +105,7 @@ def cause(header: Header, operation: Instruction | Load) -> str:
             return f"sends to worker {_worker(header, message.micros[0], message.target)}"
         case WaitAllReduce(group=group):
             return f"the sum of {group_name(group)}"
-        case Compute() | Send() | Recv() | AllReduce() | Step() | Stash() | Drop() | Load():
+        case Compute() | Pair() | Send() | Recv() | AllReduce() | Step() | Stash() | Drop() | Load():
             return ""
         case _:
             assert_never(operation)
@@ -128,6 +130,8 @@ def recorded(instruction: Instruction) -> Iterator[str]:
     match instruction:
         case Compute(kind, micros, stage):
             yield from (f"{kind.letter} m{micro} s{stage}" for micro in micros)
+        case Pair(forward, backward):
+            yield " & ".join(next(recorded(single)) for single in (forward, backward))
         case Send(message=message):
             yield f"send {_first(message)}"
         case Recv(message=message):

@@ -10,7 +10,7 @@ from chimera_ir.flow.dag import Dag, Edge, build
 from chimera_ir.flow.net import Reads
 from chimera_ir.ir.ids import Clock
 from chimera_ir.ir.levels import Header, Plan, Schedule
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Operation, Pair
 from chimera_ir.ir.text.printer import line
 
 
@@ -53,13 +53,15 @@ class _Story:
     def diagnostic(self) -> Diagnostic:
         """The diagnostic at an operation whose clock is too low, else at one that its lane runs too late.
 
-        If the cycle follows no lane, it is at an operation that reads a version which its own gradients make.
+        If the cycle follows no lane, it is at an operation that reads a version which its own gradients make, or at a
+        pair.
         """
         edges = list(pairwise((*self._nodes, self._nodes[0])))
         lanes = [(before, after) for before, after in edges if self._follows(before, after)]
         falling = [(before, after) for before, after in edges if lanes and self._falls(before, after)]
         readers = [after for before, after in edges if self._dag.kind(before, after) is Edge.SYNC]
-        suspects = [*(after for _, after in falling), *(before for before, _ in lanes), *readers]
+        joined = [node for node in self._nodes if isinstance(self._dag.operations[node], Pair)]
+        suspects = [*(after for _, after in falling), *(before for before, _ in lanes), *readers, *joined]
         worst = suspects[0]
         at = self._nodes.index(worst)
         ring = (*self._nodes[at:], *self._nodes[:at])
@@ -68,11 +70,16 @@ class _Story:
         return Cycle(operation.origin, line(operation), links, self._advice(falling, lanes))
 
     def _advice(self, falling: list[tuple[int, int]], lanes: list[tuple[int, int]]) -> str:
+        around = [self._dag.operations[node] for node in self._nodes]
         if falling:
             before, after = (self._dag.operations[node] for node in falling[0])
             older = ", or let it read an older version" if self._reads(*falling[0]) else ""
             clock = f"{self._clock(before)}, the clock of `{line(before)}`, which it needs"
             return f"give `{line(after)}` a clock above {clock}{older}"
+        pair = next((operation for operation in around if isinstance(operation, Pair)), None)
+        if not lanes and pair is not None:
+            forward, backward = map(line, pair.parts)
+            return f"run `{forward}` and `{backward}` one after the other: as a pair they wait for what either needs"
         if not lanes:
             return "let it read an older version of the weights, one that does not need its own gradients"
         first, second = (self._dag.operations[node] for node in lanes[0])
@@ -103,7 +110,10 @@ class _Story:
         """Whether an operation reads weights that the gradients of an earlier operation change."""
         earlier, later = self._dag.operations[before], self._dag.operations[after]
         synchronised = self._dag.kind(before, after) is Edge.SYNC
-        return synchronised and (later.version or 0) > self._header.update_of(earlier.micros)
+        if not synchronised:
+            return False
+        made = max(self._header.update_of(part.micros) for part in earlier.parts)
+        return max(part.version or 0 for part in later.parts) > made
 
     def _follows(self, before: int, after: int) -> bool:
         """Whether only the order on their worker puts one operation before another."""
@@ -113,5 +123,5 @@ class _Story:
         earlier, later = self._clock(self._dag.operations[before]), self._clock(self._dag.operations[after])
         return earlier is not None and later is not None and later <= earlier and not self._follows(before, after)
 
-    def _clock(self, operation: Compute) -> Clock | None:
+    def _clock(self, operation: Operation) -> Clock | None:
         return self._clocks.get(operation)

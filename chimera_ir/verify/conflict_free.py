@@ -7,6 +7,7 @@ from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.levels import Plan, Planned
 from chimera_ir.ir.text.printer import line
 from chimera_ir.source import Span
+from chimera_ir.verify.occupied import draw, occupied
 
 
 def conflict_free(plan: Plan) -> Iterator[Diagnostic]:
@@ -17,8 +18,16 @@ def conflict_free(plan: Plan) -> Iterator[Diagnostic]:
         other = first.setdefault((planned.worker, planned.clock), planned)
         if other is not planned:
             conflicts.setdefault((other.operation.origin, planned.operation.origin), []).append((other, planned))
+    places = occupied(plan.operations) if conflicts else {}
     for (before, after), group in conflicts.items():
         earlier, later = group[0]
         yield Conflict(
-            after, earlier.worker, earlier.clock, line(earlier.operation), line(later.operation), before, len(group)
+            span=after,
+            worker=earlier.worker,
+            clock=earlier.clock,
+            first=line(earlier.operation),
+            second=line(later.operation),
+            first_span=before,
+            count=len(group),
+            around=draw(places, (other for other, _ in group)),
         )

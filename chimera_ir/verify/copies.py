@@ -92,7 +92,7 @@ def last_reads(header: Header, parts: Parts) -> dict[tuple[WeightGroup, Version]
     """The place of the last operation that reads a version of a group."""
     return {
         (group, operation.version): place
-        for place, operation in parts.computes
+        for place, operation in parts.singles
         if operation.version is not None
         for group in header.groups_with[operation.stage]
     }

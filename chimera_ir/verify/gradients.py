@@ -74,7 +74,7 @@ class _Lane:
 
     def mistakes(self) -> Iterator[Diagnostic]:
         """All mistakes that show in the lane alone."""
-        for place, operation in self._parts.computes:
+        for place, operation in self._parts.singles:
             if operation.kind.sums:
                 number = self._header.update_of(operation.micros)
                 for group in self._header.groups_with[operation.stage]:

@@ -14,7 +14,7 @@ from chimera_ir.flow.live import highest_by_key
 from chimera_ir.ir.ids import Stage, WeightGroup
 from chimera_ir.ir.kinds import KEPT
 from chimera_ir.ir.levels import Header, Parts, Program
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, singles
 from chimera_ir.verify.copies import kept
 
 
@@ -22,19 +22,20 @@ class Kept(NamedTuple):
     """The forwards of a stage that wait for their backward: with all activations, and with their input alone.
 
     The counts are in the header's micro-batches, where a half counts as one. A backward that runs the forward again
-    counts in both. What waits for its weight gradient counts with all activations.
+    counts in both. ``begun`` are those of which a first operation has gone back, and left values for a later one.
     """
 
     stage: Stage
     activations: int
     inputs: int
+    begun: int
 
 
 Moment = tuple[Kept, ...]
 """The activations alive at once: an entry for each stage that a worker holds, ascending."""
 
 _Counts = tuple[int, ...]
-"""The numbers of a moment: the activations of all stages, then the inputs of all stages."""
+"""The numbers of a moment: the activations of all stages, then the inputs of all, then what has begun on all."""
 
 
 class Sending(NamedTuple):
@@ -74,7 +75,7 @@ def holdings(program: Program) -> Iterator[Holdings]:
         peaks = kept(parts)
         copies = [(group, peaks[group].copies if group in peaks else 1) for group in groups]
         yield Holdings(
-            fullest=_fullest(stages, _moments(header, stages, parts.computes.lines)),
+            fullest=_fullest(stages, _moments(header, stages, singles(parts.computes.lines))),
             copies=tuple((group[0], count) for group, count in copies if len(group) == 1),
             tied=tuple((group, count) for group, count in copies if len(group) > 1),
             sending=_sending(stages, parts),
@@ -83,7 +84,7 @@ def holdings(program: Program) -> Iterator[Holdings]:
 
 def _moments(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -> Iterator[_Counts]:
     """The moments before something is freed, and during every backward that runs its forward again, each once."""
-    activations, inputs = dict.fromkeys(stages, 0), dict.fromkeys(stages, 0)
+    activations, inputs, begun = (dict.fromkeys(stages, 0) for _ in range(3))
     seen: set[tuple[int | Stage | None, ...]] = set()
     grown, growth = False, header.growth
     for operation in lane:
@@ -94,14 +95,14 @@ def _moments(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -
             grown = True
             continue
         extra = operation.stage if again and KEPT in operation.kind.reads else None
-        moment = (extra, *activations.values(), *inputs.values())
+        moment = (extra, *activations.values(), *inputs.values(), *begun.values())
         if (grown or extra is not None) and moment not in seen:
             seen.add(moment)
             alive = activations if extra is None else {**activations, extra: activations[extra] + 1}
-            yield (*alive.values(), *inputs.values())
+            yield (*alive.values(), *inputs.values(), *begun.values())
         counted[operation.stage] += forward * len(operation.micros)
-        activations[operation.stage] += later * len(operation.micros)
-        grown = False
+        begun[operation.stage] += later * len(operation.micros)
+        grown = later > 0
 
 
 def _fullest(stages: Sequence[Stage], moments: Iterable[_Counts]) -> tuple[Moment, ...]:
@@ -113,7 +114,11 @@ def _fullest(stages: Sequence[Stage], moments: Iterable[_Counts]) -> tuple[Momen
         front = [other for other in front if not _covers(moment, other)]
         front.append(moment)
     count = len(stages)
-    return tuple(sorted(tuple(map(Kept, stages, counts[:count], counts[count:])) for counts in front))
+    return tuple(
+        sorted(
+            tuple(map(Kept, stages, counts[:count], counts[count : 2 * count], counts[2 * count :])) for counts in front
+        )
+    )
 
 
 def _covers(larger: _Counts, smaller: _Counts) -> bool:

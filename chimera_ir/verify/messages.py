@@ -19,9 +19,9 @@ from chimera_ir.diagnostics.catalogue.program import (
 )
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow.flow import ABSENT, Flow, crossing
-from chimera_ir.ir.ids import Slot, Worker
+from chimera_ir.ir.ids import Micro, Slot, Worker
 from chimera_ir.ir.levels import Lines, Program
-from chimera_ir.ir.ops import Compute, Message, Recv, Send, Talk, WaitRecv, WaitSend
+from chimera_ir.ir.ops import Compute, Instruction, Message, Pair, Recv, Send, Talk, WaitRecv, WaitSend
 from chimera_ir.ir.text.printer import line, message_text
 from chimera_ir.verify.index import key, receiver, sender
 from chimera_ir.verify.words import content
@@ -159,8 +159,9 @@ def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -
     if start == end:
         return f"both stages of this micro-batch are on worker {start}, where no message is needed"
     made = program.lanes[start][cells.producer(message)]
-    if isinstance(made, Compute) and made.micros != message.micros:
-        right = Message(made.micros, message.source, message.target)
+    micros = _handed_on_with(made, message)
+    if micros != message.micros:
+        right = Message(micros, message.source, message.target)
         return f"one message holds all that `{line(made)}` makes: `{message_text(right)}`"
     sends = isinstance(instruction, Send | WaitSend)
     if sends and start != worker:
@@ -168,6 +169,18 @@ def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -
     if not sends and end != worker:
         return f"worker {end} receives it"
     return ""
+
+
+def _handed_on_with(made: Instruction, message: Message) -> tuple[Micro, ...]:
+    """The micro-batches that the operation which makes the value in a message hands on together with its first."""
+    parts = made.parts if isinstance(made, Compute | Pair) else ()
+    return next(
+        part.micros
+        for part in parts
+        if message.micros[0] in part.micros
+        and part.stage == message.source
+        and any(value.towards == message.target - message.source for value in part.kind.hands_on)
+    )
 
 
 def _line(

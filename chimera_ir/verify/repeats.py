@@ -16,7 +16,7 @@ from chimera_ir.diagnostics.catalogue.repeats import BreaksTurn, NoTurn, StateDi
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import NOWHERE, Compute, Instruction
+from chimera_ir.ir.ops import NOWHERE, Instruction, Operation, singles
 from chimera_ir.ir.streams import ProgramStream, turn_in
 from chimera_ir.ir.text.printer import line
 from chimera_ir.ir.turns import Turn, lines_before, unroll, updates_a_turn
@@ -35,8 +35,8 @@ def repeats(schedule: Schedule) -> Iterator[Diagnostic]:
         yield from _lane(schedule.header, Worker(number), lane)
 
 
-def _lane(header: Header, worker: Worker, lane: Sequence[Compute]) -> Iterator[Diagnostic]:
-    turn = turn_in(header, lane)
+def _lane(header: Header, worker: Worker, lane: Sequence[Operation]) -> Iterator[Diagnostic]:
+    turn = turn_in(header, tuple(singles(lane)))
     if turn is None:
         yield NoTurn(lane[0].origin if lane else NOWHERE, worker, header.period)
         return

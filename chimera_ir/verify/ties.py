@@ -10,7 +10,7 @@ from chimera_ir.diagnostics.catalogue.schedule import TiesDiffer
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.levels import Schedule
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, singles
 from chimera_ir.ir.text.printer import line
 
 
@@ -27,7 +27,7 @@ def ties(schedule: Schedule) -> Iterator[Diagnostic]:
     forwards = {
         (micro, operation.stage): operation
         for lane in schedule.lanes
-        for operation in lane
+        for operation in singles(lane)
         if operation.kind.opens and operation.stage in tied
         for micro in operation.micros
     }

@@ -12,7 +12,7 @@ from chimera_ir.flow import live
 from chimera_ir.flow.net import Net, Reads, net_of, reads_of
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
-from chimera_ir.ir.ops import NOWHERE, Compute
+from chimera_ir.ir.ops import NOWHERE, Compute, singles
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream, stream_of, view_of
 from chimera_ir.verify.acyclic import acyclic
 from chimera_ir.verify.channels import Certificate, channels
@@ -28,6 +28,7 @@ from chimera_ir.verify.holdings import Holdings, holdings
 from chimera_ir.verify.index import cells
 from chimera_ir.verify.memory import memory, memory_of_versions
 from chimera_ir.verify.messages import messages, places
+from chimera_ir.verify.paired import paired
 from chimera_ir.verify.placed import placed
 from chimera_ir.verify.repeats import repeats, state_repeats
 from chimera_ir.verify.slots import slots
@@ -134,7 +135,7 @@ def _schedule_findings(schedule: Schedule, plan: Plan | None) -> tuple[Findings,
     """The findings of the rules on a schedule, without the rule "repeats", and its reads if placed and complete."""
     if len(schedule.lanes) != schedule.header.workers:
         return Findings(diagnostics=(LaneCount(NOWHERE, len(schedule.lanes), schedule.header.workers),)), ()
-    findings = _operations(schedule.header, tuple(_by_worker(schedule)))
+    findings = _operations(schedule.header, tuple(_by_worker(schedule))) + check("complete", paired(schedule))
     if findings.errors:
         return findings, ()
     reads = reads_of(schedule)
@@ -252,5 +253,5 @@ def _updates(program: Program) -> Findings:
 def _by_worker(schedule: Schedule) -> Iterator[tuple[Worker, Compute]]:
     for number, lane in enumerate(schedule.lanes):
         worker = Worker(number)
-        for operation in lane:
+        for operation in singles(lane):
             yield worker, operation

@@ -21,7 +21,7 @@ from chimera_ir.diagnostics.catalogue.program import (
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Micro, Stage, Version, WeightGroup, Worker
 from chimera_ir.ir.levels import Header, Parts, Program
-from chimera_ir.ir.ops import Compute, Drop, Instruction, Stash, Step
+from chimera_ir.ir.ops import Compute, Drop, Instruction, Stash, Step, singles
 from chimera_ir.ir.text.printer import group_name, line
 from chimera_ir.verify.copies import Lane, last_reads
 from chimera_ir.verify.gradients import not_held
@@ -58,7 +58,8 @@ def _one_version(header: Header, worker: Worker, parts: Parts) -> Iterator[Diagn
     if not stepped:
         return
     first = min(place for place, _ in stepped.values())
-    for place, operation in islice(parts.computes, bisect_left(parts.computes.places, first), None):
+    late = islice(parts.computes, bisect_left(parts.computes.places, first), None)
+    for place, operation in ((place, part) for place, whole in late for part in whole.parts):
         steps = [stepped[group] for group in header.groups_with[operation.stage] if group in stepped]
         step = next((step for step_place, step in steps if step_place < place), None)
         if step is not None:
@@ -69,7 +70,7 @@ def _one_version(header: Header, worker: Worker, parts: Parts) -> Iterator[Diagn
 def _differing(parts: Parts) -> Iterator[Diagnostic]:
     """Operations that do not read the version that the forward of their micro-batch on the stage reads."""
     forwards: dict[tuple[Micro, Stage], Compute] = {}
-    for operation in parts.computes.lines:
+    for operation in singles(parts.computes.lines):
         cells = [(micro, operation.stage) for micro in operation.micros]
         if operation.kind.opens:
             forwards.update(dict.fromkeys(cells, operation))
@@ -86,7 +87,7 @@ class _Walk:
         self._header = header
         self._worker = worker
         self._lane = lane
-        self._lines = merge(parts.computes, parts.updates, key=itemgetter(0))
+        self._lines = merge(parts.singles, parts.updates, key=itemgetter(0))
         self._last = last_reads(header, parts)
         self._steps = _first_places(parts, Step)
         self._stashes = _first_places(parts, Stash)

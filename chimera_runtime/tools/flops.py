@@ -113,7 +113,8 @@ def of_stage(setting: Setting, module: torch.nn.Module, stage: int) -> int:
         names = setting.findings.traits[stage].keywords
         keywords = {name: value for name, value in setting.keywords(0, 0).items() if name in names} if names else {}
         with FlopCounterMode(display=False) as counter:
-            seen = probe.look(setting.model, stage, module, before, handed, target, last, False, keywords)
+            given = probe.Given(before, handed, target, last, keywords)
+            seen = probe.look(setting.model, stage, module, given, measures=False)
             probe.look_back(stage, module, seen, None if last else boundaries[stage].differentiable)
     probe.restore(module, seen.buffers)
     return int(counter.get_total_flops())

@@ -15,7 +15,7 @@ import torch
 
 from chimera_runtime.blame import Calling
 from chimera_runtime.errors import FAILED, Misuse
-from chimera_runtime.program import Group
+from chimera_runtime.program import Group, KeptMicros
 from chimera_runtime.setting import Setting
 from chimera_runtime.sharding import Sharding
 from chimera_runtime.sizes import shown
@@ -124,10 +124,12 @@ class RankNeed:
         stages = "; ".join(self._stage_in_words(*kept) for kept in fullest)
         return f"rank {place.rank} (worker {place.worker}) needs {shown(need.total)}: {parts} ({stages})"
 
-    def _stage_in_words(self, stage: int, activations: int, inputs: int) -> str:
+    def _stage_in_words(self, stage: int, activations: int, inputs: int, begun: int) -> str:
         footprint, weights = self._setting.findings.footprints[stage], self._weights_of(stage)
         kept = [f"{activations} x M_a = {shown(footprint.activations)}"] if activations else []
         kept += [f"{inputs} inputs of {shown(footprint.inputs)}"] if inputs else []
+        halfway = footprint.activations - footprint.released + footprint.operands
+        kept += [f"{begun} between I and W of {shown(halfway)}"] if begun else []
         copies = self._facts.stages[stage].copies
         return f"stage {stage}: {copies} x M_theta = {shown(weights)}{''.join(f', {part}' for part in kept)}"
 
@@ -175,8 +177,13 @@ class RankNeed:
         count = torch.float64.itemsize if boundary.counted else 0
         return count + sum(compress(map(_tensor, boundary.shapes, boundary.dtypes), boundary.differentiable))
 
-    def _moment(self, kept: Iterable[tuple[int, int, int]]) -> int:
-        return sum(activations * self._pass(stage) + inputs * self._input(stage) for stage, activations, inputs in kept)
+    def _moment(self, kept: Iterable[KeptMicros]) -> int:
+        """While the first half of a backward runs, what it makes is there beside what it lets go of."""
+        halving = [self._halving(stage) for stage, _, _, begun in kept if begun]
+        return max(halving, default=0) + sum(
+            activations * self._pass(stage) + inputs * self._input(stage) + begun * self._halfway(stage)
+            for stage, activations, inputs, begun in kept
+        )
 
     def _pass(self, stage: int) -> int:
         """What a forward keeps; of an input that was received, that is in the receive buffer."""
@@ -184,6 +191,20 @@ class RankNeed:
         if self._is_received(stage):
             return footprint.activations - footprint.saved_inputs
         return footprint.activations + (footprint.inputs - footprint.saved_inputs if stage else 0)
+
+    def _halfway(self, stage: int) -> int:
+        """What is kept between the halves of a backward; gradients that were received are in their receive buffer."""
+        return self._pass(stage) - self._setting.findings.footprints[stage].released + self._operands(stage)
+
+    def _operands(self, stage: int) -> int:
+        findings, job = self._setting.findings, self._setting.world.job
+        footprint = findings.footprints[stage]
+        received = footprint.received_operands if self._is_answered(stage) else 0
+        apart = self._weights_of(stage) if findings.traits[stage].whole and job.period else 0
+        return footprint.operands - received + apart
+
+    def _halving(self, stage: int) -> int:
+        return min(self._setting.findings.footprints[stage].released, self._operands(stage))
 
     def _input(self, stage: int) -> int:
         """What a forward keeps that is to be run again."""
@@ -194,10 +215,16 @@ class RankNeed:
 
     def _is_received(self, stage: int) -> bool:
         """Whether all inputs of a stage come from other workers."""
+        return stage > 0 and not self._has_both(stage - 1)
+
+    def _is_answered(self, stage: int) -> bool:
+        """Whether all gradients of what a stage hands on come from other workers."""
+        return stage < self._setting.world.job.stages - 1 and not self._has_both(stage)
+
+    def _has_both(self, stage: int) -> bool:
+        """Whether this worker holds a stage and the next one in the same pipe."""
         worker = self._setting.world.place.worker
-        return stage > 0 and not any(
-            pipe[stage] == pipe[stage - 1] == worker for pipe in self._setting.world.job.placement
-        )
+        return any(pipe[stage] == pipe[stage + 1] == worker for pipe in self._setting.world.job.placement)
 
 
 def _tensor(shape: Sequence[int], dtype: torch.dtype) -> int:

@@ -11,7 +11,7 @@ from chimera_runtime.errors import Misuse
 from chimera_runtime.sizes import UNITS
 from chimera_runtime.tools.streams import say
 
-_KINDS = ("F", "B", "I", "W")
+_KINDS = ("F", "B", "I", "W", "pair")
 _LONGEST = 10**9
 """Seconds; the clocks behind a wait count nanoseconds in 63 bits."""
 
@@ -119,7 +119,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--rehearse",
         type=_durations,
         metavar="F=S,B=S",
-        help="sleep instead of computing; S in seconds (F=S,I=S,W=S where backwards are split)",
+        help="sleep instead of computing; S in seconds (F=S,I=S,W=S where backwards are split; pair=S for pairs)",
     )
     parser.add_argument(
         "--clip-norm", type=_norm, metavar="NORM", help="scale gradients down to this norm of the whole model"
@@ -156,6 +156,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--metrics", type=Path, metavar="FILE", help="write losses and times of all updates as JSON")
     parser.add_argument("--trace", type=Path, metavar="DIR", help="record every operation of the training, by rank")
     parser.add_argument(
+        "--torch-profile", type=Path, metavar="DIR", help="what torch.profiler sees of three updates, by rank"
+    )
+    parser.add_argument(
+        "--ranges", action="store_true", help="a range for NVTX and torch.profiler for each line of the program"
+    )
+    parser.add_argument(
         "--memory-limit", type=_bytes, metavar="SIZE", help="stop before training if a rank needs more, as in 16GiB"
     )
     parser.add_argument("--timeout", type=_seconds, default=60.0, help="seconds that any wait may take (default: 60)")
@@ -179,6 +185,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error(f"--rehearse computes nothing: leave {asked[0]} out")
     if options.save_every is not None and options.save is None:
         parser.error("--save-every says when: give --save DIR to say where")
-    if options.trace is not None and options.check_only:
-        parser.error("--trace records the training, of which --check-only does none: give --check instead")
+    recording = {"--trace": options.trace, "--torch-profile": options.torch_profile}
+    asked = [name for name, directory in recording.items() if directory is not None]
+    if asked and options.check_only:
+        parser.error(f"{asked[0]} records the training, of which --check-only does none: give --check instead")
+    options.ranges |= options.torch_profile is not None
     return options

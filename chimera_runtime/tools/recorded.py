@@ -141,6 +141,12 @@ class RecordedStage(RecordedWeights):
         self._stage.backward(micros, gradients)
         self._recorder.ran(to.BACKWARD, micros, self._stage.number, start)
 
+    def pair(self, forward: tuple[Any, ...], other: Self, backward: tuple[Any, ...]) -> None:
+        """A pair."""
+        start = now()
+        self._stage.pair(forward, other._stage, backward)
+        self._recorder.ran_pair(forward[0], self._stage.number, backward[0], other._stage.number, start)
+
     def backward_input(self, micros: Micros, gradients: Tensors = ()) -> None:
         """The first half of a backward."""
         start = now()

@@ -30,10 +30,10 @@ MARKER = ".chimera-trace"
 PROGRAM = "schedule.sir"
 
 LOAD_INPUT, LOAD_TARGET, FORWARD, BACKWARD, SEND, RECV, WAIT_SEND, WAIT_RECV, *_ = range(15)
-ALL_REDUCE, WAIT_ALL_REDUCE, STEP, STASH, DROP, INPUT_GRADIENT, WEIGHT_GRADIENT = range(8, 15)
+ALL_REDUCE, WAIT_ALL_REDUCE, STEP, STASH, DROP, INPUT_GRADIENT, WEIGHT_GRADIENT, PAIR = range(8, 16)
 _VERBS = (
     *("load input", "load target", "F", "B", "send", "recv", "wait send", "wait recv"),
-    *("all_reduce", "wait all_reduce", "step", "stash", "drop", "I", "W"),
+    *("all_reduce", "wait all_reduce", "step", "stash", "drop", "I", "W", "pair"),
 )
 
 _FIELDS = 5
@@ -113,6 +113,13 @@ class Recorder:
         micro = micros[0] if isinstance(micros, tuple) else micros
         self.note(verb, self.update_of(micro), micro * self._job.stages + stage, start)
 
+    def ran_pair(self, forward: Micros, stage: int, backward: Micros, other: int, start: int) -> None:
+        """A stage has worked on a micro-batch forward and a stage on another one backward, at once."""
+        first, second = (micros[0] if isinstance(micros, tuple) else micros for micros in (forward, backward))
+        stages = self._job.stages
+        number = (first * stages + stage) * stages * self._job.passes + second * stages + other
+        self.note(PAIR, self.update_of(first), number, start)
+
     def talked(self, verb: int, tag: int, start: int) -> None:
         """A message was posted, or waited for."""
         self.note(verb, self.update_of(tag // (2 * self._job.stages)), tag, start)
@@ -173,6 +180,9 @@ class Recorder:
                 return f"{name} m{number}"
             case 2 | 3 | 13 | 14:
                 return f"{name} m{number // stages} s{number % stages}"
+            case 15:
+                first, second = divmod(number, stages * self._job.passes)
+                return f"{self._told(FORWARD, first)} & {self._told(BACKWARD, second)}"
             case 4 | 5 | 6 | 7:
                 return self._world.names.operation(name, number)
             case 8 | 9 | 10:

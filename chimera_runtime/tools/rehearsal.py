@@ -43,6 +43,15 @@ class RehearsedStage(Stage):
         """Sleeps as long as the backward takes, the forward that it may run again included."""
         self._sleep_and_hand_back(micros, "B")
 
+    def pair(self, forward: tuple[Any, ...], other: Stage, backward: tuple[Any, ...]) -> None:
+        """Sleeps as long as both take together."""
+        assert isinstance(other, RehearsedStage)
+        outputs = self._slept(forward[0], "pair", self._made)
+        if self._ending.after is not None:
+            self._outputs[forward[0]] = outputs
+        if other._beginning.before is not None:
+            other._input_gradients[backward[0]] = made_of(backward[0], other._made_gradients)
+
     def backward_input(self, micros: Micros, _gradients: Tensors = ()) -> None:
         """Sleeps as long as the first half of a backward takes."""
         self._sleep_and_hand_back(micros, "I")
@@ -58,10 +67,14 @@ class RehearsedStage(Stage):
 
     def _slept(self, micros: Micros, kind: str, made: Tensors) -> Tensors:
         """What is handed on after the sleeps, one for each micro-batch."""
-        count = len(micros) if isinstance(micros, tuple) else 1
-        for _ in range(count):
+        for _ in micros if isinstance(micros, tuple) else (micros,):
             time.sleep(self._seconds[kind])
-        return made if count == 1 else join([made] * count)
+        return made_of(micros, made)
+
+
+def made_of(micros: Micros, made: Tensors) -> Tensors:
+    """What is handed on for some micro-batches, if ``made`` is for one."""
+    return join([made] * len(micros)) if isinstance(micros, tuple) and len(micros) > 1 else made
 
 
 def rehearsed(seconds: Mapping[str, float], job: Job) -> Callable[..., Stage]:
@@ -74,7 +87,9 @@ def rehearsed(seconds: Mapping[str, float], job: Job) -> Callable[..., Stage]:
     """
     lacking = [kind for kind in job.kinds if kind not in seconds]
     if lacking:
-        example = ",".join(f"{kind}={seconds.get(kind, 0.005):g}" for kind in job.kinds)
+        known = {kind: seconds.get(kind, 0.005) for kind in ("F", "B", "I", "W")}
+        known["pair"] = seconds.get("pair", known["F"] + known["B"])
+        example = ",".join(f"{kind}={known[kind]:g}" for kind in job.kinds)
         raise Misuse(f"--rehearse lacks {' and '.join(lacking)}: {job.name} has such operations; give {example}")
     slack = overshoot()
     return partial(

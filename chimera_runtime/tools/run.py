@@ -42,6 +42,7 @@ from chimera_runtime.tools.recorder import Recorder, prepare
 from chimera_runtime.tools.rehearsal import rehearsed
 from chimera_runtime.tools.saving import Saving
 from chimera_runtime.tools.streams import say
+from chimera_runtime.tools.torch_profile import TorchProfile
 from chimera_runtime.world import World
 
 _DTYPES = {"bf16": torch.bfloat16}
@@ -80,6 +81,7 @@ class Run(Hooks):
     _recorder: Recorder | None = None
     _progress: Progress | None = None
     _peak_memory: PeakMemory | None = None
+    _torch_profile: TorchProfile | None = None
 
     def __post_init__(self) -> None:
         options = self.options
@@ -211,6 +213,8 @@ class Run(Hooks):
 
     def on_step(self, pipe: Pipeline, outcome: Outcome) -> None:
         """An update is over, which the model file may want to know; every rank calls it. A rehearsal has none."""
+        if self._torch_profile is not None:
+            self._torch_profile.updated()
         if self.loads:
             self.model.stepped(pipe, outcome)
 
@@ -223,13 +227,23 @@ class Run(Hooks):
             ends = UpdateEnds(progress, len(self._stages))
             for stage in self._stages.values():
                 stage.on_step = ends.stepped
-        yield progress
+        with self._profiled(before):
+            yield progress
         progress.finish()
         if self._peak_memory is not None:
             for line in self._peak_memory.lines():
                 progress.say(line)
         if self._recorder is not None:
             self._recorder.close()
+
+    @contextmanager
+    def _profiled(self, before: int) -> Iterator[None]:
+        """The updates of the run within torch's profiler, if that was asked for."""
+        if self.options.torch_profile is None:
+            yield
+            return
+        with TorchProfile(self.options.torch_profile, self.place.rank, self.updates - before) as self._torch_profile:
+            yield
 
     def close(self) -> None:
         """The training is over, on all ranks."""

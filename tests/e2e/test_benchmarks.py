@@ -49,6 +49,16 @@ def test_predictions_stand_beside_what_was_measured() -> None:
         assert float(row["measured, ms"].split()[0]) > 0
 
 
+def test_halves_of_backwards_stand_beside_whole_ones() -> None:
+    (row,) = table("halves.py", "--parts", "stages", "--rounds", "1", "--kinds", "perceptron")
+    assert row[""] == "perceptron"
+    assert RATIO.fullmatch(row["(I + W) / B"])
+    assert float(row["kept from I to W / M_a"]) > 1
+    rows = table("halves.py", "--parts", "pipelines", "--rounds", "1", "--depths", "2", "--micro-batches", "4")
+    assert [row[""] for row in rows] == ["dapple", "zb_h1", "torch Schedule1F1B"]
+    assert all(RATIO.fullmatch(row["over dapple"]) for row in rows)
+
+
 def test_limited_links_are_skipped_with_a_message_where_they_cannot_be_made() -> None:
     asked = "--parts", "links", "--depths", "2", "--times", "1", "--forward", "5", "--schemes", "dapple"
     done = subprocess.run(

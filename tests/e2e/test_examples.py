@@ -12,7 +12,7 @@ from tests.e2e.ranks import Job, Outcome, compiled, run_all, torchrun
 from tests.sizes import on_workers
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
-NETWORKS = {"bert48": ("dapple", "chimera", "pipedream_2bw"), "gpt2": tuple(library.names())}
+NETWORKS = {"bert48": ("dapple", "chimera", "pipedream_2bw", "zb_h1"), "gpt2": tuple(library.names())}
 """With the schemes that each is trained under."""
 SIZE = {"MODEL_SETTINGS": "tiny,dtype=float64"}
 TIED = {"MODEL_SETTINGS": "tiny,dtype=float64,words=tied"}
@@ -61,6 +61,11 @@ def test_the_networks_compute_what_one_process_computes(four: tuple[Path, dict[s
     for name, outcome in four[1].items():
         outcome.assert_passed()
         assert "check: passed" in outcome.said[0], name
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_all_stages_of_the_networks_can_be_split(four: tuple[Path, dict[str, Outcome]], network: str) -> None:
+    assert "its I is a whole backward" not in "".join(four[1][f"{network}-zb_h1"].said)
 
 
 @pytest.mark.parametrize("network", NETWORKS)

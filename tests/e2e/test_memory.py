@@ -22,7 +22,10 @@ SCHEMES: dict[str, dict[str, int]] = {
     "chimera_halving": {"N": 8},
     "pipedream": {},
     "pipedream_2bw": {},
+    "zb_h1": {"N": 6},
+    "zb_h2": {"N": 8},
 }
+SPLIT = ("zb_h1", "zb_h2")
 ROWS, WIDTH, BYTES = 8, 32, 8
 INPUT = ROWS * WIDTH * BYTES
 RANKS = range(4)
@@ -46,13 +49,28 @@ def jobs(folder: Path) -> Iterator[Job]:
 
 @dataclass(frozen=True)
 class Seen:
-    """A scheme's report, its program and the facts of its ranks, what each measured of itself, and what rank 0 said."""
+    """A scheme's report, its program and the facts of its ranks, what each measured of itself, and what rank 0 said.
+
+    ``lanes`` are the compute operations of its workers: kind, micro-batch and stage.
+    """
 
     report: dict[str, Any]
     lag: int
     facts: tuple[RankFacts, ...]
     ranks: list[dict[str, Any]]
     said: str
+    lanes: list[list[tuple[str, int, int]]]
+
+
+def computed(text: str) -> list[list[tuple[str, int, int]]]:
+    """The operations of each worker that are over one micro-batch."""
+    return [
+        [
+            (kind, int(micro), int(stage))
+            for kind, micro, stage in re.findall(r"^ *([FBIW]) m(\d+) s(\d+)\b", lane, re.M)
+        ]
+        for lane in re.split(r"^worker \d+:$", text, flags=re.M)[1:]
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +84,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
         report = json.loads((each.directory / "report.json").read_text())
         ranks = [json.loads((folder / each.name / f"{rank}.json").read_text()) for rank in RANKS]
         program = load(each.directory)
-        found[each.name] = Seen(report, program.job.lag, program.ranks, ranks, outcomes[each.name].said[0])
+        lanes = computed((each.directory / "schedule.sir").read_text())
+        found[each.name] = Seen(report, program.job.lag, program.ranks, ranks, outcomes[each.name].said[0], lanes)
     return found
 
 
@@ -83,6 +102,30 @@ def test_the_peak_of_what_is_saved_is_what_the_report_says(seen: dict[str, Seen]
         assert rank["stashed"] == inputs
         if not inputs:
             assert rank["saved"] == rank["kept"]
+
+
+@pytest.mark.parametrize("scheme", SPLIT)
+def test_what_is_kept_between_the_halves_of_a_backward_is_what_the_report_says(
+    seen: dict[str, Seen], scheme: str
+) -> None:
+    """To the byte, after each half: the first lets go of nothing, as a layer keeps the whole graph before it.
+
+    It leaves the gradients of the results of both layers; on stage 0, which does all in the second half, the one that
+    it was given.
+    """
+    found = seen[scheme]
+    for rank, lane, facts in zip(found.ranks, found.lanes, found.facts, strict=True):
+        ((_, m_a),) = rank["M_a"].items()
+        kept, begun, expected = 0, 0, []
+        for kind, micro, stage in lane:
+            kept += {"F": 1, "I": 0, "W": -1}[kind]
+            begun += {"F": 0, "I": 1, "W": -1}[kind]
+            if kind != "F":
+                expected.append([kind, micro, stage, kept * m_a, begun * INPUT * (2 if stage else 1)])
+        assert rank["halves"] == expected * 2, "in two updates"
+        moments = [(of_stage.activations, of_stage.begun) for (of_stage,) in facts.kept]
+        assert max(map(sum, moments)) * m_a == rank["kept"]
+        assert max(g for *_, g in expected) == max(g for _, g in moments) * INPUT * (2 if facts.kept[0][0].stage else 1)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -109,7 +152,7 @@ def test_where_stages_differ_it_counts_which_are_kept_at_the_same_time(seen: dic
     m_a = {int(stage): size for rank in found.ranks for stage, size in rank["M_a"].items()}
     assert len(set(m_a.values())) == 4
     for rank, facts in zip(found.ranks, found.facts, strict=True):
-        moments = [sum(kept * m_a[stage] for stage, kept, _ in moment) for moment in facts.kept]
+        moments = [sum(each.activations * m_a[each.stage] for each in moment) for moment in facts.kept]
         assert rank["kept"] == max(moments)
 
 

@@ -9,7 +9,7 @@ from tests.e2e.ranks import Job, Outcome, compiled, run_all
 
 LOOP = Path(__file__).resolve().parent / "loops" / "mesh.py"
 KINDS = {"shards": "DTensor", "tensors": "DTensor Parameter"}
-SCHEMES = ("chimera", "dapple")
+SCHEMES = ("chimera", "dapple", "zb_h1")
 
 pytestmark = pytest.mark.e2e
 
@@ -36,3 +36,11 @@ def test_stages_in_parts_train_as_one_process_does(meshes: dict[str, Outcome], s
         line = re.search(rf"^rank {rank}: {KINDS[how]}: off by (\S+)$", printed, re.M)
         assert line is not None, printed
         assert float(line[1]) < 1e-10
+
+
+def test_sharded_stages_are_not_split_and_those_of_tensor_parallelism_are(meshes: dict[str, Outcome]) -> None:
+    """The first stage, whose input needs no gradient, does all in the second half either way."""
+    remark = "stage 1 has fully_shard in it: its I is a whole backward, and its W does nothing"
+    for how, expected in (("shards", [remark]), ("tensors", [])):
+        for rank, printed in enumerate(meshes[f"{how}-zb_h1"].said):
+            assert re.findall(rf"^rank {rank}: (stage .*)$", printed, re.M) == expected, printed

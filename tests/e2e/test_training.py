@@ -68,6 +68,10 @@ def several_stages(folder: Path) -> Iterator[Job]:
         ("waves", {"P": 2, "w": 2, "N": 3}),
         ("interleaved", {"P": 2, "v": 3, "N": 4, "hop": 2}),
         ("zb_h1", {"D": 4, "N": 5}),
+        ("dualpipe", {"D": 4, "N": 8}),
+        ("dualpipe_v", {"P": 4, "N": 9}),
+        ("interleaved_overlap", {"P": 4, "N": 10}),
+        ("interleaved_overlap", {"P": 4, "v": 1, "N": 5}),
     ):
         yield Job(f"{scheme}-{parameters}", compiled(folder, scheme, **parameters), ("--check", "--steps", "2"))
 

@@ -35,13 +35,16 @@ def test_tied_gpt2_of_the_library_trains_as_it_does_in_one_process(tmp_path: Pat
     differ by 2e-3, without the tie by 1e-2.
     """
     exported = tmp_path / "gpt2.safetensors"
-    dapple, chimera = (str(compiled(tmp_path, name, ("first,last",), D=4, N=4)) for name in ("dapple", "chimera"))
+    dapple, chimera, halves = (
+        str(compiled(tmp_path, name, ("first,last",), D=4, N=4)) for name in ("dapple", "chimera", "zb_h1")
+    )
     outcomes = run_all(
         tmp_path,
         4,
         [
             Job("dapple", DOUBLE, (str(EXAMPLE.parent), STEPS, dapple), model=None),
             Job("chimera", DOUBLE, (str(EXAMPLE.parent), STEPS, chimera), model=None),
+            Job("halves", DOUBLE, (str(EXAMPLE.parent), STEPS, halves), model=None),
             Job(
                 "example",
                 EXAMPLE,

@@ -1,6 +1,7 @@
 """What a run tells: held-out losses whatever the schedule, updates to the model file on every rank; under autocast."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Outc
         (folder / name).mkdir()
         log = folder / f"{name}.jsonl"
         telling = ("--eval-every", "2", "--log-file", str(log), "--device-peak", "0.001", "--peak-memory")
+        telling += ("--torch-profile", str(folder / f"{name}.profile"))
         training = ("--check", "--autocast", "bf16", "--steps", str(STEPS), "--micro-batch-size", "2")
         directory = compiled(folder, scheme, **parameters)
         listed.append(Job(name, directory, (*training, *telling), "watched.py", {"WATCHED": str(folder / name)}))
@@ -69,3 +71,25 @@ def test_held_out_losses_under_autocast_are_the_same_in_stages_and_in_copies(
         assert "in bfloat16" in said
         rows = [line.split() for line in said[said.index("peak memory (") :].splitlines()[1:4]]
         assert [row[0] for row in rows] == ["rank", "0", "1"]
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_the_ranges_of_an_update_are_the_lines_of_the_lane_in_schedule_sir(
+    jobs: tuple[Path, dict[str, Outcome]], rank: int
+) -> None:
+    folder, _ = jobs
+    events = json.loads((folder / "stages.profile" / f"rank_{rank}.json").read_text())["traceEvents"]
+    named = [event for event in events if event.get("cat") == "user_annotation" and "gloo:" not in event["name"]]
+    updates = {event["name"]: event for event in named if event["name"].startswith("update")}
+    assert {*updates} == {"update 1", "update 2", "update 3"}
+    begin = updates["update 2"]["ts"]
+    end = begin + updates["update 2"]["dur"]
+    within = sorted((event["ts"], event["name"]) for event in named if begin < event["ts"] < end)
+    lanes = (folder / "dapple-D2-N4" / "schedule.sir").read_text().split("worker ")
+    assert [name for _, name in within] == [line.strip() for line in lanes[1 + rank].splitlines()[1:] if line.strip()]
+
+
+def test_a_stream_is_profiled_with_versions(jobs: tuple[Path, dict[str, Outcome]]) -> None:
+    folder, _ = jobs
+    text = (folder / "stream.profile" / "rank_0.json").read_text()
+    assert re.search(r'"F m\d+ s0 v\d+"', text)

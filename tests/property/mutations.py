@@ -8,12 +8,14 @@ from dataclasses import replace
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.ir.ids import Micro, Slot, Stage, WeightGroup, Worker
 from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.ops import AllReduce, Drop, Instruction, Recv, Send, Stash, Step, WaitAllReduce
+from chimera_ir.ir.ops import AllReduce, Drop, Instruction, Pair, Recv, Send, Stash, Step, WaitAllReduce
 from chimera_ir.ir.streams import ProgramStream, view_of
 from chimera_ir.verify.verify import verify_program, verify_view
 from tests.executor import verdicts
 
 RULES = {
+    "CH283": "complete, placed",
+    "CH284": "groups",
     "CH30": "complete, placed",
     "CH310": "acyclic",
     "CH312": "groups",
@@ -110,6 +112,12 @@ def moved(program: Program, worker: int, start: int, end: int) -> Program:
 
 def retargeted(program: Program, each: Instruction) -> Iterator[tuple[str, Instruction]]:
     header = program.header
+    if isinstance(each, Pair):
+        for kind, forward in retargeted(program, each.forward):
+            yield kind, replace(each, forward=forward)
+        for kind, backward in retargeted(program, each.backward):
+            yield kind, replace(each, backward=backward)
+        return
     for worker in range(header.workers):
         if isinstance(each, Send) and worker != each.to:
             yield "peer", replace(each, to=Worker(worker))

@@ -36,7 +36,12 @@ def texts(draw: st.DrawFn, asynchronous: bool) -> str:
         lines += [f"reads version max(0, {name}/{updates} - {lag})"] if asynchronous else []
         lines += draw(st.sampled_from([[], [], ["recompute"], ["recompute when s % 2 == 0"]]))
         lines += [f"F(m..m+{group}, s) @ 2048*({begin}) + {512 * number} + s"]
-        lines += [f"B({m}, s) @ 2048*({end}) + {512 * number + 128 + 32 * i} + s" for i, m in enumerate(parts)]
+        wait = draw(st.none() | st.integers(0, 3))
+        kind = "B" if wait is None else "I"
+        lines += [f"{kind}({m}, s) @ 2048*({end}) + {512 * number + 128 + 32 * i} + s" for i, m in enumerate(parts)]
+        if wait is not None:
+            late_end = f"2048*({end} + {wait}) + {512 * number + 256} + s"
+            lines += [f"W({m}, s) @ {late_end} + {32 * i}" for i, m in enumerate(parts)]
         lines += ["}"]
     return "\n".join(lines)
 
@@ -45,8 +50,8 @@ def texts(draw: st.DrawFn, asynchronous: bool) -> str:
 def costs(draw: st.DrawFn) -> tuple[StageCosts, ...]:
     """Stages of which no two are alike; what is kept, what goes on and what comes back are each nothing, or a lot."""
     size = st.sampled_from([0, 1, 999, 10**6])
-    weights, activations, given_on, back, kept = (draw(size) for _ in range(5))
-    received = draw(st.booleans())
+    weights, activations, given_on, back, kept, operands = (draw(size) for _ in range(6))
+    share, received = draw(st.sampled_from([0.0, 0.3, 1.0])), draw(st.booleans())
     return tuple(
         StageCosts(
             *(weights + 3 * stage, weights, 2 * weights),
@@ -57,6 +62,8 @@ def costs(draw: st.DrawFn) -> tuple[StageCosts, ...]:
                     input=given_on + 7 * stage if received else kept,
                     output=given_on + 7 * (stage + 1),
                     gradient=back + 5 * (stage + 1),
+                    released=int(share * (activations + 11 * stage)),
+                    operands=operands,
                 )
             },
         )

@@ -1,4 +1,7 @@
-"""A formula means the same in every domain: integers one by one, columns on a grid, laws for all micro-batches."""
+"""A formula means the same in every domain: integers one by one, columns on a grid, laws for all micro-batches.
+
+w is a name for a formula of s, as a pipe has it for the worker.
+"""
 
 from dataclasses import dataclass
 from itertools import product
@@ -22,6 +25,7 @@ from tests.repeatable import examples
 D, MOST = 2, 200
 MICROS, STAGES = range(-3, 5), range(2)
 NAMES = ("m", "s")
+PLACE = "(s + 3) % D"
 PAIRS = list(product(MICROS, STAGES))
 
 
@@ -33,18 +37,19 @@ class Case:
     functions: str
 
     def parsed(self) -> tuple[ast.Expression, Scope]:
-        pipe = f"pipe p {{ stages s in 0..1 on s micros m in 0..1 F(m, s) @ {self.formula} }}"
+        pipe = f"pipe p {{ stages s in 0..1 on w = {PLACE} micros m in 0..1 F(m, s) @ {self.formula} }}"
         scheme = parse(Source("", f"scheme a(D = {D}) {self.functions} {pipe}"))
         clauses = next(item.clauses for item in scheme.items if isinstance(item, ast.Pipe))
         clock = next(clause.clock for clause in clauses if isinstance(clause, ast.Operation))
-        return clock, evaluate_globals(scheme, {}).scope
+        place = next(clause.place for clause in clauses if isinstance(clause, ast.Stages))
+        return clock, evaluate_globals(scheme, {}).scope.with_formula("w", place)
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Cases in which a function is called with any formulas, and in any formula."""
     body = draw(around(variable("x", "y")))
-    names = variable("D", *NAMES, "m", "m")
+    names = variable("D", *NAMES, "m", "m", "w")
     pairs = st.tuples(around(names), names)
     calls = pairs.map(lambda arguments: call_of_function("f", ("x", "y"), body, arguments))
     return Case(draw(around(names, calls)), f"fn f(x, y) = {body}")
@@ -53,7 +58,7 @@ def cases(draw: st.DrawFn) -> Case:
 def naive(case: Case, m: int, s: int) -> int | None:
     """The value of a formula, or None if it has none."""
     try:
-        return case.formula.value({"D": D, "m": m, "s": s})
+        return case.formula.value({"D": D, "m": m, "s": s, "w": (s + 3) % D})
     except Undefined:
         return None
 

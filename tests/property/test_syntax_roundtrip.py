@@ -53,8 +53,15 @@ expressions: st.SearchStrategy[ast.Expression] = st.recursive(
 )
 guards = st.none() | expressions
 ranges = st.builds(ast.Range, expressions, expressions, st.just(HERE))
+pipes = st.none() | st.builds(ast.PipeName, words, guards, st.just(HERE))
+
+
+def subjects(of: st.SearchStrategy[ast.PipeName | None] = st.none()) -> st.SearchStrategy[ast.Subject]:  # noqa: B008
+    return st.builds(ast.Subject, st.sampled_from(ast.Letter), expressions | ranges, expressions, of, st.just(HERE))
+
+
 clauses: st.SearchStrategy[ast.Clause] = st.one_of(
-    st.builds(ast.Stages, words, ranges, expressions, st.just(HERE)),
+    st.builds(ast.Stages, words, ranges, st.none() | words, expressions, st.just(HERE)),
     st.builds(
         ast.Micros,
         words,
@@ -66,9 +73,7 @@ clauses: st.SearchStrategy[ast.Clause] = st.one_of(
     ),
     st.builds(
         ast.Operation,
-        st.sampled_from(ast.Letter),
-        expressions | ranges,
-        expressions,
+        st.tuples(subjects()) | st.tuples(subjects(), subjects(pipes)),
         expressions,
         guards,
         st.just(HERE),

@@ -210,6 +210,11 @@ class FakeStage(FakeWeights):
         self.made |= {("dx", micros)} if self.number else set()
         self.journal.lines.append(f"B {listed(micros)} s{self.number}{self.version}")
 
+    def pair(self, forward: tuple[Any, ...], other: "FakeStage", backward: tuple[Any, ...]) -> None:
+        self.forward(*forward)
+        other.backward(*backward)
+        self.journal.lines[-2:] = [" & ".join(self.journal.lines[-2:])]
+
     def backward_input(self, micros: Micros, gradients: Any = ()) -> None:
         self.backward(micros, gradients)
         self.halfway |= {*group(micros)}

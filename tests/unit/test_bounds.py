@@ -32,6 +32,9 @@ def uneven(stages: int, weights: int, output: int, gradient: int, activations: i
                     input=output + 7 * stage,
                     output=output + 7 * (stage + 1) if stage < stages - 1 else 0,
                     gradient=gradient + 5 * (stage + 1) if stage < stages - 1 else 0,
+                    halves=(1.0, 1.0),
+                    released=(activations + 11 * stage) // (1 + stage % 3),
+                    operands=(gradient + 5 * (stage + 1) if stage < stages - 1 else 0) + 13 * (stage % 2),
                 )
             },
         )

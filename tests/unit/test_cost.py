@@ -46,7 +46,7 @@ def test_a_cost_of_nothing_is_refused(text: str) -> None:
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="the kinds are F, B, I and W"):
+    with pytest.raises(ValueError, match="the kinds are F, B, I, W and pair"):
         Costs.parse("G", "1")
 
 

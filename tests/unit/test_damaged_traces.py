@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from chimera_ir.commands.common import WRONG_TEXT
 from chimera_ir.commands.compile_command import compile_command
 from chimera_ir.ir.levels import Program
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, Pair
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.parser import parse
 from chimera_ir.source import Source
@@ -54,7 +54,7 @@ def played(program: str, updates: int) -> Files:
     level = parse(Source("p.sir", program))
     assert isinstance(level, Program | ProgramStream)
     first, *_, last = traced.lines(0)
-    lanes = play(level, updates, lambda each: 1000 if isinstance(each, Compute) else 10)
+    lanes = play(level, updates, lambda each: 1000 if isinstance(each, Compute | Pair) else 10)
     files = []
     for rank, lane in enumerate(lanes):
         rows = [

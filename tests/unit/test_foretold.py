@@ -14,7 +14,7 @@ import pytest
 from chimera_ir.commands.common import WRONG_COMMAND, WRONG_TEXT
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Program
-from chimera_ir.ir.ops import Compute, Instruction
+from chimera_ir.ir.ops import Compute, Instruction, Pair
 from chimera_ir.ir.streams import view_of
 from chimera_ir.ir.text.printer import show
 from chimera_ir.predict.events import Role
@@ -152,7 +152,7 @@ def test_lanes_are_those_of_the_replay_to_the_nanosecond(name: str, settings: di
         (worker, span.operation, span.start, span.end)
         for worker, lane in enumerate(promised.lanes)
         for span in lane
-        if isinstance(span.operation, Compute)
+        if isinstance(span.operation, Compute | Pair)
     }
     simulated = {(w, what, round(s * 1e9), round(e * 1e9)) for w, what, s, e in Simulator(program, setting).computes}
     assert computes == simulated

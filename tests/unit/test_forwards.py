@@ -19,6 +19,7 @@ from chimera_ir.lower.forwards import forwards
 from chimera_ir.request import Request
 from chimera_ir.source import Source
 from tests.executor import verdicts
+from tests.instructions import singly
 from tests.sizes import on_workers
 from tests.unit.journal import journals, loaded
 
@@ -39,7 +40,7 @@ def trained(made: Compilation) -> Schedule:
 
 def inherited(schedule: Schedule) -> Schedule:
     """The forwards in the order of the schedule that trains."""
-    lanes = tuple(tuple(each for each in lane if each.kind is FORWARD) for lane in schedule.lanes)
+    lanes = tuple(tuple(each for each in singly(lane) if each.kind is FORWARD) for lane in schedule.lanes)
     return Schedule(forwards(schedule).header, lanes)
 
 
@@ -59,7 +60,7 @@ def test_an_evaluation_is_every_forward_once_where_the_scheme_has_it(name: str, 
     made = compilation(name, *size)
     there, here = trained(made), made.evaluation
     for mine, theirs in zip(computes(here).lanes, there.lanes, strict=True):
-        cells = [(each.micros, each.stage) for each in theirs if each.kind is FORWARD]
+        cells = [(each.micros, each.stage) for each in singly(theirs) if each.kind is FORWARD]
         assert sorted((each.micros, each.stage) for each in mine) == sorted(cells)
         assert all(each.version is None for each in mine)
     assert [pipe.workers for pipe in here.header.pipes] == [pipe.workers for pipe in there.header.pipes]

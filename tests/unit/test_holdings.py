@@ -6,6 +6,7 @@ import pytest
 
 from chimera_ir.ir.ops import Compute, Instruction, Recv
 from chimera_ir.verify.holdings import Holdings
+from tests.instructions import singly
 from tests.unit.test_codegen import CASES, compiled, named
 
 
@@ -15,13 +16,20 @@ def held(scheme: str, **parameters: int) -> tuple[Holdings, ...]:
 
 def test_the_fullest_moments_are_those_that_no_other_exceeds() -> None:
     outer, inner, *_ = held("chimera", D=4, N=4)
-    assert outer.fullest == (((0, 2, 0), (3, 1, 0)),)
-    assert inner.fullest == (((1, 2, 0), (2, 2, 0)),)
+    assert outer.fullest == (((0, 2, 0, 0), (3, 1, 0, 0)),)
+    assert inner.fullest == (((1, 2, 0, 0), (2, 2, 0, 0)),)
 
 
 def test_a_backward_that_runs_a_forward_again_keeps_what_that_saves_beside_the_inputs() -> None:
     _, inner, *_ = held("chimera_doubling", D=4, N=8)
-    assert inner.fullest == (((1, 0, 4), (2, 1, 4)), ((1, 1, 4), (2, 0, 2)))
+    assert inner.fullest == (((1, 0, 4, 0), (2, 1, 4, 0)), ((1, 1, 4, 0), (2, 0, 2, 0)))
+
+
+def test_what_is_between_the_halves_of_a_backward_counts_by_itself() -> None:
+    """Two stages, W one micro-batch late on the second: F0 F1 I0 F2 I1 W0 .. there, F0 F1 I0 W0 F2 .. on the first."""
+    first, second = held("zb_h1", D=2, N=3)
+    assert first.fullest == (((0, 1, 0, 1),), ((0, 2, 0, 0),))
+    assert second.fullest == (((1, 0, 0, 2),), ((1, 1, 0, 1),))
 
 
 def test_versions_are_copies_of_their_stage() -> None:
@@ -40,7 +48,10 @@ def test_the_moments_add_up_to_the_peaks_of_the_rule(case: tuple[str, tuple[tupl
     header = verified.program.header
     (again,) = {frozenset(pipe.recompute) for pipe in header.pipes} or {frozenset()}
     for worker, holdings in enumerate(verified.held):
-        sums = [sum(kept.activations for kept in moment if kept.stage not in again) for moment in holdings.fullest]
+        sums = [
+            sum(kept.activations + kept.begun for kept in moment if kept.stage not in again)
+            for moment in holdings.fullest
+        ]
         assert max(sums, default=0) == verified.live[worker] * header.parts
         assert sum(count for _, count in holdings.copies) == verified.weights[worker]
 
@@ -61,7 +72,8 @@ def most_in_use(lane: tuple[Instruction, ...]) -> Counter[tuple[int, int]]:
     """By the two stages of messages: how many are in use at most, from their posting to the end of their backward."""
     backward = {
         (micro, each.stage): place
-        for place, each in enumerate(lane)
+        for place, instruction in enumerate(lane)
+        for each in singly([instruction])
         if isinstance(each, Compute) and each.kind.sums
         for micro in each.micros
     }

@@ -67,6 +67,31 @@ def test_what_an_operation_costs_a_stage_pays_once() -> None:
     assert (again.forward, again.backward, again.recomputing) == (at.forward, at.backward, at.recomputing)
 
 
+def test_the_halves_of_a_stage_are_those_of_its_layers_and_the_first_stage_has_but_the_second() -> None:
+    """Of 1, 2 and 3 s with 0.25 s an operation, and twice as long; the first layer's own first half takes 1 s."""
+    overhead = Overhead(0.25, 0.5, 0.75, (0.25, 0.5))
+    layers = [replace(layer(number), overhead=overhead) for number in (1, 2, 3)]
+    assert merged(layers).at[4].halves is None
+    known = [replace(of, at={4: replace(of.at[4], halves=(n, 2.0 * n))}) for n, of in enumerate(layers, 1)]
+    assert merged(known).at[4].halves == (6 - 2 * 0.25, 12 - 2 * 0.5)
+    assert merged(known, opens=True).at[4].halves == (1, (5 - 2 * 0.25) + (12 - 2 * 0.5))
+
+
+def test_a_stage_lets_go_of_what_its_last_layers_do_and_keeps_the_gradients_of_all() -> None:
+    """Behind the last layer that keeps anything; the first stage lets go of nothing and keeps what it was given."""
+    kept = [(40, 1), (50, 2), (300, 3)]
+    layers = [
+        replace(of, at={4: replace(of.at[4], released=released, operands=operands)})
+        for of, (released, operands) in zip(map(layer, (1, 2, 3)), kept, strict=True)
+    ]
+    at = merged(layers).at[4]
+    assert (at.released, at.operands) == (300 + 50, 6)
+    at = merged(layers[:2]).at[4]
+    assert (at.released, at.operands) == (50, 3)
+    at = merged(layers, opens=True).at[4]
+    assert (at.released, at.operands) == (0, 3)
+
+
 def test_a_stage_takes_no_less_than_its_longest_layer() -> None:
     layers = [replace(layer(number), overhead=Overhead(2.9, 0.0, 0.0)) for number in (1, 2, 3)]
     assert merged(layers).at[4].forward == 3.0
@@ -89,7 +114,7 @@ def test_no_other_split_has_a_faster_slowest_stage(times: list[int], overhead: i
 
 
 def test_a_stage_of_one_layer_is_that_layer() -> None:
-    assert stages_of([layer(1), layer(2), layer(3)], (0, 2)) == (merged([layer(1), layer(2)]), layer(3))
+    assert stages_of([layer(1), layer(2), layer(3)], (0, 2)) == (merged([layer(1), layer(2)], opens=True), layer(3))
 
 
 def test_a_stage_without_work_takes_a_moment() -> None:

@@ -58,8 +58,12 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "linear.py"
 
 
-def assert_linear(stage: StageCosts, last: bool) -> None:
-    """A linear layer keeps its input; the loss keeps result and target; the flat buffer has a number per parameter."""
+def assert_linear(stage: StageCosts, last: bool, first: bool = False) -> None:
+    """A linear layer keeps its input; the loss keeps result and target; the flat buffer has a number per parameter.
+
+    For the second half of a backward each layer keeps the gradient of its result, and the first stage what it received.
+    The first half lets go of what the loss kept.
+    """
     weights = LAYERS * WIDTH * WIDTH * FLOAT
     assert (stage.weights, stage.gradients) == (weights, weights + LAYERS * FLOAT)
     assert stage.optimizer == 2 * weights + LAYERS * FLOAT
@@ -68,6 +72,9 @@ def assert_linear(stage: StageCosts, last: bool) -> None:
         assert at.activations == (LAYERS + (2 if last else 0)) * message
         assert at.input == (2 if last else 1) * message
         assert (at.output, at.gradient) == ((0, 0) if last else (message, message))
+        if not (first and last):
+            assert at.released == (2 * message if last else 0)
+            assert at.operands == (message if first else LAYERS * message)
 
 
 def test_a_stack_of_linear_layers_has_the_work_and_the_bytes_of_the_formulas(model: Path) -> None:
@@ -75,13 +82,17 @@ def test_a_stack_of_linear_layers_has_the_work_and_the_bytes_of_the_formulas(mod
     assert sorted(found.depths) == [2, 3]
     for depth, profile in found.depths.items():
         for number, stage in enumerate(profile):
-            assert_linear(stage, number == depth - 1)
+            assert_linear(stage, number == depth - 1, number == 0)
             for size, at in stage.at.items():
                 product = 2 * size * WIDTH * WIDTH
                 backward = 2 * LAYERS - (1 if number == 0 else 0)
                 assert at.forward == LAYERS * product
                 assert at.backward == backward * product
                 assert at.recomputing == (LAYERS + backward) * product
+                assert at.halves == (
+                    (0 if number == 0 else LAYERS) * product,
+                    (backward - LAYERS * (number > 0)) * product,
+                )
                 assert at.noise is None
             assert (stage.step, stage.step_noise) == (0, None)
 
@@ -92,12 +103,12 @@ def test_what_is_timed_has_the_same_bytes_and_a_time_and_a_spread_for_everything
     found = stages.timed(load(model), request, torch.device("cpu"), lambda _, done, steps: told.append((done, steps)))
     assert told == [(n, 8) for n in range(1, 9)]
     for number, stage in enumerate(found.profile.depths[2]):
-        assert_linear(stage, number == 1)
+        assert_linear(stage, number == 1, number == 0)
         assert stage.step > 0
         assert stage.step_noise is not None
         assert 0 <= stage.step_noise <= 1
         for at in stage.at.values():
-            assert min(at.forward, at.backward, at.recomputing) > 0
+            assert min(at.forward, at.backward, at.recomputing, *(at.halves or ())) > 0
             assert at.noise is not None
             assert 0 <= at.noise <= 1
 

@@ -23,7 +23,9 @@ FULL = 10**6
 """Bytes of the activations of one item on one of the hand-made stages."""
 
 
-def profile(depths: tuple[int, ...], sizes: tuple[int, ...], weights: str = "1 MB", recomputing: str = "30 ms") -> str:
+def profile(
+    depths: tuple[int, ...], sizes: tuple[int, ...], weights: str = "1 MB", recomputing: str = "30 ms", more: str = ""
+) -> str:
     """Stages of 10 ms forward and 20 ms backward an item, whatever the depth; messages of 8 bytes."""
     lines = ['[model]\nname = "m"']
     for depth in depths:
@@ -34,7 +36,7 @@ def profile(depths: tuple[int, ...], sizes: tuple[int, ...], weights: str = "1 M
                 lines.append(f'[[depth.stage.at]]\nmicro_batch_size = {size}\nforward = "{10 * size} ms"')
                 again = float(recomputing.split()[0]) * size
                 lines.append(f'recomputing = "{again} ms"\nactivations = "{FULL * size} B"\ninput = "8 B"')
-                lines += ['output = "8 B"'] if stage < depth - 1 else []
+                lines += [more, *(['output = "8 B"'] if stage < depth - 1 else [])]
     return "\n".join(lines)
 
 

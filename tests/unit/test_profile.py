@@ -37,7 +37,11 @@ words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 def timings(draw: st.DrawFn, last: bool) -> Timing:
     sent = [0, 0] if last else [draw(sizes), draw(sizes)]
     noise = draw(st.none() | st.floats(0, 1))
-    return Timing(*(draw(positive) for _ in range(3)), draw(sizes), draw(sizes), *sent, noise)
+    halves = draw(st.none() | st.tuples(positive, positive))
+    activations = draw(sizes)
+    released = draw(st.integers(0, activations))
+    kept = activations, draw(sizes), *sent
+    return Timing(*(draw(positive) for _ in range(3)), *kept, noise, halves, released, draw(sizes))
 
 
 @st.composite
@@ -72,7 +76,8 @@ def profiles(draw: st.DrawFn) -> ModelProfile | WorkProfile:
     kept_splits = {depth: tuple(range(0, 2 * depth, 2)) for depth in profile.depths if draw(st.booleans())}
     profile = replace(profile, splits=kept_splits)
     if not counted and draw(st.booleans()):
-        profile = profile.with_overhead(draw(st.builds(Overhead, times, times, times)))
+        halves = st.none() | st.tuples(times, times)
+        profile = profile.with_overhead(draw(st.builds(Overhead, times, times, times, halves)))
     return WorkProfile(profile) if counted else profile
 
 

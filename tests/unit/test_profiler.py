@@ -67,7 +67,7 @@ def test_a_counted_profile_reads_back(profile: Profile, tmp_path: Path) -> None:
     for depth, stages in found.counts.depths.items():
         for number, stage in enumerate(stages):
             assert sorted(stage.at) == [1, 2, 4]
-            assert_linear(stage, number == depth - 1)
+            assert_linear(stage, number == depth - 1, number == 0)
 
 
 LAYERS = LINEAR.replace(
@@ -158,7 +158,7 @@ def test_a_timed_profile_reads_back_and_only_warns_of_noise(profile: Profile, tm
     assert isinstance(found, ModelProfile)
     assert "1 thread," in found.note
     for number, stage in enumerate(found.depths[2]):
-        assert_linear(stage, number == 1)
+        assert_linear(stage, number == 1, number == 0)
         assert stage.at[4].noise is not None
         assert stage.step > 0
         assert stage.step_noise is not None

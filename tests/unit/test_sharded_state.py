@@ -20,6 +20,7 @@ from chimera_ir.predict.memory import memory
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.costs import Overhead, StageCosts, Timing
+from tests.instructions import singly
 from tests.sizes import on_workers
 from tests.unit.command import Run
 from tests.unit.test_plan import Plan, cluster, found, plan
@@ -54,7 +55,7 @@ def test_a_worker_keeps_its_share_of_each_stage_that_it_holds(name: str, copies:
     """The ranks that hold a stage are counted in the lanes: those that run any operation of it."""
     program = chimera_ir.compile(name, **on_workers(name, 4, 8)).verified.program
     lanes = chimera_ir.compile(name, **on_workers(name, 4, 8)).schedule.lanes
-    held = [{operation.stage for operation in lane} for lane in lanes]
+    held = [{operation.stage for operation in singly(lane)} for lane in lanes]
     where = setting(program.header.stages, copies, True)
     for worker, need in enumerate(memory(program, where)):
         shares = 0

@@ -14,7 +14,7 @@ from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.ir.kinds import BACKWARD
 from chimera_ir.ir.levels import Program, Schedule
-from chimera_ir.ir.ops import Compute, Instruction
+from chimera_ir.ir.ops import Compute, Instruction, Pair
 from chimera_ir.ir.streams import ProgramStream, view_of
 from chimera_ir.request import Request
 from chimera_ir.trace.account import windows
@@ -124,10 +124,10 @@ def test_what_is_promised_is_the_timeline_of_the_compiler(name: str, settings: d
     expected = simulate(schedule, costs)
 
     def cost(each: Instruction) -> int:
-        return int(costs.duration(each, header) / expected.tick) if isinstance(each, Compute) else 0
+        return int(costs.duration(each, header) / expected.tick) if isinstance(each, Compute | Pair) else 0
 
     lanes = play(program, header.updates, cost)
-    computes = [[span for span in lane if isinstance(span.operation, Compute)] for lane in lanes]
+    computes = [[span for span in lane if isinstance(span.operation, Compute | Pair)] for lane in lanes]
     assert [[(s.operation, s.start, s.end) for s in lane] for lane in computes] == [
         [tuple(timed) for timed in lane] for lane in expected.lanes
     ]

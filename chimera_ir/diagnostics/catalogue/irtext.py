@@ -347,3 +347,12 @@ class NoUpdates(Diagnostic):
     def notes(self) -> tuple[Note, ...]:
         """Where the kinds are."""
         return (Note("operations of these kinds add to no gradients", self.kinds),)
+
+
+class PairInStream(Diagnostic):
+    """A pair in a level without a flush."""
+
+    code: ClassVar[str] = "CH527"
+    title: ClassVar[str] = "a pair has no place where micro-batches go on for ever"
+    label: ClassVar[str] = "a pair"
+    help: ClassVar[str] = "write the two operations on two lines, one after the other"

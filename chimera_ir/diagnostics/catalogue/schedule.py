@@ -26,6 +26,7 @@ class Conflict(Diagnostic):
     second: str
     first_span: Span
     count: int
+    around: tuple[str, ...]
 
     @property
     def others(self) -> str:
@@ -35,6 +36,10 @@ class Conflict(Diagnostic):
     def notes(self) -> tuple[Note, ...]:
         """The other operation."""
         return (Note(f"`{self.first}` is on clock {self.clock} of worker {self.worker} as well", self.first_span),)
+
+    def drawing(self) -> tuple[str, ...]:
+        """The clocks around the conflict."""
+        return self.around
 
 
 class Missing(Diagnostic):

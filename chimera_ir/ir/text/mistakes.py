@@ -27,6 +27,7 @@ FORMS = {
     "B": "B m0 s1",
     "I": "I m0 s1",
     "W": "W m0 s1",
+    "F &": "F m2 s1 & B m0 s1",
     "send": "send m0 s1->s2 to w2",
     "recv": "recv m0 s1->s2 from w1 into 0",
     "wait": "wait recv m0 s1->s2",
@@ -79,6 +80,9 @@ def explain(text: str, start: int, *, plan: bool, turn: bool) -> Diagnostic:
     span = Span(start, start + len(text.rstrip()))
     if word == "wait" and " ".join(words[:2]) in forms:
         word = " ".join(words[:2])
+    if word in KINDS and "&" in text:
+        pair = FORMS["F &"]
+        return MalformedLine(span, "pair", f"{pair} @ 3 on w1" if plan else pair)
     if plan and word in KINDS:
         return MalformedLine(span, word, f"{forms[word]} @ 3 on w1")
     if word in forms:

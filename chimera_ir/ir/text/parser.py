@@ -18,6 +18,7 @@ from chimera_ir.diagnostics.catalogue.irtext import (
     NotOfTurn,
     NoTurnToCountFrom,
     NumberOutOfRange,
+    PairInStream,
     RingsDiffer,
     RingUnsaid,
     VersionUnsaid,
@@ -33,6 +34,8 @@ from chimera_ir.ir.ops import (
     Drop,
     Instruction,
     Message,
+    Operation,
+    Pair,
     Recv,
     Send,
     Stash,
@@ -40,6 +43,7 @@ from chimera_ir.ir.ops import (
     WaitAllReduce,
     WaitRecv,
     WaitSend,
+    singles,
 )
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.ir.text.header import integers, read_header, span
@@ -102,7 +106,7 @@ class _Reader:
 
     def _turns(self, lanes: Iterable[Iterable[Token]]) -> ScheduleStream | ProgramStream:
         if self._level == "schedule":
-            return ScheduleStream(self._header, tuple(tuple(self._computes(lane)) for lane in lanes))
+            return ScheduleStream(self._header, tuple(tuple(singles(self._computes(lane))) for lane in lanes))
         turns: list[Turn] = []
         for lane in lanes:
             self._rings = {}
@@ -115,14 +119,14 @@ class _Reader:
             if isinstance(item, Tree):
                 self._reject(MisplacedLine(span(item.children[0]), "a plan has no lanes", ""))  # type: ignore[arg-type]
                 return
-            if item.type != "PLANNED":
+            if item.type not in ("PLANNED", "PLANNED_PAIR"):
                 self._wrong_level(item)
                 continue
             numbers = self._numbers(item)
             if not numbers:
                 continue
-            *micros, stage, clock, worker = numbers
-            operation = self._compute(item, micros, stage)
+            *_, clock, worker = numbers
+            operation = self._operation(item, numbers[:-2])
             if operation is not None and self._within(item, "worker", worker, self._last[2]):
                 yield Planned(Clock(clock), Worker(worker), operation)
 
@@ -147,13 +151,13 @@ class _Reader:
             self._reject(LanesMissing(title, first, len(lanes), workers))
         return [lanes.get(worker, []) for worker in range(workers)] if not self.mistakes else list(lanes.values())
 
-    def _computes(self, lane: Iterable[Token]) -> Iterator[Compute]:
+    def _computes(self, lane: Iterable[Token]) -> Iterator[Operation]:
         for token in lane:
-            if token.type not in ("FORWARD", "BACKWARD", "SPLIT"):
+            if token.type not in ("FORWARD", "BACKWARD", "SPLIT", "PAIR"):
                 self._wrong_level(token)
                 continue
             numbers = self._numbers(token)
-            operation = self._compute(token, numbers[:-1], numbers[-1]) if numbers else None
+            operation = self._operation(token, numbers) if numbers else None
             if operation is not None:
                 yield operation
 
@@ -167,8 +171,8 @@ class _Reader:
     def _instruction(self, token: Token, numbers: list[int]) -> Instruction | None:
         origin = self._origin(token)
         match token.type:
-            case "FORWARD" | "BACKWARD" | "SPLIT":
-                return self._compute(token, numbers[:-1], numbers[-1])
+            case "FORWARD" | "BACKWARD" | "SPLIT" | "PAIR":
+                return self._operation(token, numbers)
             case "SEND":
                 message = self._message(token, numbers[:-1])
                 if message is None or not self._within(token, "worker", numbers[-1], self._last[2]):
@@ -229,13 +233,32 @@ class _Reader:
         within = self._of_turn(token, "version", version, self._header.updates)
         return Version(version) if match and within else None
 
-    def _compute(self, token: Token, micros: list[int], stage: int) -> Compute | None:
+    def _operation(self, token: Token, numbers: list[int]) -> Operation | None:
+        """The operation of a line, from the numbers before its clock: micro-batches and a stage, twice for a pair."""
+        if "&" not in token:
+            return self._compute(token, numbers[:-1], numbers[-1])
+        if self._header.asynchronous:
+            self._reject(PairInStream(span(token)))
+            return None
+        places = token[: token.index("&")].count(",") + 2
+        parts = [
+            self._compute(token, [*micros], stage, letter)
+            for letter, (*micros, stage) in (("F", numbers[:places]), ("B", numbers[places:]))
+        ]
+        forward, backward = parts
+        return None if forward is None or backward is None else Pair(forward, backward, self._origin(token))
+
+    def _compute(self, token: Token, micros: list[int], stage: int, letter: str = "") -> Compute | None:
         if not all(self._of_turn(token, "micro-batch", micro, self._last[0]) for micro in {min(micros), max(micros)}):
             return None
         if not self._within(token, "stage", stage, self._last[1]):
             return None
         return Compute(
-            KINDS[token[0]], tuple(map(Micro, micros)), Stage(stage), self._origin(token), self._version(token)
+            KINDS[letter or token[0]],
+            tuple(map(Micro, micros)),
+            Stage(stage),
+            self._origin(token),
+            self._version(token),
         )
 
     def _message(self, token: Token, numbers: list[int]) -> Message | None:

@@ -27,6 +27,7 @@ from chimera_ir.ir.ops import (
     Drop,
     Instruction,
     Message,
+    Pair,
     Recv,
     Send,
     Stash,
@@ -90,6 +91,8 @@ def line(instruction: Instruction, numbers: Numbers = ABSOLUTE) -> str:
     match instruction:
         case Compute(kind, micros, stage, version=version):
             return f"{kind.letter} {_micros(micros, numbers)} s{stage}{of(version)}"
+        case Pair(forward, backward):
+            return f"{line(forward, numbers)} & {line(backward, numbers)}"
         case Send(sent, to):
             return f"send {message_text(sent, numbers)} to w{to}"
         case Recv(received, source):

@@ -94,6 +94,8 @@ def main() -> None:
                 worst = max(worst, float((whole(mine) - theirs).detach().abs().max()))
     if how == "shards":
         skipped(pipe, optimizer, batches[0, :, row], mesh["other"].get_local_rank())
+    for remark in pipe.remarks:
+        print(f"rank {dist.get_rank()}: {remark}", flush=True)
     kinds = {type(p).__name__ for p in pipe.parameters()}
     print(f"rank {dist.get_rank()}: {' '.join(sorted(kinds))}: off by {worst:.1e}", flush=True)
     with pipe:

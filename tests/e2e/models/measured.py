@@ -64,6 +64,13 @@ class Figures:
         self.alive = Alive()
         self.m_a = {}
         self.kept = self.stashed = self.copies = 0
+        self.halves = []
+
+    def note(self, kind, micro, stage) -> None:
+        """To be called after a half of a backward: what is saved then, and the gradients kept for second halves."""
+        begun = [each.halfway.kept for stage in STAGES for each in stage._begun.values()]
+        bytes_now = [sum(self.saved.sizes.values()), sum(memory_of(begun).values())]
+        self.halves.append([kind, micro, stage, *bytes_now])
 
     def look(self) -> None:
         """To be called when a forward has saved what it saves."""
@@ -82,6 +89,7 @@ class Figures:
             "copies": self.copies,
             "alive": self.alive.peak,
             "mapped": mapped_alone(),
+            "halves": self.halves,
             "buffers": {stage.number: [len(stage.inputs), len(stage.gradients)] for stage in STAGES},
         }
         FILE.write_text(json.dumps(figures))
@@ -151,7 +159,17 @@ def reserve(stage, *arguments):
     RESERVE(stage, *arguments)
 
 
+def noting(run, kind):
+    def noted(stage, micro, *arguments):
+        run(stage, micro, *arguments)
+        FIGURES.note(kind, micro, stage.number)
+
+    return noted
+
+
 RESERVE, compute.Stage.reserve = compute.Stage.reserve, reserve
+compute.Stage.backward_input = noting(compute.Stage.backward_input, "I")
+compute.Stage.backward_weights = noting(compute.Stage.backward_weights, "W")
 WATCHING = FIGURES.saved.watching()
 WATCHING.__enter__()
 FIGURES.alive.__enter__()

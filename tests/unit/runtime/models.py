@@ -13,7 +13,7 @@ from chimera_runtime import assemble, probe
 from chimera_runtime.batches import Batches
 from chimera_runtime.lane import Lane
 from chimera_runtime.model import ModelFile
-from chimera_runtime.program import EvaluationFacts, RankFacts, StageFacts
+from chimera_runtime.program import EvaluationFacts, KeptMicros, RankFacts, StageFacts
 from chimera_runtime.setting import Setting
 from chimera_runtime.tools.options import parse
 from chimera_runtime.tools.reference import Reference
@@ -71,7 +71,8 @@ def facts(*stages: int, incoming: Any = (), outgoing: Any = (), kept: Any = (), 
     turns = changed.pop("turns", None)
     evaluation = changed.pop("evaluation", EvaluationFacts({}, (), ()))
     held = {s: StageFacts(**plain | changed) for s in stages}
-    return RankFacts(held, incoming, outgoing, kept, turns, ((0, 2),), ((0, 2),), evaluation)
+    moments = tuple(tuple(KeptMicros(*of_stage) for of_stage in moment) for moment in kept)
+    return RankFacts(held, incoming, outgoing, moments, turns, ((0, 2),), ((0, 2),), evaluation)
 
 
 def sequential(lane: Lane) -> None:

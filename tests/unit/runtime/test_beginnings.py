@@ -46,6 +46,14 @@ def test_gradients_come_back_for_what_the_first_micro_batch_used_and_zeros_where
         beginning.handed_back(leaves, ())
 
 
+def test_a_gradient_that_was_handed_back_is_kept_by_nothing_else() -> None:
+    beginning = Beginning(1, TWO)
+    leaves, _ = beginning.argument(given())
+    (leaves[0] * 3).sum().backward()
+    beginning.handed_back(leaves, ())
+    assert leaves[0].grad is None
+
+
 def test_what_lies_in_a_receive_buffer_is_copied() -> None:
     beginning, buffer = Beginning(1, TWO), torch.full((2,), 7.0)
     beginning.receive_into([(buffer,)])

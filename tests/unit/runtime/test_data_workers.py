@@ -73,7 +73,7 @@ def test_what_a_collate_does_wrong_in_a_worker_is_said_as_without_one(alone: Wor
 def test_a_worker_that_is_killed_is_an_error_with_what_to_do_and_no_signal_in_between(alone: World) -> None:
     """A DataLoader would raise it wherever the rank is when it happens."""
     before = signal.getsignal(signal.SIGCHLD)
-    mine = iter(loader(alone, Dying(), shuffle=False, workers=Workers(1, ahead=1)))
+    mine = iter(loader(alone, Dying(), shuffle=False, workers=Workers(1, ahead=1, timeout=1)))
     assert signal.getsignal(signal.SIGCHLD) == before
     next(mine)
     next(mine)
@@ -83,6 +83,45 @@ def test_a_worker_that_is_killed_is_an_error_with_what_to_do_and_no_signal_in_be
     told = describe(raised.value)
     assert told.startswith("rank 0 (worker 0): a data worker has ended: ")
     assert "take fewer --data-workers" in told
+
+
+class Hanging(Drawing):
+    def __getitem__(self, number: int) -> Any:
+        time.sleep(600 if number == 9 else 0)
+        return super().__getitem__(number)
+
+
+def test_a_worker_that_hangs_is_an_error_after_the_timeout(alone: World) -> None:
+    mine = loader(alone, Hanging(), shuffle=False, workers=Workers(1, timeout=1.5))
+    batches = iter(mine)
+    assert [numbers(batch) for batch in islice(batches, 2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    with pytest.raises(ModelError, match=r"no data worker has handed over a mini-batch for 1\.5 s") as raised:
+        next(batches)
+    assert "a longer --timeout" in describe(raised.value)
+    mine.close()
+    assert multiprocessing.active_children() == []
+
+
+def test_a_worker_that_is_slow_is_asked_again_until_the_timeout() -> None:
+    def slow() -> Iterator[int]:
+        yield 3
+
+    class Late:
+        """Times out twice before it gives what it has."""
+
+        def __init__(self) -> None:
+            self.late, self.given = 2, slow()
+
+        def __iter__(self) -> "Late":
+            return self
+
+        def __next__(self) -> int:
+            if self.late:
+                self.late -= 1
+                raise RuntimeError("DataLoader timed out after 5 seconds")
+            return next(self.given)
+
+    assert _next(Late(), Workers(1)) == 3
 
 
 def test_workers_go_on_into_the_next_epoch_and_end_when_the_loader_is_closed(alone: World) -> None:
@@ -115,12 +154,12 @@ def test_what_a_dead_worker_had_loaded_cannot_be_had_and_the_worker_is_named(err
         yield
 
     with pytest.raises(ModelError, match="a data worker has ended") as raised:
-        _next(receiving(), 1)
+        _next(receiving(), Workers(1))
     assert raised.value.__cause__ is error
     with pytest.raises(type(error)):
-        _next(receiving(), 0)
+        _next(receiving(), Workers(0))
     with pytest.raises(RuntimeError, match="of another kind"):
-        _next(map(_fail, [0]), 1)
+        _next(map(_fail, [0]), Workers(1))
 
 
 def _fail(_number: int) -> None:

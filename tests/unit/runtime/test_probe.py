@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from chimera_runtime import assemble, auxiliary_loss, probe
 from chimera_runtime.batches import Batches
@@ -256,6 +257,36 @@ def test_footprints_are_measured_where_they_are_asked_for(alone: World) -> None:
     size = 3 * WIDTH * 8
     assert (first.activations, first.inputs, first.saved_inputs, first.results, first.targets) == (size,) * 4 + (0,)
     assert last.targets == 3 * 8
+
+
+class Again(nn.Module):
+    """Layers of which the forward runs again in a backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return checkpoint(self.linear, x, use_reentrant=False)
+
+
+def test_what_the_halves_of_a_backward_leave_behind_is_measured_where_backwards_are_split(alone: World) -> None:
+    """In tensors of three rows.
+
+    Between two layers the first half lets go of nothing, for the second layer keeps the whole graph before it; both
+    keep the gradient of their result, of which one was received. What comes behind the last layer is let go of. What
+    would run again is let go of as a whole, but for the input, which is not the graph's own. The first stage leaves all
+    to the second half.
+    """
+    two = partial(nn.Sequential, nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    behind = partial(nn.Sequential, nn.Linear(WIDTH, WIDTH), nn.Tanh())
+    stages = (linear, two, behind, Again, linear)
+    footprints = found(alone, *stages, measures=True, split_backward=tuple(range(len(stages)))).footprints
+    size = 3 * WIDTH * 8
+    halves = [(of.released, of.operands, of.received_operands) for of in footprints]
+    assert halves == [(0, size, size), (0, 2 * size, size), (size, size, 0), (0, 0, 0), (halves[-1][0], size, 0)]
+    for none in found(alone, *stages, measures=True).footprints:
+        assert (none.released, none.operands, none.received_operands) == (0, 0, 0)
 
 
 # What is refused.

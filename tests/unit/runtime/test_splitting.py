@@ -37,6 +37,21 @@ class Product(torch.autograd.Function):
         return gradient @ w.T, x.flatten(0, -2).T @ gradient.flatten(0, -2)
 
 
+class Halved(torch.autograd.Function):
+    """A custom function of two results of one shape, with a gradient each."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, w: torch.Tensor) -> Tensors:  # type: ignore[override]
+        context.save_for_backward(x, w)
+        return x * w[0], x * w[1]
+
+    @staticmethod
+    def backward(context: Any, first: torch.Tensor, second: torch.Tensor) -> Tensors:  # type: ignore[override]
+        x, w = context.saved_tensors
+        weights = [(gradient * x).flatten(0, -2).sum(0) for gradient in (first, second)]
+        return first * w[0] + second * w[1], torch.cat([torch.stack(weights), torch.zeros_like(w[2:])])
+
+
 class Scaled(torch.autograd.Function):
     """A custom function that has no gradient for its weight."""
 
@@ -81,6 +96,12 @@ def _chunks(m: Stage, x: torch.Tensor) -> torch.Tensor:
     return one * other.sigmoid()
 
 
+def _two_results(m: Stage, x: torch.Tensor) -> torch.Tensor:
+    """pytorch #170277: a custom function whose results have different gradients."""
+    one, other = Halved.apply(m.first(x), m.matrix)
+    return one * 2 + m.norm(other)
+
+
 def _unbound_weight(m: Stage, x: torch.Tensor) -> torch.Tensor:
     one, other = (m.matrix * m.scale).chunk(2)
     return (x @ one.T + other.sum()) @ other
@@ -106,6 +127,7 @@ RUNS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "layers": lambda m, x: m.second(m.norm(m.first(x).relu())),
     "a weight behind itself (pytorch #180952)": lambda m, x: x @ m.matrix @ m.matrix,
     "chunks (pytorch #170277)": _chunks,
+    "a custom function of two results (pytorch #170277)": _two_results,
     "chunks of a weight": _unbound_weight,
     "layers several times": _several_uses,
     "a change in place": _in_place_on_a_view,
@@ -217,6 +239,21 @@ def test_both_halves_together_compute_what_the_whole_does(name: str) -> None:
     second = flops(halves[0].finish)
     assert first + second == whole
     assert min(first, second) > whole / 4
+
+
+def test_the_gradients_that_are_kept_are_those_of_the_results_of_what_has_weights() -> None:
+    """Of two layers and a norm; a whole backward that is kept apart keeps the gradients of the weights."""
+    module, _ = pair("layers")
+    half = halved(module, leaf())
+    assert sorted(kept.numel() for kept in half.kept) == [2 * 3 * 6, 2 * 3 * 6, 2 * 3 * 12]
+    half.finish()
+    assert half.kept == []
+    outputs = outputs_of(module, leaf())
+    whole = Whole(outputs, seeds_of(outputs), module.parameters(), apart=True)
+    used = (*module.first.parameters(), *module.norm.parameters(), *module.second.parameters())
+    assert sorted(tuple(kept.shape) for kept in whole.kept) == sorted(tuple(p.shape) for p in used)
+    whole.finish()
+    assert whole.kept == []
 
 
 def test_a_custom_function_runs_once_each_way() -> None:

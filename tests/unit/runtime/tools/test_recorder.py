@@ -120,6 +120,7 @@ def test_every_verb_has_the_words_of_schedule_sir(known: Setting, folder: Path) 
     recorder.first = 2
     recorder.ran(to.FORWARD, 3, 1, 5)
     recorder.ran(to.BACKWARD, (1, 2), 0, 5)
+    recorder.ran_pair(1, 1, (0,), 0, 5)
     tag = (3 * 2 + 1) * 2 + 1
     for verb in (to.SEND, to.RECV, to.WAIT_SEND, to.WAIT_RECV):
         recorder.talked(verb, tag, 5)
@@ -134,6 +135,7 @@ def test_every_verb_has_the_words_of_schedule_sir(known: Setting, folder: Path) 
     assert [(update, words) for update, words, *_ in rows] == [
         (3, "F m3 s1"),
         (2, "B m1 s0"),
+        (2, "F m1 s1 & B m0 s0"),
         (3, "send m3 s1->s0"),
         (3, "recv m3 s1->s0"),
         (3, "wait send m3 s1->s0"),

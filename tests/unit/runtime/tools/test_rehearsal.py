@@ -68,9 +68,25 @@ def test_halves_of_a_backward_sleep_as_long_as_each_takes(alone: World, clock: C
     assert clock.sleeps == [0.25] * 2 + [0.5] * 2 + [0.125] * 2
 
 
+def test_a_pair_sleeps_as_long_as_it_takes_and_hands_on_both_ways(alone: World, clock: Clock) -> None:
+    with worlds(alone, alone_job(stages=3, kinds=("F", "B", "pair"))) as (world,):
+        middle = stages(world, {"F": 0.25, "B": 0.5, "pair": 0.625})[1]
+        clock.sleeps.clear()
+        middle.pair((1, None), middle, (0,))
+        middle.pair(((2, 3), None), middle, ((4, 5),))
+        assert [tuple(t.shape) for t in middle.outputs(1)] == [(1, 2)]
+        assert [tuple(t.shape) for t in middle.input_gradients((4, 5))] == [(2, 2)]
+    assert clock.sleeps == [0.625] * 3
+
+
 @pytest.mark.parametrize(
     ("kinds", "seconds", "words"),
     [
+        (
+            ("F", "B", "pair"),
+            {"F": 0.01, "B": 0.02},
+            "lacks pair: two has such operations; give F=0.01,B=0.02,pair=0.03",
+        ),
         (("F", "I", "W"), {"F": 0.01, "B": 0.02}, "--rehearse lacks I and W: two has such operations; give F=0.01,I="),
         (("F", "B", "I", "W"), {"F": 0.01, "I": 0.01, "W": 0.01}, "--rehearse lacks B: two has such operations"),
         (("F", "B"), {"F": 0.01, "I": 0.01, "W": 0.01}, "--rehearse lacks B: two has such operations; give F=0.01,B="),

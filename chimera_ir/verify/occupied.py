@@ -1,0 +1,63 @@
+"""The clocks around a conflict, drawn as text: what the workers concerned run on them.
+
+   clock  2        3        4        5        6
+worker 0  .        .        F m2 s0  .        F m3 s0
+worker 3  F m0 s3  B m0 s3  F m1 s3  B m1 s3  .
+                            B m4 s0
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, repeat, zip_longest
+
+from chimera_ir.ir.ids import Clock, Worker
+from chimera_ir.ir.levels import Planned
+from chimera_ir.ir.text.printer import line
+
+Occupied = Mapping[tuple[Worker, Clock], Sequence[Planned]]
+"""The operations on each clock of each worker."""
+
+_REACH, _WORKERS, _ROWS = 3, 4, 4
+"""How many clocks are drawn on each side of a conflict, and at most how many workers, and operations on a clock."""
+
+_WIDEST = 20
+"""The most columns that the text of an operation takes."""
+
+
+def occupied(operations: Iterable[Planned]) -> Occupied:
+    """The operations of a plan by worker and clock."""
+    by_place: dict[tuple[Worker, Clock], list[Planned]] = {}
+    for planned in operations:
+        by_place.setdefault((planned.worker, planned.clock), []).append(planned)
+    return by_place
+
+
+def draw(places: Occupied, conflicts: Iterable[Planned]) -> tuple[str, ...]:
+    """The clocks around the first of some conflicts, one row for each worker with a conflict on one of these clocks.
+
+    Parameters
+    ----------
+    places
+        The operations of the plan.
+    conflicts
+        Of each conflict, one of the operations.
+    """
+    listed = list(conflicts)
+    clocks = range(listed[0].clock - _REACH, listed[0].clock + _REACH + 1)
+    workers = dict.fromkeys(planned.worker for planned in listed if planned.clock in clocks)
+    rows = [["clock", *map(str, clocks)]]
+    for worker in sorted([*workers][:_WORKERS]):
+        columns = [_texts(places.get((worker, Clock(clock)), ())) for clock in clocks]
+        names = chain([f"worker {worker}"], repeat(""))
+        rows += [[name, *texts] for name, texts in zip(names, zip_longest(*columns, fillvalue=""), strict=False)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return tuple("  ".join([row[0].rjust(widths[0]), *map(str.ljust, row[1:], widths[1:])]).rstrip() for row in rows)
+
+
+def _texts(operations: Sequence[Planned]) -> list[str]:
+    """The operations on one clock of a worker, at least one text."""
+    texts = [_short(line(planned.operation)) for planned in operations[:_ROWS]]
+    return texts + (["..."] if len(operations) > _ROWS else []) or ["."]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
