@@ -1,7 +1,7 @@
 """Bytecode of the runtime beside each copy of it: hundreds of ranks need not compile the same text again.
 
-It belongs to the text that it was made from, not to a date (PEP 552): a module that a test has changed is compiled where
-it is imported.
+It belongs to the text that it was made from, not to a date (PEP 552): a module that a test has changed is compiled
+where it is imported.
 """
 
 import py_compile
