@@ -35,6 +35,8 @@ browser:
 examples: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[examples]' || echo "no transformers: a test is skipped"
 
+# Tests start hundreds of processes of the same modules; without bytecode each of them would compile these again.
+test: export PYTHONDONTWRITEBYTECODE =
 test: check browser examples
 	$(BIN)/pytest tests chimera_ir docs/paper_tables docs/conformance --doctest-modules --ignore=tests/e2e --numprocesses=auto
 	$(BIN)/pytest tests/e2e --ignore=tests/e2e/models --numprocesses=2 --dist=loadfile

@@ -10,19 +10,26 @@ lines. The commands see docs/ and examples/; what they write goes into a directo
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+from chimera_ir import library, start
+from chimera_ir.compilation import Compilation
+from chimera_ir.request import Request
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(
     r"(?<=^```console\n)\$ (?:chimera[- ](?:compile|plan|profile)|python docs/paper_tables).*?(?=^```$)",
     re.MULTILINE | re.DOTALL,
 )
+CALL = re.compile(r"(?P<words>[^|'\"<>;&$]+?)(?P<filter>(?: 2>&1)? \|.*)?")
 
 
 @contextmanager
@@ -52,17 +59,72 @@ def run(commands: list[str]) -> str:
     shown = []
     with stage() as (place, environment):
         for command in commands:
-            done = subprocess.run(
-                ["bash", "-c", f"({command}) 2>&1"],
-                cwd=place,
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            lines = [line.rstrip() for line in done.stdout.splitlines()]
+            lines = [line.rstrip() for line in printed(command, place, environment).splitlines()]
             shown.append("\n".join([f"$ {command}", *lines]) + "\n")
     return "".join(shown)
+
+
+def printed(command: str, place: Path, environment: Mapping[str, str]) -> str:
+    """What one command prints.
+
+    A command of this package runs in a process forked from this one, which has imported what most of them need; the
+    shell filters what it prints. Whatever else there is, the shell runs.
+    """
+    found = CALL.fullmatch(command)
+    words = found["words"].split() if found else []
+    if found is None or words[0] not in CALLED or "profile" in words:
+        return shell(f"({command}) 2>&1", place, environment)
+    with tempfile.TemporaryDirectory() as folder:
+        out, errors = (Path(folder) / name for name in ("out", "errors"))
+        both = found["filter"] is None or found["filter"].startswith(" 2>&1")
+        call(words, place, environment, out, out if both else errors)
+        said = "" if both else errors.read_text(encoding="utf-8")
+        return said + shell(f"cat {out} {found['filter'] or ''}", place, environment)
+
+
+def shell(command: str, place: Path, environment: Mapping[str, str]) -> str:
+    """The standard output of a command."""
+    return subprocess.run(
+        ["bash", "-c", command], cwd=place, env=environment, stdout=subprocess.PIPE, text=True, check=False
+    ).stdout
+
+
+def call(words: list[str], place: Path, environment: Mapping[str, str], out: Path, errors: Path) -> None:
+    """Calls a command of this package, with files for its standard streams; afterwards its process has ended."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    try:
+        for number, path in ((1, out), (2, errors)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+        os.chdir(place)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.argv = words[1:] if words[0] == "python" else words
+        CALLED[words[0]]()
+    except SystemExit:
+        pass
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _script() -> None:
+    """A directory or file with Python, as ``python`` runs it."""
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+CALLED: Mapping[str, Callable[[], object]] = {
+    "chimera": start.chimera,
+    "chimera-compile": start.compile_,
+    "python": _script,
+}
+"""What is called without a program of its own."""
 
 
 def matches(text: str, printed: str) -> bool:
@@ -74,6 +136,7 @@ def matches(text: str, printed: str) -> bool:
 def main() -> None:
     """Checks or updates every page."""
     update, stale = "--update" in sys.argv[1:], 0
+    assert Compilation(Request(library.source("chimera"))).files  # imports, before any fork, what compiling needs
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         text = page.read_text(encoding="utf-8")
         fresh = text

@@ -141,14 +141,16 @@ class Executor:
     def check_end(self) -> None:
         for worker in self.workers:
             for each in (*worker.sends.values(), *worker.recvs.values()):
-                self.demand(each.waited, f"worker {worker.number} never waits for {each.tag}")
+                self.demand(each.waited, "worker {} never waits for {}", worker.number, each.tag)
             members = (group for group in self.members if worker.number in self.members[group])
             due = dict.fromkeys(members, self.updates) if self.trains else {}
             run = set() if self.trains else {cell for cell, w in self.where.items() if w == worker.number}
-            self.demand(set(worker.kept) == run, f"worker {worker.number} ran {sorted(worker.kept)}, not {sorted(run)}")
-            self.demand(worker.stepped == due, f"worker {worker.number} stepped {worker.stepped}, not {due}")
-            self.demand(not worker.stashed, f"worker {worker.number} keeps {worker.stashed}")
-            self.demand(not worker.halves, f"worker {worker.number} never uses {list(worker.halves)}")
+            self.demand(
+                set(worker.kept) == run, "worker {} ran {}, not {}", worker.number, sorted(worker.kept), sorted(run)
+            )
+            self.demand(worker.stepped == due, "worker {} stepped {}, not {}", worker.number, worker.stepped, due)
+            self.demand(not worker.stashed, "worker {} keeps {}", worker.number, worker.stashed)
+            self.demand(not worker.halves, "worker {} never uses {}", worker.number, list(worker.halves))
 
     # ---- the network
 
@@ -171,8 +173,9 @@ class Executor:
         send.done = recv.done = True
 
     def addable(self, group: Group, each: Sum) -> bool:
-        earlier = self.sums[group][: self.sums[group].index(each)]
-        return not each.done and set(each.parts) == self.members[group] and all(other.done for other in earlier)
+        if each.done or each.parts.keys() != self.members[group]:
+            return False
+        return all(other.done for other in self.sums[group][: self.sums[group].index(each)])
 
     def add(self, each: Sum) -> None:
         each.done = True
@@ -182,14 +185,16 @@ class Executor:
     def blocked(self, worker: Worker) -> bool:
         match worker.lane[worker.place]:
             case WaitSend(message):
-                self.demand(message in worker.sends, f"worker {worker.number} waits for an unknown send {message}")
+                self.demand(message in worker.sends, "worker {} waits for an unknown send {}", worker.number, message)
                 return not worker.sends[message].done
             case WaitRecv(message):
-                self.demand(message in worker.recvs, f"worker {worker.number} waits for an unknown receive {message}")
+                self.demand(
+                    message in worker.recvs, "worker {} waits for an unknown receive {}", worker.number, message
+                )
                 return not worker.recvs[message].done
             case WaitAllReduce(group, version=version):
                 number = group, version or 1
-                self.demand(number in worker.launched, f"worker {worker.number} waits for an unknown sum {number}")
+                self.demand(number in worker.launched, "worker {} waits for an unknown sum {}", worker.number, number)
                 return not worker.launched[number].done
         return False
 
@@ -205,38 +210,40 @@ class Executor:
                     self.compute(worker, each)
             case Send(message, to):
                 key = ("act" if message.source < message.target else "grad", message.micros, message.source)
-                self.demand(key in worker.outputs, f"worker {worker.number} sends {key} before it has it")
-                self.demand(message not in worker.sends, f"{message} is sent twice")
+                self.demand(key in worker.outputs, "worker {} sends {} before it has it", worker.number, key)
+                self.demand(message not in worker.sends, "{} is sent twice", message)
                 cell, value = worker.outputs[key]
                 worker.sends[message] = Transfer(message, cell, value)
                 self.sent.setdefault((worker.number, to), []).append(worker.sends[message])
             case Recv(message, source, slot):
-                self.demand(message not in worker.recvs, f"{message} is received twice")
+                self.demand(message not in worker.recvs, "{} is received twice", message)
                 cell = worker.slots.setdefault((message.source, message.target, slot), Cell())
                 if self.random.random() < 0.8:
                     cell.value = SPOILT
                 worker.recvs[message] = Transfer(message, cell)
                 self.posted.setdefault((source, worker.number), []).append(worker.recvs[message])
             case WaitSend(message):
-                self.demand(not worker.sends[message].waited, f"{message} is waited for twice")
+                self.demand(not worker.sends[message].waited, "{} is waited for twice", message)
                 worker.sends[message].waited = True
             case WaitRecv(message):
-                self.demand(not worker.recvs[message].waited, f"{message} is waited for twice")
+                self.demand(not worker.recvs[message].waited, "{} is waited for twice", message)
                 worker.recvs[message].waited = True
             case AllReduce(group, version=version):
                 self.launch(worker, group, version or 1)
             case WaitAllReduce(group, version=version):
                 number = group, version or 1
-                self.demand(number not in worker.summed, f"the sum {number} is waited for twice")
+                self.demand(number not in worker.summed, "the sum {} is waited for twice", number)
                 worker.summed[number] = worker.launched[number]
             case Step(group, version=version):
                 self.update(worker, group, version or 1)
             case Stash(group, version):
-                self.demand((group, version) not in worker.stashed, f"{version} of {group} is stashed twice")
-                self.demand(version == worker.stepped[group], f"{group} has {worker.stepped[group]}, not {version}")
+                self.demand((group, version) not in worker.stashed, "{} of {} is stashed twice", version, group)
+                self.demand(
+                    version == worker.stepped[group], "{} has {}, not {}", group, worker.stepped[group], version
+                )
                 worker.stashed[group, version] = worker.stepped[group]
             case Drop(group, version):
-                self.demand((group, version) in worker.stashed, f"{version} of {group} is not stashed")
+                self.demand((group, version) in worker.stashed, "{} of {} is not stashed", version, group)
                 del worker.stashed[group, version]
 
     def compute(self, worker: Worker, operation: Compute) -> None:
@@ -259,14 +266,14 @@ class Executor:
         if version is None or version == newest:
             self.demand(self.streams or newest == 0, "it reads new weights")
             return newest
-        self.demand((group, version) in worker.stashed, f"{version} of {group} is read, {newest} is there")
+        self.demand((group, version) in worker.stashed, "{} of {} is read, {} is there", version, group, newest)
         return worker.stashed[group, version]
 
     def forward(self, worker: Worker, micros: tuple[int, ...], stage: int, weights: tuple[int, ...]) -> None:
         """Over several micro-batches it reads and makes one piece of memory; each backward needs what it read."""
         for (group, version), micro in product(zip(self.groups[stage], weights, strict=True), micros):
             known = self.read.setdefault((micro, group), version)
-            self.demand(known == version, f"{micro} meets {known} and {version} of what {group} share")
+            self.demand(known == version, "{} meets {} and {} of what {} share", micro, known, version, group)
         data = Cell(("data", micros))
         source = (data, data.value) if stage == 0 else self.input(worker, "act", micros, stage - 1, stage)
         for micro in micros:
@@ -284,14 +291,19 @@ class Executor:
     ) -> tuple[Cell, object]:
         """The memory and the value of an operation's input, if it is what it must be: of all its micro-batches."""
         if self.where[micros[0], source] == worker.number:
-            self.demand((kind, micros, source) in worker.outputs, f"{kind} {micros} {source} is not there")
+            self.demand((kind, micros, source) in worker.outputs, "{} {} {} is not there", kind, micros, source)
             cell, value = worker.outputs[kind, micros, source]
         else:
             recvs = [t for m, t in worker.recvs.items() if (m.micros, m.source, m.target) == (micros, source, target)]
-            self.demand(len(recvs) == 1 and recvs[0].waited, f"{kind} {micros} {source} was not waited for")
+            self.demand(len(recvs) == 1 and recvs[0].waited, "{} {} {} was not waited for", kind, micros, source)
             cell, value = recvs[0].cell, recvs[0].cell.value
         self.demand(
-            cell.value == value and self.means(value, kind, micros, source), f"{kind} {micros} {source} is {cell.value}"
+            cell.value == value and self.means(value, kind, micros, source),
+            "{} {} {} is {}",
+            kind,
+            micros,
+            source,
+            cell.value,
         )
         return cell, value
 
@@ -307,25 +319,25 @@ class Executor:
         for micro in micros:
             self.demand((micro, stage) in worker.kept, "backward before its forward")
             cell, value, read = worker.kept.pop((micro, stage))
-            self.demand(cell.value == value, f"the activations of {micro} on {stage} were overwritten")
-            self.demand(read == weights, f"forward of {micro} on {stage} with {read}, backward with {weights}")
+            self.demand(cell.value == value, "the activations of {} on {} were overwritten", micro, stage)
+            self.demand(read == weights, "forward of {} on {} with {}, backward with {}", micro, stage, read, weights)
             worker.halves[micro, stage] = [(cell, value), *given]
         worker.outputs["grad", micros, stage] = (Cell(("grad", micros, stage)), ("grad", micros, stage))
 
     def weight_gradient(self, worker: Worker, micros: tuple[int, ...], stage: int, weights: tuple[int, ...]) -> None:
         for group in self.groups[stage]:
-            self.demand(group not in worker.busy, f"the gradients of {group} change while they are summed")
+            self.demand(group not in worker.busy, "the gradients of {} change while they are summed", group)
         for micro in micros:
             self.demand((micro, stage) in worker.halves, "weight gradient before the input gradient")
             for cell, value in worker.halves.pop((micro, stage)):
-                self.demand(cell.value == value, f"what the weight gradient of {micro} on {stage} needs is gone")
+                self.demand(cell.value == value, "what the weight gradient of {} on {} needs is gone", micro, stage)
             for group in self.groups[stage]:
                 worker.gradients.setdefault(group, Counter())[micro, stage] += 1
 
     def launch(self, worker: Worker, group: Group, version: int) -> None:
-        self.demand(worker.number in self.members.get(group, ()), f"worker {worker.number} does not hold {group}")
-        self.demand((group, version) not in worker.launched, f"{group} is summed twice for {version}")
-        self.demand(group not in worker.busy, f"two sums of {group} at once")
+        self.demand(worker.number in self.members.get(group, ()), "worker {} does not hold {}", worker.number, group)
+        self.demand((group, version) not in worker.launched, "{} is summed twice for {}", group, version)
+        self.demand(group not in worker.busy, "two sums of {} at once", group)
         turn = sum(each == group for each, _ in worker.launched)
         if len(self.sums[group]) == turn:
             self.sums[group].append(Sum())
@@ -334,20 +346,22 @@ class Executor:
         self.sums[group][turn].parts[worker.number] = worker.gradients.pop(group, Counter())
 
     def update(self, worker: Worker, group: Group, version: int) -> None:
-        self.demand((group, version) in worker.summed, f"{group} steps without its sum")
-        self.demand(worker.stepped[group] == version - 1, f"{group} steps from {worker.stepped[group]} to {version}")
+        self.demand((group, version) in worker.summed, "{} steps without its sum", group)
+        self.demand(
+            worker.stepped[group] == version - 1, "{} steps from {} to {}", group, worker.stepped[group], version
+        )
         total: Counter = Counter()
         for part in worker.summed[group, version].parts.values():
             total.update(part)
         size = len(self.micros) // self.updates
         wanted = Counter((micro, s) for micro in range((version - 1) * size, version * size) for s in group)
-        self.demand(total == wanted, f"{group} steps with {total}")
+        self.demand(total == wanted, "{} steps with {}", group, total)
         worker.stepped[group] += 1
         worker.busy.discard(group)
 
-    def demand(self, holds: bool, otherwise: str) -> None:
+    def demand(self, holds: bool, otherwise: str, *facts: object) -> None:
         if not holds:
-            raise Wrong(otherwise)
+            raise Wrong(otherwise.format(*facts))
 
 
 def verdict(program: Program, transport: str, seed: int) -> str:

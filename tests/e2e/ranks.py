@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from chimera_ir.commands.compile_command import compile_command
 from tests.e2e import forking
+from tests.e2e.bytecode import add_bytecode
 from tests.programs import TORCHRUN
 
 HERE = Path(__file__).resolve().parent
@@ -27,6 +28,7 @@ def compiled(folder: Path, scheme: str, tied: tuple[str, ...] = (), **parameters
     settings += [text for tie in tied for text in ("--tied", tie)]
     result = CliRunner().invoke(compile_command, [scheme, *settings, "--out", str(out)])
     assert result.exit_code == 0, result.output
+    add_bytecode(out)
     return out
 
 

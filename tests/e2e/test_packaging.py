@@ -37,7 +37,8 @@ def call(*command: str | Path) -> str:
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.parent.name != "__pycache__")
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def sources(folder: str) -> set[str]:
