@@ -16,7 +16,7 @@ from chimera_ir.console import printed
 from chimera_ir.cost.numbers import decimal, percent, seconds
 from chimera_ir.cost.report import Report
 from chimera_ir.sweeps.form import TableForm
-from chimera_ir.sweeps.sweep import Refused, Row, Sweep
+from chimera_ir.sweeps.sweep import Refused, SizeRow, Sweep
 
 _REFUSED = "refused"
 """The column of the reasons why there is no report."""
@@ -62,7 +62,7 @@ def _heading(report: Report) -> Text:
     return Text.assemble((figures.header.scheme, "bold"), f": {costs}; memory of the fullest worker")
 
 
-def _words(row: Row) -> Mapping[str, str]:
+def _words(row: SizeRow) -> Mapping[str, str]:
     match row.outcome:
         case Refused(reason):
             return {_REFUSED: reason}
@@ -101,7 +101,7 @@ def as_csv(sweep: Sweep) -> str:
     return out.getvalue()
 
 
-def _numbers(row: Row) -> _Cells:
+def _numbers(row: SizeRow) -> _Cells:
     match row.outcome:
         case Refused(reason):
             return {_REFUSED: reason}
@@ -134,7 +134,7 @@ def as_json(sweep: Sweep) -> str:
     return json.dumps([{"set": dict(row.settings), **_told(row)} for row in sweep.rows], indent=2) + "\n"
 
 
-def _told(row: Row) -> _Cells:
+def _told(row: SizeRow) -> _Cells:
     match row.outcome:
         case Refused(reason):
             return {_REFUSED: reason}
@@ -144,5 +144,5 @@ def _told(row: Row) -> _Cells:
             assert_never(row.outcome)
 
 
-def _predicted(row: Row) -> _Cells:
+def _predicted(row: SizeRow) -> _Cells:
     return {} if row.seconds is None else {"T_replay": row.seconds}

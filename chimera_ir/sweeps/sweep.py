@@ -33,7 +33,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SizeRow:
     """A combination of values, and the report; ``seconds`` is the time of an update by replay, with a profile."""
 
     settings: Settings
@@ -56,10 +56,10 @@ class Sweep:
     """
 
     names: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[SizeRow, ...]
 
     @property
-    def compiled(self) -> tuple[Row, ...]:
+    def compiled(self) -> tuple[SizeRow, ...]:
         """The rows that have a report."""
         return tuple(row for row in self.rows if isinstance(row.outcome, Report))
 
@@ -125,16 +125,16 @@ def swept(
     return Sweep(tuple(values), tuple(rows))
 
 
-def _row(compilation: Compilation, settings: Settings) -> Row:
+def _row(compilation: Compilation, settings: Settings) -> SizeRow:
     try:
         report, prediction = compilation.report, compilation.prediction
     except TextError as error:
-        return Row(settings, Refused(titles(error.diagnostics)))
+        return SizeRow(settings, Refused(titles(error.diagnostics)))
     except AboveMaxOperations as error:
-        return Row(settings, Refused(error.excess))
+        return SizeRow(settings, Refused(error.excess))
     except CompileError as error:
-        return Row(settings, Refused(str(error)))
-    return Row(settings, report, prediction.replay.seconds if prediction else None)
+        return SizeRow(settings, Refused(str(error)))
+    return SizeRow(settings, report, prediction.replay.seconds if prediction else None)
 
 
 def _integers(name: str, value: int | Iterable[int]) -> tuple[int, ...]:
