@@ -172,15 +172,19 @@ def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -
 
 
 def _handed_on_with(made: Instruction, message: Message) -> tuple[Micro, ...]:
-    """The micro-batches that the operation which makes the value in a message hands on together with its first."""
+    """The micro-batches that the operation which makes the value in a message hands on together with its first.
+
+    Where nothing makes the value, as no forward does a gradient, they are those of the message.
+    """
     parts = made.parts if isinstance(made, Compute | Pair) else ()
-    return next(
+    handed_on = (
         part.micros
         for part in parts
         if message.micros[0] in part.micros
         and part.stage == message.source
         and any(value.towards == message.target - message.source for value in part.kind.hands_on)
     )
+    return next(handed_on, message.micros)
 
 
 def _line(

@@ -14,9 +14,11 @@ from chimera_ir.compilation import Compilation
 from chimera_ir.ir.text.printer import show
 from chimera_ir.request import Request
 from chimera_ir.resources import schemes
+from tests.sizes import on_workers
 
 ROOT = Path(__file__).resolve().parents[2]
-SIZES = {"D": 2, "N": 2}
+SIZES = 2, 2
+"""Workers, and micro-batches at least."""
 
 NUMBERS = (
     "-1",
@@ -92,8 +94,7 @@ FOLDERS = ("errors/front", "errors/middle", "e2e/schemes", "golden")
 
 def _levels(name: str) -> list[str]:
     """A plan, a schedule and a program of a library scheme."""
-    settings = {key: SIZES[key] for key in ("D", "N") if f"{key} =" in library.parameters(name)}
-    compilation = Compilation(Request(library.source(name), settings))
+    compilation = Compilation(Request(library.source(name), on_workers(name, *SIZES)))
     return [show(level) for level in (compilation.plan, compilation.schedule, compilation.program)]
 
 
