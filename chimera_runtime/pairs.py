@@ -67,7 +67,7 @@ class Calls:
         self.backward: Callable[[Tensors, Tensors], None] | None = None
 
     def differentiate(self, roots: Tensors, gradients: Tensors) -> None:
-        """Runs a backward."""
+        """Runs a backward from its roots, whose gradients are given, to the leaves of its graph."""
         if self.backward is not None:
             self.backward(roots, gradients)
         elif roots:

@@ -36,7 +36,7 @@ class Compute:
 
     @property
     def parts(self) -> tuple["Compute", ...]:
-        """The operation itself."""
+        """One operation: a pair has two."""
         return (self,)
 
     @property

@@ -142,7 +142,7 @@ class RecordedStage(RecordedWeights):
         self._recorder.ran(to.BACKWARD, micros, self._stage.number, start)
 
     def pair(self, forward: tuple[Any, ...], other: Self, backward: tuple[Any, ...]) -> None:
-        """A pair."""
+        """A forward and a backward of another stage or this one, noted as one operation."""
         start = now()
         self._stage.pair(forward, other._stage, backward)
         self._recorder.ran_pair(forward[0], self._stage.number, backward[0], other._stage.number, start)

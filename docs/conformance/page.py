@@ -21,7 +21,7 @@ ratio" is that of the makespan unless the row says whose ([the report](performan
 
 
 def page() -> str:
-    """The whole page."""
+    """The text of docs/conformance.md: a table of all schedules, and the figures of each."""
     numbers = {schedule.name: compared(schedule) for schedule in schedules()}
     overview = [_overview(schedule, numbers[schedule.name]) for schedule in schedules()]
     parts = [_HEAD, _table(("schedule", "scheme", "placement", "published numbers", "agree"), overview)]
