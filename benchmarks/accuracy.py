@@ -33,6 +33,7 @@ from tables import circumstances, put, table
 
 from chimera_ir import library
 from chimera_ir.compilation import Compilation
+from chimera_ir.errors import TextError
 from chimera_ir.ir.levels import Program
 from chimera_ir.predict.equation import equation
 from chimera_ir.predict.replay import expected, pace, replay
@@ -96,12 +97,15 @@ class Run:
 
 
 def slept(forward: float) -> dict[str, float]:
-    """Seconds of every kind of operation: a backward sleeps twice as long as a forward, each half of one as long."""
-    return {"F": forward, "B": 2 * forward, "I": forward, "W": forward}
+    """Seconds of every kind of operation: a backward sleeps twice as long as a forward, each half of one as long.
+
+    A pair sleeps as long as its two parts.
+    """
+    return {"F": forward, "B": 2 * forward, "I": forward, "W": forward, "pair": 3 * forward}
 
 
 def compiled(scheme: str, depth: int, micro_batches: int, place: Path) -> tuple[Program, Path] | None:
-    """A library scheme in a directory, with N micro-batches if it has that parameter."""
+    """A library scheme in a directory, with N micro-batches if it has that parameter; None if it refuses that N."""
     names = library.parameters(scheme)
     settings = {"P" if "P" in names else "D": depth}
     if "N" in names:
@@ -109,7 +113,11 @@ def compiled(scheme: str, depth: int, micro_batches: int, place: Path) -> tuple[
     elif micro_batches != depth:
         return None
     compilation, folder = Compilation(Request(library.source(scheme), settings)), place / f"{scheme}-{micro_batches}"
-    compilation.write(folder)
+    try:
+        compilation.write(folder)
+    except TextError as refused:
+        print(f"{scheme} with N = {micro_batches} is left out:\n{refused}", file=sys.stderr)
+        return None
     return compilation.verified.program, folder
 
 

@@ -26,7 +26,9 @@ H1 = Contender("zb_h1", "generated", "zb_h1")
 ZERO_BUBBLE = Contender("ScheduleInterleavedZeroBubble", "torch, listed", "ScheduleInterleavedZeroBubble")
 OURS_V = tuple(Contender(name, "generated", name, "P") for name in ("zb_v", "v_half", "v_min"))
 ZBV = Contender("ScheduleZBVZeroBubble", "torch, v", "ScheduleZBVZeroBubble")
-PAIRS = ((H1, ZERO_BUBBLE), *((ours, ZBV) for ours in OURS_V))
+OURS_DUAL = Contender("dualpipe_v", "generated", "dualpipe_v", "P")
+DUAL = Contender("ScheduleDualPipeV", "torch, v", "ScheduleDualPipeV")
+PAIRS = ((H1, ZERO_BUBBLE), *((ours, ZBV) for ours in OURS_V), (OURS_DUAL, DUAL))
 """Ours, and theirs with the same placement."""
 
 
@@ -36,7 +38,7 @@ def comparison(rounds: int, forward: int, micro_batches: int) -> Comparison:
         name=f"P={RANKS} N={micro_batches} F = I = W = {forward} ms",
         stages=RANKS,
         micro_batches=micro_batches,
-        contenders=(H1, ZERO_BUBBLE, *OURS_V, ZBV),
+        contenders=(H1, ZERO_BUBBLE, *OURS_V, ZBV, OURS_DUAL, DUAL),
         rounds=rounds,
         forward=forward / 1000,
         halves=True,

@@ -37,7 +37,7 @@ def task(comparison: dict[str, Any]) -> Task:
     forward, late = comparison["forward"], overshoot()
     backward = forward - late if comparison["halves"] else 2 * forward - late
     sleep = Sleep(forward - late, backward, comparison["floats"], comparison["halves"])
-    seconds = {"F": forward, "B": 2 * forward, "I": forward, "W": forward}
+    seconds = {"F": forward, "B": 2 * forward, "I": forward, "W": forward, "pair": 3 * forward}
     return Task(sleepers(sleep), count, size, seconds if comparison["rehearsed"] else None)
 
 

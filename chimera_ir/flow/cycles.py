@@ -12,8 +12,11 @@ from fractions import Fraction
 Waits = Sequence[Sequence[tuple[int, int]]]
 """For each node the nodes that it waits for, each with how many turns ago it ran."""
 
-_Steps = Mapping[int, tuple[int, int]]
+Steps = Mapping[int, tuple[int, int]]
 """For each node on a longest path the node before it, and how many turns ago that ran."""
+
+Weights = Sequence[int] | Mapping[int, int]
+"""For each node how long it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +59,19 @@ def critical(waits: Waits, weights: Sequence[int]) -> Critical:
     best = NO_CYCLE
     while True:
         ends, steps = _longest_paths(waits, weights, best.ratio)
-        better = list(_cycles(steps, weights))
+        better = list(cycles_among(steps, weights))
         if not better:
             return Critical(best, _tight(waits, weights, best.ratio, ends))
         best = max(better, key=lambda cycle: cycle.ratio)
 
 
-def _longest_paths(waits: Waits, weights: Sequence[int], ratio: Fraction) -> tuple[list[int], _Steps]:
+def _longest_paths(waits: Waits, weights: Sequence[int], ratio: Fraction) -> tuple[list[int], Steps]:
     """The length of the longest path to each node, and its last step; stops as soon as a path closes a cycle."""
     turn, unit = ratio.numerator, ratio.denominator
     ends = [0] * len(weights)
     steps: dict[int, tuple[int, int]] = {}
     longer = True
-    while longer and not any(_cycles(steps, weights)):
+    while longer and not any(cycles_among(steps, weights)):
         longer = False
         for node, weight in enumerate(weights):
             for before, ago in waits[node]:
@@ -78,7 +81,7 @@ def _longest_paths(waits: Waits, weights: Sequence[int], ratio: Fraction) -> tup
     return ends, steps
 
 
-def _cycles(steps: _Steps, weights: Sequence[int]) -> Iterator[WaitCycle]:
+def cycles_among(steps: Steps, weights: Weights) -> Iterator[WaitCycle]:
     """The cycles among steps, of which each node has at most one."""
     met: dict[int, int] = {}
     for start in steps:
@@ -90,7 +93,7 @@ def _cycles(steps: _Steps, weights: Sequence[int]) -> Iterator[WaitCycle]:
             yield _cycle(node, steps, weights)
 
 
-def _cycle(end: int, steps: _Steps, weights: Sequence[int]) -> WaitCycle:
+def _cycle(end: int, steps: Steps, weights: Weights) -> WaitCycle:
     nodes = [end]
     while (node := steps[nodes[-1]][0]) != end:
         nodes.append(node)

@@ -5,7 +5,7 @@ asynchronous schedule for the steps that make the weights it reads. `dag` adds s
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 
@@ -29,9 +29,9 @@ class Net:
     predecessors: tuple[tuple[int, ...], ...]
     order: Sequence[int]
 
-    def ends(self, durations: Sequence[Time]) -> list[Time]:
-        """The end of each operation if each starts as soon as its last predecessor ends, the first ones at 0."""
-        return ends(self.order, self.predecessors, durations)
+    def ends(self, durations: Sequence[Time], earliest: Mapping[int, Time] | None = None) -> list[Time]:
+        """The end of each operation that starts when all its predecessors are over, and not before ``earliest``."""
+        return ends(self.order, self.predecessors, durations, earliest)
 
 
 Reads = Sequence[tuple[int, ...]]

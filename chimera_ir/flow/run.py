@@ -5,7 +5,7 @@ its own lane. No event is ever undone, so each lane comes equally far whatever t
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple, TypeVar
@@ -94,7 +94,12 @@ def ordered(before: Sequence[Sequence[int]]) -> list[int]:
     return order
 
 
-def ends(order: Sequence[int], before: Sequence[Sequence[int]], durations: Sequence[Time]) -> list[Time]:
+def ends(
+    order: Sequence[int],
+    before: Sequence[Sequence[int]],
+    durations: Sequence[Time],
+    earliest: Mapping[int, Time] | None = None,
+) -> list[Time]:
     """The end of each event if it begins as soon as all events that it waits for are over, the first ones at 0.
 
     Parameters
@@ -103,10 +108,14 @@ def ends(order: Sequence[int], before: Sequence[Sequence[int]], durations: Seque
         Events, each after all that it waits for; events that are not in it count as over at 0.
     before
         The events that each event waits for, the event before it in its lane included.
+    earliest
+        Times before which events do not begin, none of them negative.
     """
     times = [0 * duration for duration in durations]
+    for event, time in (earliest or {}).items():
+        times[event] = time
     for event in order:
-        start = 0 * durations[event]
+        start = times[event]
         for other in before[event]:
             if times[other] > start:
                 start = times[other]
