@@ -11,20 +11,27 @@ workers with which it shares no weight: there is no barrier.
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
+from chimera_ir.cost.critical import CriticalPath
 from chimera_ir.flow.cycles import cycles_among
 from chimera_ir.flow.net import Net
 from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.levels import Header
 
 
-def steady_period(header: Header, net: Net, durations: Sequence[int]) -> Fraction:
+def steady_period(header: Header, net: Net, durations: Sequence[int], path: CriticalPath) -> Fraction:
     """The time of one of many iterations of a synchronous schedule that follow one another without a barrier, in ticks.
 
     Of k iterations in a row the makespan, divided by k, tends to it. It is the largest ratio of a cycle, as in
     `flow.cycles`. Between iterations only the first operations of lanes wait, so the nodes of the cycle are lanes: one
     run of an iteration says how long each lane must wait for all others, and no list of waits is made.
+
+    No iteration takes longer than the makespan. Where the beginning of the critical ``path`` waits for its end, each
+    takes as long.
     """
-    awaited = _awaited(header, net)
+    awaited, operations = _awaited(header, net), net.operations
+    for first, numbers in awaited.items():
+        if operations[first] == path.operations[0] and path.operations[-1] in [operations[n] for n in numbers]:
+            return path.length
     ratio = Fraction(0)
     while (larger := _larger_ratio(net, durations, awaited, ratio)) is not None:
         ratio = larger
@@ -72,9 +79,13 @@ def _last_additions(header: Header, net: Net) -> Mapping[WeightGroup, Iterable[i
     """For each weight group the last operation of each worker that adds to its gradients."""
     last: dict[WeightGroup, dict[int, int]] = {}
     for worker, lane in enumerate(net.lanes):
-        for number in lane:
-            for operation in net.operations[number].parts:
-                if operation.kind.sums:
-                    for group in header.groups_with[operation.stage]:
+        missing = {*header.groups_of[worker]}
+        for number in reversed(lane):
+            if not missing:
+                break
+            for part in net.operations[number].parts:
+                if part.kind.sums:
+                    for group in missing.intersection(header.groups_with[part.stage]):
                         last.setdefault(group, {})[worker] = number
+                        missing.remove(group)
     return {group: by_worker.values() for group, by_worker in last.items()}

@@ -4,7 +4,7 @@ Communication is free here, as in the paper's analysis (section 2). Time is coun
 which every duration is an integer, so that the result is exact and the arithmetic fast.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
@@ -16,10 +16,8 @@ from chimera_ir.cost.model import Durations
 from chimera_ir.cost.overlap import steady_period
 from chimera_ir.flow.fold import FoldedTurn, fold
 from chimera_ir.flow.net import Net, net_of
-from chimera_ir.ir.ids import Stage
-from chimera_ir.ir.kinds import Kind, Pairing
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Operation
+from chimera_ir.ir.ops import Compute, Operation
 
 
 class Timed(NamedTuple):
@@ -142,7 +140,7 @@ def simulate(schedule: Schedule, costs: Durations, net: Net | None = None) -> Ti
         critical_path=path,
         clock_span=update_length(header, bones.net, [1] * len(operations), bones.turn),
         busy=_busy(header, timed) if timed else Fraction(0),
-        steady_period=path.length if header.asynchronous else steady_period(header, bones.net, run.durations),
+        steady_period=path.length if header.asynchronous else steady_period(header, bones.net, run.durations, path),
     )
 
 
@@ -154,20 +152,22 @@ def idle(busy: Fraction, length: Fraction) -> Fraction:
 def _busy(header: Header, timed: Iterable[Timed]) -> Fraction:
     """The average time per update in which a worker works; of an asynchronous schedule only whole turns count."""
     counted = header.micro_batches - header.micro_batches % (header.period or 1)
-    busy = sum(end - start for operation, start, end in timed if operation.parts[0].micros[0] < counted)
+    if header.asynchronous:
+        timed = [one for one in timed if one.operation.parts[0].micros[0] < counted]
+    busy = sum(end - start for _, start, end in timed)
     return Fraction(busy * header.per_update, counted * header.workers)
 
 
 def ticks(header: Header, costs: Durations) -> tuple[Fraction, Callable[[Operation], int]]:
     """A length of time of which every duration is a multiple, and the durations as multiples of it."""
     tick, recomputing = costs.tick(header), header.recomputing
-    known: dict[tuple[Kind | Pairing, int, tuple[tuple[Stage, bool], ...]], int] = {}
+    known: dict[Hashable, int] = {}
+
+    def alike(part: Compute) -> Hashable:
+        return part.kind, len(part.micros), part.stage, recomputing and header.recomputes(part.micros[0], part.stage)
 
     def duration(operation: Operation) -> int:
-        places = tuple(
-            [(part.stage, recomputing and header.recomputes(part.micros[0], part.stage)) for part in operation.parts]
-        )
-        key = operation.kind, operation.size, places
+        key = alike(operation) if isinstance(operation, Compute) else tuple(map(alike, operation.parts))
         length = known.get(key)
         if length is None:
             length = known[key] = int(costs.duration(operation, header) / tick)

@@ -1,6 +1,6 @@
 """The operation lines of a pipe, instantiated for its micro-batches and stages."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, product
 from typing import NamedTuple, cast
 
@@ -34,10 +34,15 @@ class _Single(NamedTuple):
         """The global numbers of the pipe's micro-batches."""
         return dict(zip(self.shape.micro_range, self.pipe.micros, strict=True))
 
-    def compute(self, batch: tuple[Micro, ...], stage: Stage, line: ast.Operation, reads: Readings) -> Compute:
-        """The operation on a batch and a stage."""
-        version = reads.get((batch[0], stage)) if reads else None
-        return Compute(KINDS[self.subject.letter.value], batch, stage, line.span, version)
+    def computes(
+        self, batches: Iterable[tuple[Micro, ...]], stages: Iterable[Stage], line: ast.Operation, reads: Readings
+    ) -> list[Compute]:
+        """The operations on batches and stages, one by one."""
+        kind, span = KINDS[self.subject.letter.value], line.span
+        return [
+            Compute(kind, batch, stage, span, reads.get((batch[0], stage)) if reads else None)
+            for batch, stage in zip(batches, stages, strict=True)
+        ]
 
 
 def operations(shape: Shape, pipe: Pipe, reads: Readings, pipes: Pipes) -> Iterator[Planned | Diagnostic]:
@@ -84,10 +89,10 @@ def _all_at_once(line: ast.Operation, singles: Sequence[_Single], shape: Shape, 
     clocks = cast("list[Clock]", grid.values(line.clock))
     clocks = clocks if wanted is None else list(compress(clocks, wanted))
     if len(columns) == 1:
-        (column,) = columns
-        return [Planned(clock, worker, operation) for clock, (worker, operation) in zip(clocks, column, strict=True)]
+        ((workers, computes),) = columns
+        return list(map(Planned, clocks, workers, computes))
     joined: list[Planned] = []
-    for clock, both in zip(clocks, zip(*columns, strict=True), strict=True):
+    for clock, both in zip(clocks, zip(*(zip(*column, strict=True) for column in columns), strict=True), strict=True):
         operation = _joined(line, both, shape.instance())
         if isinstance(operation, Diagnostic):
             raise Unfit
@@ -100,20 +105,16 @@ _Placed = tuple[Worker, Compute]
 
 def _column(
     line: ast.Operation, single: _Single, grid: Grid, wanted: Sequence[int] | None, reads: Readings
-) -> list[_Placed]:
-    """A part of a line for all pairs of the grid that are wanted, each with its worker."""
+) -> tuple[list[Worker], list[Compute]]:
+    """The workers and the operations of a part of a line, for all pairs of the grid that are wanted."""
     batches = _known(grid, single.subject.micro, single.numbers)
     stages = cast("list[Stage]", grid.values(single.subject.stage))
     if wanted is not None:
         batches, stages = (list(compress(column, wanted)) for column in (batches, stages))  # type: ignore[assignment]
     if None in batches or not {*stages} <= {*single.shape.stage_range}:
         raise Unfit
-    workers = single.pipe.workers
-    return [
-        (workers[stage], single.compute(batch, stage, line, reads))
-        for stage, batch in zip(stages, batches, strict=True)
-        if batch is not None
-    ]
+    workers, known = single.pipe.workers, cast("list[tuple[Micro, ...]]", batches)
+    return [workers[stage] for stage in stages], single.computes(known, stages, line, reads)
 
 
 def _instances(
@@ -139,12 +140,13 @@ def _instances(
                 if batch is None or stage not in single.shape.stage_range:
                     yield _no_such(single, shape, names, frame)
                     return
-                placed.append((single.pipe.workers[stage], single.compute(batch, Stage(stage), line, reads)))
-            operation = _joined(line, placed, shape.instance(*zip(names, frame, strict=True)))
-            if isinstance(operation, Diagnostic):
-                yield operation
+                (operation,) = single.computes([batch], [Stage(stage)], line, reads)
+                placed.append((single.pipe.workers[stage], operation))
+            joined = _joined(line, placed, shape.instance(*zip(names, frame, strict=True)))
+            if isinstance(joined, Diagnostic):
+                yield joined
                 return
-            yield Planned(Clock(clock(frame)), placed[0][0], operation)
+            yield Planned(Clock(clock(frame)), placed[0][0], joined)
     except Fault as fault:
         yield fault.diagnostic(shape.instance(*zip(names, frame, strict=True)))
 

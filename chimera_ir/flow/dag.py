@@ -236,16 +236,16 @@ def _sync(operations: tuple[Operation, ...], owners: list[Worker], header: Heade
     steps = {place: sums + (len(header.groups) + index) * updates for index, place in enumerate(held)}
     numbers = [[header.group_numbers[group] for group in groups] for groups in header.groups_with]
     last: dict[tuple[int, int, int], int] = {}
-    parts = ((node, part) for node, operation in enumerate(operations) for part in operation.parts)
-    for node, part in parts:
-        worker, update = owners[node], header.update_of(part.micros) if part.kind.sums else None
-        for number in numbers[part.stage]:
-            if part.version:
-                yield steps[worker, number] + part.version - 1, node
-            if update:
-                yield steps[worker, number] + update - 1, node
-            if update is not None:
-                last[worker, number, update] = node
+    for node, operation in enumerate(operations):
+        for part in operation.parts:
+            worker, update = owners[node], header.update_of(part.micros) if part.kind.sums else None
+            for number in numbers[part.stage]:
+                if part.version:
+                    yield steps[worker, number] + part.version - 1, node
+                if update:
+                    yield steps[worker, number] + update - 1, node
+                if update is not None:
+                    last[worker, number, update] = node
     for (_, number, update), node in last.items():
         yield node, sums + number * updates + update
     for (_, number), step in steps.items():

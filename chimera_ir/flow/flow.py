@@ -13,7 +13,7 @@ from itertools import chain
 from chimera_ir.ir.ids import Stage, Worker
 from chimera_ir.ir.kinds import KINDS, Kind, Value, follows, values
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Message, Operation, Pair
+from chimera_ir.ir.ops import Compute, Message, Operation, Pair
 
 ABSENT = -1
 """The number of an operation that is not there."""
@@ -55,7 +55,7 @@ class Flow:
         stages = self.stages
         entered = {kind: [column for kinds, column in numbers.items() if kind in kinds] for kind in KINDS.values()}
         for number, operation in numbered:
-            for part in operation.parts:
+            for part in (operation,) if isinstance(operation, Compute) else operation.parts:
                 stage, columns = part.stage, entered[part.kind]
                 for micro in part.micros:
                     cell = micro * stages + stage
@@ -119,7 +119,7 @@ def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[tup
     """
     stages, pipe_of = header.stages, header.pipe_of
     for number, operation in numbered:
-        for part in operation.parts:
+        for part in (operation,) if isinstance(operation, Compute) else operation.parts:
             micros, stage = part.micros, part.stage
             for value in part.kind.hands_on:
                 target = stage + value.towards

@@ -94,7 +94,7 @@ def inputs(schedule: Schedule) -> tuple[Peak, ...]:
 
 def _lanes(schedule: Schedule) -> Iterator[tuple[Compute, ...]]:
     """The operations of each lane one by one: what both of a pair need is there at once, as its forward comes first."""
-    return (tuple(singles(lane)) for lane in schedule.lanes)
+    return map(singles, schedule.lanes)
 
 
 def whole(header: Header, peaks: Iterable[Peak]) -> tuple[Fraction, ...]:

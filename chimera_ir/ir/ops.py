@@ -4,9 +4,9 @@ In an asynchronous program instructions name weight versions: a compute operatio
 and a step name the version that they lead to. In a synchronous program, which has one version, they are None.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from chimera_ir.ir.ids import Micro, Slot, Stage, Version, WeightGroup, Worker
 from chimera_ir.ir.kinds import PAIR, Kind, Pairing
@@ -76,9 +76,12 @@ Operation = Compute | Pair
 """What a worker computes at a time."""
 
 
-def singles(operations: Iterable[Operation]) -> Iterator[Compute]:
+def singles(operations: Iterable[Operation]) -> tuple[Compute, ...]:
     """The operations one by one, those of a pair one after the other."""
-    return (part for operation in operations for part in operation.parts)
+    whole = tuple(operations)
+    if Pair in {*map(type, whole)}:
+        return tuple(part for operation in whole for part in operation.parts)
+    return cast("tuple[Compute, ...]", whole)
 
 
 @dataclass(frozen=True, slots=True)

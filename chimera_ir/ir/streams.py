@@ -118,7 +118,7 @@ def stream_of(schedule: Schedule) -> ScheduleStream:
     ValueError
         If a lane shows no turn.
     """
-    turns = [turn_in(schedule.header, tuple(singles(lane))) for lane in schedule.lanes]
+    turns = [turn_in(schedule.header, singles(lane)) for lane in schedule.lanes]
     if None in turns:
         raise ValueError("the schedule shows no turn of a steady state")
     header = header_of(schedule.header, updates_a_turn(schedule.header))

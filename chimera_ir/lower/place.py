@@ -28,12 +28,15 @@ def placed(
         if place in before:
             lines += before[place]
         if place in received:
-            lines += [WaitRecv(transfer.message, operation.origin) for transfer in received[place]]
+            for transfer in received[place]:
+                lines.append(WaitRecv(transfer.message, operation.origin))
         if place in retired:
-            lines += [WaitSend(transfer.message, lane[transfer.produced].origin) for transfer in retired[place]]
+            for transfer in retired[place]:
+                lines.append(WaitSend(transfer.message, lane[transfer.produced].origin))
         lines.append(operation)
         if place in sent:
-            lines += [Send(transfer.message, transfer.receiver, operation.origin) for transfer in sent[place]]
+            for transfer in sent[place]:
+                lines.append(Send(transfer.message, transfer.receiver, operation.origin))
         if place in after:
             lines += after[place]
     return lines

@@ -36,7 +36,7 @@ def repeats(schedule: Schedule) -> Iterator[Diagnostic]:
 
 
 def _lane(header: Header, worker: Worker, lane: Sequence[Operation]) -> Iterator[Diagnostic]:
-    turn = turn_in(header, tuple(singles(lane)))
+    turn = turn_in(header, singles(lane))
     if turn is None:
         yield NoTurn(lane[0].origin if lane else NOWHERE, worker, header.period)
         return

@@ -106,7 +106,7 @@ class _Reader:
 
     def _turns(self, lanes: Iterable[Iterable[Token]]) -> ScheduleStream | ProgramStream:
         if self._level == "schedule":
-            return ScheduleStream(self._header, tuple(tuple(singles(self._computes(lane))) for lane in lanes))
+            return ScheduleStream(self._header, tuple(singles(self._computes(lane)) for lane in lanes))
         turns: list[Turn] = []
         for lane in lanes:
             self._rings = {}
