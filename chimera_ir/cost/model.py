@@ -1,7 +1,7 @@
 """Exact durations of operations: the interface that levels use, and by default the costs F, B, I and W of the paper."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import lcm
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from chimera_ir.cost.numbers import Unit, exact
 from chimera_ir.ir.kinds import COSTED, KEPT, PAIR
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Operation
+from chimera_ir.ir.ops import Operation, Pair
 
 COST_LETTERS = tuple(COSTED)
 """The kinds of compute operation, and pairs, in the order in which reports name them."""
@@ -48,6 +48,18 @@ class Durations(Protocol):
     @property
     def unit(self) -> Unit:
         """The unit of the durations."""
+
+
+Alike = Hashable
+"""What operations have in common that take equally long, whatever the costs."""
+
+
+def alike(operation: Operation, header: Header) -> Alike:
+    """The kind of an operation, how many micro-batches it has, its stage, and whether it recomputes."""
+    if isinstance(operation, Pair):
+        return alike(operation.forward, header), alike(operation.backward, header)
+    micros, stage = operation.micros, operation.stage
+    return operation.kind, len(micros), stage, header.recomputing and header.recomputes(micros[0], stage)
 
 
 class CostModel(Protocol):

@@ -4,7 +4,7 @@ Communication is free here, as in the paper's analysis (section 2). Time is coun
 which every duration is an integer, so that the result is exact and the arithmetic fast.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from chimera_ir.cost.critical import CriticalPath, critical_path, update_length
 from chimera_ir.cost.events import Event
-from chimera_ir.cost.model import Durations
+from chimera_ir.cost.model import Alike, Durations, alike
 from chimera_ir.cost.overlap import steady_period
 from chimera_ir.flow.fold import FoldedTurn, fold
 from chimera_ir.flow.net import Net, net_of
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Compute, Operation
+from chimera_ir.ir.ops import Operation
 
 
 class Timed(NamedTuple):
@@ -160,14 +160,11 @@ def _busy(header: Header, timed: Iterable[Timed]) -> Fraction:
 
 def ticks(header: Header, costs: Durations) -> tuple[Fraction, Callable[[Operation], int]]:
     """A length of time of which every duration is a multiple, and the durations as multiples of it."""
-    tick, recomputing = costs.tick(header), header.recomputing
-    known: dict[Hashable, int] = {}
-
-    def alike(part: Compute) -> Hashable:
-        return part.kind, len(part.micros), part.stage, recomputing and header.recomputes(part.micros[0], part.stage)
+    tick = costs.tick(header)
+    known: dict[Alike, int] = {}
 
     def duration(operation: Operation) -> int:
-        key = alike(operation) if isinstance(operation, Compute) else tuple(map(alike, operation.parts))
+        key = alike(operation, header)
         length = known.get(key)
         if length is None:
             length = known[key] = int(costs.duration(operation, header) / tick)

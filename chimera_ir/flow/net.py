@@ -13,7 +13,7 @@ from chimera_ir.flow.flow import ABSENT, flow
 from chimera_ir.flow.run import Time, ends, play
 from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Compute, Operation
+from chimera_ir.ir.ops import Compute, Operation, singles
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,8 @@ def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, in
 
 
 def _parts(numbers: range, lane: Sequence[Operation]) -> Iterator[tuple[int, Compute]]:
-    """The parts of a lane's operations, each with the number of its operation."""
-    for number, operation in zip(numbers, lane, strict=True):
-        yield from ((number, part) for part in operation.parts)
+    """The operations of a lane of a stream, which has no pairs, each with its number."""
+    return zip(numbers, singles(lane), strict=True)
 
 
 def newest(header: Header, operation: Compute) -> int:

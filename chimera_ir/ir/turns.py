@@ -12,6 +12,7 @@ need no description of their own: they are turns with some instructions left out
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 from typing import NamedTuple, assert_never
 
 from chimera_ir.ir.ids import Micro, Slot, Stage, Version, WeightGroup
@@ -77,6 +78,7 @@ class Turn:
 
 
 _TALK = (Send, Recv, WaitSend, WaitRecv)
+_READING = (Compute, Stash, Drop)
 
 
 def updates_a_turn(header: Header) -> int:
@@ -110,6 +112,16 @@ def unroll(header: Header, turn: Turn, updates: int) -> Iterator[Instruction]:
 
 def by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, Instruction]]:
     """The instructions of `unroll`, each with the number of its turn."""
+    per_turn = updates_a_turn(header)
+    for number, instruction in _by_turn(header, turn, updates):
+        micros, versions = number * header.period, number * per_turn
+        line = _shown(turn, moved(instruction, micros, versions), number)
+        of_text = instruction.origin.turn
+        yield number, replace(line, origin=line.origin._replace(turn=(micros, versions))) if of_text else line
+
+
+def _by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, Instruction]]:
+    """The instructions of `by_turn`, each as it is in the turn that is written."""
     per_turn, micro_batches = updates_a_turn(header), updates * header.per_update
     known = initial(header, turn)
     listed = [(instruction, *extent(instruction), lowest(known, instruction)) for instruction in turn.instructions]
@@ -118,14 +130,12 @@ def by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, Ins
         for instruction, first, last, of_updates, least in listed:
             offset, end = (versions, updates) if of_updates else (micros, micro_batches)
             if (first + offset > 0 or first + offset == least) and last + offset < end:
-                line = _shown(turn, moved(instruction, micros, versions), number)
-                of_text = instruction.origin.turn
-                yield number, replace(line, origin=line.origin._replace(turn=(micros, versions))) if of_text else line
+                yield number, instruction
 
 
 def lines_before(header: Header, turn: Turn, number: int, updates: int) -> int:
     """The number of instructions of a lane that belong to turns before one."""
-    return sum(other < number for other, _ in by_turn(header, turn, updates))
+    return sum(1 for _ in takewhile(lambda line: line[0] < number, _by_turn(header, turn, updates)))
 
 
 def initial(header: Header, turn: Turn) -> dict[WeightGroup, Initial]:
@@ -192,7 +202,7 @@ def later(header: Header, instruction: Instruction, turns: int) -> Instruction:
 
 def _shown(turn: Turn, instruction: Instruction, number: int) -> Instruction:
     """An instruction of a turn as it is in a lane: in the slot of that turn, of no version below 0."""
-    if isinstance(instruction, Compute | Stash | Drop) and (instruction.version or 0) < 0:
+    if isinstance(instruction, _READING) and (instruction.version or 0) < 0:
         return replace(instruction, version=Version(0))
     return in_slot(turn, instruction, number)
 

@@ -6,11 +6,12 @@ from functools import cached_property
 from math import gcd, lcm
 from typing import TYPE_CHECKING
 
+from chimera_ir.cost.model import Alike, alike
 from chimera_ir.cost.simulate import Skeleton, skeleton
 from chimera_ir.diagnostics.model import raise_errors
 from chimera_ir.elaborate.elaborate import Outline, outline
 from chimera_ir.ir.ids import Stage, WeightGroup
-from chimera_ir.ir.kinds import KINDS, Kind, Pairing
+from chimera_ir.ir.kinds import KINDS
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import Operation, singles
 from chimera_ir.ir.streams import ProgramStream, stream_of, view_of
@@ -29,11 +30,8 @@ from chimera_ir.verify.holdings import Holdings, holdings
 if TYPE_CHECKING:
     from chimera_ir.verify.verify import Checked
 
-_Signature = tuple[Kind | Pairing, int, tuple[tuple[Stage, bool], ...]]
-"""What decides how long an operation takes: kind, number of micro-batches, stages, and whether these recompute."""
-
 _Pattern = tuple[int, ...]
-"""Relative durations, one for each `_Signature`; launches of gradient sums depend on nothing else."""
+"""Relative durations, one for each `Alike`; launches of gradient sums depend on nothing else."""
 
 
 class CompiledScheme:
@@ -63,7 +61,7 @@ class CompiledScheme:
         self._scheme, self._settings, self._change = scheme, dict(settings), change
         self._max_operations, self._trusted, self._ties = max_operations, trusted, ties
         self._outlines: dict[Change, Outline] = {}
-        self._samples: dict[Change, dict[_Signature, Operation]] = {}
+        self._samples: dict[Change, dict[Alike, Operation]] = {}
         self._checked: dict[Change, Checked] = {}
         self._proven: set[tuple[Change, _Pattern]] = set()
         self._lowered: dict[tuple[Change, _Pattern], Program | ProgramStream] = {}
@@ -241,12 +239,12 @@ class CompiledScheme:
             self._launched[key] = tuple(tuple((after + 1, group) for after, group in lane) for lane in launched)
         return self._launched[key]
 
-    def _representatives(self, change: Change) -> dict[_Signature, Operation]:
-        """One operation for each signature."""
+    def _representatives(self, change: Change) -> dict[Alike, Operation]:
+        """One operation of each that take equally long."""
         if change not in self._samples:
             header = self.header(change)
             operations = (operation for lane in self.lanes for operation in lane)
-            self._samples[change] = {_signature(operation, header): operation for operation in operations}
+            self._samples[change] = {alike(operation, header): operation for operation in operations}
         return self._samples[change]
 
     def _duration(self, change: Change, pattern: _Pattern) -> Duration:
@@ -254,7 +252,7 @@ class CompiledScheme:
         if not pattern:
             return lambda _: 1
         header, durations = self.header(change), dict(zip(self._representatives(change), pattern, strict=True))
-        return lambda operation: durations[_signature(operation, header)]
+        return lambda operation: durations[alike(operation, header)]
 
     def _pattern(self, change: Change, setting: Setting) -> _Pattern:
         """The relative durations in a setting; empty where no worker has several gradient sums to launch."""
@@ -267,8 +265,3 @@ class CompiledScheme:
         whole = [time.numerator * (unit // time.denominator) for time in times]
         common = gcd(*whole)
         return tuple(ticks // common for ticks in whole)
-
-
-def _signature(operation: Operation, header: Header) -> _Signature:
-    places = tuple((part.stage, header.recomputes(part.micros[0], part.stage)) for part in operation.parts)
-    return operation.kind, operation.size, places
