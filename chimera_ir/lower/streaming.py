@@ -21,8 +21,9 @@ from collections.abc import Iterable
 
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.kinds import Kind
+from chimera_ir.ir.levels import Program, Schedule
 from chimera_ir.ir.ops import Compute, Operation
-from chimera_ir.ir.streams import ProgramStream, ScheduleStream
+from chimera_ir.ir.streams import MARGIN, ProgramStream, ScheduleStream, stream_of
 from chimera_ir.ir.turns import Turn, later, lines_before, updates_a_turn
 from chimera_ir.lower.buffers import rings
 from chimera_ir.lower.comm import AHEAD, communicate
@@ -33,27 +34,29 @@ from chimera_ir.lower.updates import update
 
 def lower_stream(stream: ScheduleStream, ahead: int, duration: Duration) -> ProgramStream:
     """The program that runs a schedule without end; see `lower.lower`."""
-    wide = _Wide(stream)
+    turn = 2 * _span(stream) + 2
+    wide = _Wide(stream, stream.view((2 * turn + 1) * updates_a_turn(stream.header)), turn)
     return wide.lowered(ahead, list(update(wide.schedule, wide.durations(duration))))
 
 
-def sketch(stream: ScheduleStream) -> ProgramStream:
+def sketch(schedule: Schedule) -> Program:
     """A program with messages only, to see how much memory they take, in less time than `lower_stream` takes.
 
-    It has no sums, steps or stashes (`updates.copies` counts these).
+    It has no sums, steps or stashes (`updates.copies` counts these), and as many turns as are under way at once.
+    ``schedule`` shows all that ever happens in a stream.
     """
-    wide = _Wide(stream)
-    return wide.lowered(AHEAD, [Insertions({}, {})] * len(stream.turns))
+    stream, shown = stream_of(schedule), schedule.header.micro_batches // schedule.header.period
+    wide = _Wide(stream, schedule, shown // 2)
+    lowered = wide.lowered(AHEAD, [Insertions({}, {})] * len(stream.turns))
+    return lowered.view((_span(stream) + MARGIN) * updates_a_turn(stream.header))
 
 
 class _Wide:
-    """A schedule of so many updates that its turn in the middle is in the steady state."""
+    """A schedule of so many updates that its turn in the middle, ``turn``, is in the steady state."""
 
-    def __init__(self, stream: ScheduleStream) -> None:
+    def __init__(self, stream: ScheduleStream, schedule: Schedule, turn: int) -> None:
         self._header = stream.header
-        self._turn = 2 * _span(stream) + 2
-        """The number of the turn in the middle."""
-        self.schedule = stream.view((2 * self._turn + 1) * updates_a_turn(stream.header))
+        self.schedule, self._turn = schedule, turn
         self._places = [self._middle(turn) for turn in stream.turns]
 
     def durations(self, duration: Duration) -> Duration:

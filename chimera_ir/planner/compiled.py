@@ -220,7 +220,7 @@ class CompiledScheme:
         """The sketch of a schedule without a flush; its lanes are the same for every change."""
         known = next((program.lanes for program, _ in self._sketches.values()), None)
         header = self.header(change)
-        return Program(header, known) if known else sketch(stream_of(self.schedule(change))).view(header.updates)
+        return Program(header, known) if known else sketch(self.schedule(change))
 
     def launched(self, change: Change, setting: Setting) -> tuple[tuple[tuple[int, WeightGroup], ...], ...]:
         """For each worker the gradient sums that it launches: after how many of its operations, and of which group."""
