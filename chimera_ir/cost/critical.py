@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from chimera_ir.flow.cycles import NO_CYCLE, critical
-from chimera_ir.flow.fold import FoldedTurn
-from chimera_ir.flow.net import Net
+from chimera_ir.flow.fold import FoldedTurn, fold
+from chimera_ir.flow.net import Net, net_of
 from chimera_ir.ir.kinds import COSTED, KEPT, Kind, Pairing
-from chimera_ir.ir.levels import Header
+from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Operation
 from chimera_ir.ir.turns import updates_a_turn
 
@@ -28,39 +28,68 @@ class CriticalPath:
     counts: Mapping[str, Fraction]
 
 
-def critical_path(
-    header: Header, net: Net, durations: Sequence[int], turn: FoldedTurn | None
-) -> tuple[CriticalPath, list[int]]:
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """The part of a timeline that depends on neither costs nor recomputation.
+
+    ``turn`` is the folded turn of an asynchronous schedule. Of two paths that take as long, the critical one is the one
+    with the larger sum of what its operations have in ``preferred``, which is by operation or by node of the turn.
+    """
+
+    net: Net
+    turn: FoldedTurn | None
+    preferred: Sequence[int]
+
+
+def skeleton(schedule: Schedule, net: Net | None = None) -> Skeleton:
+    """The skeleton of a verified schedule, which is the same for all costs; ``net`` is given if it is known.
+
+    Raises
+    ------
+    ValueError
+        If the schedule closes a cycle: it was not verified.
+    """
+    header, net = schedule.header, net or net_of(schedule)
+    if len(net.order) < len(net.operations):
+        raise ValueError("the schedule closes a cycle; only a verified schedule has a timeline")
+    turn = fold(net, header) if header.asynchronous else None
+    operations = net.operations if turn is None else [net.operations[number] for number in turn.numbers]
+    return Skeleton(net, turn, _preferred(operations))
+
+
+def critical_path(header: Header, bones: Skeleton, durations: Sequence[int]) -> tuple[CriticalPath, list[int]]:
     """A critical path with the most backward passes, and the end of each operation in the earliest run.
 
     Of several with as many, it is one with the most pairs, and then the most input gradients. Without split backwards
     and pairs the number of backward passes fixes the number of forward passes, because durations are positive.
-    ``turn`` is the folded turn of an asynchronous schedule.
 
     Raises
     ------
     ValueError
         If an asynchronous schedule shows no turn of its steady state: it was not verified.
     """
+    net = bones.net
     if not net.operations:
         return _counted(header, net, (), Fraction(0), 1), []
-    if turn is not None:
-        return _cycle(header, net, durations, turn), net.ends(durations)
-    return _path(header, net, durations)
+    if bones.turn is not None:
+        return _cycle(header, net, durations, bones.turn, bones.preferred), net.ends(durations)
+    return _path(header, net, durations, bones.preferred)
 
 
-def update_length(header: Header, net: Net, durations: Sequence[int], turn: FoldedTurn | None) -> Fraction:
+def update_length(header: Header, bones: Skeleton, durations: Sequence[int]) -> Fraction:
     """The length of `critical_path` in linear time, without building the path."""
+    turn = bones.turn
     if turn is None:
-        return Fraction(max(net.ends(durations), default=0))
+        return Fraction(max(bones.net.ends(durations), default=0))
     return critical(turn.waits, [durations[number] for number in turn.numbers]).cycle.ratio / updates_a_turn(header)
 
 
-def _path(header: Header, net: Net, durations: Sequence[int]) -> tuple[CriticalPath, list[int]]:
+def _path(
+    header: Header, net: Net, durations: Sequence[int], preferred: Sequence[int]
+) -> tuple[CriticalPath, list[int]]:
     """A critical path, found with lengths that add up time first and what is preferred second in a single number."""
-    backwards = _preferred(net.operations)
-    unit = 1 + sum(backwards)
-    lengths = [duration * unit + more for duration, more in zip(durations, backwards, strict=True)]
+    unit = 1 + sum(preferred)
+    lengths = [duration * unit + more for duration, more in zip(durations, preferred, strict=True)]
     ends = net.ends(lengths)
     number = max(range(len(ends)), key=ends.__getitem__)
     path = [number]
@@ -71,11 +100,13 @@ def _path(header: Header, net: Net, durations: Sequence[int]) -> tuple[CriticalP
     return _counted(header, net, reversed(path), Fraction(max(times)), 1), times
 
 
-def _cycle(header: Header, net: Net, durations: Sequence[int], turn: FoldedTurn) -> CriticalPath:
+def _cycle(
+    header: Header, net: Net, durations: Sequence[int], turn: FoldedTurn, preferred: Sequence[int]
+) -> CriticalPath:
     longest = critical(turn.waits, [durations[number] for number in turn.numbers])
     if longest.cycle == NO_CYCLE:
         raise ValueError("the schedule is too short to show a steady state; only a verified schedule has one")
-    most = critical(longest.tight, _preferred([net.operations[number] for number in turn.numbers])).cycle
+    most = critical(longest.tight, preferred).cycle
     cycle = longest.cycle if most == NO_CYCLE else most
     path = [turn.numbers[node] for node in cycle.nodes]
     updates = updates_a_turn(header)

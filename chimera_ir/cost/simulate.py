@@ -10,12 +10,11 @@ from fractions import Fraction
 from itertools import islice
 from typing import NamedTuple
 
-from chimera_ir.cost.critical import CriticalPath, critical_path, update_length
+from chimera_ir.cost.critical import CriticalPath, Skeleton, critical_path, skeleton, update_length
 from chimera_ir.cost.events import Event
 from chimera_ir.cost.model import Alike, Durations, alike
 from chimera_ir.cost.overlap import steady_period
-from chimera_ir.flow.fold import FoldedTurn, fold
-from chimera_ir.flow.net import Net, net_of
+from chimera_ir.flow.net import Net
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Operation
 
@@ -71,17 +70,6 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Skeleton:
-    """The part of a timeline that depends on neither costs nor recomputation.
-
-    ``turn`` is the folded turn of an asynchronous schedule.
-    """
-
-    net: Net
-    turn: FoldedTurn | None
-
-
-@dataclass(frozen=True, slots=True)
 class Run:
     """The durations and ends of a schedule's operations, by their numbers in its skeleton, all times in ticks.
 
@@ -95,20 +83,6 @@ class Run:
     critical_path: CriticalPath
 
 
-def skeleton(schedule: Schedule, net: Net | None = None) -> Skeleton:
-    """The skeleton of a verified schedule, which is the same for all costs; ``net`` is given if it is known.
-
-    Raises
-    ------
-    ValueError
-        If the schedule closes a cycle: it was not verified.
-    """
-    header, net = schedule.header, net or net_of(schedule)
-    if len(net.order) < len(net.operations):
-        raise ValueError("the schedule closes a cycle; only a verified schedule has a timeline")
-    return Skeleton(net, fold(net, header) if header.asynchronous else None)
-
-
 def earliest(header: Header, bones: Skeleton, costs: Durations) -> Run:
     """The earliest run, in time linear in the number of operations.
 
@@ -116,7 +90,7 @@ def earliest(header: Header, bones: Skeleton, costs: Durations) -> Run:
     """
     tick, duration = ticks(header, costs)
     durations = [duration(operation) for operation in bones.net.operations]
-    path, ends = critical_path(header, bones.net, durations, bones.turn)
+    path, ends = critical_path(header, bones, durations)
     return Run(tick, durations, ends, max(ends, default=0), path)
 
 
@@ -138,7 +112,7 @@ def simulate(schedule: Schedule, costs: Durations, net: Net | None = None) -> Ti
         span=run.span,
         lanes=tuple(tuple(islice(remaining, len(lane))) for lane in schedule.lanes),
         critical_path=path,
-        clock_span=update_length(header, bones.net, [1] * len(operations), bones.turn),
+        clock_span=update_length(header, bones, [1] * len(operations)),
         busy=_busy(header, timed) if timed else Fraction(0),
         steady_period=path.length if header.asynchronous else steady_period(header, bones.net, run.durations, path),
     )

@@ -225,9 +225,14 @@ def moved(instruction: Instruction, micros: int, updates: int = 0) -> Instructio
     """An instruction with its micro-batches and updates moved by so many, in the same slot."""
     match instruction:
         case Compute():
-            return _computed_later(instruction, micros, updates)
+            read = None if instruction.version is None else Version(instruction.version + updates)
+            numbers = _later(instruction.micros, micros)
+            return Compute(instruction.kind, numbers, instruction.stage, instruction.origin, read)
         case Pair(forward, backward, origin):
-            return Pair(_computed_later(forward, micros, updates), _computed_later(backward, micros, updates), origin)
+            first, second = moved(forward, micros, updates), moved(backward, micros, updates)
+            assert isinstance(first, Compute)
+            assert isinstance(second, Compute)
+            return Pair(first, second, origin)
         case Send(message, to, origin):
             return Send(_of_later(message, micros), to, origin)
         case Recv(message, source, slot, origin):
@@ -240,11 +245,6 @@ def moved(instruction: Instruction, micros: int, updates: int = 0) -> Instructio
             return type(instruction)(group, Version(version + updates), origin)
         case _:
             assert_never(instruction)
-
-
-def _computed_later(operation: Compute, micros: int, updates: int) -> Compute:
-    read = None if operation.version is None else Version(operation.version + updates)
-    return Compute(operation.kind, _later(operation.micros, micros), operation.stage, operation.origin, read)
 
 
 def _of_later(message: Message, by: int) -> Message:

@@ -3,11 +3,12 @@
 from collections import defaultdict
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from math import gcd, lcm
 from typing import TYPE_CHECKING
 
+from chimera_ir.cost.critical import Skeleton, skeleton
 from chimera_ir.cost.model import Alike, alike
-from chimera_ir.cost.simulate import Skeleton, skeleton
 from chimera_ir.diagnostics.model import raise_errors
 from chimera_ir.elaborate.elaborate import Outline, outline
 from chimera_ir.ir.ids import Stage, WeightGroup
@@ -61,6 +62,7 @@ class CompiledScheme:
         self._scheme, self._settings, self._change = scheme, dict(settings), change
         self._max_operations, self._trusted, self._ties = max_operations, trusted, ties
         self._outlines: dict[Change, Outline] = {}
+        self._alike: dict[Change, list[Alike]] = {}
         self._samples: dict[Change, dict[Alike, Operation]] = {}
         self._checked: dict[Change, Checked] = {}
         self._proven: set[tuple[Change, _Pattern]] = set()
@@ -156,10 +158,13 @@ class CompiledScheme:
 
     @cached_property
     def splits(self) -> bool:
-        """Whether any backward is split."""
-        return any(
-            operation.kind.keeps and not operation.kind.opens for lane in self.lanes for operation in singles(lane)
-        )
+        """Whether any backward is split; the lanes are asked only if a line of the scheme says one."""
+        halves = {kind for kind in KINDS.values() if kind.keeps and not kind.opens}
+        lines = chain.from_iterable(shape.operations for shape in self._outline(self._change).shapes)
+        written = {KINDS[subject.letter.value] for line in lines for subject in line.subjects}
+        if halves.isdisjoint(written):
+            return False
+        return any(operation.kind in halves for lane in self.lanes for operation in singles(lane))
 
     @cached_property
     def streams_in_order(self) -> bool:
@@ -229,7 +234,7 @@ class CompiledScheme:
         key = change, self._pattern(change, setting)
         if key not in self._launched:
             net = self.skeleton.net
-            durations = list(map(self._duration(*key), net.operations))
+            durations = self._durations(*key)
             ends = net.ends(durations)
             launched = launches(
                 self.schedule(change),
@@ -242,17 +247,31 @@ class CompiledScheme:
     def _representatives(self, change: Change) -> dict[Alike, Operation]:
         """One operation of each that take equally long."""
         if change not in self._samples:
-            header = self.header(change)
-            operations = (operation for lane in self.lanes for operation in lane)
-            self._samples[change] = {alike(operation, header): operation for operation in operations}
+            operations = chain.from_iterable(self.lanes)
+            self._samples[change] = dict(zip(self._all_alike(change), operations, strict=True))
         return self._samples[change]
+
+    def _all_alike(self, change: Change) -> list[Alike]:
+        """Of each operation, lane by lane, what those have in common that take equally long."""
+        if change not in self._alike:
+            header = self.header(change)
+            self._alike[change] = [alike(operation, header) for operation in chain.from_iterable(self.lanes)]
+        return self._alike[change]
 
     def _duration(self, change: Change, pattern: _Pattern) -> Duration:
         """The duration of an operation, as a function, by a pattern."""
         if not pattern:
             return lambda _: 1
-        header, durations = self.header(change), dict(zip(self._representatives(change), pattern, strict=True))
-        return lambda operation: durations[alike(operation, header)]
+        header, known = self.header(change), self._patterned(change, pattern)
+        return lambda operation: known[alike(operation, header)]
+
+    def _durations(self, change: Change, pattern: _Pattern) -> list[int]:
+        """The durations of all operations, lane by lane, by a pattern."""
+        keys = self._all_alike(change)
+        return list(map(self._patterned(change, pattern).__getitem__, keys)) if pattern else [1] * len(keys)
+
+    def _patterned(self, change: Change, pattern: _Pattern) -> dict[Alike, int]:
+        return dict(zip(self._representatives(change), pattern, strict=True))
 
     def _pattern(self, change: Change, setting: Setting) -> _Pattern:
         """The relative durations in a setting; empty where no worker has several gradient sums to launch."""

@@ -15,9 +15,10 @@ from fractions import Fraction
 from itertools import accumulate
 from math import lcm
 
+from chimera_ir.cost.critical import Skeleton, skeleton
 from chimera_ir.cost.launches import launch_places
 from chimera_ir.cost.model import Costs
-from chimera_ir.cost.simulate import Run, Skeleton, earliest, skeleton
+from chimera_ir.cost.simulate import Run, earliest
 from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.kinds import PAIR
 from chimera_ir.ir.levels import Header, Program, Schedule

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera_ir.cost.critical import update_length
+from chimera_ir.cost.critical import skeleton, update_length
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import Timeline, simulate
 from chimera_ir.flow import cycles
 from chimera_ir.flow.cycles import Waits, critical
-from chimera_ir.flow.fold import fold
 from chimera_ir.flow.net import net_of
 from chimera_ir.ir.ids import Micro, Stage, Version, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
@@ -48,9 +47,8 @@ def uneven(lag: int, updates: int = 10) -> Schedule:
 
 
 def unit_length(schedule: Schedule) -> Fraction:
-    net = net_of(schedule)
-    turn = fold(net, schedule.header)
-    return update_length(schedule.header, net, [1] * len(net.operations), turn)
+    bones = skeleton(schedule)
+    return update_length(schedule.header, bones, [1] * len(bones.net.operations))
 
 
 @pytest.mark.parametrize("D", [1, 2, 3, 4, 8, 16])
