@@ -58,8 +58,9 @@ def alike(operation: Operation, header: Header) -> Alike:
     """The kind of an operation, how many micro-batches it has, its stage, and whether it recomputes."""
     if isinstance(operation, Pair):
         return alike(operation.forward, header), alike(operation.backward, header)
-    micros, stage = operation.micros, operation.stage
-    return operation.kind, len(micros), stage, header.recomputing and header.recomputes(micros[0], stage)
+    if header.recomputing and header.recomputes(operation.micros[0], operation.stage):
+        return operation.kind, len(operation.micros), operation.stage, True
+    return operation.kind, len(operation.micros), operation.stage
 
 
 class CostModel(Protocol):

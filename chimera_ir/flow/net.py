@@ -70,7 +70,7 @@ def _waits(schedule: Schedule, lanes: Sequence[range], reads: Reads) -> list[tup
         for number in lane:
             read = reads[number]
             before.append(read if number == lane.start or number - 1 in read else (*read, number - 1))
-    if any(ABSENT in makers for makers in reads):
+    if ABSENT in chain.from_iterable(reads):
         raise KeyError("an operation is missing; only a verified schedule has a net")
     for earlier, later in _steps(schedule, lanes):
         if earlier not in before[later]:
