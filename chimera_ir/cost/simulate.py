@@ -127,7 +127,7 @@ def _busy(header: Header, timed: Iterable[Timed]) -> Fraction:
     """The average time per update in which a worker works; of an asynchronous schedule only whole turns count."""
     counted = header.micro_batches - header.micro_batches % (header.period or 1)
     if header.asynchronous:
-        timed = [one for one in timed if one.operation.parts[0].micros[0] < counted]
+        timed = [interval for interval in timed if interval.operation.parts[0].micros[0] < counted]
     busy = sum(end - start for _, start, end in timed)
     return Fraction(busy * header.per_update, counted * header.workers)
 
