@@ -139,8 +139,8 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def waiter(backend: str, timeout: float) -> Callable[[Pending], object]:
-    """How a posted operation is waited for: with a time-out on gloo; on NCCL its own watchdog keeps the time."""
-    if backend == "nccl":
+    """How a posted operation is waited for: with a time-out on gloo; other backends keep the time themselves."""
+    if backend != "gloo":
         return lambda work: work.wait()
     limit = timedelta(seconds=timeout)
     return lambda work: work.wait(limit)

@@ -169,7 +169,8 @@ def begin(
 
 def join_all(job: Job, place: Place, store: Store, device: torch.device, timeout: float) -> World:
     """Sets up communicators over all ranks of a process group that `begin` made."""
-    return _connect(job, place, tuple(place.ranks), store, device, timeout, dist.group.WORLD)
+    backend = _backend(dist.group.WORLD, device)
+    return _connect(job, place, tuple(place.ranks), store, device, timeout, backend, dist.group.WORLD)
 
 
 def join(job: Job, store: Store, rank: int, size: int, layout: str, backend: str, timeout: float) -> World:
@@ -202,7 +203,7 @@ def join_group(
     place = _place(job, members.index(dist.get_rank()), len(members), layout)
     store = PrefixStore(f"chimera/{next(_number)}/{members[0]}", registry._get_default_store())
     _agree_on_program(job, place, store, timeout)
-    return _connect(job, place, members, store, used, timeout, None)
+    return _connect(job, place, members, store, used, timeout, _backend(group, used), None)
 
 
 _number = count()
@@ -237,10 +238,10 @@ def _connect(
     store: Store,
     device: torch.device,
     timeout: float,
+    backend: str,
     chat: dist.ProcessGroup | None,
 ) -> World:
     """The world; ``chat`` is a group of gloo over all members, if there is one that nobody else uses."""
-    backend = "gloo" if device.type == "cpu" else "nccl"
     groups = _Groups(place, members)
     world = World(
         job=job,
@@ -255,9 +256,17 @@ def _connect(
         sums=_sums(job, place, backend, groups),
         channels=_channels(job, place, backend, groups),
     )
-    if backend == "nccl":
+    if backend != "gloo":
         _warm_up(world)
     return world
+
+
+def _backend(group: dist.ProcessGroup | None, device: torch.device) -> str:
+    """The backend of messages and sums: that of the group, if somebody registered it; else torch's for the device."""
+    name = str(dist.get_backend(group))
+    if name.upper() in dist.Backend._plugins:
+        return name
+    return "gloo" if device.type == "cpu" else "nccl"
 
 
 class _Groups:
@@ -295,10 +304,10 @@ class _Groups:
 
 
 def _warm_up(world: World) -> None:
-    """Uses every NCCL communicator once, in one order on all ranks.
+    """Uses every communicator once, in one order on all ranks.
 
-    The first operation of a communicator sets it up and blocks the host until its peers are there; in the loop, where
-    posting must not block, that could close a cycle.
+    On NCCL the first operation of a communicator sets it up and blocks the host until its peers are there; in the loop,
+    where posting must not block, that could close a cycle.
     """
     me, token = world.place, torch.zeros(1, device=world.device)
     for source, target in world.job.links:
@@ -307,20 +316,26 @@ def _warm_up(world: World) -> None:
             dist.send(token, world.members[me.rank_of(me.copy, target)], group=channel)
         if me.worker == target:
             dist.recv(token, world.members[me.rank_of(me.copy, source)], group=channel)
-        torch.cuda.synchronize(world.device)
+        _synchronise(world.device)
     for _, (group, _) in sorted(world.sums.items(), key=itemgetter(0)):
         if group is not None:
             dist.all_reduce(token, group=group)
-            torch.cuda.synchronize(world.device)
+            _synchronise(world.device)
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _device(backend: str) -> torch.device:
-    if backend == "gloo":
+    if "cpu" in dist.Backend.backend_capability.get(backend, ["cpu"]):
         return torch.device("cpu")
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if local >= torch.cuda.device_count():
         raise Misuse(
-            f"--backend nccl needs one GPU per rank; this machine has {torch.cuda.device_count()}: use --backend gloo"
+            f"--backend {backend} needs one GPU per rank; this machine has {torch.cuda.device_count()}: use --backend "
+            "gloo"
         )
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
@@ -345,7 +360,7 @@ def _ranks(job: Job, place: Place, stages: Group) -> list[int]:
 
 
 def _channels(job: Job, place: Place, backend: str, groups: _Groups) -> dict[tuple[int, int], dist.ProcessGroup]:
-    """One communicator per directed pair of workers on NCCL, which matches messages by order; gloo matches by tag."""
+    """One communicator per directed pair of workers, where messages match by order as on NCCL; gloo matches by tag."""
     if backend == "gloo":
         return {}
     mine: dict[tuple[int, int], dist.ProcessGroup] = {}

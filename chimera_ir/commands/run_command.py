@@ -89,7 +89,8 @@ _TRAINING = (
         metavar="SECONDS",
         help="How long any wait may take [default: 60].",
     ),
-    click.option("--backend", type=click.Choice(["gloo", "nccl"]), help="gloo: CPU; nccl: one GPU per rank."),
+    click.option("--backend", metavar="NAME", help="gloo: CPU; nccl: one GPU per rank; or another one."),
+    click.option("--backend-module", type=click.Path(), metavar="FILE", help="A file that registers the backend."),
     click.option("--layout", type=click.Choice(["pipeline", "replica"]), help="Which ranks are neighbours."),
 )
 """The options of train.py, by their names there; what is not given is left to it."""

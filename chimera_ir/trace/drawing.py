@@ -1,13 +1,13 @@
 """Picture of one update, worker by worker: predicted above measured, on one scale of time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
 
-from chimera_ir.ir.ops import Compute, Pair
-from chimera_ir.picture.legend import chunks_shown
-from chimera_ir.picture.looks import Looks, rows_of
+from chimera_ir.ir.ops import Compute, Operation, Pair
+from chimera_ir.picture.legend import chunks_shown, kinds_of, pairs_of
+from chimera_ir.picture.looks import ColourGroup, Looks, Shade, rows_of
 from chimera_ir.picture.svg import LEGIBLE, written
 from chimera_ir.picture.words import INK, PAPER, STEP, ink, label, step, strands
 from chimera_ir.trace.compare import Comparison, Side
@@ -114,7 +114,9 @@ def sheet(comparison: Comparison) -> Sheet:
     pitch = 2 * row + 14
     bottom = _TOP + workers * pitch - 11
     looks = Looks(header)
-    *entries, bubble = _legend(looks, bottom + 44)
+    spans = chain.from_iterable(comparison.predicted.lanes)
+    operations = [span.operation for span in spans if isinstance(span.operation, Compute | Pair)]
+    *entries, bubble = _legend(looks, operations, bottom + 44)
     sides = (("predicted", comparison.predicted), ("measured", comparison.measured))
     return Sheet(
         width=_LEFT + WIDTH + 40,
@@ -230,19 +232,25 @@ def _ticks(span: int, pixel: float, bottom: int) -> Iterator[Caption]:
         time += distance
 
 
-def _legend(looks: Looks, y: int) -> Iterator[Caption]:
-    """Entries for forwards and backwards of each strand and chunk, for other activities, and for idle time."""
+def _legend(looks: Looks, operations: Sequence[Operation], y: int) -> Iterator[Caption]:
+    """Entries for each kind of operation of each strand and chunk, for pairs, other activities, and idle time."""
     compute = [
-        (fill, " ".join((what, looks.letter(chunk))).rstrip() + f", {strand.name}")
+        (
+            looks.fill(ColourGroup(number, chunk, Shade.of(kind))),
+            " ".join((kind.noun, looks.letter(chunk))).rstrip() + f", {strand.name}",
+        )
         for number, strand in enumerate(strands(looks.header))
         if strand.micros
         for chunk in chunks_shown(looks)
-        for hue in [looks.hues[number, chunk]]
-        for fill, what in ((hue.light, "forward"), (hue.dark, "backward"))
+        for kind in kinds_of(operations)
     ]
+    others = [(fill, name) for fill, name in FILLS.values() if name]
     x = _LEFT
-    for fill, text in chain(
-        compute, ((fill, name) for fill, name in FILLS.values() if name), [("", "idle, or between operations")]
+    for fill, text in (
+        *compute,
+        *(("", name) for name in pairs_of(operations)),
+        *others,
+        ("", "idle, or between operations"),
     ):
         length = 34 + 7 * len(text)
         if x > _LEFT and x + length > _LEFT + WIDTH:

@@ -145,6 +145,6 @@ def _packages() -> Iterator[tuple[str, str]]:
 def _device(backend: str) -> str:
     """The GPU of this rank or, where none is used, the processor."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
-    if backend == "nccl" and local < torch.cuda.device_count():
+    if backend != "gloo" and local < torch.cuda.device_count():
         return f"{torch.cuda.device_count()} GPUs, {torch.cuda.get_device_name(local)}"
     return f"{os.cpu_count()} processors, {platform.machine()}"

@@ -15,6 +15,7 @@ from chimera_runtime.exhaustion import memory_state
 from chimera_runtime.model import load as load_model
 from chimera_runtime.program import Compiled
 from chimera_runtime.program import load as load_program
+from chimera_runtime.tools.backends import register
 from chimera_runtime.tools.bundle import Bundle
 from chimera_runtime.tools.compare import CheckFailed
 from chimera_runtime.tools.faults import Faults, leave
@@ -91,6 +92,8 @@ def _run(
 ) -> None:
     """Joins the ranks, runs ``train`` and parts from them: together, or one would close what another reads from."""
     job = compiled.job
+    if options.backend_module is not None:
+        register(options.backend, options.backend_module)
     place, device = begin(job, store, rank, size, options.layout, options.backend, options.timeout)
     facts = compiled.ranks[place.worker]
     offered = {"num_stages": job.stages, "steps": options.steps, "seed": options.seed, "args": options.args}

@@ -1,0 +1,169 @@
+"""The whole matrix under the backend that keeps NCCL's rules; `test_strict` has a sample of it.
+
+    .venv/bin/python -m tests.e2e.strict_matrix [--random 300] [--mutants 60] [--seed 0]
+
+Each program runs with ``--check-only``: it trains some updates as one process does. Every rank delays each of its
+operations at random; a device has 8 hardware queues, and room for one collective. Mutants are scripts of chimera with
+one line changed; they run with gloo as well.
+"""
+
+import argparse
+import random
+import re
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from chimera_ir import library
+from chimera_ir.errors import TextError
+from chimera_ir.ir.text.printer import show
+from chimera_ir.lower.order import order
+from tests.e2e.ranks import Job, Outcome, compiled, run_all
+from tests.e2e.test_strict import STRICT, lines_of
+from tests.property.programs import random_plan
+
+RULES = {"STRICT_DELAY": "0.003", "STRICT_QUEUES": "8", "STRICT_ALONE": "1"}
+SIZES = ((2, 4), (4, 4), (4, 6), (4, 8), (4, 12))
+"""Workers and micro-batches."""
+TOGETHER = 40
+"""Jobs under one torchrun."""
+
+
+def library_jobs(folder: Path, seed: int) -> Iterator[tuple[int, Job]]:
+    """The schemes of the library, at each size that they take, with their numbers of ranks."""
+    for scheme in library.names():
+        names = library.parameters(scheme)
+        for workers, micro_batches in SIZES if "N" in names else SIZES[:2]:
+            settings = {"P" if "P" in names else "D": workers} | ({"N": micro_batches} if "N" in names else {})
+            try:
+                directory = compiled(folder / f"{workers}-{micro_batches}", scheme, **settings)
+            except (AssertionError, TextError):
+                continue  # a size that the scheme refuses
+            yield workers, job(f"{scheme} {workers} {micro_batches}", directory, seed)
+
+
+def random_jobs(folder: Path, count: int, seed: int) -> Iterator[tuple[int, Job]]:
+    """Random schedules without trouble, on two to four workers."""
+    made = 0
+    for number in range(seed, seed + 10 * count):
+        plan = random_plan(number, 0.0)
+        if plan.header.workers > 1 and made < count:
+            made += 1
+            file = folder / f"random{number}.sir"
+            file.write_text(show(order(plan)))
+            yield plan.header.workers, job(f"random {number}", compiled(folder, str(file)), seed)
+
+
+def job(name: str, directory: Path, seed: int) -> Job:
+    """A program under the strict rules."""
+    environment = RULES | {"STRICT_SEED": str(seed), "STRICT_PATIENCE": "20"}
+    return Job(name, directory, STRICT, environment=environment)
+
+
+POSTS = r"    (in_\w+\.irecv|out_\w+\.isend|stage\d\.all_reduce)\("
+
+
+def swapped(lines: list[str], rng: random.Random) -> list[str]:
+    """Two posts, neighbours among the posts, change places."""
+    places = [place for place, line in enumerate(lines) if re.match(POSTS, line)]
+    number = rng.randrange(len(places) - 1)
+    first, second = places[number], places[number + 1]
+    lines[first], lines[second] = lines[second], lines[first]
+    return lines
+
+
+def dropped(lines: list[str], rng: random.Random) -> list[str]:
+    """One post is not made."""
+    place = rng.choice([place for place, line in enumerate(lines) if re.match(POSTS, line)])
+    return [*lines[:place], *lines[place + 1 :]]
+
+
+def redirected(lines: list[str], rng: random.Random) -> list[str]:
+    """The messages of one link go to another worker, or come from it."""
+    place = rng.choice([place for place, line in enumerate(lines) if "worker=" in line])
+    right = re.search(r"worker=(\d)", lines[place])
+    assert right is not None
+    wrong = rng.choice([worker for worker in range(4) if worker != int(right[1])])
+    lines[place] = lines[place].replace(right[0], f"worker={wrong}")
+    return lines
+
+
+def crossed(lines: list[str], rng: random.Random) -> list[str]:
+    """Two sums are launched in the other order."""
+    places = [place for place, line in enumerate(lines) if re.match(r"    stage\d\.all_reduce\(", line)]
+    first, second = sorted(rng.sample(places, 2))
+    lines[first], lines[second] = lines[second], lines[first]
+    return lines
+
+
+CHANGES = (swapped, dropped, redirected, crossed)
+
+
+def mutant_jobs(folder: Path, count: int, seed: int) -> Iterator[tuple[str, Job, Job]]:
+    """Changed scripts: what was changed, with gloo, and under the strict rules."""
+    rng = random.Random(seed)
+    for number in range(count):
+        change = CHANGES[number % len(CHANGES)]
+        directory = compiled(folder / f"mutant{number}", "chimera", D=4, N=8)
+        script = directory / f"rank_{rng.randrange(4)}.py"
+        script.write_text(lines_of(script.read_text(), partial(change, rng=rng)))
+        environment = RULES | {"STRICT_PATIENCE": "4"}
+        arguments = ("--check-only", "--timeout", "4")
+        yield (
+            change.__name__,
+            Job(f"gloo {number}", directory, arguments),
+            Job(f"strict {number}", directory, (*STRICT, "--timeout", "8"), environment=environment),
+        )
+
+
+def outcomes(folder: Path, jobs: Sequence[tuple[int, Job]]) -> dict[str, Outcome]:
+    """What became of all jobs, which run in portions."""
+    by_ranks: dict[int, list[Job]] = defaultdict(list)
+    for ranks, one in jobs:
+        by_ranks[ranks].append(one)
+    found: dict[str, Outcome] = {}
+    for ranks, all_ in by_ranks.items():
+        for first in range(0, len(all_), TOGETHER):
+            found |= run_all(folder, ranks, all_[first : first + TOGETHER])
+            print(f"{len(found)}/{len(jobs)}", flush=True)
+    return found
+
+
+def passed(outcome: Outcome) -> bool:
+    """Whether all ranks ended well."""
+    return set(outcome.statuses) == {"0"}
+
+
+def main() -> None:
+    """Runs all, and prints what failed."""
+    parser = argparse.ArgumentParser(description="Programs under a backend that keeps NCCL's rules.")
+    parser.add_argument("--random", type=int, default=300, metavar="COUNT", help="random schedules [default: 300]")
+    parser.add_argument("--mutants", type=int, default=60, metavar="COUNT", help="changed scripts [default: 60]")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        jobs = [*library_jobs(folder, options.seed), *random_jobs(folder, options.random, options.seed)]
+        results = outcomes(folder, jobs)
+        for name, outcome in results.items():
+            if not passed(outcome):
+                print(f"{name}: failed\n{outcome.said[0][-2000:]}")
+        print(f"{sum(map(passed, results.values()))} of {len(results)} programs trained as one process does")
+        mutants = list(mutant_jobs(folder, options.mutants, options.seed))
+        results = outcomes(folder, [(4, one) for _, *both in mutants for one in both])
+        counts: Counter[tuple[str, bool, bool]] = Counter(
+            (change, passed(results[gloo.name]), passed(results[strict.name])) for change, gloo, strict in mutants
+        )
+        for (change, by_gloo, by_rules), count in sorted(counts.items()):
+            print(f"{change}: {count} with gloo {said(by_gloo)}, under the rules {said(by_rules)}")
+
+
+def said(well: bool) -> str:
+    """In a word."""
+    return "passed" if well else "failed"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Programs under a backend that keeps NCCL's rules: the library trains, and what would hang or mix up on GPUs fails.
+
+The whole library at several sizes, and programs that were changed at random: `strict_matrix`.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from chimera_ir import library
+from tests.e2e.ranks import HERE, Job, Outcome, compiled, run_all
+
+pytestmark = pytest.mark.e2e
+
+STRICT = ("--check-only", "--backend", "strict", "--backend-module", str(HERE / "strict.py"))
+SAMPLE = ("chimera", "chimera_halving", "dualpipe_v", "gems", "interleaved", "pipedream_2bw", "zb_h2", "zb_v")
+
+
+def settings(scheme: str) -> dict[str, int]:
+    """Four workers, and eight micro-batches where the scheme says how many."""
+    names = library.parameters(scheme)
+    return {"P" if "P" in names else "D": 4} | ({"N": 8} if "N" in names else {})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    folder = tmp_path_factory.mktemp("strict")
+    environment = {"STRICT_DELAY": "0.003", "STRICT_SEED": "1", "STRICT_QUEUES": "8", "STRICT_ALONE": "1"}
+    jobs = [
+        Job(scheme, compiled(folder, scheme, **settings(scheme)), STRICT, environment=environment) for scheme in SAMPLE
+    ]
+    return run_all(folder, 4, jobs)
+
+
+@pytest.mark.parametrize("scheme", SAMPLE)
+def test_a_library_scheme_trains_by_the_rules_of_nccl(trained: dict[str, Outcome], scheme: str) -> None:
+    trained[scheme].assert_passed()
+    assert "check: passed" in trained[scheme].said[0]
+
+
+def lines_of(text: str, change: Callable[[list[str]], list[str]]) -> str:
+    """A script with other lines in its update."""
+    head, mark, rest = text.partition("def update(lane: Lane) -> None:\n")
+    body, end, tail = rest.partition("\n\n\ndef evaluate")
+    return head + mark + "\n".join(change(body.split("\n"))) + end + tail
+
+
+def sends_first(lines: list[str]) -> list[str]:
+    """Waits for each send as soon as it is posted, and posts each receive when it is needed."""
+    receives = {(match[1], match[2]): line for line in lines if (match := re.match(RECEIVE, line))}
+    changed: list[str] = []
+    for line in lines:
+        if re.match(r"    out_\w+\.wait\(", line) or re.match(RECEIVE, line):
+            continue
+        if wanted := re.match(r"    (in_\w+)\.wait\((\w+)\)", line):
+            changed.append(receives[wanted[1], wanted[2]])
+        changed.append(line)
+        if sent := re.match(r"    (out_\w+)\.isend\((\w+),", line):
+            changed.append(f"    {sent[1]}.wait({sent[2]})")
+    return changed
+
+
+def second_first(pattern: str) -> Callable[[list[str]], list[str]]:
+    """Moves the second line that matches before the first one."""
+
+    def change(lines: list[str]) -> list[str]:
+        first, second, *_ = (place for place, line in enumerate(lines) if re.match(pattern, line))
+        return [*lines[:first], lines[second], *lines[first:second], *lines[second + 1 :]]
+
+    return change
+
+
+RECEIVE = r"    (in_\w+)\.irecv\((\w+),"
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A mistake that gloo forgives, in a file of a compiled scheme, and what the strict backend says of it."""
+
+    scheme: str
+    file: str
+    change: Callable[[str], str]
+    said: str
+
+    def inflict(self, directory: Path) -> None:
+        for script in directory.glob(self.file):
+            text = script.read_text()
+            changed = self.change(text)
+            assert changed != text, f"{script} has changed"
+            script.write_text(changed)
+
+
+BUGS = {
+    "both ends send first and wait for it": Bug(
+        "chimera",
+        "rank_*.py",
+        lambda text: lines_of(text, sends_first),
+        r"hangs; at the heads of the streams: .*send",
+    ),
+    "messages are received in another order than they are sent": Bug(
+        "chimera",
+        "rank_1.py",
+        lambda text: lines_of(text, second_first(r"    in_s0_s1\.irecv\(")),
+        r"message \d+ of \d+ numbers meets operation \d+",
+    ),
+    "a sum is launched in another order than by its other rank": Bug(
+        "chimera",
+        "rank_1.py",
+        lambda text: lines_of(text, second_first(r"    stage\d\.all_reduce\(")),
+        "hangs; .*all_reduce",
+    ),
+    "the first message of a communicator makes it": Bug(
+        "chimera",
+        "chimera_runtime/world.py",
+        lambda text: text.replace('    if backend != "gloo":\n        _warm_up(world)\n', ""),
+        "the first operation of a communicator of ranks .* blocks the host",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def spoiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    folder = tmp_path_factory.mktemp("spoiled")
+    jobs: list[Job] = []
+    for number, (name, bug) in enumerate(BUGS.items()):
+        directory = compiled(folder / str(number), bug.scheme, D=4, N=4)
+        bug.inflict(directory)
+        environment = {"STRICT_PATIENCE": "3", "STRICT_ALONE": "1"}
+        jobs.append(Job(f"gloo {name}", directory))
+        jobs.append(Job(f"strict {name}", directory, STRICT, environment=environment))
+    return run_all(folder, 4, jobs)
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_what_gloo_forgives_fails_by_the_rules_of_nccl(spoiled: dict[str, Outcome], name: str) -> None:
+    spoiled[f"gloo {name}"].assert_passed()
+    strict = spoiled[f"strict {name}"]
+    assert "0" not in strict.statuses
+    assert re.search(BUGS[name].said, "\n".join(strict.said)), strict.said
