@@ -176,6 +176,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         mine, theirs = mine[: mine.index("--")], mine[mine.index("--") + 1 :]
     options = parser.parse_args(mine)
     options.args = theirs
+    if options.backend in BUILT_IN and options.backend_module is not None:
+        parser.error("--backend-module: --backend NAME says which backend the file registers")
     if options.backend not in BUILT_IN and options.backend_module is None:
         parser.error(f"--backend {options.backend}: gloo, nccl, or a backend that --backend-module FILE registers")
     if options.rehearse and (options.clip_norm is not None or options.stop_on_nan):

@@ -96,7 +96,8 @@ def test_what_is_no_size_is_refused(text: str) -> None:
     ("arguments", "words"),
     [
         (("--seed=x",), "argument --seed: invalid int value: 'x'"),
-        (("--backend=mpi",), "argument --backend: invalid choice: 'mpi'"),
+        (("--backend=mpi",), "--backend mpi: gloo, nccl, or a backend that --backend-module FILE registers"),
+        (("--backend-module=strict.py",), "--backend-module: --backend NAME says which backend the file registers"),
         (("--layout=ring",), "argument --layout: invalid choice: 'ring'"),
         (("--check", "--check-only"), "argument --check-only: not allowed with argument --check"),
         (("--check", "--rehearse", "F=1,B=2"), "not allowed with argument --check"),
