@@ -176,7 +176,7 @@ def pipelines(options: argparse.Namespace) -> str:
             ]
             for label, each in samples.items()
         ]
-    return f"{circumstances()} One thread per rank, 1 item per micro-batch.\n\n{table(PIPELINE_HEADS, rows)}"
+    return f"{circumstances()}\n\nOne thread per rank, 1 item per micro-batch.\n\n{table(PIPELINE_HEADS, rows)}"
 
 
 PARTS = {"stages": stages, "pipelines": pipelines}

@@ -14,9 +14,10 @@ gloo forgives much: it finds a message by its tag, and takes it before anyone as
 
 By environment variables: ``STRICT_DELAY`` is the longest of the random delays before operations, in seconds, with
 ``STRICT_SEED``. A device has ``STRICT_QUEUES`` hardware queues (CUDA_DEVICE_MAX_CONNECTIONS): streams that share one
-begin their operations in the order of posting. With ``STRICT_ALONE`` a rank runs one collective at a time, for nothing
-says that the kernels of two fit on a device (NCCL user guide, "Using multiple NCCL communicators concurrently"). A rank
-that waits longer than ``STRICT_PATIENCE`` seconds says which operation is at the head of each of its streams.
+begin their operations in the order of posting. With ``STRICT_ALONE`` a rank runs one collective at a time, in the order
+of posting: nothing says that the kernels of two fit on a device (NCCL user guide, "Using multiple NCCL communicators
+concurrently"). A rank that waits longer than ``STRICT_PATIENCE`` seconds says which operation is at the head of each of
+its streams.
 
 Every message carries what it is. A receive that meets another message is an error.
 """
@@ -107,7 +108,7 @@ class Device:
         self.streams: list[Stream] = []
         self._changed = threading.Condition()
         self._queues: dict[int, deque[Posted]] = defaultdict(deque)
-        self._collectives = 0
+        self._collectives: deque[Posted] = deque()
 
     def stream(self, name: str) -> Stream:
         """A new stream."""
@@ -118,23 +119,25 @@ class Device:
         """An operation is posted."""
         with self._changed:
             self._queues[queue].append(operation)
+            if operation.collective:
+                self._collectives.append(operation)
 
     def begin(self, operation: Posted, queue: int) -> None:
         """Returns when an operation may run: it is the next of its queue, and no collective is in its way."""
         with self._changed:
-            self._changed.wait_for(lambda: self._queues[queue][0] is operation and not self._full(operation))
+            self._changed.wait_for(lambda: self._queues[queue][0] is operation and self._fits(operation))
             self._queues[queue].popleft()
-            self._collectives += operation.collective
             self._changed.notify_all()
 
     def end(self, operation: Posted) -> None:
         """An operation is over."""
         with self._changed:
-            self._collectives -= operation.collective
+            if operation.collective:
+                self._collectives.remove(operation)
             self._changed.notify_all()
 
-    def _full(self, operation: Posted) -> bool:
-        return ALONE and operation.collective and self._collectives > 0
+    def _fits(self, operation: Posted) -> bool:
+        return not (ALONE and operation.collective) or self._collectives[0] is operation
 
     def heads(self) -> str:
         """The operations that the streams wait for."""
@@ -160,6 +163,11 @@ class Communicator(dist.ProcessGroup):
     def size(self) -> int:
         """The number of ranks."""
         return self._size
+
+    @property
+    def group_name(self) -> str:
+        """As torch.distributed numbers it."""
+        return self._name
 
     def getBackendName(self) -> str:
         """As it was registered."""
