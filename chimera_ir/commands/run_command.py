@@ -89,7 +89,12 @@ _TRAINING = (
         metavar="SECONDS",
         help="How long any wait may take [default: 60].",
     ),
-    click.option("--backend", metavar="NAME", help="gloo: CPU; nccl: one GPU per rank; or another one."),
+    click.option(
+        "--backend",
+        metavar="NAME",
+        shell_complete=lambda _context, _option, begun: [name for name in ("gloo", "nccl") if name.startswith(begun)],
+        help="gloo: CPU; nccl: one GPU per rank; or another one.",
+    ),
     click.option("--backend-module", type=click.Path(), metavar="FILE", help="A file that registers the backend."),
     click.option("--layout", type=click.Choice(["pipeline", "replica"]), help="Which ranks are neighbours."),
 )
