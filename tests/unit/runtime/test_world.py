@@ -15,7 +15,7 @@ from torch.distributed import HashStore
 from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.messages import Peer
 from chimera_runtime.program import Job, Place
-from chimera_runtime.world import World, join, join_group, learn, meet
+from chimera_runtime.world import World, _backend, join, join_group, learn, meet
 from tests.unit.runtime.ranks import alone_job, job, together, worlds
 
 TIMEOUT = 20.0
@@ -189,3 +189,20 @@ def test_rank_and_size_are_those_of_the_environment(monkeypatch: pytest.MonkeyPa
     store, rank, size = meet(TIMEOUT)
     store.set("key", "value")
     assert (rank, size, store.get("key")) == (0, 1, b"value")
+
+
+@pytest.mark.parametrize(
+    ("made_with", "device", "used"),
+    [
+        ("strict", "cpu", "strict"),
+        ("gloo", "cpu", "gloo"),
+        ("cpu:gloo,cuda:nccl", "cuda", "nccl"),
+        ("mpi", "cpu", "gloo"),
+    ],
+)
+def test_messages_take_the_backend_that_somebody_registered(
+    made_with: str, device: str, used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "get_backend", lambda _: made_with)
+    monkeypatch.setitem(dist.Backend._plugins, "STRICT", None)
+    assert _backend(None, torch.device(device)) == used
