@@ -175,7 +175,7 @@ def roles_of(text: str, name: str = "") -> Roles:
 def test_what_a_parameter_does_is_seen_from_the_headers() -> None:
     assert roles_of(LOOPED) == Roles(("ranks", "loops"), "batches")
     seen = {name: roles(library.source(name), parse(library.source(name)), 10**6) for name in library.names()}
-    assert seen["dapple"] == seen["pipedream_2bw"] == seen["chimera_doubling"] == Roles(("D",), "N")
+    assert seen["dapple"] == seen["pipedream_2bw"] == seen["amdp"] == seen["chimera_doubling"] == Roles(("D",), "N")
     assert seen["chimera"] == Roles(("D",), "N", ("f",))
     assert seen["pipedream"] == Roles(("D",))
     assert seen["interleaved"] == seen["breadth_first"] == Roles(("P", "v"), "N")
