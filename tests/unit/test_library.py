@@ -156,7 +156,7 @@ def test_a_known_name_may_be_written_as_others_write_it(written: str, name: str)
 
 def test_an_unknown_name_gets_the_closest_one_or_all(run: Run) -> None:
     run("dappel").assert_refused(WRONG_COMMAND, "no library scheme is called 'dappel' (did you mean dapple?)")
-    run("nothing").assert_refused(WRONG_COMMAND, "(there are bitpipe, breadth_first, chimera,")
+    run("nothing").assert_refused(WRONG_COMMAND, "(there are amdp, bitpipe, breadth_first, chimera,")
 
 
 def test_a_scheme_of_ones_own_may_have_a_name_that_the_field_uses(run: Run, mine: Path) -> None:
