@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chimera_ir import library
-from chimera_ir.compilation import Compilation
-from chimera_ir.options import Request
 from tests.e2e.ranks import Job, compiled, run_all
+from tests.sizes import with_a_flush
 
 LOOP = Path(__file__).resolve().parent / "e2e" / "loops" / "agree.py"
 LIMITS = {"losses": 1e-12, "norms": 1e-12, "gradients": 1e-12, "weights": 1e-9}
@@ -59,15 +58,6 @@ def sizes(scheme: str, workers: int) -> dict[str, int]:
     names = library.parameters(scheme)
     micro_batches = workers * (2 if scheme in CONCATENATED else 1)
     return {name: micro_batches if name == "N" else workers for name in names if name in ("D", "P", "N")}
-
-
-def with_a_flush() -> list[str]:
-    """The library schemes whose every update ends before the next begins."""
-    return [name for name in library.names() if not _header(name).period]
-
-
-def _header(scheme: str) -> object:
-    return Compilation(Request(library.source(scheme), sizes(scheme, 2))).plan.header
 
 
 def measured(cases: list[Case], folder: Path) -> Iterator[tuple[Case, dict[str, float]]]:

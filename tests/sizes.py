@@ -17,6 +17,13 @@ LARGEST = 10**6
 """The most operations of a scheme."""
 
 
+@cache
+def with_a_flush() -> tuple[str, ...]:
+    """The library schemes whose every update ends before the next begins."""
+    headers = {name: _header(library.source(name), {}) for name in library.names()}
+    return tuple(name for name, header in headers.items() if header is not None and not header.period)
+
+
 def on_workers(name: str, workers: int, micro_batches: int) -> dict[str, int]:
     """Settings of a library scheme on so many workers, with the fewest micro-batches that it takes from a number on."""
     return _first(library.source(name), workers, micro_batches, lambda header: header.workers == workers)

@@ -47,9 +47,12 @@ def turn_lines(scribe: Scribe, turn: Turn) -> Iterator[str]:
 
 
 def _in_step(loop: Loop, notation: Notation) -> bool:
-    """Whether the slots of an inner loop follow from its micro-batches, in every turn."""
+    """Whether the slots of an inner loop follow from its micro-batches in every turn, or never change."""
+    turns = ((ring, notation.rings[key]) for key, ring in loop.rings.items())
     return all(
-        ring.messages == loop.step and notation.rings[key].messages == notation.step for key, ring in loop.rings.items()
+        (ring.messages, turn.messages) == (loop.step, notation.step)
+        or ring.messages % ring.slots == turn.messages % turn.slots == 0
+        for ring, turn in turns
     )
 
 

@@ -9,14 +9,13 @@ import pytest
 import chimera_ir
 from chimera_ir import library
 from tests.e2e.ranks import Job, Outcome, compiled, run_all, torchrun
-from tests.sizes import on_workers
+from tests.sizes import on_workers, with_a_flush
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 NETWORKS = {"bert48": ("dapple", "chimera", "pipedream_2bw", "zb_h1"), "gpt2": tuple(library.names())}
 """With the schemes that each is trained under."""
 SIZE = {"MODEL_SETTINGS": "tiny,dtype=float64"}
 TIED = {"MODEL_SETTINGS": "tiny,dtype=float64,words=tied"}
-ONE_BY_ONE = tuple(name for name in library.names() if not name.startswith("pipedream"))
 
 pytestmark = pytest.mark.e2e
 
@@ -77,7 +76,7 @@ def test_they_learn_and_every_synchronous_scheme_takes_the_same_steps(
     for scheme in NETWORKS[network]:
         steps = losses(four[0], network, scheme)
         assert steps[-1] < 0.97 * steps[0], scheme
-        if scheme in ONE_BY_ONE and scheme != "chimera_halving":
+        if scheme in with_a_flush() and scheme != "chimera_halving":
             stages = chimera_ir.compile(scheme, **on_workers(scheme, 4, 8)).schedule.header.stages
             assert steps == pytest.approx(first.setdefault(stages, steps), rel=1e-9), scheme
     assert first.keys() == ({4, 8} if network == "gpt2" else {4})

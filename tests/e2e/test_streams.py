@@ -35,6 +35,7 @@ def four_ranks(folder: Path) -> Iterator[Job]:
     yield Job("accumulate", compiled(folder, str(SCHEMES / "accumulate.chim")))
     yield Job("folded", compiled(folder, str(SCHEMES / "folded.chim")), ("--check", "--steps", "2"))
     yield Job("alone", compiled(folder, "pipedream_2bw", D=1, N=2))
+    yield Job("both ways", compiled(folder, "amdp", D=4), ("--check-only",))
     yield Job("directions", compiled(folder, str(EXAMPLES / "streams.chim"), D=4), ("--check-only",))
     yield Job("turns", compiled(folder, str(EXAMPLES / "turns.chim")), ("--check-only",))
     yield Job("directions, an update each", compiled(folder, str(SCHEMES / "crossing.chim")), ("--check-only",))
@@ -47,6 +48,7 @@ def eight_ranks(folder: Path) -> Iterator[Job]:
         for layout in ("pipeline", "replica"):
             yield Job(f"{scheme}-D2-W4-{layout}", compiled(folder, scheme, D=2), ("--check-only", "--layout", layout))
         yield Job(f"{scheme}-D8", compiled(folder, scheme, D=8), ("--check-only",), "plain.py")
+    yield Job("both ways-D8", compiled(folder, "amdp", D=8), ("--check-only",), "plain.py")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +74,7 @@ def test_weights_and_losses_are_those_of_one_process(four: tuple[Path, dict[str,
     for outcome in four[1].values():
         outcome.assert_passed()
         checked += "check: passed" in outcome.said[0]
-    assert checked == 3 * len(LIBRARY) + 6
+    assert checked == 3 * len(LIBRARY) + 7
 
 
 def test_weights_and_losses_are_those_of_one_process_on_eight_ranks(eight: dict[str, Outcome]) -> None:

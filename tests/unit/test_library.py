@@ -156,7 +156,7 @@ def test_a_known_name_may_be_written_as_others_write_it(written: str, name: str)
 
 def test_an_unknown_name_gets_the_closest_one_or_all(run: Run) -> None:
     run("dappel").assert_refused(WRONG_COMMAND, "no library scheme is called 'dappel' (did you mean dapple?)")
-    run("nothing").assert_refused(WRONG_COMMAND, "(there are bitpipe, breadth_first, chimera,")
+    run("nothing").assert_refused(WRONG_COMMAND, "(there are amdp, bitpipe, breadth_first, chimera,")
 
 
 def test_a_scheme_of_ones_own_may_have_a_name_that_the_field_uses(run: Run, mine: Path) -> None:
@@ -175,7 +175,7 @@ def roles_of(text: str, name: str = "") -> Roles:
 def test_what_a_parameter_does_is_seen_from_the_headers() -> None:
     assert roles_of(LOOPED) == Roles(("ranks", "loops"), "batches")
     seen = {name: roles(library.source(name), parse(library.source(name)), 10**6) for name in library.names()}
-    assert seen["dapple"] == seen["pipedream_2bw"] == seen["chimera_doubling"] == Roles(("D",), "N")
+    assert seen["dapple"] == seen["pipedream_2bw"] == seen["amdp"] == seen["chimera_doubling"] == Roles(("D",), "N")
     assert seen["chimera"] == Roles(("D",), "N", ("f",))
     assert seen["pipedream"] == Roles(("D",))
     assert seen["interleaved"] == seen["breadth_first"] == Roles(("P", "v"), "N")

@@ -30,6 +30,7 @@ CASES = [
     ("pipedream", {"D": 4}),
     ("pipedream_2bw", {"D": 4}),
     ("pipedream_2bw", {"D": 2, "N": 5}),
+    ("amdp", {"D": 4}),
     ("accumulate", {"D": 4, "K": 2}),
     ("folded", {"N": 3}),
     ("crossing", {}),

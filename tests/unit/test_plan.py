@@ -96,6 +96,7 @@ def test_the_space_is_every_split_that_an_enumeration_finds(plan: Plan) -> None:
         "chimera_doubling": lambda D, B, N, f: f == 0 and N >= D and N % D == 0,
         "chimera_halving": lambda D, B, N, f: f == 0 and N >= D and N % D == 0 and B % 2 == 0,
         "pipedream_2bw": lambda D, B, N, f: f == 0 and N >= D,
+        "amdp": lambda D, B, N, f: f == 0 and N >= D and N % D == 0,
     }
     choices = [choice for choice in result["choices"] if choice["scheme"] in (*requires, "pipedream")]
     seen = {(each["scheme"], each["D"], each["B"], each["N"], each["W"], each["settings"].get("f")) for each in choices}

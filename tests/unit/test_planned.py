@@ -23,7 +23,7 @@ from tests.unit.test_plan import Plan, cluster, found, plan, profile
 __all__ = ["plan"]
 
 WARNING = "stage 0 of 4: too noisy to use: after 30 rounds the median may be off by more than 5 %: step 7.6 %"
-STREAMS = {"pipedream", "pipedream_2bw"}
+STREAMS = {"amdp", "pipedream", "pipedream_2bw"}
 
 
 def own(name: str, clause: str = "") -> Path:

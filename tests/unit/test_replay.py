@@ -70,6 +70,7 @@ LIBRARY = [
     *(("bitpipe", {"P": P, "N": N}) for P in (2, 4) for N in (P, 2 * P + 1)),
     *(("pipedream", {"D": D}) for D in (1, 2, 3, 4, 8)),
     *(("pipedream_2bw", {"D": D, "N": N}) for D in (1, 2, 3, 4, 8) for N in (D, D + 1, 2 * D)),
+    *(("amdp", {"D": D, "N": N}) for D in (2, 4, 8) for N in (D, 3 * D)),
 ]
 
 

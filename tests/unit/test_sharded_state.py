@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import chimera_ir
-from chimera_ir import library
 from chimera_ir.commands import compile_command
 from chimera_ir.commands.common import WRONG_COMMAND
 from chimera_ir.errors import OptionError
@@ -21,7 +20,7 @@ from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.costs import Overhead, StageCosts, Timing
 from tests.instructions import singly
-from tests.sizes import on_workers
+from tests.sizes import on_workers, with_a_flush
 from tests.unit.command import Run
 from tests.unit.test_plan import Plan, cluster, found, plan
 
@@ -35,7 +34,6 @@ FILES = {
 }
 SIZES = (670, 640, 640, 720)
 """Megabytes of the optimizer's state of each stage, in the profile."""
-FLUSHED = [name for name in library.names() if not name.startswith("pipedream")]
 SUMS = Link(1e-3, 1e-9)
 
 
@@ -49,7 +47,7 @@ def setting(stages: int, copies: int, shards: bool) -> Setting:
     return Setting(costs, Cluster("c", 4096, 1, 1, 0, link, link, SUMS), copies, 1, sharded_optimizer=shards)
 
 
-@pytest.mark.parametrize("name", FLUSHED)
+@pytest.mark.parametrize("name", with_a_flush())
 @pytest.mark.parametrize("copies", [1, 3])
 def test_a_worker_keeps_its_share_of_each_stage_that_it_holds(name: str, copies: int) -> None:
     """The ranks that hold a stage are counted in the lanes: those that run any operation of it."""

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 import chimera_ir
-from chimera_ir import library
 from chimera_ir.commands.common import WRONG_COMMAND, WRONG_TEXT
 from chimera_ir.compilation import Compilation
 from chimera_ir.errors import NoSuchTie, OptionError, TextError
@@ -16,12 +15,11 @@ from chimera_ir.ir.text.printer import group_name, group_text, show
 from chimera_ir.options import Options
 from chimera_ir.predict.events import Role
 from tests.executor import verdicts
-from tests.sizes import on_workers
+from tests.sizes import on_workers, with_a_flush
 from tests.unit.command import Run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 ENDS = [("first", "last")]
-FLUSHED = [name for name in library.names() if not name.startswith("pipedream")]
 
 
 def tied(scheme: str, *ties: Any, **settings: int) -> Compilation:
@@ -100,7 +98,7 @@ def sums(program: Program, worker: int, group: tuple[int, ...]) -> list[type]:
     return [type(line) for line in program.lanes[worker] if isinstance(line, lines) and line.group == group]
 
 
-@pytest.mark.parametrize("name", FLUSHED)
+@pytest.mark.parametrize("name", with_a_flush())
 @pytest.mark.parametrize("sync", ["eager", "lazy", "eager_opt"])
 def test_every_worker_that_holds_an_end_sums_and_steps_it_once_behind_its_backwards(name: str, sync: Any) -> None:
     options = Options(tied=ENDS, sync=sync)
@@ -181,7 +179,7 @@ def test_without_a_flush_the_next_update_waits_for_what_is_shared() -> None:
 
 
 def test_a_tie_changes_nothing_else_with_a_flush() -> None:
-    for name in FLUSHED:
+    for name in with_a_flush():
         settings = on_workers(name, 4, 6)
         plain, shared = chimera_ir.compile(name, **settings), tied(name, **settings)
         assert shared.report.makespan == plain.report.makespan
