@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partialmethod
 from pathlib import Path
 from types import ModuleType
 
@@ -146,9 +147,12 @@ def _run(words: Sequence[str]) -> None:
 
 
 def _launch(words: Sequence[str]) -> None:
-    """Makes this process torchrun."""
+    """Makes this process torchrun, which may be told how many seconds to leave to ranks that it ends."""
     from torch.distributed import run
+    from torch.multiprocessing import ProcessContext
 
+    if seconds := os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
+        ProcessContext.join = partialmethod(ProcessContext.join, grace_period=float(seconds))
     run.run_script_path = _as_script
     run.main(["--run-path", "--start-method=fork", *words])
 
