@@ -36,10 +36,12 @@ examples: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[examples]' || echo "no transformers: a test is skipped"
 
 # Tests start hundreds of processes of the same modules; without bytecode each of them would compile these again.
+# Neighbours stay on one worker as far as can be, as they share what they compile. Ranks often wait, for one another and
+# for time to pass: in the end-to-end half three workers share two cores.
 test: export PYTHONDONTWRITEBYTECODE =
 test: check browser examples
-	$(BIN)/pytest tests chimera_ir docs/paper_tables docs/conformance --doctest-modules --ignore=tests/e2e --numprocesses=auto
-	$(BIN)/pytest tests/e2e --ignore=tests/e2e/models --numprocesses=2 --dist=loadfile
+	$(BIN)/pytest tests chimera_ir docs/paper_tables docs/conformance --doctest-modules --ignore=tests/e2e --numprocesses=auto --dist=worksteal
+	$(BIN)/pytest tests/e2e --ignore=tests/e2e/models --numprocesses=3 --dist=loadfile
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

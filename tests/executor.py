@@ -37,6 +37,8 @@ TRANSPORTS = ("directed", "tagged")
 
 Group = tuple[int, ...]
 """A stage by itself, or stages that share parameters."""
+Link = tuple[int, int]
+"""The worker that sends and the worker that receives."""
 
 
 class Wrong(Exception):
@@ -108,10 +110,11 @@ class Executor:
         self.members = {group: {pipe.workers[s] for pipe in program.header.pipes for s in group} for group in groups}
         self.groups = {s: [group for group in groups if s in group] for s in range(self.stages)}
         self.workers = [Worker(number, lane) for number, lane in enumerate(program.lanes)]
-        self.sent: dict[tuple[int, int], list[Transfer]] = {}
-        self.posted: dict[tuple[int, int], list[Transfer]] = {}
+        self.sent: dict[Link, dict[object, Transfer]] = {}
+        self.posted: dict[Link, dict[object, Transfer]] = {}
         self.read: dict[tuple[int, Group], int] = {}
         self.sums: dict[Group, list[Sum]] = {group: [] for group in groups}
+        self.added = dict.fromkeys(groups, 0)
 
     def run(self) -> bool:
         """Whether all lanes finish.
@@ -124,7 +127,7 @@ class Executor:
         while True:
             events = [(self.step, (w,)) for w in self.workers if w.place < len(w.lane) and not self.blocked(w)]
             events += [(self.transfer, each) for each in self.transferable()]
-            events += [(self.add, (each,)) for g in self.sums for each in self.sums[g] if self.addable(g, each)]
+            events += [(self.add, (group,)) for group in self.sums if self.addable(group)]
             if not events:
                 break
             action, arguments = self.random.choice(events)
@@ -154,31 +157,32 @@ class Executor:
 
     # ---- the network
 
-    def transferable(self) -> list[tuple[Transfer, Transfer]]:
+    def transferable(self) -> list[tuple[Link, Transfer, Transfer]]:
+        """What may arrive next: of each queue its head, or any message of which both ends are posted."""
         pairs = []
         for link, sends in self.sent.items():
-            recvs = self.posted.get(link, [])
+            recvs = self.posted.get(link)
+            if not sends or not recvs:
+                continue
             if self.directed:
-                pairs += list(zip(sends[:1], recvs[:1], strict=True)) if sends and recvs else []
+                pairs.append((link, next(iter(sends.values())), next(iter(recvs.values()))))
             else:
-                pairs += [(a, b) for a in sends for b in recvs if a.tag == b.tag]
+                pairs += [(link, send, recvs[tag]) for tag, send in sends.items() if tag in recvs]
         return pairs
 
-    def transfer(self, send: Transfer, recv: Transfer) -> None:
-        for queues, end in ((self.sent, send), (self.posted, recv)):
-            for queue in queues.values():
-                if end in queue:
-                    queue.remove(end)
+    def transfer(self, link: Link, send: Transfer, recv: Transfer) -> None:
+        del self.sent[link][send.tag], self.posted[link][recv.tag]
         recv.cell.value = send.expected if send.cell.value == send.expected else SPOILT
         send.done = recv.done = True
 
-    def addable(self, group: Group, each: Sum) -> bool:
-        if each.done or each.parts.keys() != self.members[group]:
-            return False
-        return all(other.done for other in self.sums[group][: self.sums[group].index(each)])
+    def addable(self, group: Group) -> bool:
+        """Whether all members have launched the first sum of a group that is not over."""
+        sums, turn = self.sums[group], self.added[group]
+        return turn < len(sums) and sums[turn].parts.keys() == self.members[group]
 
-    def add(self, each: Sum) -> None:
-        each.done = True
+    def add(self, group: Group) -> None:
+        self.sums[group][self.added[group]].done = True
+        self.added[group] += 1
 
     # ---- the lanes
 
@@ -214,14 +218,14 @@ class Executor:
                 self.demand(message not in worker.sends, "{} is sent twice", message)
                 cell, value = worker.outputs[key]
                 worker.sends[message] = Transfer(message, cell, value)
-                self.sent.setdefault((worker.number, to), []).append(worker.sends[message])
+                self.sent.setdefault((worker.number, to), {})[message] = worker.sends[message]
             case Recv(message, source, slot):
                 self.demand(message not in worker.recvs, "{} is received twice", message)
                 cell = worker.slots.setdefault((message.source, message.target, slot), Cell())
                 if self.random.random() < 0.8:
                     cell.value = SPOILT
                 worker.recvs[message] = Transfer(message, cell)
-                self.posted.setdefault((source, worker.number), []).append(worker.recvs[message])
+                self.posted.setdefault((source, worker.number), {})[message] = worker.recvs[message]
             case WaitSend(message):
                 self.demand(not worker.sends[message].waited, "{} is waited for twice", message)
                 worker.sends[message].waited = True
@@ -294,9 +298,9 @@ class Executor:
             self.demand((kind, micros, source) in worker.outputs, "{} {} {} is not there", kind, micros, source)
             cell, value = worker.outputs[kind, micros, source]
         else:
-            recvs = [t for m, t in worker.recvs.items() if (m.micros, m.source, m.target) == (micros, source, target)]
-            self.demand(len(recvs) == 1 and recvs[0].waited, "{} {} {} was not waited for", kind, micros, source)
-            cell, value = recvs[0].cell, recvs[0].cell.value
+            recv = worker.recvs.get((micros, source, target))
+            self.demand(recv is not None and recv.waited, "{} {} {} was not waited for", kind, micros, source)
+            cell, value = recv.cell, recv.cell.value
         self.demand(
             cell.value == value and self.means(value, kind, micros, source),
             "{} {} {} is {}",

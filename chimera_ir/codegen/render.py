@@ -1,5 +1,6 @@
 """The files of an output directory as text: templates filled with the values from `view`, and the facts of `facts`."""
 
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,9 +21,7 @@ def scripts(verified: Verified, evaluation: Verified) -> dict[str, str]:
     the same program.
     """
     header = verified.program.header
-    environment = Environment(
-        loader=FileSystemLoader(templates()), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
-    )
+    environment = _environment(templates())
     train = environment.get_template("train.py.j2")
     script = environment.get_template("stream.py.j2" if header.asynchronous else "rank.py.j2")
     evaluate = environment.get_template("evaluate.py.j2")
@@ -45,6 +44,14 @@ def scripts(verified: Verified, evaluation: Verified) -> dict[str, str]:
         },
         "train.py": train.render(train=train_view(header), digest=digest),
     }
+
+
+@cache
+def _environment(folder: Path) -> Environment:
+    """The templates of a folder, each compiled when it is first used and when its file has changed."""
+    return Environment(
+        loader=FileSystemLoader(folder), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
+    )
 
 
 def _verbatim() -> dict[str, str]:

@@ -115,12 +115,12 @@ class Header:
     only: tuple[Kind, ...] = ()
     ties: tuple[WeightGroup, ...] = ()
 
-    @property
+    @cached_property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds that its operations may be of."""
         return self.only or tuple(KINDS.values())
 
-    @property
+    @cached_property
     def trains(self) -> bool:
         """Whether operations add to the gradients of the weights, so that there are sums and steps."""
         return any(kind.sums for kind in self.kinds)

@@ -6,8 +6,10 @@ Everything is computed here; ``templates/timeline.svg.j2`` only writes it down. 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from itertools import chain
 from math import ceil
+from pathlib import Path
 from typing import NamedTuple, assert_never
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -84,8 +86,14 @@ def draw(timeline: Timeline) -> str:
 
 def written(template: str, **values: object) -> str:
     """A template filled with values; texts are escaped, also the characters that XML does not allow."""
-    environment = Environment(
-        loader=FileSystemLoader(templates()),
+    return _environment(templates()).get_template(template).render(values)
+
+
+@cache
+def _environment(folder: Path) -> Environment:
+    """The templates of a folder, each compiled when it is first used and when its file has changed."""
+    return Environment(
+        loader=FileSystemLoader(folder),
         autoescape=True,
         finalize=lambda value: visible_lines(value) if isinstance(value, str) else value,
         undefined=StrictUndefined,
@@ -93,7 +101,6 @@ def written(template: str, **values: object) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template(template).render(values)
 
 
 def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubble") -> Picture:

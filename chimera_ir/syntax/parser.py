@@ -2,7 +2,7 @@
 
 import re
 from bisect import bisect_right
-from functools import cache
+from functools import cache, lru_cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -71,6 +71,12 @@ def parse(source: Source) -> ast.Scheme:
     >>> scheme.name.text, len(scheme.items)
     ('tiny', 1)
     """
+    return _parsed(source)
+
+
+@lru_cache(maxsize=64)
+def _parsed(source: Source) -> ast.Scheme:
+    """The scheme of a text, read once: a sweep and a plan compile the same text at many sizes."""
     _require_text(source.text)
     tokens = _tokens(source.text)
     _require_shallow_brackets(tokens)

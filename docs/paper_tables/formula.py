@@ -1,10 +1,12 @@
 """Formulas of the scheme language outside of schemes: the size of a table, and values claimed at that size."""
 
 from collections.abc import Mapping
+from functools import cache
 
 from chimera_ir.diagnostics.model import Rejected, titles
 from chimera_ir.elaborate.settings import SettingError, evaluate_globals, require_settable
 from chimera_ir.source import Source
+from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.parser import parse
 
 Size = Mapping[str, int]
@@ -46,6 +48,11 @@ def value(formula: str, at: Size) -> int:
     >>> value("D / 2 + 1", {"D": 8})
     5
     """
-    given = ", ".join(f"{name} = {number}" for name, number in at.items())
-    scheme = parse(Source("formula", f"scheme formula({given}) let value = {formula}"))
-    return evaluate_globals(scheme, {}).scope.values["value"]
+    return evaluate_globals(_scheme(formula, tuple(at)), at).scope.values["value"]
+
+
+@cache
+def _scheme(formula: str, names: tuple[str, ...]) -> Scheme:
+    """A scheme with parameters of these names that has the formula as its only line."""
+    given = ", ".join(f"{name} = 0" for name in names)
+    return parse(Source("formula", f"scheme formula({given}) let value = {formula}"))

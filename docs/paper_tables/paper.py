@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 
 from chimera_ir.cost.model import Costs
@@ -143,6 +144,7 @@ class Paper:
 _Data = Mapping[str, str]
 
 
+@cache
 def paper() -> Paper:
     """The paper's tables of what schemes cost."""
     data = tomllib.loads(Path(__file__).with_name("paper.toml").read_text(encoding="utf-8"))

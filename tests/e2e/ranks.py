@@ -12,7 +12,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from chimera_ir.commands.compile_command import compile_command
-from tests.e2e import forking
+from tests import forking
 from tests.e2e.bytecode import add_bytecode
 from tests.programs import TORCHRUN
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e import forking
+from tests import forking
 from tests.e2e.ranks import HERE, PATIENCE, compiled, environment
 
 pytestmark = pytest.mark.e2e

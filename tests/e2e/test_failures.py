@@ -67,7 +67,9 @@ def test_a_rank_that_dies_while_the_other_computes_is_named_and_the_other_leaves
 
 
 def test_a_rank_that_hangs_is_named_when_the_time_is_up(two_stages: Path) -> None:
-    done = torchrun(two_stages, 2, "--model", FAILING, "--steps", "9", "--timeout", "3", FAIL="stop-in-forward:1:2")
+    """torchrun kills it where it does not end by itself, here sooner than after 30 s."""
+    variables = {"FAIL": "stop-in-forward:1:2", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}
+    done = torchrun(two_stages, 2, "--model", FAILING, "--steps", "9", "--timeout", "3", **variables)
     assert done.returncode != 0
     (message,) = ours(done)
     assert message.startswith("train.py: rank 0 (worker 0): wait ")

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e import forking, mini_batches
+from tests import forking
+from tests.e2e import mini_batches
 from tests.e2e.ranks import HERE, PATIENCE, Job, compiled, environment, run_all
 
 SCHEMES = ("gpipe", "chimera")

@@ -178,13 +178,20 @@ def rules(program: Program | ProgramStream) -> set[str]:
 
 
 def judged(
-    changed: Iterable[tuple[str, str, Program | ProgramStream]], right: dict[str, set[str]]
+    changed: Iterable[tuple[str, str, Program | ProgramStream]],
+    right: dict[str, set[str]],
+    rejecting: Iterable[set[str]] | None = None,
 ) -> tuple[Counter[tuple[str, str]], list[tuple[str, set[str]]]]:
-    """The score of named mutants by kind and rule; and those that no right rule rejects and the executor not clears."""
+    """The score of named mutants by kind and rule; and those that no right rule rejects and the executor not clears.
+
+    ``rejecting`` has the `rules` of each mutant where they are known.
+    """
     score: Counter[tuple[str, str]] = Counter()
     failures = []
-    for name, kind, mutant in changed:
-        found = rules(mutant)
+    judging = (
+        ((each, rules(each[2])) for each in changed) if rejecting is None else zip(changed, rejecting, strict=True)
+    )
+    for (name, kind, mutant), found in judging:
         if not found:
             verdict = verdicts(view_of(mutant), seeds=3)
             failures += [(name, verdict)] * (verdict != {"finished"})

@@ -143,12 +143,15 @@ def test_the_timeline_is_the_one_found_by_relaxation(name: str, cost: Fraction |
     lengths = {"F": 2, "B": 5, "pair": cost or 7}
     times = [[Fraction(0)] * len(lane) for lane in schedule.lanes]
     everywhere = [(w, place, each) for w, lane in enumerate(schedule.lanes) for place, each in enumerate(lane)]
+    behind = []
+    for w, place, each in everywhere:
+        before = [(v, q, other) for v, q, other in everywhere if needs(each, other)]
+        before += [(w, place - 1, schedule.lanes[w][place - 1])] if place else []
+        behind.append((w, place, before))
     stale = True
     while stale:
         stale = False
-        for w, place, each in everywhere:
-            before = [(v, q, other) for v, q, other in everywhere if needs(each, other)]
-            before += [(w, place - 1, schedule.lanes[w][place - 1])] if place else []
+        for w, place, before in behind:
             start = max((times[v][q] + lengths[letter(other)] for v, q, other in before), default=0)
             if start != times[w][place]:
                 times[w][place], stale = Fraction(start), True

@@ -147,12 +147,15 @@ def test_the_timeline_is_the_one_found_by_relaxation(name: str) -> None:
     costs = Costs(F=Fraction(2), B=Fraction(5), I=Fraction(3), W=Fraction(1), recomputing=Fraction(7))
     times = [[Fraction(0)] * len(lane) for lane in schedule.lanes]
     everywhere = [(w, place, each) for w, lane in enumerate(schedule.lanes) for place, each in enumerate(lane)]
+    behind = []
+    for w, place, each in everywhere:
+        before = [(v, q, other) for v, q, other in everywhere if needs(each, other)]
+        before += [(w, place - 1, schedule.lanes[w][place - 1])] if place else []
+        behind.append((w, place, before))
     stale = True
     while stale:
         stale = False
-        for w, place, each in everywhere:
-            before = [(v, q, other) for v, q, other in everywhere if needs(each, other)]
-            before += [(w, place - 1, schedule.lanes[w][place - 1])] if place else []
+        for w, place, before in behind:
             start = max((times[v][q] + length(schedule.header, other) for v, q, other in before), default=0)
             if start != times[w][place]:
                 times[w][place], stale = Fraction(start), True

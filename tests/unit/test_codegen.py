@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 import pytest
@@ -31,8 +32,6 @@ from tests.unit.journal import journals, loaded
 TESTS = Path(__file__).resolve().parent.parent
 GOLDEN = TESTS / "golden"
 WAVES = TESTS / "e2e" / "schemes"
-
-"""Schemes whose N is a multiple of D."""
 
 
 def sized(name: str, workers: int, micro_batches: int) -> tuple[tuple[str, int], ...]:
@@ -69,6 +68,12 @@ def compiled(case: Any) -> Verified:
     return verified(source, dict(parameters), *ties)
 
 
+@cache
+def written(case: Any) -> dict[str, str]:
+    """What runs a case; several tests look at it."""
+    return {name: intern(text) for name, text in scripts_of(compiled(case)).items()}
+
+
 def verified(source: Source, parameters: Mapping[str, int] | None = None, ties: tuple[Tie, ...] = ()) -> Verified:
     return Compilation(Request(source, parameters or {}, ties=ties)).verified
 
@@ -98,7 +103,7 @@ def ranks(written: Mapping[str, str]) -> list[str]:
 def test_scripts_read_as_their_lanes_and_loops(case: Any, ending: str, names: Any, update_goldens: bool) -> None:
     """By eye against schedule.sir and the loops in docs/runtime.md."""
     for name in names:
-        golden, text = GOLDEN / f"{name}.{ending}.txt", DIGEST.sub("<digest>", scripts_of(compiled(case))[name])
+        golden, text = GOLDEN / f"{name}.{ending}.txt", DIGEST.sub("<digest>", written(case)[name])
         if update_goldens:
             golden.write_text(text)
         assert text == golden.read_text()
@@ -112,7 +117,7 @@ def test_programs_have_the_same_digest_only_if_all_of_their_files_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cases = [*CASES, ("chimera", (("D", 4), ("N", 4), ("f", 2)))]
-    found = {named(case): scripts_of(compiled(case)) for case in cases}
+    found = {named(case): written(case) for case in cases}
     shutil.copytree(templates(), tmp_path / "templates")
     shutil.copytree(runtime(), tmp_path / "chimera_runtime")
     monkeypatch.setattr("chimera_ir.codegen.render.templates", lambda: tmp_path / "templates")
@@ -121,19 +126,18 @@ def test_programs_have_the_same_digest_only_if_all_of_their_files_are_the_same(
         with (tmp_path / changed).open("a") as file:
             file.write("# another version of the compiler\n")
         found[changed] = scripts_of(compiled(cases[0]))
-    digests = {name: {*DIGEST.findall("".join(written.values()))} for name, written in found.items()}
+    digests = {name: {*DIGEST.findall("".join(files.values()))} for name, files in found.items()}
     assert all(len(digest) == 1 for digest in digests.values())
     for name, (digest,) in digests.items():
         assert f'PROGRAM = "{digest}"' in found[name]["rank_0.py"]
         assert f'PROGRAM = "{digest}"' in found[name]["train.py"]
-    assert len(set.union(*digests.values())) == len({tuple(sorted(written.items())) for written in found.values()})
+    assert len(set.union(*digests.values())) == len({tuple(sorted(files.items())) for files in found.values()})
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_the_runtime_comes_first_then_the_ranks_and_train_last(case: Any) -> None:
     """That a rank's script is of a program says so of all that was imported before it."""
-    written = scripts_of(compiled(case))
-    order = [2 if name == "train.py" else int(name.startswith("rank_")) for name in written]
+    order = [2 if name == "train.py" else int(name.startswith("rank_")) for name in written(case)]
     assert order == sorted(order)
     assert order[0] == 0
     assert order[-2:] == [1, 2]
@@ -151,7 +155,7 @@ def test_every_instruction_stands_behind_its_call_in_the_lanes_order(case: Any) 
     program = compiled(case)
     trained, seen = lanes(show(program.program)), lanes(show(evaluated(program).program))
     for name, expected in (("update", trained), ("evaluate", seen)):
-        for text, lane in zip(ranks(scripts_of(program)), expected, strict=True):
+        for text, lane in zip(ranks(written(case)), expected, strict=True):
             if f"def {name}(" not in text or re.search(r"^ +for ", text, re.M):
                 continue
             body = text[text.index(f"def {name}(") :].split("\n\n\n")[0]
@@ -163,31 +167,29 @@ def test_every_instruction_stands_behind_its_call_in_the_lanes_order(case: Any) 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_every_generated_script_compiles_and_fits_on_a_screen(case: Any) -> None:
-    written = scripts_of(compiled(case))
-    for name in (name for name in written if name.endswith(".py")):
-        text = written[name]
-        compile(text, name, "exec", dont_inherit=True)
-        assert text == "" or (text.endswith("\n") and not text.endswith("\n\n"))
-        for number, line in enumerate(text.splitlines(), 1):
-            assert len(line) <= 120, f"{name}:{number}"
-            assert line == line.rstrip(), f"{name}:{number}"
-            assert "{{" not in line, f"{name}:{number}"
-            assert "{%" not in line, f"{name}:{number}"
+    for name, text in written(case).items():
+        if name.endswith(".py"):
+            assert_fits(name, text)
+
+
+@cache
+def assert_fits(name: str, text: str) -> None:
+    """The runtime is the same in every case."""
+    compile(text, name, "exec", dont_inherit=True)
+    assert text == "" or (text.endswith("\n") and not text.endswith("\n\n"))
+    for number, line in enumerate(text.splitlines(), 1):
+        assert len(line) <= 120, f"{name}:{number}"
+        assert line == line.rstrip(), f"{name}:{number}"
+        assert "{{" not in line, f"{name}:{number}"
+        assert "{%" not in line, f"{name}:{number}"
 
 
 def test_a_linter_finds_no_undefined_or_unused_name(tmp_path: Path) -> None:
     for case in CASES:
-        for worker, text in enumerate(ranks(scripts_of(compiled(case)))):
+        for worker, text in enumerate(ranks(written(case))):
             (tmp_path / f"{named(case).replace(' ', '_')}_{worker}.py").write_text(text)
-    command = [
-        program("ruff", "ruff"),
-        "check",
-        "--isolated",
-        "--no-cache",
-        "--select",
-        "F,E7,E9,W,PLE,B",
-        str(tmp_path),
-    ]
+    options = ("--isolated", "--no-cache", "--select", "F,E7,E9,W,PLE,B")
+    command = [program("ruff", "ruff"), "check", *options, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout
 
@@ -257,11 +259,11 @@ pipe {name}[i in 0..1] {{
 }}
 """
     program = verified(Source("n.chim", text))
-    written = scripts_of(program)
-    for file, content in written.items():
+    files = scripts_of(program)
+    for file, content in files.items():
         compile(content, file, "exec", dont_inherit=True)
     again = verified(Source("n.sir", show(program.program)))
-    assert scripts_of(again) == written
+    assert scripts_of(again) == files
 
 
 @pytest.mark.parametrize("name", ['a"""b', "a'", "a b", "a{{1}}", "a\\", "a;b", "é", "a.b", "1a", "a-b", "$x", "<b>"])
@@ -284,10 +286,9 @@ def test_a_name_is_an_identifier_in_a_scheme_and_in_an_ir_text(name: str, place:
 
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_a_script_that_runs_does_its_lane_and_nothing_else(case: Any) -> None:
-    program = compiled(case)
-    written = scripts_of(program)
+    program, files = compiled(case), written(case)
     for text, lane, *twice in zip(
-        ranks(written), lanes(show(program.program)), journals(written), journals(written), strict=True
+        ranks(files), lanes(show(program.program)), journals(files), journals(files), strict=True
     ):
         for journal in twice:
             journal.run(loaded(text), program.program.header.updates)
@@ -297,7 +298,7 @@ def test_a_script_that_runs_does_its_lane_and_nothing_else(case: Any) -> None:
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_slots_and_links_are_those_that_the_lane_uses(case: Any) -> None:
     program = compiled(case)
-    for journal, lane in zip(journals(scripts_of(program)), lanes(show(program.program)), strict=True):
+    for journal, lane in zip(journals(written(case)), lanes(show(program.program)), strict=True):
         facts = journal.facts
         for word, there, routes in (("send", "to", facts.outgoing), ("recv", "from", facts.incoming)):
             used = {
@@ -334,8 +335,7 @@ def test_no_two_messages_between_the_same_workers_share_a_tag(case: Any) -> None
 @pytest.mark.parametrize("name", library.names())
 def test_a_script_does_not_grow_with_the_micro_batches(name: str) -> None:
     few, many = (
-        [len(text.splitlines()) for text in ranks(scripts_of(compiled((name, sized(name, 4, size)))))]
-        for size in (32, 256)
+        [len(text.splitlines()) for text in ranks(written((name, sized(name, 4, size))))] for size in (32, 256)
     )
     assert all(long <= 1.1 * short for short, long in zip(few, many, strict=True))
 
@@ -366,7 +366,7 @@ def test_the_job_says_where_every_stage_of_every_pipe_is_and_who_talks_to_whom()
 def test_a_rank_loads_inputs_for_its_first_stages_and_targets_for_its_last_ones(
     case: tuple[str, tuple[tuple[str, int], ...]], loads: dict[int, tuple[set[int], set[int]]]
 ) -> None:
-    _, ranks = parsed(scripts_of(compiled(case))["program.json"])
+    _, ranks = parsed(written(case)["program.json"])
     for worker, (inputs, targets) in loads.items():
         assert (set(spread(ranks[worker].inputs)), set(spread(ranks[worker].targets))) == (inputs, targets)
 

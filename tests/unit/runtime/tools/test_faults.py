@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch.distributed import HashStore
 
 from chimera_runtime.tools import faults as ending
 from chimera_runtime.tools.faults import Faults
+from tests import forking
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -149,15 +149,8 @@ DIED = "train.py: rank 3: ended by torchrun: rank 1 has died (torchrun's summary
 
 def signalled(folder: Path, name: str, others: list[tuple[int, int]], *more: str) -> subprocess.CompletedProcess[str]:
     plain = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "TORCHELASTIC_RUN_ID")}
-    return subprocess.run(
-        [sys.executable, "-c", SIGNALLED, name, json.dumps(others), *more],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=ROOT,
-        env=plain | {"TORCHELASTIC_ERROR_FILE": str(folder / "error.json")},
-    )
+    variables = {"TORCHELASTIC_ERROR_FILE": str(folder / "error.json"), "OMP_NUM_THREADS": "1"}
+    return forking.python(SIGNALLED, [name, json.dumps(others), *more], plain | variables, ROOT, patience=60)
 
 
 @pytest.mark.parametrize(

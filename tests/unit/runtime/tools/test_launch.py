@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import zipfile
 from dataclasses import asdict
 from inspect import getsource
@@ -16,6 +15,7 @@ from jinja2 import Environment
 from chimera_ir.codegen.view import TrainView
 from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT
 from chimera_runtime.program import INTERFACE
+from tests import forking
 from tests.unit.runtime.models import facts, sequential
 from tests.unit.runtime.ranks import alone_job
 
@@ -83,18 +83,9 @@ def started(directory: Path, *options: str, **environment: str) -> subprocess.Co
         port = free.getsockname()[1]
     ranks = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     plain = {name: value for name, value in os.environ.items() if name not in ranks}
-    command = [sys.executable, "-c", TRAIN, str(directory / "compiled"), "--model", str(directory / "model.py")]
-    return subprocess.run(
-        [*command, *options],
-        env=plain
-        | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(directory / "elsewhere")]), "OMP_NUM_THREADS": "1"}
-        | (environment or ranks),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=directory,
-    )
+    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(directory / "elsewhere")]), "OMP_NUM_THREADS": "1"}
+    arguments = [str(directory / "compiled"), "--model", str(directory / "model.py"), *options]
+    return forking.python(TRAIN, arguments, plain | paths | (environment or ranks), directory, patience=120)
 
 
 def test_a_run_is_checked_measured_recorded_and_trained(directory: Path) -> None:

@@ -1,9 +1,10 @@
-"""torchrun in a process forked from one that has imported torch; its ranks are forked from it.
+"""torchrun, or a Python program, in a process forked from one that has imported torch; its ranks are forked from it.
 
 A launch takes a tenth of the CPU time of one from the command line. A rank is what it is there: its script is its
 ``__main__``, the directory of the script comes first on its path, and of the project nothing is imported.
 """
 
+import atexit
 import io
 import multiprocessing
 import os
@@ -12,12 +13,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partialmethod
 from pathlib import Path
+from types import ModuleType
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
     [
@@ -40,9 +45,26 @@ def torchrun(
     AssertionError
         If a process stays behind.
     """
+    return _ended(_launch, words, environment, folder, patience)
+
+
+def python(
+    program: str, arguments: Sequence[str], environment: Mapping[str, str], folder: Path, patience: float
+) -> subprocess.CompletedProcess[str]:
+    """As ``python -c program arguments``, in a folder; raises as `torchrun` does."""
+    return _ended(_run, [program, *arguments], environment, folder, patience)
+
+
+def _ended(
+    act: Callable[[Sequence[str]], None],
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
+    patience: float,
+) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory() as logs:
         said = [str(Path(logs) / name) for name in ("stdout", "stderr")]
-        process = _SERVER.Process(target=_become, args=(list(words), dict(environment), folder, *said))
+        process = _SERVER.Process(target=_become, args=(act, list(words), dict(environment), folder, *said))
         process.start()
         process.join(patience)
         if process.exitcode is None:
@@ -78,10 +100,16 @@ def _end(processes: Iterable[int]) -> None:
             os.kill(process, signal.SIGKILL)
 
 
-def _become(words: list[str], environment: Mapping[str, str], folder: Path, stdout: str, stderr: str) -> None:
-    """Makes this process torchrun, in a session of its own."""
+def _become(
+    act: Callable[[Sequence[str]], None],
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
+    stdout: str,
+    stderr: str,
+) -> None:
+    """Makes this process one that acts on these words, in a session of its own."""
     import torch
-    from torch.distributed import run
 
     os.setsid()
     for name, number in ((stdout, 1), (stderr, 2)):
@@ -96,6 +124,35 @@ def _become(words: list[str], environment: Mapping[str, str], folder: Path, stdo
     for name in [name for name in sys.modules if name.partition(".")[0] in ("chimera_ir", "chimera_runtime")]:
         del sys.modules[name]  # what the program that launches has imported
     torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    act(words)
+
+
+def _run(words: Sequence[str]) -> None:
+    """Makes this process a Python that has been given a program on its command line, from its beginning to its end."""
+    program, *arguments = words
+    sys.argv = ["-c", *arguments]
+    sys.modules["__main__"] = main = ModuleType("__main__")
+    status: object = None
+    try:
+        exec(compile(program, "<string>", "exec"), vars(main))
+    except SystemExit as end:
+        status = end.code
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(status if isinstance(status, int) else 0 if status is None else 1)
+
+
+def _launch(words: Sequence[str]) -> None:
+    """Makes this process torchrun, which may be told how many seconds to leave to ranks that it ends."""
+    from torch.distributed import run
+    from torch.multiprocessing import ProcessContext
+
+    if seconds := os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
+        ProcessContext.join = partialmethod(ProcessContext.join, grace_period=float(seconds))
     run.run_script_path = _as_script
     run.main(["--run-path", "--start-method=fork", *words])
 
