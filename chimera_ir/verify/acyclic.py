@@ -7,18 +7,15 @@ from typing import assert_never
 from chimera_ir.diagnostics.catalogue.schedule import Cycle, Link
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow.dag import Dag, Edge, build
-from chimera_ir.flow.net import Net, Reads
+from chimera_ir.flow.net import Reads
 from chimera_ir.ir.ids import Clock
 from chimera_ir.ir.levels import Header, Plan, Schedule
 from chimera_ir.ir.ops import Operation, Pair
 from chimera_ir.ir.text.printer import line
 
 
-def acyclic(schedule: Schedule, plan: Plan | None, reads: Reads, net: Net) -> Iterator[Diagnostic]:
+def acyclic(schedule: Schedule, plan: Plan | None, reads: Reads) -> Iterator[Diagnostic]:
     """A shortest known cycle, if there is one, with the clocks of its operations if there is a plan.
-
-    Where every operation of the net comes about there is none. The graph, which takes longer to make than the net, is
-    made only to tell of a cycle.
 
     Parameters
     ----------
@@ -26,13 +23,13 @@ def acyclic(schedule: Schedule, plan: Plan | None, reads: Reads, net: Net) -> It
         Complete and placed.
     plan
         The plan that the schedule comes from, if it comes from clocks.
-    reads, net
-        The reads of its operations, and its net.
+    reads
+        The reads of its operations.
     """
-    if len(net.order) == len(net.operations):
-        return
     dag = build(schedule, reads)
-    yield _Story(dag, dag.cycle(), schedule.header, plan).diagnostic()
+    nodes = dag.cycle()
+    if nodes:
+        yield _Story(dag, nodes, schedule.header, plan).diagnostic()
     dag.clear()
 
 

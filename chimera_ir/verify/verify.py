@@ -9,7 +9,7 @@ from chimera_ir.diagnostics.catalogue.program import BoundExceeded
 from chimera_ir.diagnostics.catalogue.schedule import LaneCount, NotLowered
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.flow import live
-from chimera_ir.flow.net import Net, net_of, reads_of
+from chimera_ir.flow.net import Net, Reads, net_of, reads_of
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import NOWHERE, Compute, singles
@@ -42,20 +42,19 @@ _SEAL = object()
 class Checked:
     """A schedule with the findings of the rules on it and on its clocks; without errors, it can be lowered.
 
-    ``level`` is what can be lowered: the schedule, or the stream of which it shows the first updates. A schedule has a
-    net if it is placed and complete.
+    ``level`` is what can be lowered: the schedule, or the stream of which it shows the first updates. ``reads`` are the
+    reads of its operations, empty if an earlier rule failed.
     """
 
     level: Schedule | ScheduleStream
     schedule: Schedule
     findings: Findings
-    net_if_placed: Net | None
+    reads: Reads
 
-    @property
+    @cached_property
     def net(self) -> Net:
         """The net of the schedule, if there are no errors."""
-        assert self.net_if_placed is not None, "a schedule with errors has no net"
-        return self.net_if_placed
+        return net_of(self.schedule, self.reads)
 
 
 @dataclass(frozen=True)
@@ -118,12 +117,12 @@ def verify_schedule(level: Schedule | ScheduleStream, plan: Plan | None) -> Chec
         is the clock, so no two operations of a worker share a clock.
     """
     schedule = level.shown if isinstance(level, ScheduleStream) else level
-    findings, net = _schedule_findings(schedule, plan)
+    findings, reads = _schedule_findings(schedule, plan)
     findings = _clocks(plan) + findings
     if isinstance(level, Schedule) and schedule.header.asynchronous and not findings.errors:
         findings += check("repeats", repeats(schedule))
         level = schedule if findings.errors else stream_of(schedule)
-    return Checked(level, schedule, findings, net)
+    return Checked(level, schedule, findings, reads)
 
 
 def _clocks(plan: Plan | None) -> Findings:
@@ -132,19 +131,18 @@ def _clocks(plan: Plan | None) -> Findings:
     return apply(Rule.CONFLICT_FREE, conflict_free(plan)) + check("clocks", clocks(plan))
 
 
-def _schedule_findings(schedule: Schedule, plan: Plan | None) -> tuple[Findings, Net | None]:
-    """The findings of the rules on a schedule, without the rule "repeats", and its net if placed and complete."""
+def _schedule_findings(schedule: Schedule, plan: Plan | None) -> tuple[Findings, Reads]:
+    """The findings of the rules on a schedule, without the rule "repeats", and its reads if placed and complete."""
     if len(schedule.lanes) != schedule.header.workers:
-        return Findings(diagnostics=(LaneCount(NOWHERE, len(schedule.lanes), schedule.header.workers),)), None
+        return Findings(diagnostics=(LaneCount(NOWHERE, len(schedule.lanes), schedule.header.workers),)), ()
     findings = _operations(schedule.header, tuple(_by_worker(schedule))) + check("complete", paired(schedule))
     if findings.errors:
-        return findings, None
+        return findings, ()
     reads = reads_of(schedule)
-    net = net_of(schedule, reads)
-    findings += apply(Rule.ACYCLIC, acyclic(schedule, plan, reads, net)) + check("memory", memory(schedule))
+    findings += apply(Rule.ACYCLIC, acyclic(schedule, plan, reads)) + check("memory", memory(schedule))
     if schedule.header.asynchronous:
         findings += check("versions", ties(schedule))
-    return findings, net
+    return findings, reads
 
 
 def _operations(header: Header, operations: Sequence[tuple[Worker, Compute]]) -> Findings:
@@ -205,8 +203,8 @@ def _proven(program: Program, checked: Checked | None) -> tuple[Checked, Finding
     """The checked schedule of a program, the findings of all rules but "repeats", and the certificates."""
     schedule = schedule_of(program)
     if checked is None or schedule != checked.schedule:
-        findings, net = _schedule_findings(schedule, None)
-        checked = Checked(schedule, schedule, _clocks(None) + findings, net)
+        findings, reads = _schedule_findings(schedule, None)
+        checked = Checked(schedule, schedule, _clocks(None) + findings, reads)
     raise_errors(checked.findings.diagnostics)
     findings = checked.findings + _messages(program) + _updates(program)
     raise_errors(findings.diagnostics)

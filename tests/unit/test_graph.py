@@ -1,20 +1,16 @@
 """The DAG: its nodes and edges on the smallest cases, its orders and cycles against plain definitions."""
 
-from collections.abc import Iterator
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 
 from chimera_ir.flow.dag import Edge, build
-from chimera_ir.flow.net import net_of
 from chimera_ir.ir.kinds import FORWARD
 from chimera_ir.ir.levels import Plan, Schedule
 from chimera_ir.ir.text.parser import parse
 from chimera_ir.lower.order import order
 from chimera_ir.source import Source
 from tests.property.programs import one_direction, plans, two_directions
-from tests.property.updates import Stream, both_ways, double_buffered, every_one, in_turns, schedule
+from tests.property.updates import both_ways, schedule
 from tests.repeatable import examples
 
 
@@ -114,9 +110,8 @@ def test_a_cycle_is_found_and_is_shortest():
 @examples(150)
 @given(plans)
 def test_an_order_or_a_cycle(plan):
-    dag, net = build(order(plan)), net_of(order(plan))
+    dag = build(order(plan))
     cycle = dag.cycle()
-    assert (len(net.order) == len(net.operations)) == (cycle == ())
     if cycle:
         assert all(a in dag.predecessors(b) for a, b in zip(cycle, (*cycle[1:], cycle[0]), strict=True))
         assert len(set(cycle)) == len(cycle)
@@ -124,26 +119,3 @@ def test_an_order_or_a_cycle(plan):
     place = {node: index for index, node in enumerate(dag.topological)}
     assert len(place) == len(dag.operations)
     assert all(place[before] < place[node] for node in place for before in dag.predecessors(node))
-
-
-@pytest.mark.parametrize("stream", [every_one(2), double_buffered(2, 2), both_ways(2), in_turns(2, 0)])
-def test_operations_of_the_net_wait_for_ever_exactly_if_there_is_a_cycle(stream: Stream) -> None:
-    """Where any operation of a stream reads another version, and where any two neighbours change places."""
-    cyclic = set()
-    for changed in changes(schedule(stream, 4)):
-        net = net_of(changed)
-        stuck = len(net.order) < len(net.operations)
-        assert (build(changed).cycle() != ()) == stuck
-        cyclic.add(stuck)
-    assert cyclic == {True, False}
-
-
-def changes(original: Schedule) -> Iterator[Schedule]:
-    for worker, lane in enumerate(original.lanes):
-        for place, operation in enumerate(lane):
-            versions = {1, 2, original.header.updates} - {operation.version}
-            further = [replace(operation, version=version) for version in versions]
-            lanes = [(*lane[:place], other, *lane[place + 1 :]) for other in further]
-            lanes += [(*lane[:place], *lane[place : place + 2][::-1], *lane[place + 2 :])]
-            for one in lanes:
-                yield replace(original, lanes=(*original.lanes[:worker], one, *original.lanes[worker + 1 :]))
