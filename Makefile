@@ -41,7 +41,7 @@ examples: $(READY)
 test: export PYTHONDONTWRITEBYTECODE =
 test: check browser examples
 	$(BIN)/pytest tests chimera_ir docs/paper_tables docs/conformance --doctest-modules --ignore=tests/e2e --numprocesses=auto --dist=worksteal
-	$(BIN)/pytest tests/e2e --ignore=tests/e2e/models --numprocesses=3 --dist=loadfile
+	$(BIN)/pytest tests/e2e --ignore=tests/e2e/models --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

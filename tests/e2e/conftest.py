@@ -1,0 +1,23 @@
+"""The longest files come first: a worker that began one of them last would work on while the others have nothing."""
+
+import pytest
+
+LONGEST = (
+    "test_transformers.py",
+    "test_training.py",
+    "test_failures.py",
+    "test_benchmarks.py",
+    "test_examples.py",
+    "test_checkpoints.py",
+    "test_packaging.py",
+    "test_ends.py",
+    "test_strict.py",
+    "test_memory.py",
+    "test_trace.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sorts the tests by their files, the others as they are."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
