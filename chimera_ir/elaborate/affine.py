@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial, reduce
 from math import gcd, lcm
-from typing import assert_never
+from typing import assert_never, cast
 
 from chimera_ir.diagnostics.catalogue import endless as say
 from chimera_ir.diagnostics.catalogue.values import BadDivisor, BadShare, Called, Overflow, Values
@@ -177,8 +177,12 @@ class _Laws:
 
     def call(self, node: ast.Call, arguments: Sequence[Law]) -> Law:
         function = self.scope.functions[node.function.text]
+        key = tuple(arguments), self.most, bool(self.unending)
         try:
-            return walk(function.definition.body, replace(self, names=function.bound(arguments)))
+            if key not in function.laws:
+                within = replace(self, names=function.bound(arguments))
+                function.laws[key] = walk(function.definition.body, within)
+            return cast("Law", function.laws[key])
         except Fault as fault:
             texts = tuple(map(show_expression, node.arguments))
             raise fault.through(Called(node.function.text, texts, node.span)) from None

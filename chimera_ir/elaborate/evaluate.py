@@ -5,10 +5,10 @@ variable is computed when the formula is compiled. Values stay within 64 bits, o
 """
 
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple, Protocol, assert_never, cast
+from typing import Any, NamedTuple, Protocol, assert_never, cast
 
 from chimera_ir.diagnostics.catalogue.values import BadDivisor, BadShare, Called, Instance, Overflow, Values
 from chimera_ir.diagnostics.model import Diagnostic
@@ -60,10 +60,14 @@ class Fault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A function of the scheme with its compiled body."""
+    """A function of the scheme with its compiled body, for given parameters.
+
+    ``laws`` are those of calls, by what they follow from: dozens of pipes and stages call it with the same arguments.
+    """
 
     definition: ast.Function
     body: Formula
+    laws: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def bound(self, arguments: Iterable[Part]) -> dict[str, Part]:
         """The arguments of a call by the names of the parameters."""
