@@ -32,7 +32,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, BarrierOptions, BroadcastOptions
 
 PATIENCE = float(os.environ.get("STRICT_PATIENCE", "30"))
 DELAY = float(os.environ.get("STRICT_DELAY", "0"))
@@ -111,12 +110,12 @@ class Device:
         self._collectives: deque[Posted] = deque()
 
     def stream(self, name: str) -> Stream:
-        """A new stream."""
+        """The next one; which queue it is in follows from how many there are."""
         self.streams.append(Stream(name, len(self.streams)))
         return self.streams[-1]
 
     def enter(self, operation: Posted, queue: int) -> None:
-        """An operation is posted."""
+        """Puts an operation behind all that were posted before it, in its queue and among the collectives."""
         with self._changed:
             self._queues[queue].append(operation)
             if operation.collective:
@@ -130,7 +129,7 @@ class Device:
             self._changed.notify_all()
 
     def end(self, operation: Posted) -> None:
-        """An operation is over."""
+        """Lets the next collective begin, if that is what is over."""
         with self._changed:
             if operation.collective:
                 self._collectives.remove(operation)
@@ -222,7 +221,7 @@ class Communicator(dist.ProcessGroup):
         self._counts[source, target] += 1
         return self._counts[source, target]
 
-    def _collective(self, what: str, size: torch.Tensor, body: Callable[[], object]) -> Posted:
+    def _collective(self, what: str, size: torch.Tensor, begun: Callable[[], dist.Work]) -> Posted:
         """Posts a collective of all ranks, which has to be the same one on all of them."""
 
         def checked() -> None:
@@ -231,31 +230,17 @@ class Communicator(dist.ProcessGroup):
             self._carrier.allgather([all_], [mine]).wait()
             for rank, other in enumerate(all_):
                 _check(mine, other, f"rank {self._members[rank]}")
-            body()
+            begun().wait()
 
         return self._stream(tuple(range(self._size))).post(Posted(f"{what} of {size.numel()} numbers", checked, True))
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Posted:
-        """Posts a sum."""
-        options = AllreduceOptions() if opts is None else opts
-        return self._collective("all_reduce", tensors[0], lambda: self._carrier.allreduce(tensors, options).wait())
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> Posted:
+        """As every rank of the communicator posts it, in one order."""
+        return self._collective("all_reduce", tensors[0], lambda: self._carrier.allreduce(tensors, opts))
 
-    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Posted:
-        """Posts a gathering on all ranks."""
-        options = AllgatherOptions() if opts is None else opts
-        return self._collective(
-            "all_gather", inputs[0], lambda: self._carrier.allgather(outputs, inputs, options).wait()
-        )
-
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Posted:
-        """Posts a broadcast."""
-        options = BroadcastOptions() if opts is None else opts
-        return self._collective("broadcast", tensors[0], lambda: self._carrier.broadcast(tensors, options).wait())
-
-    def barrier(self, opts: Any = None) -> Posted:
-        """Posts a barrier."""
-        options = BarrierOptions() if opts is None else opts
-        return self._collective("barrier", torch.zeros(0), lambda: self._carrier.barrier(options).wait())
+    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> Posted:
+        """As `allreduce`, for weights whose optimizer is sharded."""
+        return self._collective("all_gather", inputs[0], lambda: self._carrier.allgather(outputs, inputs, opts))
 
 
 def _describe(tensor: torch.Tensor, tag: int) -> torch.Tensor:

@@ -159,12 +159,8 @@ def main() -> None:
             (change, passed(results[gloo.name]), passed(results[strict.name])) for change, gloo, strict in mutants
         )
         for (change, by_gloo, by_rules), count in sorted(counts.items()):
-            print(f"{change}: {count} with gloo {said(by_gloo)}, under the rules {said(by_rules)}")
-
-
-def said(well: bool) -> str:
-    """In a word."""
-    return "passed" if well else "failed"
+            with_gloo, with_rules = ("passed" if well else "failed" for well in (by_gloo, by_rules))
+            print(f"{change}: {count} with gloo {with_gloo}, under the rules {with_rules}")
 
 
 if __name__ == "__main__":
