@@ -17,16 +17,20 @@ There are over twice as many turns before it and after it as are under way at on
 state.
 """
 
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import gcd
+from operator import itemgetter
+from typing import NamedTuple
 
-from chimera_ir.ir.ids import Micro, Stage
+from chimera_ir.ir.ids import Micro, Slot, Stage
 from chimera_ir.ir.kinds import Kind
-from chimera_ir.ir.levels import Program, Schedule
-from chimera_ir.ir.ops import Compute, Operation
-from chimera_ir.ir.streams import MARGIN, ProgramStream, ScheduleStream, stream_of
-from chimera_ir.ir.turns import Turn, later, lines_before, updates_a_turn
+from chimera_ir.ir.levels import Schedule
+from chimera_ir.ir.ops import Compute, Message, Operation
+from chimera_ir.ir.streams import ProgramStream, ScheduleStream, stream_of
+from chimera_ir.ir.turns import Shelf, Turn, later, lines_before, shelf, updates_a_turn
 from chimera_ir.lower.buffers import rings
-from chimera_ir.lower.comm import AHEAD, communicate
+from chimera_ir.lower.comm import AHEAD, Traffic, communicate
 from chimera_ir.lower.place import placed
 from chimera_ir.lower.sync import Duration, Insertions
 from chimera_ir.lower.updates import update
@@ -39,16 +43,25 @@ def lower_stream(stream: ScheduleStream, ahead: int, duration: Duration) -> Prog
     return wide.lowered(ahead, list(update(wide.schedule, wide.durations(duration))))
 
 
-def sketch(schedule: Schedule) -> Program:
-    """A program with messages only, to see how much memory they take, in less time than `lower_stream` takes.
+class Messages(NamedTuple):
+    """A lane's messages in a turn of the steady state, of which ``end`` is the place behind it.
 
-    It has no sums, steps or stashes (`updates.copies` counts these), and as many turns as are under way at once.
+    ``slots`` are those of each shelf: for each slot the most micro-batches of a message in it. ``under_way`` says in
+    order, from what there is when the turn begins, of how many micro-batches more, or less, messages are under way.
+    """
+
+    end: int
+    slots: Sequence[tuple[Shelf, tuple[int, ...]]]
+    under_way: Iterable[tuple[Shelf, int]]
+
+
+def messages_of(schedule: Schedule) -> Iterator[Messages]:
+    """The messages of each lane of a program, in less time than `lower_stream` takes.
+
     ``schedule`` shows all that ever happens in a stream.
     """
     stream, shown = stream_of(schedule), schedule.header.micro_batches // schedule.header.period
-    wide = _Wide(stream, schedule, shown // 2)
-    lowered = wide.lowered(AHEAD, [Insertions({}, {})] * len(stream.turns))
-    return lowered.view((_span(stream) + MARGIN) * updates_a_turn(stream.header))
+    return _Wide(stream, schedule, shown // 2).messages(AHEAD)
 
 
 class _Wide:
@@ -89,6 +102,14 @@ class _Wide:
             )
         return ProgramStream(self._header, tuple(turns))
 
+    def messages(self, ahead: int) -> Iterator[Messages]:
+        """The messages of each lane to the end of the turn in the middle."""
+        start, period = self._turn * self._header.period, self._header.period
+        for places, traffic in zip(self._places, communicate(self.schedule, ahead), strict=True):
+            numbers, sizes = rings(traffic.postings, places, start, period)
+            turn = [posting.transfer.message for posting in traffic.postings if posting.before in places]
+            yield Messages(places.stop, _largest(turn, numbers, dict(sizes)), _under_way(traffic, places))
+
     def _middle(self, turn: tuple[Compute, ...]) -> range:
         """The places of the turn in the middle of a lane."""
         before = lines_before(self._header, Turn(turn), self._turn, self.schedule.header.updates)
@@ -102,3 +123,40 @@ def _span(stream: ScheduleStream) -> int:
     turns = [micro // period for operation in operations for micro in operation.micros]
     turns += [(operation.version or 0) // per_turn for operation in operations]
     return max(turns, default=0) - min(turns, default=0)
+
+
+def _largest(
+    messages: Sequence[Message], slots: Sequence[Slot], sizes: Mapping[Shelf, int]
+) -> list[tuple[Shelf, tuple[int, ...]]]:
+    """For each slot of each shelf the most micro-batches of a message in it, if ``slots`` are those of one turn.
+
+    From turn to turn a message moves on by as many slots as its shelf has messages.
+    """
+    counts = Counter(map(shelf, messages))
+    steps = {key: gcd(counts[key], size) for key, size in sizes.items()}
+    most: dict[tuple[Shelf, int], int] = defaultdict(int)
+    for message, slot in zip(messages, slots, strict=True):
+        key = shelf(message)
+        again = key, slot % steps[key]
+        most[again] = max(most[again], len(message.micros))
+    return [(key, tuple(most[key, slot % steps[key]] for slot in range(size))) for key, size in sizes.items()]
+
+
+def _under_way(traffic: Traffic, turn: range) -> Iterator[tuple[Shelf, int]]:
+    """What is under way from a lane when a turn begins, and the changes in the turn."""
+    changes = (
+        (place, shelf(transfer.message), sign * len(transfer.message.micros))
+        for sign, transfers in ((-1, traffic.retired), (1, traffic.sent))
+        for place in transfers
+        if place < turn.stop
+        for transfer in transfers[place]
+    )
+    begun: Counter[Shelf] = Counter()
+    within: list[tuple[int, Shelf, int]] = []
+    for place, key, change in changes:
+        if place < turn.start:
+            begun[key] += change
+        else:
+            within.append((place, key, change))
+    yield from begun.items()
+    yield from ((key, change) for _, key, change in sorted(within, key=itemgetter(0)))

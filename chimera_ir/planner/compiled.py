@@ -1,6 +1,7 @@
 """A scheme compiled as far as the planner needs it for time and memory; the same for every micro-batch size B."""
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
@@ -18,7 +19,7 @@ from chimera_ir.ir.ops import Operation, singles
 from chimera_ir.ir.streams import ProgramStream, stream_of, view_of
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
-from chimera_ir.lower.streaming import sketch
+from chimera_ir.lower.streaming import Messages, messages_of
 from chimera_ir.lower.sync import Duration, launches
 from chimera_ir.lower.updates import copies
 from chimera_ir.predict.measured import Measured
@@ -26,7 +27,7 @@ from chimera_ir.predict.setting import Setting
 from chimera_ir.request import Tie, groups
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.change import Change
-from chimera_ir.verify.holdings import Holdings, holdings
+from chimera_ir.verify.holdings import Holdings, Receiving, fullest, holdings, sending
 
 if TYPE_CHECKING:
     from chimera_ir.verify.verify import Checked
@@ -67,7 +68,7 @@ class CompiledScheme:
         self._checked: dict[Change, Checked] = {}
         self._proven: set[tuple[Change, _Pattern]] = set()
         self._lowered: dict[tuple[Change, _Pattern], Program | ProgramStream] = {}
-        self._sketches: dict[Change, tuple[Program, tuple[Holdings, ...]]] = {}
+        self._held: dict[Change, tuple[Holdings, ...]] = {}
         self._launched: dict[tuple[Change, _Pattern], tuple[tuple[tuple[int, WeightGroup], ...], ...]] = {}
 
     def header(self, change: Change) -> Header:
@@ -212,20 +213,32 @@ class CompiledScheme:
             )
         return self._lowered[key]
 
-    def sketch(self, change: Change, setting: Setting) -> tuple[Program, tuple[Holdings, ...]]:
-        """The part of the program that memory depends on, and what each worker holds."""
-        if change not in self._sketches:
-            program = self._streaming(change) if self.header(change).asynchronous else self.lowered(change, setting)
-            held = zip(holdings(program), self.copies, strict=True)
-            counted = tuple(replace(holding, copies=tuple(counts.items())) for holding, counts in held)
-            self._sketches[change] = program, counted
-        return self._sketches[change]
+    def holdings(self, change: Change, setting: Setting) -> tuple[Holdings, ...]:
+        """What memory each worker's part of the program needs follows from."""
+        if change not in self._held:
+            streams = self.header(change).asynchronous
+            held = self._held_in_stream(change) if streams else holdings(self.lowered(change, setting))
+            self._held[change] = tuple(held)
+        return self._held[change]
 
-    def _streaming(self, change: Change) -> Program:
-        """The sketch of a schedule without a flush; its lanes are the same for every change."""
-        known = next((program.lanes for program, _ in self._sketches.values()), None)
+    def _held_in_stream(self, change: Change) -> Iterator[Holdings]:
+        """The holdings of a program without a flush, without the program."""
         header = self.header(change)
-        return Program(header, known) if known else sketch(self.schedule(change))
+        for stages, counts, lane, messages in zip(
+            header.stages_of, self.copies, self.lanes, self._messages, strict=True
+        ):
+            yield Holdings(
+                fullest(header, stages, singles(lane[: messages.end])),
+                tuple(counts.items()),
+                (),
+                sending(stages, messages.under_way),
+                tuple(Receiving(*way, slots) for way, slots in messages.slots),
+            )
+
+    @cached_property
+    def _messages(self) -> tuple[Messages, ...]:
+        """The messages of a schedule without a flush; they are the same for every change."""
+        return tuple(messages_of(self.schedule(self._change)))
 
     def launched(self, change: Change, setting: Setting) -> tuple[tuple[tuple[int, WeightGroup], ...], ...]:
         """For each worker the gradient sums that it launches: after how many of its operations, and of which group."""

@@ -15,7 +15,7 @@ from chimera_ir.planner.space import Choice, LeftOut, Reason, Recomputation, ref
 from chimera_ir.planner.splits import best_split
 from chimera_ir.plural import counted
 from chimera_ir.predict.equation import equation_of
-from chimera_ir.predict.memory import memory
+from chimera_ir.predict.memory import memory_of
 from chimera_ir.predict.replay import replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.predict.show import size
@@ -236,8 +236,9 @@ class _Bench:
 
     def _needed(self, choice: Choice) -> list[int]:
         setting = self._judge.setting(choice)
-        program, held = self._compiled(choice).sketch(choice.change, setting)
-        return [worker.total for worker in memory(program, setting, held)]
+        compiled, change = self._compiled(choice), choice.change
+        needed = memory_of(compiled.header(change), setting, compiled.holdings(change, setting))
+        return [worker.total for worker in needed]
 
     def _compiled(self, choice: Choice) -> CompiledScheme:
         """The scheme of a configuration with its parameters."""

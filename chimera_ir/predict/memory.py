@@ -1,15 +1,13 @@
 """Memory of each worker in bytes, where every stage has its own sizes."""
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
-from chimera_ir.ir.ids import Slot, Stage
-from chimera_ir.ir.levels import Parts, Program
-from chimera_ir.ir.ops import Message, Recv
+from chimera_ir.ir.ids import Stage
+from chimera_ir.ir.levels import Header, Program
 from chimera_ir.predict.setting import Setting
-from chimera_ir.verify.holdings import Holdings, Moment, holdings
+from chimera_ir.verify.holdings import Holdings, Moment, Receiving, holdings
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +39,14 @@ class Memory:
         return sum(astuple(self))
 
 
-def memory(program: Program, setting: Setting, known: Iterable[Holdings] | None = None) -> tuple[Memory, ...]:
-    """Memory that each worker of a verified program needs; ``known`` holdings of the program are not computed again."""
-    return tuple(
-        _Worker(program, setting, worker).need(held, program.parts[worker])
-        for worker, held in enumerate(holdings(program) if known is None else known)
-    )
+def memory(program: Program, setting: Setting) -> tuple[Memory, ...]:
+    """Memory that each worker of a verified program needs."""
+    return memory_of(program.header, setting, holdings(program))
+
+
+def memory_of(header: Header, setting: Setting, held: Iterable[Holdings]) -> tuple[Memory, ...]:
+    """Memory of workers with known holdings."""
+    return tuple(_Worker(header, setting, worker).need(holding) for worker, holding in enumerate(held))
 
 
 class _Sizes(NamedTuple):
@@ -64,13 +64,13 @@ class _Sizes(NamedTuple):
 class _Worker:
     """Adds up the memory of one worker; sizes are those of whole micro-batches, while the program may count halves."""
 
-    def __init__(self, program: Program, setting: Setting, worker: int) -> None:
-        self._header = program.header
+    def __init__(self, header: Header, setting: Setting, worker: int) -> None:
+        self._header = header
         self._setting = setting
         self._worker = worker
         self._sizes: dict[Stage, _Sizes] = {}
 
-    def need(self, held: Holdings, parts: Parts) -> Memory:
+    def need(self, held: Holdings) -> Memory:
         """The worker's memory, by purpose."""
         stages = self._setting.stages
         sending = sum(
@@ -82,19 +82,13 @@ class _Worker:
             weights=sum(copies * stages[stage].weights for stage, copies in held.copies),
             gradients=sum(stages[stage].gradients for stage, _ in held.copies),
             optimizer=sum(self._setting.optimizer(self._header, stage) for stage, _ in held.copies),
-            messages=sending + self._receive_buffers(parts.recvs.lines),
+            messages=sending + sum(map(self._receive_buffers, held.receiving)),
             activations=max(map(self._moment, held.fullest), default=0),
         )
 
-    def _receive_buffers(self, receives: Iterable[Recv]) -> int:
-        room: dict[tuple[Stage, Stage, Slot], int] = defaultdict(int)
-        for receive in receives:
-            key = receive.message.source, receive.message.target, receive.slot
-            room[key] = max(room[key], self._received(receive.message))
-        return sum(room.values())
-
-    def _received(self, message: Message) -> int:
-        return self._bytes(len(message.micros), self._message(message.source, message.target))
+    def _receive_buffers(self, received: Receiving) -> int:
+        size = self._message(received.source, received.target)
+        return sum(self._bytes(micros, size) for micros in received.slots)
 
     def _moment(self, moment: Moment) -> int:
         """While the first half of a backward runs, what it makes is there beside what it lets go of."""

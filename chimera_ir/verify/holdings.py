@@ -4,6 +4,7 @@ The rule "memory" adds up over stages, in M_a and M_theta, which is enough if al
 memory depends on which stages' activations are alive at the same time.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
@@ -11,10 +12,10 @@ from operator import ge, itemgetter
 from typing import NamedTuple
 
 from chimera_ir.flow.live import highest_by_key
-from chimera_ir.ir.ids import Stage, WeightGroup
+from chimera_ir.ir.ids import Slot, Stage, WeightGroup
 from chimera_ir.ir.kinds import KEPT
 from chimera_ir.ir.levels import Header, Parts, Program
-from chimera_ir.ir.ops import Compute, singles
+from chimera_ir.ir.ops import Compute, Recv, singles
 from chimera_ir.verify.copies import kept
 
 
@@ -46,6 +47,18 @@ class Sending(NamedTuple):
     gradients: int
 
 
+class Receiving(NamedTuple):
+    """The buffers for messages between two stages: for each slot the most micro-batches of a message in it."""
+
+    source: Stage
+    target: Stage
+    slots: tuple[int, ...]
+
+
+Way = tuple[Stage, Stage]
+"""The stage that a message comes from, and the one that it goes to."""
+
+
 @dataclass(frozen=True, slots=True)
 class Holdings:
     """The holdings of a worker.
@@ -60,12 +73,15 @@ class Holdings:
         The same for what it shares with other stages, by weight group.
     sending
         For each stage the most that is on its way at once.
+    receiving
+        The receive buffers.
     """
 
     fullest: tuple[Moment, ...]
     copies: tuple[tuple[Stage, int], ...]
     tied: tuple[tuple[WeightGroup, int], ...]
     sending: tuple[Sending, ...]
+    receiving: tuple[Receiving, ...]
 
 
 def holdings(program: Program) -> Iterator[Holdings]:
@@ -75,11 +91,24 @@ def holdings(program: Program) -> Iterator[Holdings]:
         peaks = kept(parts)
         copies = [(group, peaks[group].copies if group in peaks else 1) for group in groups]
         yield Holdings(
-            fullest=_fullest(stages, _moments(header, stages, singles(parts.computes.lines))),
+            fullest=fullest(header, stages, singles(parts.computes.lines)),
             copies=tuple((group[0], count) for group, count in copies if len(group) == 1),
             tied=tuple((group, count) for group, count in copies if len(group) > 1),
-            sending=_sending(stages, parts),
+            sending=sending(stages, _under_way(parts)),
+            receiving=_receiving(parts.recvs.lines),
         )
+
+
+def fullest(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -> tuple[Moment, ...]:
+    """The fullest moments of a worker that holds some stages, from its compute operations."""
+    return _not_exceeded(stages, _moments(header, stages, lane))
+
+
+def sending(stages: Iterable[Stage], changes: Iterable[tuple[Way, int]]) -> tuple[Sending, ...]:
+    """The most that is on its way from each stage, if so many micro-batches more, or less, are under way, in order."""
+    peaks = highest_by_key(changes)
+    most = {way: peak.amount for way, peak in peaks.items()}
+    return tuple(Sending(s, most.get((s, Stage(s + 1)), 0), most.get((s, Stage(s - 1)), 0)) for s in stages)
 
 
 def _moments(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -> Iterator[_Counts]:
@@ -105,7 +134,7 @@ def _moments(header: Header, stages: Sequence[Stage], lane: Iterable[Compute]) -
         grown = later > 0
 
 
-def _fullest(stages: Sequence[Stage], moments: Iterable[_Counts]) -> tuple[Moment, ...]:
+def _not_exceeded(stages: Sequence[Stage], moments: Iterable[_Counts]) -> tuple[Moment, ...]:
     """The moments that no other moment exceeds in every number, each once, in the order of their numbers."""
     front: list[_Counts] = []
     for moment in moments:
@@ -125,10 +154,16 @@ def _covers(larger: _Counts, smaller: _Counts) -> bool:
     return all(map(ge, larger, smaller))
 
 
-def _sending(stages: Iterable[Stage], parts: Parts) -> tuple[Sending, ...]:
+def _under_way(parts: Parts) -> Iterator[tuple[Way, int]]:
     posted = ((place, send.message, 1) for place, send in parts.sends)
     waited_for = ((place, wait.message, -1) for place, wait in parts.wait_sends)
-    lines = merge(posted, waited_for, key=itemgetter(0))
-    peaks = highest_by_key(((message.source, message.target), sign * len(message.micros)) for _, message, sign in lines)
-    most = {way: peak.amount for way, peak in peaks.items()}
-    return tuple(Sending(s, most.get((s, Stage(s + 1)), 0), most.get((s, Stage(s - 1)), 0)) for s in stages)
+    for _, message, sign in merge(posted, waited_for, key=itemgetter(0)):
+        yield (message.source, message.target), sign * len(message.micros)
+
+
+def _receiving(receives: Iterable[Recv]) -> tuple[Receiving, ...]:
+    rooms: dict[Way, dict[Slot, int]] = defaultdict(lambda: defaultdict(int))
+    for receive in receives:
+        slots = rooms[receive.message.source, receive.message.target]
+        slots[receive.slot] = max(slots[receive.slot], len(receive.message.micros))
+    return tuple(Receiving(*way, tuple(slots.values())) for way, slots in rooms.items())

@@ -2,7 +2,7 @@
 
 from chimera_ir.planner.bounds import least, most, standing
 from chimera_ir.planner.compiled import CompiledScheme
-from chimera_ir.predict.memory import memory
+from chimera_ir.predict.memory import memory, memory_of
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster
 from chimera_ir.profile.costs import StageCosts
@@ -24,8 +24,8 @@ def bounded(one: CompiledScheme, change: Change, costs: tuple[StageCosts, ...]) 
     setting = Setting(costs[: one.header(change).stages], ALONE, 1, 1)
     program = one.lowered(change, setting)
     needed = [each.total for each in memory(program, setting)]
-    sketched, held = one.sketch(change, setting)
-    assert [each.total for each in memory(sketched, setting, held)] == needed
+    held = one.holdings(change, setting)
+    assert [each.total for each in memory_of(program.header, setting, held)] == needed
     assert [dict(each.copies) for each in holdings(program)] == list(one.copies)
     at_least, at_most = least(one, change, setting), most(one, change, setting)
     assert all(map(int.__le__, standing(program.header, setting), at_least))
