@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 from chimera_ir.flow.cycles import NO_CYCLE, critical
 from chimera_ir.flow.fold import FoldedTurn, fold
@@ -28,17 +29,24 @@ class CriticalPath:
     counts: Mapping[str, Fraction]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Skeleton:
     """The part of a timeline that depends on neither costs nor recomputation.
 
-    ``turn`` is the folded turn of an asynchronous schedule. Of two paths that take as long, the critical one is the one
-    with the larger sum of what its operations have in ``preferred``, which is by operation or by node of the turn.
+    ``turn`` is the folded turn of an asynchronous schedule.
     """
 
     net: Net
     turn: FoldedTurn | None
-    preferred: Sequence[int]
+
+    @cached_property
+    def preferred(self) -> Sequence[int]:
+        """Numbers by operation, or by node of the turn; their sums choose among critical paths that take as long.
+
+        A sum is the larger, the more backwards a path has, then pairs, then input gradients.
+        """
+        operations, turn = self.net.operations, self.turn
+        return _preferred(operations if turn is None else [operations[number] for number in turn.numbers])
 
 
 def skeleton(schedule: Schedule, net: Net | None = None) -> Skeleton:
@@ -53,8 +61,7 @@ def skeleton(schedule: Schedule, net: Net | None = None) -> Skeleton:
     if len(net.order) < len(net.operations):
         raise ValueError("the schedule closes a cycle; only a verified schedule has a timeline")
     turn = fold(net, header) if header.asynchronous else None
-    operations = net.operations if turn is None else [net.operations[number] for number in turn.numbers]
-    return Skeleton(net, turn, _preferred(operations))
+    return Skeleton(net, turn)
 
 
 def critical_path(header: Header, bones: Skeleton, durations: Sequence[int]) -> tuple[CriticalPath, list[int]]:
@@ -127,7 +134,6 @@ def _counted(header: Header, net: Net, path: Iterable[int], length: Fraction, up
 
 
 def _preferred(operations: Sequence[Operation]) -> list[int]:
-    """Numbers whose sum along a path is the larger, the more backwards it has, then pairs, then input gradients."""
     unit = 1 + sum(operation.size for operation in operations)
 
     def weight(kind: Kind | Pairing) -> int:

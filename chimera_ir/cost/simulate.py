@@ -7,6 +7,7 @@ which every duration is an integer, so that the result is exact and the arithmet
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
@@ -69,29 +70,41 @@ class Timeline:
         return tuple(lane[-1].end - lane[0].start if lane else 0 for lane in self.lanes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Run:
-    """The durations and ends of a schedule's operations, by their numbers in its skeleton, all times in ticks.
+    """The earliest run of a schedule; ``durations`` are by the numbers of its operations, all times in ticks."""
 
-    ``span`` is the end of the last operation.
-    """
-
+    header: Header
+    bones: Skeleton
     tick: Fraction
     durations: Sequence[int]
-    ends: Sequence[int]
-    span: int
-    critical_path: CriticalPath
+
+    @cached_property
+    def ends(self) -> Sequence[int]:
+        """The end of each operation."""
+        return self.bones.net.ends(self.durations)
+
+    @cached_property
+    def span(self) -> int:
+        """The end of the last operation."""
+        return max(self.ends, default=0)
+
+    @cached_property
+    def length(self) -> Fraction:
+        """The time of an update."""
+        streams = self.bones.turn is not None
+        return update_length(self.header, self.bones, self.durations) if streams else Fraction(self.span)
+
+    @property
+    def critical_path(self) -> CriticalPath:
+        """Of several critical paths one with the largest number of backward passes (C_b)."""
+        return critical_path(self.header, self.bones, self.durations)[0]
 
 
 def earliest(header: Header, bones: Skeleton, costs: Durations) -> Run:
-    """The earliest run, in time linear in the number of operations.
-
-    Of several critical paths it has one with the largest number of backward passes (C_b).
-    """
+    """The earliest run, each of whose times is computed where it is asked for, in linear time."""
     tick, duration = ticks(header, costs)
-    durations = [duration(operation) for operation in bones.net.operations]
-    path, ends = critical_path(header, bones, durations)
-    return Run(tick, durations, ends, max(ends, default=0), path)
+    return Run(header, bones, tick, [duration(operation) for operation in bones.net.operations])
 
 
 def simulate(schedule: Schedule, costs: Durations, net: Net | None = None) -> Timeline:
@@ -99,17 +112,17 @@ def simulate(schedule: Schedule, costs: Durations, net: Net | None = None) -> Ti
     header, bones = schedule.header, skeleton(schedule, net)
     operations = bones.net.operations
     run = earliest(header, bones, costs)
-    path = run.critical_path
+    path, ends = critical_path(header, bones, run.durations)
     timed = [
         Timed(operation, end - duration, end)
-        for operation, end, duration in zip(operations, run.ends, run.durations, strict=True)
+        for operation, end, duration in zip(operations, ends, run.durations, strict=True)
     ]
     remaining = iter(timed)
     return Timeline(
         header=header,
         costs=costs,
         tick=run.tick,
-        span=run.span,
+        span=max(ends, default=0),
         lanes=tuple(tuple(islice(remaining, len(lane))) for lane in schedule.lanes),
         critical_path=path,
         clock_span=update_length(header, bones, [1] * len(operations)),

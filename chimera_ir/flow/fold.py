@@ -12,7 +12,7 @@ worker 1: ...
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from chimera_ir.flow.cycles import Waits
 from chimera_ir.flow.net import Net
@@ -23,14 +23,14 @@ Place = Callable[[int], tuple[Hashable, int] | None]
 """What an event is within its turn, and the number of the turn; None for one that does not come again."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FoldedTurn:
     """``events[n]`` are the events like node n, from the first on; ``waits[n]`` are its waits."""
 
     events: Sequence[Sequence[int]]
     waits: Waits
 
-    @property
+    @cached_property
     def numbers(self) -> list[int]:
         """Of each node the first event."""
         return [events[0] for events in self.events]

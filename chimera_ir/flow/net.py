@@ -5,7 +5,7 @@ asynchronous schedule for the steps that make the weights it reads. `dag` adds s
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 
@@ -72,14 +72,13 @@ def _waits(schedule: Schedule, lanes: Sequence[range], reads: Reads) -> list[tup
             before.append(read if number == lane.start or number - 1 in read else (*read, number - 1))
     if ABSENT in chain.from_iterable(reads):
         raise KeyError("an operation is missing; only a verified schedule has a net")
-    for earlier, later in _steps(schedule, lanes):
-        if earlier not in before[later]:
-            before[later] += (earlier,)
+    for later, last in _steps(schedule, lanes):
+        before[later] = tuple(dict.fromkeys((*before[later], *last)))
     return before
 
 
-def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, int]]:
-    """Pairs of a last operation that adds to an update and the first operation of a lane that waits for its step.
+def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, Iterable[int]]]:
+    """The first operation of a lane that waits for the step of an update, and the last ones that add to the update.
 
     Later operations of the lane then wait for the step as well. A synchronous schedule steps after all its operations.
     """
@@ -99,7 +98,7 @@ def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, in
             version = newest(schedule.header, part)
             for group in groups_with[part.stage]:
                 for update in range(reached[group], version):
-                    yield from ((before, number) for before in last[group, update].values())
+                    yield number, last[group, update].values()
                 reached[group] = max(reached[group], version)
 
 

@@ -14,7 +14,7 @@ from chimera_ir.planner.compiled import CompiledScheme
 from chimera_ir.planner.space import Choice, LeftOut, Reason, Recomputation, refusal
 from chimera_ir.planner.splits import best_split
 from chimera_ir.plural import counted
-from chimera_ir.predict.equation import equation_of
+from chimera_ir.predict.equation import seconds_of
 from chimera_ir.predict.memory import memory_of
 from chimera_ir.predict.replay import replay
 from chimera_ir.predict.setting import Setting
@@ -217,9 +217,7 @@ class _Bench:
             header.scheme,
             header.asynchronous,
             any(pipe.recompute for pipe in header.pipes),
-            equation_of(
-                compiled.schedule(change), compiled.skeleton, compiled.launched(change, setting), setting
-            ).seconds,
+            seconds_of(compiled.schedule(change), compiled.skeleton, compiled.launched(change, setting), setting),
             tuple(needed),
             sum(map(len, compiled.lanes)),
         )

@@ -96,13 +96,13 @@ def equation(program: Program, setting: Setting) -> Equation:
     """Equation 1 for a verified program."""
     lanes = tuple(tuple(parts.computes.lines) for parts in program.parts)
     schedule = Schedule(program.header, lanes)
-    return equation_of(schedule, skeleton(schedule), launch_places(program), setting)
+    return _Timed(schedule, skeleton(schedule), launch_places(program), setting).equation()
 
 
-def equation_of(
+def seconds_of(
     schedule: Schedule, bones: Skeleton, launched: Sequence[Sequence[tuple[int, WeightGroup]]], setting: Setting
-) -> Equation:
-    """Equation 1 for a verified schedule with its skeleton.
+) -> float:
+    """T of equation 1 for a verified schedule with its skeleton, without the other terms.
 
     Parameters
     ----------
@@ -110,38 +110,69 @@ def equation_of(
         For each worker, the sums that it launches: after how many of its operations, and of which group. Ignored
         without a flush.
     """
-    header = schedule.header
-    costs, p2p = _costs(schedule, setting), _p2p(header, setting)
-    added = Fraction(p2p)
-    messages = replace(
+    return _Timed(schedule, bones, launched, setting).seconds
+
+
+class _Timed:
+    """A verified schedule whose operations each take what equation 1 counts for one of their kind."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        bones: Skeleton,
+        launched: Sequence[Sequence[tuple[int, WeightGroup]]],
+        setting: Setting,
+    ) -> None:
+        header = schedule.header
+        self._header, self._costs, self._p2p = header, _costs(schedule, setting), _p2p(header, setting)
+        self._run = earliest(header, bones, _with_message(self._costs, Fraction(self._p2p)))
+        self._sums = {group: setting.all_reduce(header, group) for group in header.groups}
+        self._overlaps = (
+            _streams(schedule, bones, self._run, self._sums)
+            if header.asynchronous
+            else _flushed(bones, self._run, launched, self._sums)
+        )
+
+    @property
+    def seconds(self) -> float:
+        """T."""
+        return self._compute + max(unoverlapped for _, unoverlapped in self._overlaps)
+
+    @property
+    def _compute(self) -> float:
+        return float(self._run.length * self._run.tick)
+
+    def equation(self) -> Equation:
+        """All terms; C_f and C_b take another walk along the schedule."""
+        header, costs, counts = self._header, self._costs, self._run.critical_path.counts
+        all_recompute = all(len(pipe.recompute) == header.stages for pipe in header.pipes)
+        some_recompute = any(pipe.recompute for pipe in header.pipes) and not all_recompute
+        return Equation(
+            forward=float(costs.F),
+            backward=float(costs.recomputing if all_recompute else costs.B),
+            recomputing=float(costs.recomputing) if some_recompute else None,
+            forwards=counts.get("F", Fraction(0)),
+            backwards=counts.get("B", Fraction(0)),
+            further=tuple(
+                Term(kind, float(cost), counts[kind]) for kind, cost in costs.items() if kind in {*counts} - {"F", "B"}
+            ),
+            p2p=self._p2p,
+            compute=self._compute,
+            all_reduce=tuple(self._sums.values()),
+            regions=tuple(regions for regions, _ in self._overlaps),
+            unoverlapped=tuple(unoverlapped for _, unoverlapped in self._overlaps),
+        )
+
+
+def _with_message(costs: Costs, seconds: Fraction) -> Costs:
+    """Costs with the time of a message for each operation that sends one."""
+    return replace(
         costs,
-        F=costs.F + added,
-        B=costs.B + added,
-        I=costs.I + added,
-        recomputing=costs.recomputing + added,
-        pair=dict(costs.items())[PAIR.letter] + added,
-    )
-    run = earliest(header, bones, messages)
-    counts = run.critical_path.counts
-    compute = run.critical_path.length * run.tick
-    sums = {group: setting.all_reduce(header, group) for group in header.groups}
-    overlaps = _streams(schedule, bones, run, sums) if header.asynchronous else _flushed(bones, run, launched, sums)
-    all_recompute = all(len(pipe.recompute) == header.stages for pipe in header.pipes)
-    some_recompute = any(pipe.recompute for pipe in header.pipes) and not all_recompute
-    return Equation(
-        forward=float(costs.F),
-        backward=float(costs.recomputing if all_recompute else costs.B),
-        recomputing=float(costs.recomputing) if some_recompute else None,
-        forwards=counts.get("F", Fraction(0)),
-        backwards=counts.get("B", Fraction(0)),
-        further=tuple(
-            Term(kind, float(cost), counts[kind]) for kind, cost in costs.items() if kind in {*counts} - {"F", "B"}
-        ),
-        p2p=p2p,
-        compute=float(compute),
-        all_reduce=tuple(sums.values()),
-        regions=tuple(regions for regions, _ in overlaps),
-        unoverlapped=tuple(unoverlapped for _, unoverlapped in overlaps),
+        F=costs.F + seconds,
+        B=costs.B + seconds,
+        I=costs.I + seconds,
+        recomputing=costs.recomputing + seconds,
+        pair=dict(costs.items())[PAIR.letter] + seconds,
     )
 
 
@@ -308,7 +339,7 @@ def _streams(schedule: Schedule, bones: Skeleton, run: Run, sums: Mapping[Weight
             for operation, duration in zip(lane, durations, strict=True)
             if operation.parts[0].micros[0] < counted
         )
-        idle = float((run.critical_path.length - Fraction(busy * header.per_update, counted)) * run.tick)
+        idle = float((run.length - Fraction(busy * header.per_update, counted)) * run.tick)
         regions = tuple(FreeRegion(group, idle) for group in groups)
         overlaps.append((regions, max(0.0, sum(sums[group] for group in groups) - idle)))
     return overlaps
