@@ -1,6 +1,6 @@
-"""How long chimera plan takes: GPT-2 on 2,048 workers, mini-batches of 2,048, the whole library.
+"""How long chimera plan takes: GPT-2 on 2,048 workers, mini-batches of 2,048, the whole library or some of its schemes.
 
-    .venv/bin/python benchmarks/planner.py [--runs 3]
+    .venv/bin/python benchmarks/planner.py [--runs 3] [--scheme chimera --scheme dapple ..]
 
 The profile is of the order of GPT-2's (Table 4 of the paper, sequences of 632), with D = 8 to 64 and B = 1 to 32.
 Each run is a process of its own. Shown are the median of the time that passed and of all processors' time together; the
@@ -55,13 +55,13 @@ def profile() -> str:
     return "\n".join(lines) + "\n"
 
 
-def measured(folder: Path) -> tuple[float, float]:
-    """Seconds that passed, and seconds of all processors, of one call."""
+def measured(folder: Path, schemes: list[str]) -> tuple[float, float]:
+    """Seconds that passed, and seconds of all processors, of one call; no schemes stand for the library."""
     planner = (sys.executable, "-c", "from chimera_ir.start import plan; plan()")
     command = [*planner, "--profile", "gpt2.toml", "--cluster", "cluster.toml"]
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(
-        [*command, "--mini-batch", "2048", "--asynchronous", "--json"],
+        [*command, "--mini-batch", "2048", "--asynchronous", "--json", *(f"--scheme={name}" for name in schemes)],
         cwd=folder,
         check=True,
         stdout=subprocess.DEVNULL,
@@ -75,12 +75,14 @@ def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
-    runs = parser.parse_args().runs
+    parser.add_argument("--scheme", action="append", default=[], help="consider this one [default: the library]")
+    arguments = parser.parse_args()
+    runs = arguments.runs
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "gpt2.toml").write_text(profile(), encoding="utf-8")
         (folder / "cluster.toml").write_text(CLUSTER, encoding="utf-8")
-        found = [measured(folder) for _ in range(runs)]
+        found = [measured(folder, arguments.scheme) for _ in range(runs)]
     passed, processor = (statistics.median(column) for column in zip(*found, strict=True))
     print(f"{passed:.1f} s passed, {processor:.1f} s of {os.cpu_count()} processors; median of {runs}, limit 5 s")
 
