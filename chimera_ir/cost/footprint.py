@@ -16,6 +16,11 @@ def stashed_inputs(schedule: Schedule) -> tuple[Fraction, ...]:
     return live.whole(schedule.header, live.inputs(schedule))
 
 
+def between_halves(schedule: Schedule) -> tuple[Fraction, ...]:
+    """Per worker, the peak of what waits for its weight gradient alone; part of `activations`, and counted like it."""
+    return live.whole(schedule.header, live.between_halves(schedule))
+
+
 def held(header: Header) -> tuple[int, ...]:
     """Per worker, the number of stages that it holds; a stage placed twice on a worker counts once."""
     return tuple(len(stages) for stages in header.stages_of)

@@ -6,7 +6,7 @@ from fractions import Fraction
 from itertools import chain
 
 from chimera_ir.cost.events import Launched
-from chimera_ir.cost.footprint import activations, held, stashed_inputs
+from chimera_ir.cost.footprint import activations, between_halves, held, stashed_inputs
 from chimera_ir.cost.model import Durations
 from chimera_ir.cost.numbers import decimal, percent
 from chimera_ir.cost.simulate import Timeline, idle, simulate
@@ -26,8 +26,8 @@ class Figures:
     makespan if every operation takes 1. ``busy`` is how long a worker works, on average. ``spans`` are the workers'
     own spans, from the start of a worker's first operation to the end of its last; an asynchronous schedule has
     none. ``steady_period`` is the time of an iteration among many that follow one another without a barrier. The
-    last three are peaks per worker: copies of weights in M_theta, activations and inputs kept for recomputation in
-    M_a.
+    last four are peaks per worker: copies of weights in M_theta, activations, what of these is between the halves of a
+    backward, and inputs kept for recomputation in M_a.
     """
 
     header: Header
@@ -41,6 +41,7 @@ class Figures:
     clock_span: Fraction
     weights: tuple[Fraction, ...]
     activations: tuple[Fraction, ...]
+    between_halves: tuple[Fraction, ...]
     stashed_inputs: tuple[Fraction, ...]
 
     @property
@@ -105,6 +106,7 @@ class Report:
                 "critical_path": _critical_path(self.baseline),
                 **_memory(self.baseline),
                 **_repeated(self.baseline),
+                **_between_halves(self.baseline),
             },
             "verified": {rule.replace("-", "_"): True for rule in self.verified},
             "synchronisation": [_launch(launched) for launched in self.launches],
@@ -112,6 +114,7 @@ class Report:
             "cost_unit": figures.costs.unit.value,
             "remarks": list(self.remarks),
             **_repeated(figures),
+            **_between_halves(figures),
             "asynchronous": header.asynchronous,
             **({"updates_shown": header.updates, "staleness": list(self.stale)} if header.asynchronous else {}),
         }
@@ -170,6 +173,7 @@ def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], siz
         clock_span=timeline.clock_span,
         weights=tuple(size * copies for copies in weights),
         activations=tuple(size * live for live in activations(schedule)),
+        between_halves=tuple(size * kept for kept in between_halves(schedule)),
         stashed_inputs=tuple(size * kept for kept in stashed_inputs(schedule)),
     )
 
@@ -221,6 +225,11 @@ def _memory(figures: Figures) -> _Json:
         "activations": [_number(live) for live in figures.activations],
         "stashed_inputs": [_number(kept) for kept in figures.stashed_inputs],
     }
+
+
+def _between_halves(figures: Figures) -> _Json:
+    splits = any(figures.between_halves)
+    return {"between_halves": list(map(_number, figures.between_halves))} if splits else {}
 
 
 def _repeated(figures: Figures) -> _Json:

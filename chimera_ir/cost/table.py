@@ -70,14 +70,16 @@ def _table(report: Report) -> Table:
     table.add_column("")
     table.add_column(report.figures.header.scheme, style="bold", overflow="fold")
     table.add_column(f"baseline: {report.baseline.header.scheme}", overflow="fold")
-    recomputing = any(report.figures.stashed_inputs) or any(report.baseline.stashed_inputs)
-    own_rows, base_rows = _rows(report.figures, recomputing), _rows(report.baseline, recomputing)
+    both = report.figures, report.baseline
+    splits = any(any(figures.between_halves) for figures in both)
+    recomputing = any(any(figures.stashed_inputs) for figures in both)
+    own_rows, base_rows = (_rows(figures, splits, recomputing) for figures in both)
     for (name, value), (_, base) in zip(own_rows, base_rows, strict=True):
         table.add_row(name, value, base)
     return table
 
 
-def _rows(figures: Figures, recomputing: bool) -> list[tuple[str, str]]:
+def _rows(figures: Figures, splits: bool, recomputing: bool) -> list[tuple[str, str]]:
     unit = figures.costs.unit
     rows = [
         ("makespan", unit.show(figures.makespan)),
@@ -94,6 +96,8 @@ def _rows(figures: Figures, recomputing: bool) -> list[tuple[str, str]]:
         ("weights, M_theta", per_worker(figures.weights)),
         ("activations, M_a", per_worker(figures.activations)),
     ]
+    if splits:
+        rows.append(("  between halves", per_worker(figures.between_halves)))
     if recomputing:
         rows.append(("stashed inputs", per_worker(figures.stashed_inputs)))
     return rows

@@ -92,6 +92,12 @@ def inputs(schedule: Schedule) -> tuple[Peak, ...]:
     )
 
 
+def between_halves(schedule: Schedule) -> tuple[Peak, ...]:
+    """Per worker, the peak number of micro-batches between the halves of their backward, counted like `activations`."""
+    growth = schedule.header.growth
+    return tuple(_peak(lane, [growth[operation.kind].later for operation in lane]) for lane in _lanes(schedule))
+
+
 def _lanes(schedule: Schedule) -> Iterator[tuple[Compute, ...]]:
     """The operations of each lane one by one: what both of a pair need is there at once, as its forward comes first."""
     return map(singles, schedule.lanes)

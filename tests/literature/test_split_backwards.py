@@ -23,6 +23,9 @@ def test_zb_h1_at_sizes_that_others_computed(D: int, N: int, makespan: int) -> N
     of = figures("zb_h1", EQUAL, D=D, N=N)
     assert of.makespan == makespan
     assert of.activations == (D,) * D
+    assert of.between_halves == tuple(range(1, D + 1)), (
+        "worker s runs a W right before the I of s + 1 micro-batches later"
+    )
     assert of.weights == (1,) * D
 
 
