@@ -25,7 +25,7 @@ from chimera_runtime.tools.progress import NotFinite
 from chimera_runtime.tools.run import Run
 from chimera_runtime.tools.saving import Terminated
 from chimera_runtime.tools.streams import Unwritable, let_go, tell
-from chimera_runtime.world import begin, meet
+from chimera_runtime.world import begin, meet, require_proven
 
 
 def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
@@ -92,6 +92,7 @@ def _run(
 ) -> None:
     """Joins the ranks, runs ``train`` and parts from them: together, or one would close what another reads from."""
     job = compiled.job
+    require_proven(job, options.backend, options.communicators)
     if options.backend_module is not None:
         register(options.backend, options.backend_module)
     place, device = begin(job, store, rank, size, options.layout, options.backend, options.timeout)

@@ -11,6 +11,7 @@ from chimera_runtime.errors import Misuse
 from chimera_runtime.sizes import UNITS
 from chimera_runtime.tools.backends import BUILT_IN
 from chimera_runtime.tools.streams import say
+from chimera_runtime.world import COMMUNICATORS
 
 _KINDS = ("F", "B", "I", "W", "pair")
 _LONGEST = 10**9
@@ -170,6 +171,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--backend-module", type=Path, metavar="FILE", help="a Python file that registers the backend")
     parser.add_argument(
         "--layout", choices=["pipeline", "replica"], default="pipeline", help="which ranks are neighbours"
+    )
+    parser.add_argument(
+        "--communicators",
+        choices=COMMUNICATORS,
+        default=COMMUNICATORS[0],
+        help="of messages: one for each direction between two workers (default), or for both",
     )
     mine, theirs = list(arguments), []
     if "--" in mine:
