@@ -16,15 +16,13 @@ from torch.distributed import distributed_c10d as registry
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from chimera_runtime.communicators import DIRECTED, channels, require_proven
 from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.messages import Names, Peer, waiter
 from chimera_runtime.program import Group, Job, Place
 from chimera_runtime.tensors import plain
 
 _A_DAY = timedelta(days=1)
-
-COMMUNICATORS = ("directed", "pair")
-"""The messages that share a communicator: those from one worker to another, or in both directions between two."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +171,7 @@ def begin(
 def join_all(job: Job, place: Place, store: Store, device: torch.device, timeout: float) -> World:
     """Sets up communicators over all ranks of a process group that `begin` made."""
     backend = _backend(dist.group.WORLD, device)
-    return _connect(job, place, tuple(place.ranks), store, device, timeout, backend, dist.group.WORLD, "directed")
+    return _connect(job, place, tuple(place.ranks), store, device, timeout, backend, dist.group.WORLD, DIRECTED)
 
 
 def join(job: Job, store: Store, rank: int, size: int, layout: str, backend: str, timeout: float) -> World:
@@ -188,12 +186,12 @@ def join_group(
     layout: str,
     device: torch.device | str | None,
     timeout: float,
-    communicators: str = "directed",
+    communicators: str = DIRECTED,
 ) -> World:
     """Sets up communicators over the ranks of a process group that is there, by default over all.
 
     Every rank of the default process group calls it, each with the group that it is a part of. ``communicators`` is one
-    of `COMMUNICATORS`.
+    of `communicators.CHOICES`.
 
     Raises
     ------
@@ -219,28 +217,6 @@ def join_group(
 
 _number = count()
 """Of the pipelines made so far, the same on all ranks."""
-
-
-def require_proven(job: Job, backend: str, communicators: str) -> None:
-    """Passes if a program is proven to finish with a choice of communicators, and the backend leaves a choice.
-
-    Raises
-    ------
-    Misuse
-        If not.
-    """
-    if communicators not in COMMUNICATORS:
-        raise Misuse(f"communicators {communicators!r}: it is one of {', '.join(COMMUNICATORS)}")
-    if communicators != "directed" and backend == "gloo":
-        raise Misuse(
-            f"communicators {communicators}: gloo finds messages by their tags, so there is nothing to choose: leave "
-            "it at directed"
-        )
-    if communicators not in job.communicators:
-        raise Misuse(
-            f"communicators {communicators}: {job.name} could wait for ever with one communicator for both directions "
-            "of a pair of workers; under communicators, report.json says where: leave it at directed"
-        )
 
 
 def _place(job: Job, rank: int, size: int, layout: str) -> Place:
@@ -288,7 +264,7 @@ def _connect(
         backend=backend,
         chat=groups.everyone() if chat is None or backend != "gloo" else chat,
         sums=_sums(job, place, backend, groups),
-        channels=_channels(job, place, backend, groups, communicators == "pair"),
+        channels=channels(job, place, backend, groups.make, communicators),
     )
     if backend != "gloo":
         _warm_up(world)
@@ -391,23 +367,3 @@ def _sums(
 def _ranks(job: Job, place: Place, stages: Group) -> list[int]:
     """All ranks that hold any of some stages, ascending."""
     return sorted(place.rank_of(copy, worker) for copy in range(place.copies) for worker in job.members(stages))
-
-
-def _channels(
-    job: Job, place: Place, backend: str, groups: _Groups, both_ways: bool
-) -> dict[tuple[int, int], dist.ProcessGroup]:
-    """One communicator per directed pair of workers, where messages match by order as on NCCL; gloo matches by tag.
-
-    With ``both_ways`` the two directions between two workers share one.
-    """
-    if backend == "gloo":
-        return {}
-    mine: dict[tuple[int, int], dist.ProcessGroup] = {}
-    for copy in range(place.copies):
-        for source, target in sorted({(min(link), max(link)) if both_ways else link for link in job.links}):
-            group = groups.make([place.rank_of(copy, source), place.rank_of(copy, target)], backend)
-            if copy == place.copy and group is not None:
-                mine[source, target] = group
-                if both_ways:
-                    mine[target, source] = group
-    return mine

@@ -61,13 +61,13 @@ class Figures:
 
 
 class Shared(NamedTuple):
-    """A choice of the messages that share a communicator: its name, how many there are, and where a program blocks.
+    """A choice of communicators for messages: its name, how many there are of them, and where the program blocks.
 
     ``blocked`` is empty if the program is proven to finish.
     """
 
     name: str
-    count: int
+    number: int
     blocked: str
 
 
@@ -262,7 +262,7 @@ def _launch(launched: Launched) -> _Json:
 
 def _shared(shared: Shared) -> _Json:
     blocked = {"blocked": shared.blocked} if shared.blocked else {}
-    return {"count": shared.count, "proven": not shared.blocked, **blocked}
+    return {"count": shared.number, "proven": not shared.blocked, **blocked}
 
 
 def _number(value: Fraction) -> int | float:

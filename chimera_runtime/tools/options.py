@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from chimera_runtime.communicators import CHOICES, DIRECTED
 from chimera_runtime.errors import Misuse
 from chimera_runtime.sizes import UNITS
 from chimera_runtime.tools.backends import BUILT_IN
 from chimera_runtime.tools.streams import say
-from chimera_runtime.world import COMMUNICATORS
 
 _KINDS = ("F", "B", "I", "W", "pair")
 _LONGEST = 10**9
@@ -174,8 +174,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--communicators",
-        choices=COMMUNICATORS,
-        default=COMMUNICATORS[0],
+        choices=CHOICES,
+        default=DIRECTED,
         help="of messages: one for each direction between two workers (default), or for both",
     )
     mine, theirs = list(arguments), []
