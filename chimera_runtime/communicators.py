@@ -23,7 +23,7 @@ def require_proven(job: Job, backend: str, communicators: str) -> None:
         If not.
     """
     if communicators not in CHOICES:
-        raise Misuse(f"communicators {communicators!r}: it is one of {', '.join(CHOICES)}")
+        raise Misuse(f"communicators {communicators}: it is one of {', '.join(CHOICES)}")
     if communicators != DIRECTED and backend == "gloo":
         raise Misuse(
             f"communicators {communicators}: gloo finds messages by their tags, so there is nothing to choose: leave "

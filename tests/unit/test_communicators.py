@@ -5,7 +5,6 @@ The oracle is `tests.executor`, which runs each choice by its rules and shares n
 
 import json
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
@@ -13,7 +12,6 @@ import chimera_ir
 from chimera_ir import library
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import AllReduce, Recv, Send, WaitAllReduce, WaitRecv, WaitSend
-from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import show
 from chimera_ir.lower.lower import lower
 from chimera_ir.verify.communicators import Communication
@@ -151,12 +149,3 @@ def test_evaluations_count_as_well() -> None:
 def test_what_runs_a_program_knows_what_is_proven() -> None:
     assert json.loads(late("gpipe").files["program.json"])["communicators"] == ["directed", "pair", "single"]
     assert json.loads(late("dapple").files["program.json"])["communicators"] == ["directed"]
-
-
-def turned(stream: ProgramStream, worker: int, first: int, second: int) -> ProgramStream:
-    """A stream with two lines of a turn exchanged."""
-    lines = [*stream.turns[worker].instructions]
-    lines[first], lines[second] = lines[second], lines[first]
-    turns = [*stream.turns]
-    turns[worker] = replace(turns[worker], instructions=tuple(lines))
-    return replace(stream, turns=tuple(turns))
