@@ -186,7 +186,7 @@ class Compilation:
     def report(self) -> "Report":
         """What the schedule costs, beside the baseline of the same size."""
         from chimera_ir.cost.launches import launches
-        from chimera_ir.cost.report import report
+        from chimera_ir.cost.report import Shared, report
         from chimera_ir.verify.findings import Rule
 
         self._require_updates()
@@ -195,7 +195,9 @@ class Compilation:
         self.tell("comparing with the baseline")
         launched = launches(verified.program, timeline)
         rules = tuple(rule.value for rule in Rule if rule in verified.rules)
-        return report(verified.schedule, self._durations, baseline, verified.weights, launched, rules, timeline, copies)
+        made = report(verified.schedule, self._durations, baseline, verified.weights, launched, rules, timeline, copies)
+        known = verified.with_evaluation(lambda: self.verified_evaluation)
+        return replace(made, communicators=tuple(Shared(k.communicators.value, k.count, k.blocked) for k in known))
 
     @_level
     def prediction(self) -> "Prediction | None":

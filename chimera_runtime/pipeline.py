@@ -69,6 +69,9 @@ class Pipeline(Holding):
         Where the stages are: the CPU, with messages over gloo, or a GPU, over NCCL. By default what the group is for.
     layout
         Which ranks are neighbours: those of one ``"pipeline"``, or the ``"replica"``\\ s of one worker.
+    communicators
+        Of messages, where the backend is not gloo: one for each direction between two workers, ``"directed"``, or for
+        both, ``"pair"``, if the program is proven to finish with that.
     seed
         Of weights and dropout: with update, copy, micro-batch and stage it decides every number that is drawn.
     timeout
@@ -116,6 +119,7 @@ class Pipeline(Holding):
         group: dist.ProcessGroup | None = None,
         device: torch.device | str | None = None,
         layout: str = "pipeline",
+        communicators: str = "directed",
         seed: int = 0,
         timeout: float = 60.0,
         tied: Sequence[Sequence[End]] | Callable[[int], Sequence[Sequence[End]]] = (),
@@ -136,7 +140,7 @@ class Pipeline(Holding):
             raise Misuse(
                 f"{job.name} cuts every micro-batch into {job.parts}, and dimension 0 of the example is {size}"
             )
-        world = join_group(job, group, layout, None if device is None else torch.device(device), timeout)
+        world = join_group(job, group, layout, device, timeout, communicators)
         script, facts = compiled.script(world.place.worker), compiled.ranks[world.place.worker]
         # After an error inside it nothing more is to be run: messages may still be under way.
         self._located = Located(world.place.rank, world.place.worker, lambda: memory_state(world.device, facts))

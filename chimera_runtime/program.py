@@ -181,6 +181,8 @@ class Job:
     Where updates overlap, the lanes repeat every ``period`` micro-batches, and ``reads[s]`` says which version of its
     weights stage s reads for each of them, relative to the updates in the periods before: runs of (offset, count). When
     ``lag`` further updates have been given, every stage has made its step of an update. Elsewhere both are 0.
+
+    ``communicators`` are the choices of communicators that the program is proven to finish with.
     """
 
     name: str
@@ -200,6 +202,7 @@ class Job:
     ties: tuple[Group, ...] = ()
     kinds: tuple[str, ...] = ("F", "B")
     split_backward: tuple[int, ...] = ()
+    communicators: tuple[str, ...] = ("directed",)
 
     @property
     def passes(self) -> int:

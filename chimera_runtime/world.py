@@ -16,6 +16,7 @@ from torch.distributed import distributed_c10d as registry
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from chimera_runtime.communicators import DIRECTED, channels, require_proven
 from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.messages import Names, Peer, waiter
 from chimera_runtime.program import Group, Job, Place
@@ -170,7 +171,7 @@ def begin(
 def join_all(job: Job, place: Place, store: Store, device: torch.device, timeout: float) -> World:
     """Sets up communicators over all ranks of a process group that `begin` made."""
     backend = _backend(dist.group.WORLD, device)
-    return _connect(job, place, tuple(place.ranks), store, device, timeout, backend, dist.group.WORLD)
+    return _connect(job, place, tuple(place.ranks), store, device, timeout, backend, dist.group.WORLD, DIRECTED)
 
 
 def join(job: Job, store: Store, rank: int, size: int, layout: str, backend: str, timeout: float) -> World:
@@ -180,30 +181,38 @@ def join(job: Job, store: Store, rank: int, size: int, layout: str, backend: str
 
 
 def join_group(
-    job: Job, group: dist.ProcessGroup | None, layout: str, device: torch.device | None, timeout: float
+    job: Job,
+    group: dist.ProcessGroup | None,
+    layout: str,
+    device: torch.device | str | None,
+    timeout: float,
+    communicators: str = DIRECTED,
 ) -> World:
     """Sets up communicators over the ranks of a process group that is there, by default over all.
 
-    Every rank of the default process group calls it, each with the group that it is a part of.
+    Every rank of the default process group calls it, each with the group that it is a part of. ``communicators`` is one
+    of `communicators.CHOICES`.
 
     Raises
     ------
     Misuse
         If there is no process group, the ranks do not make whole copies of the group of workers, or they run different
-        programs.
+        programs; if the program is not proven to finish with these communicators.
     """
     if not dist.is_initialized():
         raise Misuse("there is no process group: call torch.distributed.init_process_group() before")
     if group is not None and not isinstance(group, dist.ProcessGroup):
         raise Misuse("this rank is not in the group that it gave: every rank gives one that it is a part of")
     members = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
-    used = torch.device("cuda" if "nccl" in dist.get_backend(group) else "cpu") if device is None else device
+    used = torch.device(("cuda" if "nccl" in dist.get_backend(group) else "cpu") if device is None else device)
     if used.type == "cuda" and used.index is None:
         used = torch.device("cuda", torch.cuda.current_device())
+    backend = _backend(group, used)
+    require_proven(job, backend, communicators)
     place = _place(job, members.index(dist.get_rank()), len(members), layout)
     store = PrefixStore(f"chimera/{next(_number)}/{members[0]}", registry._get_default_store())
     _agree_on_program(job, place, store, timeout)
-    return _connect(job, place, members, store, used, timeout, _backend(group, used), None)
+    return _connect(job, place, members, store, used, timeout, backend, None, communicators)
 
 
 _number = count()
@@ -240,6 +249,7 @@ def _connect(
     timeout: float,
     backend: str,
     chat: dist.ProcessGroup | None,
+    communicators: str,
 ) -> World:
     """The world; ``chat`` is a group of gloo over all members, if there is one that nobody else uses."""
     groups = _Groups(place, members)
@@ -254,7 +264,7 @@ def _connect(
         backend=backend,
         chat=groups.everyone() if chat is None or backend != "gloo" else chat,
         sums=_sums(job, place, backend, groups),
-        channels=_channels(job, place, backend, groups),
+        channels=channels(job, place, backend, groups.make, communicators),
     )
     if backend != "gloo":
         _warm_up(world)
@@ -357,16 +367,3 @@ def _sums(
 def _ranks(job: Job, place: Place, stages: Group) -> list[int]:
     """All ranks that hold any of some stages, ascending."""
     return sorted(place.rank_of(copy, worker) for copy in range(place.copies) for worker in job.members(stages))
-
-
-def _channels(job: Job, place: Place, backend: str, groups: _Groups) -> dict[tuple[int, int], dist.ProcessGroup]:
-    """One communicator per directed pair of workers, where messages match by order as on NCCL; gloo matches by tag."""
-    if backend == "gloo":
-        return {}
-    mine: dict[tuple[int, int], dist.ProcessGroup] = {}
-    for copy in range(place.copies):
-        for source, target in job.links:
-            group = groups.make([place.rank_of(copy, source), place.rank_of(copy, target)], backend)
-            if copy == place.copy and group is not None:
-                mine[source, target] = group
-    return mine

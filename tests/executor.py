@@ -10,7 +10,7 @@ restricts the kinds of operations there are forwards alone: each must have run o
 """
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -33,6 +33,8 @@ from chimera_ir.ir.ops import (
 
 SPOILT = ("spoilt",)
 TRANSPORTS = ("directed", "tagged")
+SHARED = ("pair", "single")
+"""A stream for each pair of workers, or for all, in the order of posting: what is next begins when the last is over."""
 
 
 Group = tuple[int, ...]
@@ -97,7 +99,7 @@ class Executor:
 
     def __init__(self, program: Program, transport: str, seed: int) -> None:
         self.random = random.Random(seed)
-        self.directed = transport == "directed"
+        self.transport = transport
         self.stages = program.header.stages
         self.updates = program.header.updates
         self.trains = not program.header.only
@@ -112,6 +114,7 @@ class Executor:
         self.workers = [Worker(number, lane) for number, lane in enumerate(program.lanes)]
         self.sent: dict[Link, dict[object, Transfer]] = {}
         self.posted: dict[Link, dict[object, Transfer]] = {}
+        self.queues: defaultdict[tuple[int, ...], list[tuple[Link, Transfer]]] = defaultdict(list)
         self.read: dict[tuple[int, Group], int] = {}
         self.sums: dict[Group, list[Sum]] = {group: [] for group in groups}
         self.added = dict.fromkeys(groups, 0)
@@ -159,18 +162,32 @@ class Executor:
 
     def transferable(self) -> list[tuple[Link, Transfer, Transfer]]:
         """What may arrive next: of each queue its head, or any message of which both ends are posted."""
+        if self.transport in SHARED:
+            return self.begun()
         pairs = []
         for link, sends in self.sent.items():
             recvs = self.posted.get(link)
             if not sends or not recvs:
                 continue
-            if self.directed:
+            if self.transport == "directed":
                 pairs.append((link, next(iter(sends.values())), next(iter(recvs.values()))))
             else:
                 pairs += [(link, send, recvs[tag]) for tag, send in sends.items() if tag in recvs]
         return pairs
 
+    def queue(self, worker: int, peer: int) -> list[tuple[Link, Transfer]]:
+        """What a worker has posted and is not over, of what shares a stream with its messages with a peer."""
+        return self.queues[(worker, peer) if self.transport == "pair" else (worker,)]
+
+    def begun(self) -> list[tuple[Link, Transfer, Transfer]]:
+        """The messages of which both ends are at the heads of their streams."""
+        heads = {(worker, queue[0][0]): queue[0][1] for (worker, *_), queue in self.queues.items() if queue}
+        both = sorted(link for _, link in heads if all((worker, link) in heads for worker in link))
+        return [(link, heads[link[0], link], heads[link[1], link]) for link in dict.fromkeys(both)]
+
     def transfer(self, link: Link, send: Transfer, recv: Transfer) -> None:
+        for ends in (link, link[::-1]) if self.transport in SHARED else ():
+            self.queue(*ends).pop(0)
         del self.sent[link][send.tag], self.posted[link][recv.tag]
         recv.cell.value = send.expected if send.cell.value == send.expected else SPOILT
         send.done = recv.done = True
@@ -219,6 +236,7 @@ class Executor:
                 cell, value = worker.outputs[key]
                 worker.sends[message] = Transfer(message, cell, value)
                 self.sent.setdefault((worker.number, to), {})[message] = worker.sends[message]
+                self.queue(worker.number, to).append(((worker.number, to), worker.sends[message]))
             case Recv(message, source, slot):
                 self.demand(message not in worker.recvs, "{} is received twice", message)
                 cell = worker.slots.setdefault((message.source, message.target, slot), Cell())
@@ -226,6 +244,7 @@ class Executor:
                     cell.value = SPOILT
                 worker.recvs[message] = Transfer(message, cell)
                 self.posted.setdefault((source, worker.number), {})[message] = worker.recvs[message]
+                self.queue(worker.number, source).append(((source, worker.number), worker.recvs[message]))
             case WaitSend(message):
                 self.demand(not worker.sends[message].waited, "{} is waited for twice", message)
                 worker.sends[message].waited = True

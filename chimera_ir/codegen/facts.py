@@ -47,6 +47,9 @@ def facts(verified: Verified, evaluation: Verified) -> Facts:
         "placement": [pipe.workers for pipe in header.pipes],
         "ties": [[*tie] for tie in header.ties],
         "links": _links(program),
+        "communicators": [
+            known.communicators.value for known in verified.with_evaluation(lambda: evaluation) if known.finishes
+        ],
         "period": header.period,
         "reads": _reads(program),
         "lag": lag(known) if known else 0,

@@ -97,6 +97,11 @@ _TRAINING = (
     ),
     click.option("--backend-module", type=click.Path(), metavar="FILE", help="A file that registers the backend."),
     click.option("--layout", type=click.Choice(["pipeline", "replica"]), help="Which ranks are neighbours."),
+    click.option(
+        "--communicators",
+        type=click.Choice(["directed", "pair"]),
+        help="Of messages: one for each direction between two workers, or for both.",
+    ),
 )
 """The options of train.py, by their names there; what is not given is left to it."""
 

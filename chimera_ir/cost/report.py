@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
+from typing import NamedTuple
 
 from chimera_ir.cost.events import Launched
 from chimera_ir.cost.footprint import activations, between_halves, held, stashed_inputs
@@ -60,11 +61,23 @@ class Figures:
         return idle(self.busy, self.steady_period)
 
 
+class Shared(NamedTuple):
+    """A choice of communicators for messages: its name, how many there are of them, and where the program blocks.
+
+    ``blocked`` is empty if the program is proven to finish.
+    """
+
+    name: str
+    number: int
+    blocked: str
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """The figures of a schedule and of its baseline in the same units, with launches, proven rules and remarks.
 
     ``stale`` has, for each stage of an asynchronous schedule, how many updates old the weights are that it reads.
+    ``communicators`` are the choices of communicators, from the most to the fewest; none for a report on a schedule.
     """
 
     figures: Figures
@@ -73,6 +86,7 @@ class Report:
     launches: tuple[Launched, ...]
     verified: tuple[str, ...]
     remarks: tuple[str, ...]
+    communicators: tuple[Shared, ...] = ()
 
     @property
     def makespan(self) -> Fraction:
@@ -109,6 +123,7 @@ class Report:
                 **_between_halves(self.baseline),
             },
             "verified": {rule.replace("-", "_"): True for rule in self.verified},
+            "communicators": {shared.name: _shared(shared) for shared in self.communicators},
             "synchronisation": [_launch(launched) for launched in self.launches],
             "costs": dict(_costs(figures)),
             "cost_unit": figures.costs.unit.value,
@@ -252,6 +267,11 @@ def _launch(launched: Launched) -> _Json:
         "free": _number(launched.free),
         "flush": _number(launched.flush),
     }
+
+
+def _shared(shared: Shared) -> _Json:
+    blocked = {"blocked": shared.blocked} if shared.blocked else {}
+    return {"count": shared.number, "proven": not shared.blocked, **blocked}
 
 
 def _number(value: Fraction) -> int | float:

@@ -25,7 +25,7 @@ Show = Callable[[Fraction], str]
 def show(report: Report) -> RenderableType:
     """The report for a console of any width; colours add no information to the words."""
     head = _heading(report), _table(report), _verdict(report)
-    return Group(*head, *_remarks(report), *_launches(report), _proof(report))
+    return Group(*head, *_remarks(report), *_launches(report), _proof(report), *_communicators(report))
 
 
 def _heading(report: Report) -> Text:
@@ -146,6 +146,12 @@ def _remarks(report: Report) -> list[Text]:
 
 def _proof(report: Report) -> Text:
     return Text("verified: " + ", ".join(report.verified))
+
+
+def _communicators(report: Report) -> list[Text]:
+    """Fewer communicators than the rule "channels" asks for, where the program is proven to finish with them."""
+    fewer = [f"{shared.name} ({shared.count})" for shared in report.communicators[1:] if not shared.blocked]
+    return [Text(f"finishes with fewer communicators, too: {', '.join(fewer)}")] if fewer else []
 
 
 def per_worker(values: Sequence[Fraction], show: Show = decimal) -> str:

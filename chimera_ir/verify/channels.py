@@ -4,7 +4,6 @@ The proof is a global order in which no wait blocks. The counter-example is a sh
 each other.
 """
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import AllReduce, Instruction, Message, Recv, Send, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.ir.text.printer import line
+from chimera_ir.verify.circles import shortest_circle
 from chimera_ir.verify.index import receiver, sender
 from chimera_ir.verify.transport import Transport, replay
 from chimera_ir.verify.words import content, summed
@@ -72,7 +72,7 @@ def _finished(program: Program, result: Played) -> bool:
 def _deadlock(program: Program, transports: list[Transport], result: Played) -> Diagnostic:
     blocked = {Worker(w): place for w, place in enumerate(result.places) if place < len(program.lanes[w])}
     wanted = {worker: _wanted(program, worker, place, result) for worker, place in blocked.items()}
-    circle = _shortest_circle({worker: [peer for peer, _ in wants] for worker, wants in wanted.items()})
+    circle = shortest_circle({worker: [peer for peer, _ in wants] for worker, wants in wanted.items()})
     chain = [_blocked(program, worker, blocked[worker], wanted[worker], circle) for worker in circle]
     names = ", nor with ".join(transport.value for transport in transports)
     return Deadlock(chain[0].span, names, tuple(chain))
@@ -131,49 +131,3 @@ def _meaning(program: Program, wait: Instruction) -> str:
             return f"the sum of the gradients of {summed(wait)}"
         case _:
             raise AssertionError("only waits block")
-
-
-def _shortest_circle(waits: dict[Worker, list[Worker]]) -> list[Worker]:
-    """A shortest circle in a graph whose nodes all have successors; the lowest start decides between equal ones."""
-    best: list[Worker] = []
-    for start in sorted(_knotted(waits)):
-        circle = _circle_through(start, waits, len(best) or len(waits) + 1)
-        best = circle or best
-        if len(best) == 1:
-            break
-    return best
-
-
-def _knotted(waits: dict[Worker, list[Worker]]) -> set[Worker]:
-    """The nodes in circles and between circles: nodes that nothing waits for are removed until none is left."""
-    count = dict.fromkeys(waits, 0)
-    for peers in waits.values():
-        for peer in peers:
-            count[peer] += 1
-    loose = [worker for worker, waiting in count.items() if waiting == 0]
-    left = set(waits)
-    while loose:
-        worker = loose.pop()
-        left.remove(worker)
-        for peer in waits[worker]:
-            count[peer] -= 1
-            if count[peer] == 0:
-                loose.append(peer)
-    return left
-
-
-def _circle_through(start: Worker, waits: dict[Worker, list[Worker]], shorter_than: int) -> list[Worker]:
-    """A shortest circle from a node to itself; empty if none is short enough."""
-    paths = deque([[start]])
-    seen = {start}
-    while paths:
-        path = paths.popleft()
-        if len(path) >= shorter_than:
-            return []
-        for peer in waits[path[-1]]:
-            if peer == start:
-                return path
-            if peer not in seen:
-                seen.add(peer)
-                paths.append([*path, peer])
-    return []

@@ -1,7 +1,7 @@
 """Verification: the rules, level by level, and the type of programs for which all of them hold."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import InitVar, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import InitVar, dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
@@ -17,6 +17,7 @@ from chimera_ir.ir.streams import ProgramStream, ScheduleStream, stream_of, view
 from chimera_ir.verify.acyclic import acyclic
 from chimera_ir.verify.channels import Certificate, channels
 from chimera_ir.verify.clocks import clocks
+from chimera_ir.verify.communicators import Communication, communications
 from chimera_ir.verify.complete import complete
 from chimera_ir.verify.conflict_free import conflict_free
 from chimera_ir.verify.copies import copies, surplus
@@ -101,6 +102,22 @@ class Verified:
     def held(self) -> tuple[Holdings, ...]:
         """Per worker its holdings by stage, and the activations alive at once."""
         return tuple(holdings(self.program))
+
+    @cached_property
+    def communications(self) -> tuple[Communication, ...]:
+        """What is known of it with fewer communicators than the rule "channels" asks for, and with these."""
+        return tuple(communications(self.level, self.program, self.certificates[0].played))
+
+    def with_evaluation(self, evaluation: "Callable[[], Verified]") -> tuple[Communication, ...]:
+        """What is known of it together with the forwards alone, which are made only where it depends on them."""
+        if not any(known.finishes for known in self.communications[1:]):
+            return self.communications
+        return tuple(
+            replace(known, played=None, blocked=f"in evaluations {forwards.blocked}")
+            if known.finishes and not forwards.finishes
+            else known
+            for known, forwards in zip(self.communications, evaluation().communications, strict=True)
+        )
 
 
 def verify_schedule(level: Schedule | ScheduleStream, plan: Plan | None) -> Checked:

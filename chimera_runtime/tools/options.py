@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from chimera_runtime.communicators import CHOICES, DIRECTED
 from chimera_runtime.errors import Misuse
 from chimera_runtime.sizes import UNITS
 from chimera_runtime.tools.backends import BUILT_IN
@@ -170,6 +171,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--backend-module", type=Path, metavar="FILE", help="a Python file that registers the backend")
     parser.add_argument(
         "--layout", choices=["pipeline", "replica"], default="pipeline", help="which ranks are neighbours"
+    )
+    parser.add_argument(
+        "--communicators",
+        choices=CHOICES,
+        default=DIRECTED,
+        help="of messages: one for each direction between two workers (default), or for both",
     )
     mine, theirs = list(arguments), []
     if "--" in mine:

@@ -1,28 +1,34 @@
 """The whole matrix under the backend that keeps NCCL's rules; `test_strict` has a sample of it.
 
-    .venv/bin/python -m tests.e2e.strict_matrix [--random 300] [--mutants 60] [--seed 0]
+    .venv/bin/python -m tests.e2e.strict_matrix [--random 300] [--mutants 60] [--seed 0] [--schemes NAME ..]
+    .venv/bin/python -m tests.e2e.strict_matrix --communicators pair
 
 Each program runs with ``--check-only``: it trains some updates as one process does. Every rank delays each of its
 operations at random; a device has 8 hardware queues, and room for one collective. Mutants are scripts of chimera with
 one line changed; they run with gloo as well.
+
+With ``--communicators pair`` there is one for both directions between two workers. What is not proven to finish with it
+is left out; of each program there is a second one then, whose receives are posted where they are needed. No mutants.
 """
 
 import argparse
+import json
 import random
 import re
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import chimera_ir
 from chimera_ir import library
 from chimera_ir.errors import TextError
 from chimera_ir.ir.text.printer import show
 from chimera_ir.lower.order import order
 from tests.e2e.ranks import Job, Outcome, compiled, run_all
-from tests.e2e.test_strict import STRICT, lines_of
+from tests.e2e.test_strict import PAIR, STRICT, late, lines_of
 from tests.property.programs import random_plan
 
 RULES = {"STRICT_DELAY": "0.003", "STRICT_QUEUES": "8", "STRICT_ALONE": "1"}
@@ -32,9 +38,9 @@ TOGETHER = 40
 """Jobs under one torchrun."""
 
 
-def library_jobs(folder: Path, seed: int) -> Iterator[tuple[int, Job]]:
-    """The schemes of the library, at each size that they take, with their numbers of ranks."""
-    for scheme in library.names():
+def library_jobs(folder: Path, schemes: Sequence[str], seed: int) -> Iterator[tuple[int, Job]]:
+    """Schemes of the library, at each size that they take, with their numbers of ranks."""
+    for scheme in schemes:
         names = library.parameters(scheme)
         for workers, micro_batches in SIZES if "N" in names else SIZES[:2]:
             settings = {"P" if "P" in names else "D": workers} | ({"N": micro_batches} if "N" in names else {})
@@ -56,6 +62,16 @@ def random_jobs(folder: Path, count: int, seed: int) -> Iterator[tuple[int, Job]
             file = folder / f"random{number}.sir"
             file.write_text(show(order(plan)))
             yield plan.header.workers, job(f"random {number}", compiled(folder, str(file)), seed)
+
+
+def paired(jobs: Iterable[tuple[int, Job]]) -> Iterator[tuple[int, Job]]:
+    """Of each program and the same with late receives, what is proven for one communicator for both directions."""
+    for ranks, early in jobs:
+        schedule = chimera_ir.compile(early.directory / "schedule.sir").schedule
+        changed = late(early.directory.with_name(f"{early.directory.name}-late"), schedule)
+        for name, directory in ((early.name, early.directory), (f"{early.name}, late", changed)):
+            if "pair" in json.loads((directory / "program.json").read_text())["communicators"]:
+                yield ranks, replace(early, name=name, directory=directory, arguments=PAIR)
 
 
 def job(name: str, directory: Path, seed: int) -> Job:
@@ -144,15 +160,26 @@ def main() -> None:
     parser.add_argument("--random", type=int, default=300, metavar="COUNT", help="random schedules [default: 300]")
     parser.add_argument("--mutants", type=int, default=60, metavar="COUNT", help="changed scripts [default: 60]")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--schemes", nargs="*", choices=library.names(), default=library.names(), metavar="NAME")
+    parser.add_argument("--communicators", choices=["directed", "pair"], default="directed")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        jobs = [*library_jobs(folder, options.seed), *random_jobs(folder, options.random, options.seed)]
+        jobs = [
+            *library_jobs(folder, options.schemes, options.seed),
+            *random_jobs(folder, options.random, options.seed),
+        ]
+        if options.communicators == "pair":
+            proven = [*paired(jobs)]
+            print(f"{len(proven)} of {2 * len(jobs)} programs are proven for it", flush=True)
+            jobs = proven
         results = outcomes(folder, jobs)
         for name, outcome in results.items():
             if not passed(outcome):
                 print(f"{name}: failed\n{''.join(outcome.said)[-2000:]}")
         print(f"{sum(map(passed, results.values()))} of {len(results)} programs trained as one process does")
+        if options.communicators == "pair":
+            return
         mutants = list(mutant_jobs(folder, options.mutants, options.seed))
         results = outcomes(folder, [(4, one) for _, *both in mutants for one in both])
         counts: Counter[tuple[str, bool, bool]] = Counter(

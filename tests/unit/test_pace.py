@@ -73,10 +73,16 @@ def lanes(of: ProgramStream, known: Sequence[PacedTurn], given: int, updates: in
     ]
 
 
-def ends(of: ProgramStream, known: Sequence[PacedTurn], given: int, seeds: int = 2) -> bool:
+def ends(
+    of: ProgramStream,
+    known: Sequence[PacedTurn],
+    given: int,
+    seeds: int = 2,
+    transports: Sequence[str] = TRANSPORTS,
+) -> bool:
     """Whether all that runs when some updates are given comes to its end, by the executor."""
     program = Program(header_of(of.header, given), tuple(lanes(of, known, given, given)))
-    for transport in TRANSPORTS:
+    for transport in transports:
         for seed in range(seeds):
             executor = Executor(program, transport, seed)
             with suppress(Wrong):  # what is under way is left undone

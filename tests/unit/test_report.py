@@ -74,6 +74,7 @@ def test_the_json_is_that_of_the_contract_in_its_order() -> None:
         "verified": dict.fromkeys(
             ["complete", "placed", "conflict_free", "acyclic", "channels", "gradients", "versions", "memory"], True
         ),
+        "communicators": {},
         "synchronisation": [],
         "costs": {"F": 1, "B": 2, "I": 1, "W": 1},
         "cost_unit": None,

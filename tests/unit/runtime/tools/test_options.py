@@ -23,6 +23,7 @@ def test_a_model_is_all_that_is_needed() -> None:
     options = parse(MODEL)
     assert (options.model, options.steps, options.micro_batch_size, options.seed) == (Path("m.py"), 10, 1, 0)
     assert (options.timeout, options.backend, options.layout) == (60.0, "gloo", "pipeline")
+    assert options.communicators == "directed"
     assert (options.check, options.check_only) == (False, False)
     assert {options.rehearse, options.metrics, options.trace, options.memory_limit} == {None}
 
@@ -98,6 +99,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         (("--seed=x",), "argument --seed: invalid int value: 'x'"),
         (("--backend=mpi",), "--backend mpi: gloo, nccl, or a backend that --backend-module FILE registers"),
         (("--backend-module=strict.py",), "--backend-module: --backend NAME says which backend the file registers"),
+        (("--communicators=single",), "argument --communicators: invalid choice: 'single'"),
         (("--layout=ring",), "argument --layout: invalid choice: 'ring'"),
         (("--check", "--check-only"), "argument --check-only: not allowed with argument --check"),
         (("--check", "--rehearse", "F=1,B=2"), "not allowed with argument --check"),
