@@ -17,6 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from chimera_runtime.errors import Misuse, PeerLost
+from chimera_runtime.devices import device_of
 from chimera_runtime.messages import Names, Peer, waiter
 from chimera_runtime.program import Group, Job, Place
 from chimera_runtime.tensors import plain
@@ -148,17 +149,20 @@ def learn(store: Store, key: str, source: int, what: str, seconds: float) -> byt
 
 
 def begin(
-    job: Job, store: Store, rank: int, size: int, layout: str, backend: str, timeout: float
+    job: Job, store: Store, rank: int, size: int, layout: str, backend: str, timeout: float, on: str | None = None
 ) -> tuple[Place, torch.device]:
     """Sets up the default process group; every rank calls it with the same options.
+
+    ``on`` is the kind of device, ``cpu`` or ``cuda``: by default what the backend is for.
 
     Raises
     ------
     Misuse
-        If the ranks do not make whole copies of the group of workers or run different programs, or a GPU is missing.
+        If the ranks do not make whole copies of the group of workers or run different programs, a GPU is missing, or
+        the backend is for another kind of device.
     """
     place = _place(job, rank, size, layout)
-    device = _device(backend)
+    device = device_of(backend, on)
     _agree_on_program(job, place, store, timeout)
     limit = timedelta(seconds=timeout)
     dist.init_process_group(
@@ -326,19 +330,6 @@ def _warm_up(world: World) -> None:
 def _synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _device(backend: str) -> torch.device:
-    if "cpu" in dist.Backend.backend_capability.get(backend, ["cpu"]):
-        return torch.device("cpu")
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    if local >= torch.cuda.device_count():
-        raise Misuse(
-            f"--backend {backend} needs one GPU per rank; this machine has {torch.cuda.device_count()}: use --backend "
-            "gloo"
-        )
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)
 
 
 def _sums(

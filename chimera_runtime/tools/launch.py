@@ -94,7 +94,7 @@ def _run(
     job = compiled.job
     if options.backend_module is not None:
         register(options.backend, options.backend_module)
-    place, device = begin(job, store, rank, size, options.layout, options.backend, options.timeout)
+    place, device = begin(job, store, rank, size, options.layout, options.backend, options.timeout, options.device)
     facts = compiled.ranks[place.worker]
     offered = {"num_stages": job.stages, "steps": options.steps, "seed": options.seed, "args": options.args}
     with Located(rank, place.worker, lambda: memory_state(device, facts)):

@@ -86,7 +86,7 @@ class Run(Hooks):
     def __post_init__(self) -> None:
         options = self.options
         if options.rehearse and self.device.type != "cpu":
-            raise Misuse("--rehearse: sleeps on the CPU say nothing about a GPU; use --backend gloo")
+            raise Misuse("--rehearse: sleeps on the CPU say nothing about a GPU; use --device cpu --backend gloo")
         if options.clip_norm is not None and self.compiled.job.period:
             raise Misuse(
                 f"--clip-norm: {self.compiled.job.name} has no flush, and its stages make an update at different "

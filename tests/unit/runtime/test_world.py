@@ -68,13 +68,6 @@ def test_ranks_that_make_no_whole_copies_are_told_which_numbers_do(size: int, wo
     assert refused(job(), size) == words
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_rank_without_a_gpu_cannot_use_nccl() -> None:
-    assert "--backend nccl needs one GPU per rank; this machine has 0: use --backend gloo" in refused(
-        alone_job(), 1, "nccl"
-    )
-
-
 def test_ranks_of_different_programs_do_not_start() -> None:
     """As where one machine has an older copy of the directory."""
     store = HashStore()
