@@ -252,9 +252,8 @@ def _connect(
         staging=staging_of(device, backend),
         monitor=None if backend == "gloo" else Monitor(timeout, end),
     )
-    if world.monitor is not None:
-        with world.monitor.watching(lambda error: world.names.lost("for the first use of communicators", (), error)):
-            _warm_up(world)
+    if backend != "gloo":
+        _warm_up(world)
     return world
 
 
@@ -311,6 +310,12 @@ def _warm_up(world: World) -> None:
     On NCCL the first operation of a communicator sets it up and blocks the host until its peers are there; in the loop,
     where posting must not block, that could close a cycle.
     """
+    assert world.monitor is not None
+    with world.monitor.watching(lambda error: world.names.lost("for the first use of communicators", (), error)):
+        _use_all(world)
+
+
+def _use_all(world: World) -> None:
     me, token = world.place, torch.zeros(1, device=world.device)
     for source, target in world.job.links:
         channel = world.channels.get((source, target))
