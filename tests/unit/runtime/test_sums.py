@@ -410,8 +410,9 @@ def test_what_an_update_counts_is_read_on_the_host(members: Sequence[Any]) -> No
     ]
     backward((weights[0], 1.0))
     sums[0].collect()
-    sums[0].count((torch.full((1,), 2.0, dtype=torch.float64),))
+    for of_rank, number in zip(sums, (2.0, 6.0), strict=True):
+        of_rank.count((torch.full((1,), number, dtype=torch.float64),))
     summed(sums)
-    assert [count.tensor.item() for count in counts] == [2.0, 0.0]
-    assert weights[0].grad == torch.tensor([8.0 / 2.0])
+    assert [count.tensor.item() for count in counts] == [2.0, 6.0]
+    assert weights[0].grad == torch.tensor([8.0 / (2.0 + 6.0)])
     assert weights[1].grad is not None, "a rank has one, as the host knows"
