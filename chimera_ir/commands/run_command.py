@@ -93,7 +93,10 @@ _TRAINING = (
         "--backend",
         metavar="NAME",
         shell_complete=lambda _context, _option, begun: [name for name in ("gloo", "nccl") if name.startswith(begun)],
-        help="gloo: CPU; nccl: one GPU per rank; or another one.",
+        help="Of messages: gloo, nccl (GPUs), or another one.",
+    ),
+    click.option(
+        "--device", type=click.Choice(["cpu", "cuda"]), help="Where stages are [default: as the backend has it]."
     ),
     click.option("--backend-module", type=click.Path(), metavar="FILE", help="A file that registers the backend."),
     click.option("--layout", type=click.Choice(["pipeline", "replica"]), help="Which ranks are neighbours."),

@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import Store
 from chimera_runtime import assemble
 from chimera_runtime.allocator import keep_memory
 from chimera_runtime.batches import Batches
-from chimera_runtime.errors import Misuse
+from chimera_runtime.errors import FAILED, Misuse, PeerLost
 from chimera_runtime.hooks import Hooks
 from chimera_runtime.lane import Lane
 from chimera_runtime.loader import Loader
@@ -86,7 +86,7 @@ class Run(Hooks):
     def __post_init__(self) -> None:
         options = self.options
         if options.rehearse and self.device.type != "cpu":
-            raise Misuse("--rehearse: sleeps on the CPU say nothing about a GPU; use --backend gloo")
+            raise Misuse("--rehearse: sleeps on the CPU say nothing about a GPU; use --device cpu --backend gloo")
         if options.clip_norm is not None and self.compiled.job.period:
             raise Misuse(
                 f"--clip-norm: {self.compiled.job.name} has no flush, and its stages make an update at different "
@@ -253,6 +253,10 @@ class Run(Hooks):
             self._progress.close()
 
     # ---- the hooks
+
+    def lost(self, error: PeerLost) -> None:
+        """Ends this rank with the message of the one that failed first."""
+        self.faults.end(f"train.py: {self.faults.root_of(str(error), error.peers)}", FAILED, is_cause=False)
 
     def ready(self, setting: Setting, modules: dict[int, torch.nn.Module]) -> None:
         """Says what is remarkable, refuses what needs too much memory, and checks, as far as that was asked for."""

@@ -1,6 +1,7 @@
 """When something fails, the user reads one message, every rank ends, and nothing hangs."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.ranks import (
+    HERE,
     MODELS,
     PATIENCE,
     Job,
@@ -74,6 +76,18 @@ def test_a_rank_that_hangs_is_named_when_the_time_is_up(two_stages: Path) -> Non
     (message,) = ours(done)
     assert message.startswith("train.py: rank 0 (worker 0): wait ")
     assert "rank 1: no answer within 3 s (--timeout)" in message
+
+
+def test_where_gloo_does_not_keep_the_time_a_rank_that_hangs_is_named_as_well(two_stages: Path) -> None:
+    """By the monitor, before the backend says anything: here it would after 30 s."""
+    variables = {"FAIL": "stop-in-forward:1:2", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}
+    backend = ("--backend", "strict", "--backend-module", str(HERE / "strict.py"))
+    done = torchrun(two_stages, 2, "--model", FAILING, "--steps", "9", "--timeout", "3", *backend, **variables)
+    assert done.returncode != 0
+    (message,) = ours(done)
+    assert re.match(
+        r"train\.py: rank 0 \(worker 0\): wait (send|recv) m\d s\d->s\d: rank 1: no answer within 3 s", message
+    )
 
 
 def test_scripts_of_different_programs_are_one_message(two_stages: Path, tmp_path: Path) -> None:

@@ -97,6 +97,8 @@ def test_what_is_no_size_is_refused(text: str) -> None:
     [
         (("--seed=x",), "argument --seed: invalid int value: 'x'"),
         (("--backend=mpi",), "--backend mpi: gloo, nccl, or a backend that --backend-module FILE registers"),
+        (("--backend=nccl", "--device=cpu"), "--device cpu --backend nccl: NCCL is for GPUs; leave --device out, or"),
+        (("--device=tpu",), "argument --device: invalid choice: 'tpu'"),
         (("--backend-module=strict.py",), "--backend-module: --backend NAME says which backend the file registers"),
         (("--layout=ring",), "argument --layout: invalid choice: 'ring'"),
         (("--check", "--check-only"), "argument --check-only: not allowed with argument --check"),
