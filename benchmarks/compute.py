@@ -48,12 +48,12 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, metavar="PAGE", help="write the table between the page's marks")
     options = parser.parse_args()
     kind, backend = ("generated", "gloo") if options.backend is None else ("loop", options.backend)
-    alone_too = (ALONE, ALL_CORES) if backend == "gloo" else (ALONE,)
+    others = (TORCH, ALONE, ALL_CORES) if options.backend is None else (TORCH, ALONE)
     point = Comparison(
         name=MODEL.name,
         stages=options.stages,
         micro_batches=options.micro_batches,
-        contenders=(*(Contender(name, kind, name) for name in SCHEMES), TORCH, *alone_too),
+        contenders=(*(Contender(name, kind, name) for name in SCHEMES), *others),
         rounds=options.rounds,
         model=str(MODEL),
         micro_batch_size=options.micro_batch_size,

@@ -43,13 +43,16 @@ def local_index(backend: str) -> int:
         If there is no GPU, or fewer than ranks where ranks cannot share them.
     """
     local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    ranks = max(local + 1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    needed = "--device cuda needs a GPU" if backend == "gloo" else f"--backend {backend} needs one GPU per rank"
+    if not count:
+        why = "torch finds none on this machine" if torch.version.cuda else "this torch is built without CUDA"
+        raise Misuse(f"{needed}, and {why}: use --device cpu --backend gloo")
     if backend == "gloo":
-        if not count:
-            raise Misuse("--device cuda needs a GPU; this machine has 0: use --device cpu")
         return local % count
-    if local >= count:
+    if ranks > count:
         raise Misuse(
-            f"--backend {backend} needs one GPU per rank; this machine has {count}: use --backend gloo, with --device "
-            "cuda if there are fewer GPUs than ranks"
+            f"{needed}; this machine has {count} and {ranks} ranks: start {count} here, with --nproc-per-node={count}, "
+            "or use --device cuda --backend gloo, with which ranks share a GPU"
         )
     return local

@@ -22,10 +22,11 @@ from sleepers import Sleep, sleepers
 from torch.distributed.distributed_c10d import PrefixStore
 
 from chimera_runtime.allocator import keep_memory
+from chimera_runtime.meeting import meet
 from chimera_runtime.model import load
 from chimera_runtime.program import Job
 from chimera_runtime.tools.rehearsal import overshoot
-from chimera_runtime.world import World, join, meet
+from chimera_runtime.world import World, join
 
 TIMEOUT = 120.0
 

@@ -115,6 +115,8 @@ MISTAKES = {
     "change-shape:0:2": "stage 0 returned for micro-batch 0: tensor 0 is (2, 4) torch.float32 and was (1, 4)",
     "build-returns-none": "build_stage(0, 2) returned None, not a torch.nn.Module",
     "returns-set": "stage 0 returned a set; return a tensor, or tensors in tuples, lists and dicts",
+    "returns-sparse": "stage 0 returned a tensor of layout torch.sparse_coo, which is no message: return a dense one",
+    "returns-elsewhere": "stage 0 returned a tensor on meta, and its rank computes on cpu: make what a forward makes",
     "loss-of-two": "loss returned a tensor of shape (2,); return the mean over the micro-batch",
     "few-items": "the dataset has 3 items and one update takes B*N*W = 1*4*1 = 4",
     "no-map": "the dataset, of type tuple_iterator, is none: a map-style one has __len__ and __getitem__",

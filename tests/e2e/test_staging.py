@@ -68,7 +68,7 @@ def test_the_host_waits_for_no_gpu_and_takes_no_more_pinned_memory(
 def test_without_a_gpu_it_is_one_message(tmp_path: Path) -> None:
     program = compiled(tmp_path, "dapple", D=2, N=4)
     for options, words in {
-        ("--device", "cuda"): "--device cuda needs a GPU; this machine has 0: use --device cpu",
+        ("--device", "cuda"): "--device cuda needs a GPU, and this torch is built without CUDA: use --device cpu",
         ("--device", "cpu", "--backend", "nccl"): "--device cpu --backend nccl: NCCL is for GPUs; leave --device out",
     }.items():
         done = torchrun(program, 2, "--model", str(MODELS / "zoo.py"), *options)

@@ -53,7 +53,8 @@ def test_a_rank_is_where_its_backend_is_or_where_it_is_asked_to_be(
         (
             "nccl",
             None,
-            "--backend nccl needs one GPU per rank; this machine has 2: use --backend gloo, with --device cuda",
+            "--backend nccl needs one GPU per rank; this machine has 2 and 3 ranks: start 2 here, with "
+            "--nproc-per-node=2, or use --device cuda --backend gloo, with which ranks share a GPU",
         ),
         ("nccl", "cpu", "--device cpu: --backend nccl is for cuda; leave --device out"),
         ("of_cpus", "cuda", "--device cuda: --backend of_cpus is for cpu; leave --device out"),
@@ -73,12 +74,23 @@ def test_what_a_backend_is_not_for_is_refused(
 @pytest.mark.parametrize(
     ("backend", "on", "words"),
     [
-        ("nccl", None, "--backend nccl needs one GPU per rank; this machine has 0: use --backend gloo"),
-        ("gloo", "cuda", "--device cuda needs a GPU; this machine has 0: use --device cpu"),
+        ("nccl", None, "--backend nccl needs one GPU per rank, and "),
+        ("gloo", "cuda", "--device cuda needs a GPU, and "),
     ],
 )
 def test_a_rank_without_a_gpu_is_told_before_it_joins(backend: str, on: str | None, words: str) -> None:
     with pytest.raises(Misuse) as error:
         begin(alone_job(), HashStore(), 0, 1, "pipeline", backend, 20.0, on)
-    assert str(error.value).startswith(words)
+    why = "torch finds none on this machine" if torch.version.cuda else "this torch is built without CUDA"
+    assert str(error.value) == f"{words}{why}: use --device cpu --backend gloo"
     assert not dist.is_initialized()
+
+
+def test_every_rank_of_a_machine_with_too_few_gpus_is_told(gpus: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that could have a GPU: none of them waits for those that end."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with pytest.raises(Misuse, match="--backend nccl needs one GPU per rank; this machine has 2 and 4 ranks"):
+        device_of("nccl")
+    assert device_of("gloo", "cuda") == torch.device("cuda", 0)
+    assert gpus == [0]
