@@ -82,7 +82,7 @@ _TRAINING = (
         "--torch-profile", type=click.Path(), metavar="DIR", help="What torch.profiler sees of three updates."
     ),
     click.option("--ranges", is_flag=True, help="A range for NVTX and torch.profiler for each line of the program."),
-    click.option("--memory-limit", metavar="SIZE", help="Stop before training if a rank needs more, as in 16GiB."),
+    click.option("--memory-limit", metavar="SIZE", help="Stop if a rank needs more: 16GiB, or device."),
     click.option(
         "--timeout",
         type=click.FloatRange(0, min_open=True),

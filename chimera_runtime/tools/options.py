@@ -76,6 +76,11 @@ def _bytes(text: str) -> int:
     return int(count)
 
 
+def _limit(text: str) -> int | str:
+    """A number of bytes, or ``device``."""
+    return text if text == "device" else _bytes(text)
+
+
 def _durations(text: str) -> dict[str, float]:
     durations: dict[str, float] = {}
     for part in text.split(","):
@@ -163,7 +168,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--ranges", action="store_true", help="a range for NVTX and torch.profiler for each line of the program"
     )
     parser.add_argument(
-        "--memory-limit", type=_bytes, metavar="SIZE", help="stop before training if a rank needs more, as in 16GiB"
+        "--memory-limit",
+        type=_limit,
+        metavar="SIZE",
+        help="stop before training if a rank needs more, as in 16GiB; device: than its GPU has",
     )
     parser.add_argument("--timeout", type=_seconds, default=60.0, help="seconds that any wait may take (default: 60)")
     parser.add_argument("--backend", default="gloo", help="of messages: gloo, nccl (GPUs), or another one")

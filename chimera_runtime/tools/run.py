@@ -28,6 +28,7 @@ from chimera_runtime.stepping import Named, StageStep
 from chimera_runtime.tools.autocast import under_autocast
 from chimera_runtime.tools.board import Board
 from chimera_runtime.tools.check import check
+from chimera_runtime.tools.device_memory import smallest_share
 from chimera_runtime.tools.faults import Faults
 from chimera_runtime.tools.flops import computing_dtype, peak_seconds
 from chimera_runtime.tools.held_out import HeldOut
@@ -266,7 +267,8 @@ class Run(Hooks):
             prepare(world, options.trace, self.compiled.directory)
         remarks = assemble.remarks(world, setting.findings)
         if options.memory_limit is not None:
-            remarks.append(refuse_beyond(options.memory_limit, setting, model.steps, modules, options.shard_optimizer))
+            limit = smallest_share(world) if options.memory_limit == "device" else options.memory_limit
+            remarks.append(refuse_beyond(limit, setting, model.steps, modules, options.shard_optimizer))
         if world.place.rank == 0:
             for remark in remarks:
                 say(remark)

@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.e2e.ranks import MODELS, Job, Outcome, compiled, run_all, torchrun
 
@@ -65,10 +66,12 @@ def test_the_host_waits_for_no_gpu_and_takes_no_more_pinned_memory(
         assert rooms[1] == rooms[-1]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_is_one_message(tmp_path: Path) -> None:
     program = compiled(tmp_path, "dapple", D=2, N=4)
     for options, words in {
-        ("--device", "cuda"): "--device cuda needs a GPU, and this torch is built without CUDA: use --device cpu",
+        ("--device", "cuda"): "--device cuda needs a GPU, and ",
+        ("--memory-limit", "device"): "--memory-limit device: the ranks are on the CPU; give a size, as in",
         ("--device", "cpu", "--backend", "nccl"): "--device cpu --backend nccl: NCCL is for GPUs; leave --device out",
     }.items():
         done = torchrun(program, 2, "--model", str(MODELS / "zoo.py"), *options)

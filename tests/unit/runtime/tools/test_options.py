@@ -87,6 +87,10 @@ def test_sizes_are_read(text: str, size: int) -> None:
     assert parse([*MODEL, "--memory-limit", text]).memory_limit == size
 
 
+def test_a_limit_may_be_that_of_the_device() -> None:
+    assert parse([*MODEL, "--memory-limit", "device"]).memory_limit == "device"
+
+
 @pytest.mark.parametrize("text", ["16GB", "-1", "0", "0.4", "GiB", "1e9", "nan", "9" * 400, ""])
 def test_what_is_no_size_is_refused(text: str) -> None:
     assert f"--memory-limit: {text!r} is not a number of bytes, as in 16GiB" in refused(f"--memory-limit={text}")
