@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test check browser examples unit e2e clean
+.PHONY: help demo test check browser examples gpu test-torch unit e2e clean
 
 help:
 	@echo "make demo    compile a library scheme and train a byte-level GPT with it on four processes"
@@ -12,6 +12,8 @@ help:
 	@echo "make check   format, lint, types"
 	@echo "make browser install the headless browser that one test needs, where that is permitted"
 	@echo "make examples  install what examples/hf_gpt2.py needs beside torch"
+	@echo "make gpu     try a machine with GPUs and leave gpu-report.md; GPU='--pretend 4' lets the CPU stand in for four"
+	@echo "make test-torch TORCH=2.6.0  the tests of the runtime under that release of torch"
 	@echo "make clean   remove the virtual environment and everything that was built"
 
 $(READY): pyproject.toml constraints.txt
@@ -43,5 +45,20 @@ test: check browser examples
 	$(BIN)/pytest tests chimera_ir docs/paper_tables docs/conformance --doctest-modules --ignore=tests/e2e --numprocesses=auto --dist=worksteal
 	$(BIN)/pytest tests/e2e --ignore=tests/e2e/models --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 
+# What the steps are, and what they have to say: tests/gpu. GPU_PYTHON is an interpreter that has chimera_ir and a torch
+# for the machine's driver, if the torch of constraints.txt is none.
+GPU_PYTHON ?= $(BIN)/python
+gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(READY))
+	$(GPU_PYTHON) -m tests.gpu $(GPU)
+
+# An environment of its own for each release; what it needs beside torch is what `make test` has.
+TORCH_VENV := .venv-torch-$(TORCH)
+test-torch: export PYTHONDONTWRITEBYTECODE =
+test-torch:
+	$(if $(TORCH),,$(error which release? make test-torch TORCH=2.6.0))
+	$(PYTHON) -m venv $(TORCH_VENV)
+	$(TORCH_VENV)/bin/pip install --quiet --disable-pip-version-check -e '.[dev]' 'torch==$(TORCH)'
+	$(TORCH_VENV)/bin/pytest tests/unit/runtime tests/e2e/test_check.py tests/e2e/test_failures.py --numprocesses=auto --dist=worksteal
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* gpu.out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

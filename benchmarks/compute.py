@@ -1,12 +1,13 @@
 """How long a step of a real model takes, beside torch.distributed.pipelining and beside a single process.
 
-    .venv/bin/python benchmarks/compute.py [--rounds 20] [--micro-batches 8] [--micro-batch-size 1]
-                                           [--markdown docs/benchmarks.md]
+    .venv/bin/python benchmarks/compute.py [--rounds 20] [--stages 4] [--micro-batches 8] [--micro-batch-size 1]
+                                           [--backend NAME] [--markdown docs/benchmarks.md]
 
-The model is examples/gpt.py, a byte-level transformer, in four stages; every rank computes with one thread. Data
-loading, gradients and the optimizer's step are part of every contender's update. Where four ranks share fewer cores
-than that, a bubble is no loss, for somebody else computes meanwhile: what counts is the work that a system adds to the
-model's own.
+The model is examples/gpt.py, a byte-level transformer, in four stages; every rank computes with one thread, or with
+``--backend nccl`` on a GPU of its own. With ``--backend`` ours is the training loop of train.py. Data loading,
+gradients and the optimizer's step are part of every contender's update. Where four ranks share fewer cores than that,
+a bubble is no loss, for somebody else computes meanwhile: what counts is the work that a system adds to the model's
+own.
 
 The contenders take turns in the same processes as in benchmarks/runtime.py, and the ratios mean the same.
 """
@@ -22,7 +23,7 @@ from side_by_side import Comparison, Contender, run
 from tables import circumstances, put, table
 
 MODEL = Path(__file__).resolve().parent.parent / "examples" / "gpt.py"
-OURS = tuple(Contender(name, "generated", name) for name in ("dapple", "chimera"))
+SCHEMES = ("dapple", "chimera")
 TORCH = Contender("torch Schedule1F1B", "torch", "Schedule1F1B")
 ALONE = Contender("one process, 1 thread", "alone", "1")
 ALL_CORES = Contender("one process, a thread per core", "alone", str(os.cpu_count()))
@@ -42,16 +43,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, help="rounds that count [default: 20]")
     parser.add_argument("--micro-batches", type=int, default=8, metavar="N", help="[default: 8]")
     parser.add_argument("--micro-batch-size", type=int, default=1, metavar="B", help="items [default: 1]")
+    parser.add_argument("--stages", type=int, default=4, metavar="D", help="[default: 4]")
+    parser.add_argument("--backend", help="gloo: CPU; nccl: a GPU for every rank; ours in its training loop")
     parser.add_argument("--markdown", type=Path, metavar="PAGE", help="write the table between the page's marks")
     options = parser.parse_args()
+    kind, backend = ("generated", "gloo") if options.backend is None else ("loop", options.backend)
+    others = (TORCH, ALONE, ALL_CORES) if options.backend is None else (TORCH, ALONE)
     point = Comparison(
         name=MODEL.name,
-        stages=4,
+        stages=options.stages,
         micro_batches=options.micro_batches,
-        contenders=(*OURS, TORCH, ALONE, ALL_CORES),
+        contenders=(*(Contender(name, kind, name) for name in SCHEMES), *others),
         rounds=options.rounds,
         model=str(MODEL),
         micro_batch_size=options.micro_batch_size,
+        backend=backend,
     )
     (samples,) = run([point])
     torch, alone = samples[TORCH.label], samples[ALONE.label]
@@ -63,7 +69,7 @@ def main() -> None:
         ]
         for label, each in samples.items()
     ]
-    task = f"D = 4, N = {point.micro_batches}, {point.micro_batch_size} items per micro-batch."
+    task = f"D = {point.stages}, N = {point.micro_batches}, {point.micro_batch_size} items per micro-batch."
     text = f"{circumstances()} {task}\n\n{table(HEADS, rows)}"
     print(text)
     if options.markdown is not None:

@@ -37,6 +37,8 @@ class Comparison:
     The task is the file ``model`` or, if that is None, stages that sleep ``forward`` seconds and twice that backward
     and exchange ``floats`` floats; ``rehearsed``: a generated program sleeps by ``--rehearse`` instead of by modules.
     ``halves``: the modules sleep ``forward`` seconds for each half of a backward, which can be taken one by one.
+    With another ``backend`` than gloo every rank has the device that the backend is for, and contenders are no
+    "generated" ones, which have communicators for gloo alone.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Comparison:
     model: str | None = None
     micro_batch_size: int = 1
     halves: bool = False
+    backend: str = "gloo"
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,8 @@ class Samples:
 def run(comparisons: Sequence[Comparison]) -> list[dict[str, Samples]]:
     """Measures all comparisons of as many stages under one torchrun each, which begins with one that does not count."""
     found: dict[Comparison, dict[str, Samples]] = {}
-    for ranks in sorted({each.stages for each in comparisons}):
-        mine = [each for each in comparisons if each.stages == ranks]
+    for ranks, backend in sorted({(each.stages, each.backend) for each in comparisons}):
+        mine = [each for each in comparisons if (each.stages, each.backend) == (ranks, backend)]
         found |= zip(mine, _launch(ranks, [replace(mine[0], rounds=2), *mine])[1:], strict=True)
     return [found[each] for each in comparisons]
 
@@ -74,7 +77,8 @@ def _launch(ranks: int, comparisons: Sequence[Comparison]) -> list[dict[str, Sam
         place = Path(folder)
         listed = [asdict(each) | {"contenders": _contenders(each, place)} for each in comparisons]
         plan, result = place / "plan.json", place / "result.json"
-        plan.write_text(json.dumps({"result": str(result), "comparisons": listed}))
+        backend = comparisons[0].backend
+        plan.write_text(json.dumps({"result": str(result), "backend": backend, "comparisons": listed}))
         library = _compiled(place, "gpipe", ranks, ranks)
         command = [*TORCHRUN, f"--nproc-per-node={ranks}", str(HERE / "ranks" / "race.py"), str(plan)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(library)}

@@ -10,7 +10,6 @@ from chimera_runtime.arguments import label
 from chimera_runtime.endings import Ending, HandingOn, Judging
 from chimera_runtime.errors import Misuse
 from chimera_runtime.losses import Count
-from chimera_runtime.messages import waiter
 from chimera_runtime.model import Model
 from chimera_runtime.naming import parameters_by_name
 from chimera_runtime.numbering import Numbering
@@ -91,10 +90,11 @@ def assemble(
 
     def weights_of(group: Group) -> tuple[Weights, GradientSum]:
         trained, (peers, members) = parameters[group], world.sums[group]
-        settle = waiter(world.backend, world.timeout)
         kind = GradientSum if sum_dtype is None else WideGradientSum
         count = None if expected is None else Count(group[0], expected, world.device)
-        gradients = kind(group_text(group), trained, peers, members, world.names, settle, sum_dtype, count)
+        gradients = kind(
+            group_text(group), trained, peers, members, world.names, world.wait, sum_dtype, count, world.staging
+        )
         return _weights(setting, trained, optimizer), gradients
 
     def counting() -> Numbering:

@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from chimera_runtime.errors import PeerLost
 from chimera_runtime.lane import Lane
+from chimera_runtime.monitor import abort
 from chimera_runtime.outcome import Outcomes
 from chimera_runtime.setting import Setting
 from chimera_runtime.stage import Stage
@@ -24,6 +26,10 @@ class Hooks:
 
     measures = False
     loads = True
+
+    def lost(self, error: PeerLost) -> None:
+        """Ends this process: what it waits for does not come, and the wait cannot be broken off. In a thread."""
+        abort(error)
 
     def ready(self, setting: Setting, modules: dict[int, torch.nn.Module]) -> None:
         """The modules of this rank are built and what they hand on is known; no buffers are allocated yet."""

@@ -97,9 +97,8 @@ class Count:
         """Begins the next update."""
         self.tensor.zero_()
 
-    @property
-    def correction(self) -> float:
-        """What gradients are to be multiplied with, once ``tensor`` is the sum over all ranks.
+    def correction(self, count: float) -> float:
+        """What gradients are to be multiplied with, where ``count`` is the sum of ``tensor`` over all ranks.
 
         0 where nothing counts: the mini-batch has nothing to learn from.
 
@@ -108,7 +107,6 @@ class Count:
         BadModel
             If the count is no finite number, or negative.
         """
-        count = float(self.tensor)
         if not 0 <= count < math.inf:
             raise BadModel(
                 f"stage {self._stage}: the counts that loss returned for an update add up to {count:g}; return "

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -53,8 +53,15 @@ class Names:
 class Pending(Protocol):
     """What was posted to a backend and can be waited for."""
 
-    def wait(self, timeout: timedelta = ..., /) -> object:
+    def wait(self, timeout: timedelta, /) -> object:
         """Returns when it is over, or raises a RuntimeError."""
+
+
+Lost = Callable[[Exception], PeerLost]
+"""What to tell the user about an operation that has failed."""
+
+Settle = Callable[[Pending, Lost], object]
+"""Waits for an operation: raises a RuntimeError if it fails or takes too long, or ends the rank then."""
 
 
 class Transfer:
@@ -80,19 +87,23 @@ class Transfer:
         peer = self._peer
         try:
             for work in self._works:
-                peer.settle(work)
+                peer.settle(work, self._lost)
         except RuntimeError as error:
-            raise peer.lost(self._verb, self._tag, error) from error
+            raise self._lost(error) from error
         self._works = ()
         if self._verb == "send":
             self.tensors = ()
+
+    def _lost(self, error: Exception) -> PeerLost:
+        return self._peer.lost(self._verb, self._tag, error)
 
 
 class Peer:
     """Another worker of the same copy, reached by messages.
 
     Posts to the group itself: what ``dist.isend`` looks up and checks each time is known before the first message.
-    ``rank`` is its number within the pipelines, ``member`` that in the default process group.
+    ``rank`` is its number within the pipelines, ``member`` that in the default process group. To what ``over`` makes of
+    a communicator tensors are posted.
     """
 
     def __init__(
@@ -102,11 +113,12 @@ class Peer:
         outgoing: dist.ProcessGroup,
         incoming: dist.ProcessGroup,
         names: Names,
-        settle: Callable[[Pending], object],
+        settle: Settle,
+        over: Callable[[Any], Any] = lambda group: group,
     ) -> None:
         self._rank = rank
-        self._outgoing = outgoing
-        self._incoming = incoming
+        self._outgoing = over(outgoing)
+        self._incoming = over(incoming)
         self._target = dist.get_group_rank(outgoing, member)
         self._source = dist.get_group_rank(incoming, member)
         self._names = names
@@ -138,9 +150,7 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def waiter(backend: str, timeout: float) -> Callable[[Pending], object]:
-    """How a posted operation is waited for: with a time-out on gloo; other backends keep the time themselves."""
-    if backend != "gloo":
-        return lambda work: work.wait()
+def waiter(timeout: float) -> Settle:
+    """How an operation of gloo is waited for: the host waits, as long as the time-out at most."""
     limit = timedelta(seconds=timeout)
-    return lambda work: work.wait(limit)
+    return lambda work, _lost: work.wait(limit)

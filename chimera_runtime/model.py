@@ -18,6 +18,7 @@ from chimera_runtime.errors import FAILED, MISUSED, Misuse
 from chimera_runtime.keywords import Stack
 from chimera_runtime.layers import Layers
 from chimera_runtime.losses import Loss
+from chimera_runtime.moving import moved
 from chimera_runtime.nested import Constant, Form, taken_apart
 from chimera_runtime.shards import is_spread, misplaced
 from chimera_runtime.tensors import draw_seed
@@ -98,8 +99,7 @@ class Model:
         if wrong := misplaced(module, members):
             raise Misuse(f"{self.file}: stage {stage} uses {wrong}")
         give_memory(module, device, f"{self.file}: stage {stage}")
-        with Calling(f"placing stage {stage} on {device}", MISUSED):
-            return module.to(device).train()
+        return moved(module, device, stage, f"{self.file}: stage {stage}").train()
 
     def _made(self, what: str, make: Callable[[], Any], seed: int, number: int) -> torch.nn.Module:
         """A stage or a layer, by its number."""

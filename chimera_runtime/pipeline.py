@@ -140,7 +140,7 @@ class Pipeline(Holding):
             raise Misuse(
                 f"{job.name} cuts every micro-batch into {job.parts}, and dimension 0 of the example is {size}"
             )
-        world = join_group(job, group, layout, device, timeout, communicators)
+        world = join_group(job, group, layout, device, timeout, communicators, hooks.lost)
         script, facts = compiled.script(world.place.worker), compiled.ranks[world.place.worker]
         # After an error inside it nothing more is to be run: messages may still be under way.
         self._located = Located(world.place.rank, world.place.worker, lambda: memory_state(world.device, facts))

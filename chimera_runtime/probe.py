@@ -22,6 +22,7 @@ from chimera_runtime.losses import as_pair, expected_count
 from chimera_runtime.model import Model
 from chimera_runtime.nested import ONE_TENSOR, Form, is_rows, leaves, to_device
 from chimera_runtime.saved import Footprint, Saved, memory_of
+from chimera_runtime.sendable import require_here, require_sendable
 from chimera_runtime.shards import rest
 from chimera_runtime.splitting import Halfway, Split, Whole, obstacle
 from chimera_runtime.tensors import Tensors, draw_seed
@@ -193,6 +194,10 @@ class _Prober:
         if stage in world.job.split_backward:
             seen = examined(seen)
         self._runs[stage] = seen
+        if not last:
+            require_here(stage, seen.outputs, world.device)
+            if any(path[stage] != path[stage + 1] for path in world.job.placement):
+                require_sendable(stage, seen.outputs, world.backend)
         if seen.in_place and stage in world.job.recomputing:
             raise Misuse(f"stage {stage} changes its input in place, but is to run on it again; let it work on a copy")
         if stage in world.job.grouped and not last and not is_rows(seen.outputs):

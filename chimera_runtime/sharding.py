@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.messages import waiter
 from chimera_runtime.program import Group, group_name
 from chimera_runtime.shards import is_spread
 from chimera_runtime.world import World
@@ -154,15 +153,21 @@ class Sharding:
 
     def _gather(self, parts: Sequence[list[torch.Tensor]]) -> None:
         sizes = [max(part.numel() for part in of_piece) for of_piece in zip(*parts, strict=True)]
-        rooms = parts[0][0].new_empty(len(parts), sum(sizes)).unbind()
+        gathered = parts[0][0].new_empty(len(parts), sum(sizes))
+        rooms = gathered.unbind()
         views = [list(map(_beginning, torch.split(room, sizes), held)) for room, held in zip(rooms, parts, strict=True)]
         torch._foreach_copy_(views[self._mine], parts[self._mine])
         others = [rank for rank in self._ranks if rank != self._world.place.rank]
-        with self._world.waiting(f"for the weights of {self._name}", others):
-            raw = [room.view(torch.uint8) for room in rooms]
-            work = dist.all_gather(raw, raw[self._mine], group=self._group, async_op=True)
+        what, world = f"for the weights of {self._name}", self._world
+        with world.waiting(what, others):
+            raw, work = gathered.view(torch.uint8), None
+            if world.staging is not None:
+                work = world.staging.all_gather(raw, self._mine, self._group)
+            else:
+                rows = list(raw.unbind())
+                work = dist.all_gather(rows, rows[self._mine], group=self._group, async_op=True)
             if work is not None:
-                waiter(self._world.backend, self._world.timeout)(work)
+                world.wait(work, lambda error: world.names.lost(what, others, error))
         elsewhere = [rank for rank in range(len(parts)) if rank != self._mine]
         torch._foreach_copy_(
             [part for rank in elsewhere for part in parts[rank]], [view for rank in elsewhere for view in views[rank]]

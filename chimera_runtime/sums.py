@@ -1,14 +1,15 @@
 """The gradients of a weight group and their sum over the ranks that hold it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.losses import Count
-from chimera_runtime.messages import Names, Pending
+from chimera_runtime.messages import Names, Pending, Settle
 from chimera_runtime.shards import laid_out_like, local, spread_like
+from chimera_runtime.staging import Staging
 from chimera_runtime.tensors import Tensors
 
 
@@ -21,7 +22,8 @@ class GradientSum:
     has a gradient for keeps ``grad = None``. The buffer is of the parameters' dtype, unless another is given. Of a
     parameter that is spread over ranks beside the pipelines it holds the part that is here; ``grad`` is spread alike.
 
-    With a ``count`` that is summed as well, and corrects the gradients by what the update counts.
+    With a ``count`` that is summed as well, and corrects the gradients by what the update counts. With a ``staging``
+    sums take their way through it, and what has to be known of them is read on the host.
     """
 
     def __init__(
@@ -31,9 +33,10 @@ class GradientSum:
         group: dist.ProcessGroup | None,
         members: Sequence[int],
         names: Names,
-        settle: Callable[[Pending], object],
+        settle: Settle,
         dtype: torch.dtype | None = None,
         count: Count | None = None,
+        staging: Staging | None = None,
     ) -> None:
         self._name = name
         self._parameters = list(parameters)
@@ -43,16 +46,18 @@ class GradientSum:
         self._settle = settle
         self._dtype = dtype
         self._count = count
+        self._staging = staging
         self._flats: list[torch.Tensor] = []
         self._all_counts: list[torch.Tensor] = []
         self._views: dict[torch.nn.Parameter, torch.Tensor] = {}
         self._gradients: dict[torch.nn.Parameter, torch.Tensor] = {}
-        self._counts: dict[torch.nn.Parameter, torch.Tensor] = {}
+        self._places: dict[torch.nn.Parameter, tuple[int, int]] = {}
         kinds = sorted({(p.dtype, p.device) for p in self._parameters}, key=str)
         for kind in kinds:
             self._lay_out([p for p in self._parameters if (p.dtype, p.device) == kind])
         self._absent = list(self._parameters)
-        self._works: list[dist.Work] = []
+        self._works: Sequence[Pending] = ()
+        self._readable: list[torch.Tensor] = []
 
     def _lay_out(self, parameters: list[torch.nn.Parameter]) -> None:
         sizes = [local(p).numel() for p in parameters]
@@ -64,7 +69,7 @@ class GradientSum:
         for i, (parameter, piece) in enumerate(zip(parameters, pieces, strict=True)):
             self._views[parameter] = piece.view_as(local(parameter))
             self._gradients[parameter] = spread_like(parameter, self._views[parameter])
-            self._counts[parameter] = counts[i]
+            self._places[parameter] = len(self._flats) - 1, i - len(parameters)
 
     def count(self, counts: Tensors) -> None:
         """After a backward: what its micro-batch counts in the loss, if ``loss`` tells it."""
@@ -89,14 +94,27 @@ class GradientSum:
             return self
         for parameter in self._absent:
             self._views[parameter].zero_()
-            self._counts[parameter].zero_()
+            self._counted(parameter).zero_()
+        summed = [*self._flats, *([] if self._count is None else [self._count.tensor])]
         try:
-            counts = [] if self._count is None else [self._count.tensor]
-            works = [dist.all_reduce(t, group=self._group, async_op=True) for t in (*self._flats, *counts)]
+            if self._staging is None:
+                self._works = _posted([dist.all_reduce(t, group=self._group, async_op=True) for t in summed])
+            else:
+                staged = [self._staging.all_reduce(t, self._group) for t in summed]
+                self._works, self._readable = staged, [work.summed for work in staged]
         except RuntimeError as error:
             raise self._lost(error) from error
-        self._works = _posted(works)
         return self
+
+    def _counted(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        """How many ranks had a gradient for a parameter."""
+        flat, place = self._places[parameter]
+        return self._flats[flat][place]
+
+    def _has_any(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether any rank had a gradient for a parameter: after the sum, read on the host where it was there."""
+        flat, place = self._places[parameter]
+        return bool((self._readable or self._flats)[flat][place].item() != 0)
 
     def rehearse(self) -> None:
         """Sums zeros from now on, for their size alone, and leaves ``grad`` alone."""
@@ -122,17 +140,18 @@ class GradientSum:
         if self._group is None:
             return
         for parameter in self._absent:
-            parameter.grad = self._gradients[parameter] if self._counts[parameter].item() != 0 else None
+            parameter.grad = self._gradients[parameter] if self._has_any(parameter) else None
 
     def _settle_all(self) -> None:
         try:
             for work in self._works:
-                self._settle(work)
+                self._settle(work, self._lost)
         except RuntimeError as error:
             raise self._lost(error) from error
-        self._works = []
+        self._works = ()
         if self._count is not None and self._views:
-            torch._foreach_mul_([*self._views.values()], self._count.correction)
+            summed = self._readable[-1] if self._readable else self._count.tensor
+            torch._foreach_mul_([*self._views.values()], self._count.correction(float(summed)))
 
     @property
     def disturbed(self) -> torch.nn.Parameter | None:
@@ -176,7 +195,7 @@ class WideGradientSum(GradientSum):
         absent = set(self._absent)
         self._settle_all()
         for parameter in self._parameters:
-            if parameter not in absent or (self._group is not None and self._counts[parameter].item() != 0):
+            if parameter not in absent or (self._group is not None and self._has_any(parameter)):
                 show(parameter, self._gradients[parameter])
 
     @property

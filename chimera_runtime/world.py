@@ -1,8 +1,6 @@
 """The ranks of the job: process groups for messages, gradient sums and progress."""
 
-import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,12 +12,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as registry
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
 
+from chimera_runtime.accelerator import Cuda
 from chimera_runtime.communicators import DIRECTED, channels, require_proven
+from chimera_runtime.devices import device_of
 from chimera_runtime.errors import Misuse, PeerLost
-from chimera_runtime.messages import Names, Peer, waiter
+from chimera_runtime.meeting import learn
+from chimera_runtime.messages import Lost, Names, Peer, Pending, waiter
+from chimera_runtime.monitor import Monitor, abort
 from chimera_runtime.program import Group, Job, Place
+from chimera_runtime.staging import Staging
 from chimera_runtime.tensors import plain
 
 _A_DAY = timedelta(days=1)
@@ -29,7 +31,8 @@ _A_DAY = timedelta(days=1)
 class World:
     """This rank's place and the communicators it takes part in.
 
-    Ranks are counted within the pipelines; ``members`` are their numbers in the default process group.
+    Ranks are counted within the pipelines; ``members`` are their numbers in the default process group. Messages and
+    sums of a GPU by gloo go through a ``staging``; a ``monitor`` keeps the time where gloo does not.
     """
 
     job: Job
@@ -43,6 +46,8 @@ class World:
     chat: dist.ProcessGroup
     sums: dict[Group, tuple[dist.ProcessGroup | None, tuple[int, ...]]]
     channels: dict[tuple[int, int], dist.ProcessGroup]
+    staging: Staging | None = None
+    monitor: Monitor | None = None
 
     def learn(self, key: str, source: int, what: str, seconds: float) -> bytes:
         """What another rank leaves in the store.
@@ -69,6 +74,19 @@ class World:
             yield
         except RuntimeError as error:
             raise self.names.lost(operation, peers, error) from error
+
+    def wait(self, work: Pending, lost: Lost) -> None:
+        """Waits for a message or a sum.
+
+        Raises
+        ------
+        RuntimeError
+            If it fails or, with gloo, takes longer than the time-out. With another backend the monitor ends the rank.
+        """
+        if self.monitor is not None:
+            self.monitor.settle(work, lost)
+        else:
+            waiter(self.timeout)(work, lost)
 
     def settle(self, work: dist.Work | None, operation: str, peers: Sequence[int] = ()) -> None:
         """Waits for an operation of the start-up, the check or the end; errors as in `waiting`."""
@@ -103,68 +121,37 @@ class World:
         mine, rank = self.place.worker, self.place.rank_of(self.place.copy, worker)
         outgoing = self.channels.get((mine, worker), self.chat)
         incoming = self.channels.get((worker, mine), self.chat)
-        settle = waiter(self.backend, self.timeout)
-        return Peer(rank, self.members[rank], outgoing, incoming, self.names, settle)
+        settle = waiter(self.timeout) if self.monitor is None else self.monitor.settle
+        over = (lambda group: group) if self.staging is None else self.staging.over
+        return Peer(rank, self.members[rank], outgoing, incoming, self.names, settle, over)
 
     def close(self) -> None:
         """Lets the communicators go; the default process group stays."""
+        for helper in (self.staging, self.monitor):
+            if helper is not None:
+                helper.close()
         groups = {self.chat, *(group for group, _ in self.sums.values()), *self.channels.values()}
         for group in groups - {None, dist.group.WORLD}:
             dist.destroy_process_group(group)
 
 
-def meet(timeout: float) -> tuple[Store, int, int]:
-    """The store, the rank and the world size that torchrun gave.
-
-    Ranks that torchrun has started again may get the store of those before, with all that these said in it.
-
-    Raises
-    ------
-    Misuse
-        If the program was not started by torchrun.
-    """
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        raise Misuse("start train.py with torchrun, as in: torchrun --nproc-per-node=WORKERS train.py --model MODEL.py")
-    limit = timedelta(seconds=timeout)
-    store, rank, size = next(rendezvous("env://", timeout=limit))
-    store = PrefixStore(f"chimera/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-    store.set_timeout(limit)
-    return store, rank, size
-
-
-def learn(store: Store, key: str, source: int, what: str, seconds: float) -> bytes:
-    """What a rank leaves in the store; asks again and again: a thread that blocks in it would be deaf to signals.
-
-    Raises
-    ------
-    PeerLost
-        If it takes longer than ``seconds``.
-    """
-    deadline = time.monotonic() + seconds
-    while not store.check([key]):
-        if time.monotonic() > deadline:
-            raise PeerLost(f"{what}: no answer from rank {source} within {seconds:g} s (--timeout)", [source])
-        time.sleep(0.01)
-    return bytes(store.get(key))
-
-
 def begin(
-    job: Job, store: Store, rank: int, size: int, layout: str, backend: str, timeout: float
+    job: Job, store: Store, rank: int, size: int, layout: str, backend: str, timeout: float, on: str | None = None
 ) -> tuple[Place, torch.device]:
     """Sets up the default process group; every rank calls it with the same options.
 
+    ``on`` is the kind of device, ``cpu`` or ``cuda``: by default what the backend is for.
+
     Raises
     ------
     Misuse
-        If the ranks do not make whole copies of the group of workers or run different programs, or a GPU is missing.
+        If the ranks do not make whole copies of the group of workers or run different programs, a GPU is missing, or
+        the backend is for another kind of device.
     """
     place = _place(job, rank, size, layout)
-    device = _device(backend)
+    device = device_of(backend, on)
     _agree_on_program(job, place, store, timeout)
-    limit = timedelta(seconds=timeout)
-    dist.init_process_group(
-        backend, store=store, rank=rank, world_size=size, timeout=_A_DAY if backend == "gloo" else limit
-    )
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_A_DAY)
     return place, device
 
 
@@ -187,11 +174,12 @@ def join_group(
     device: torch.device | str | None,
     timeout: float,
     communicators: str = DIRECTED,
+    end: Callable[[PeerLost], None] = abort,
 ) -> World:
     """Sets up communicators over the ranks of a process group that is there, by default over all.
 
     Every rank of the default process group calls it, each with the group that it is a part of. ``communicators`` is one
-    of `communicators.CHOICES`.
+    of `communicators.CHOICES`. A `Monitor` calls ``end``.
 
     Raises
     ------
@@ -212,7 +200,7 @@ def join_group(
     place = _place(job, members.index(dist.get_rank()), len(members), layout)
     store = PrefixStore(f"chimera/{next(_number)}/{members[0]}", registry._get_default_store())
     _agree_on_program(job, place, store, timeout)
-    return _connect(job, place, members, store, used, timeout, backend, None, communicators)
+    return _connect(job, place, members, store, used, timeout, backend, None, communicators, end)
 
 
 _number = count()
@@ -249,7 +237,8 @@ def _connect(
     timeout: float,
     backend: str,
     chat: dist.ProcessGroup | None,
-    communicators: str,
+    communicators: str = DIRECTED,
+    end: Callable[[PeerLost], None] = abort,
 ) -> World:
     """The world; ``chat`` is a group of gloo over all members, if there is one that nobody else uses."""
     groups = _Groups(place, members)
@@ -265,16 +254,23 @@ def _connect(
         chat=groups.everyone() if chat is None or backend != "gloo" else chat,
         sums=_sums(job, place, backend, groups),
         channels=channels(job, place, backend, groups.make, communicators),
+        staging=staging_of(device, backend),
+        monitor=None if backend == "gloo" else Monitor(timeout, end),
     )
     if backend != "gloo":
         _warm_up(world)
     return world
 
 
+def staging_of(device: torch.device, backend: str) -> Staging | None:
+    """What messages and sums go through, if they are on a GPU and gloo is not."""
+    return Staging(Cuda(device)) if device.type == "cuda" and backend == "gloo" else None
+
+
 def _backend(group: dist.ProcessGroup | None, device: torch.device) -> str:
-    """The backend of messages and sums: that of the group, if somebody registered it; else torch's for the device."""
+    """The backend of messages and sums: that of the group, if it is gloo or registered; else torch's for the device."""
     name = str(dist.get_backend(group))
-    if name.upper() in dist.Backend._plugins:
+    if name == "gloo" or name.upper() in dist.Backend._plugins:
         return name
     return "gloo" if device.type == "cpu" else "nccl"
 
@@ -319,6 +315,12 @@ def _warm_up(world: World) -> None:
     On NCCL the first operation of a communicator sets it up and blocks the host until its peers are there; in the loop,
     where posting must not block, that could close a cycle.
     """
+    assert world.monitor is not None
+    with world.monitor.watching(lambda error: world.names.lost("for the first use of communicators", (), error)):
+        _use_all(world)
+
+
+def _use_all(world: World) -> None:
     me, token = world.place, torch.zeros(1, device=world.device)
     for source, target in world.job.links:
         channel = world.channels.get((source, target))
@@ -336,19 +338,6 @@ def _warm_up(world: World) -> None:
 def _synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _device(backend: str) -> torch.device:
-    if "cpu" in dist.Backend.backend_capability.get(backend, ["cpu"]):
-        return torch.device("cpu")
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    if local >= torch.cuda.device_count():
-        raise Misuse(
-            f"--backend {backend} needs one GPU per rank; this machine has {torch.cuda.device_count()}: use --backend "
-            "gloo"
-        )
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)
 
 
 def _sums(

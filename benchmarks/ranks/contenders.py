@@ -15,6 +15,7 @@ from chimera_runtime import assemble as build
 from chimera_runtime import probe
 from chimera_runtime.batches import Batches
 from chimera_runtime.model import ModelFile
+from chimera_runtime.nested import to_device
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program import Job, load
 from chimera_runtime.setting import Setting
@@ -117,13 +118,13 @@ def _world(world: World, job: Job, name: str) -> World:
 class Peer:
     """A schedule of torch.distributed.pipelining, used as its documentation says."""
 
-    def __init__(self, task: Task, schedule: str) -> None:
+    def __init__(self, task: Task, schedule: str, device: torch.device) -> None:
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        module = task.model.stage(rank, ranks, 0, torch.device("cpu"))
+        module = task.model.stage(rank, ranks, 0, device)
         self._optimizer = task.model.steps(list(module.parameters()))
-        stage = pipelining.PipelineStage(module, rank, ranks, torch.device("cpu"))
+        stage = pipelining.PipelineStage(module, rank, ranks, device)
         self._schedule = getattr(pipelining, schedule)(stage, task.micro_batches, loss_fn=task.model.loss)
-        self._data = _Data(task)
+        self._data = _Data(task, device)
         self._module = module
         self._first, self._last = stage.is_first, stage.is_last
 
@@ -143,14 +144,13 @@ class Peer:
 class ListedPeer:
     """A schedule of torch.distributed.pipelining that takes a list of stages, some of so many in all."""
 
-    def __init__(self, task: Task, schedule: str, numbers: Sequence[int], stages: int) -> None:
-        device = torch.device("cpu")
+    def __init__(self, task: Task, schedule: str, numbers: Sequence[int], stages: int, device: torch.device) -> None:
         modules = [task.model.stage(number, stages, 0, device) for number in numbers]
         parts = zip(modules, numbers, strict=True)
         listed = [pipelining.PipelineStage(module, number, stages, device) for module, number in parts]
         self._optimizer = task.model.steps([parameter for module in modules for parameter in module.parameters()])
         self._schedule = getattr(pipelining, schedule)(listed, task.micro_batches, loss_fn=task.model.loss)
-        self._data = _Data(task)
+        self._data = _Data(task, device)
         self._modules = modules
         self._first, self._last = 0 in numbers, stages - 1 in numbers
 
@@ -171,13 +171,13 @@ class ListedPeer:
 class OneProcess:
     """Rank 0 alone, with so many threads; the other ranks wait."""
 
-    def __init__(self, task: Task, threads: int) -> None:
+    def __init__(self, task: Task, threads: int, device: torch.device) -> None:
         self._task = task
         self._threads = threads
-        self._data = _Data(task)
+        self._data = _Data(task, device)
         self._works = dist.get_rank() == 0
         stages = dist.get_world_size()
-        parts = [task.model.stage(s, stages, 0, torch.device("cpu")) for s in range(stages)] if self._works else []
+        parts = [task.model.stage(s, stages, 0, device) for s in range(stages)] if self._works else []
         self._module = torch.nn.Sequential(*parts)
         self._optimizer = task.model.steps(list(self._module.parameters()))
 
@@ -200,15 +200,17 @@ class OneProcess:
 
 
 class _Data:
-    """The items of one update after the other, in the dataset's order."""
+    """The items of one update after the other, in the dataset's order, on a device."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, device: torch.device) -> None:
         self._dataset = task.model.dataset()
+        self._device = device
         self._size = task.micro_batches * task.micro_batch_size
         self._next = 0
 
     def _collated(self, part: int) -> Any:
-        return default_collate([self._dataset[i][part] for i in range(self._next, self._next + self._size)])
+        items = [self._dataset[i][part] for i in range(self._next, self._next + self._size)]
+        return to_device(default_collate(items), self._device)
 
     def inputs(self) -> Any:
         """The whole batch's inputs."""

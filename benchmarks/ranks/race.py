@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node=4 race.py PLAN.json
 
-PLAN.json is {"result": FILE, "comparisons": [..]}; what a comparison holds is said by `side_by_side.Comparison`. Rank 0
-writes the result: for each comparison and contender, for each round [seconds, CPU seconds of the busiest rank].
+PLAN.json is {"result": FILE, "backend": NAME, "comparisons": [..]}; what a comparison holds is said by
+`side_by_side.Comparison`. Rank 0 writes the result: for each comparison and contender, for each round [seconds, CPU
+seconds of the busiest rank].
 """
 
 import gc
@@ -21,10 +22,11 @@ from sleepers import Sleep, sleepers
 from torch.distributed.distributed_c10d import PrefixStore
 
 from chimera_runtime.allocator import keep_memory
+from chimera_runtime.meeting import meet
 from chimera_runtime.model import load
 from chimera_runtime.program import Job
 from chimera_runtime.tools.rehearsal import overshoot
-from chimera_runtime.world import World, join, meet
+from chimera_runtime.world import World, join
 
 TIMEOUT = 120.0
 
@@ -49,22 +51,24 @@ def contender(kind: str, name: str, world: World, task: Task) -> Contender:
         case "loop":
             return Loop(world, task, Path(name))
         case "torch":
-            return Peer(task, name)
+            return Peer(task, name, world.device)
         case "torch, listed":
-            return ListedPeer(task, name, [dist.get_rank()], dist.get_world_size())
+            return ListedPeer(task, name, [dist.get_rank()], dist.get_world_size(), world.device)
         case "torch, v":
             rank, stages = dist.get_rank(), 2 * dist.get_world_size()
-            return ListedPeer(task, name, [rank, stages - 1 - rank], stages)
+            return ListedPeer(task, name, [rank, stages - 1 - rank], stages, world.device)
         case "alone":
-            return OneProcess(task, int(name))
+            return OneProcess(task, int(name), world.device)
     raise ValueError(kind)
 
 
 def timed(world: World, one: Contender) -> list[float]:
-    """Start, end and CPU seconds of one step; all ranks begin together."""
+    """Start, end and CPU seconds of one step, kernels included; all ranks begin together."""
     world.meet("for a step to begin")
     cpu, start = time.process_time(), time.monotonic()
     one.step()
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
     return [start, time.monotonic(), time.process_time() - cpu]
 
 
@@ -96,7 +100,7 @@ def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
     store, rank, size = meet(TIMEOUT)
     everyone = Job("benchmark", "", size, size, 1, 1, 1, (), (), (), (), 0, (), 0)
-    world = join(everyone, store, rank, size, "pipeline", "gloo", TIMEOUT)
+    world = join(everyone, store, rank, size, "pipeline", plan["backend"], TIMEOUT)
     results = []
     for number, comparison in enumerate(plan["comparisons"]):
         apart = replace(world, store=PrefixStore(str(number), world.store))

@@ -82,7 +82,7 @@ _TRAINING = (
         "--torch-profile", type=click.Path(), metavar="DIR", help="What torch.profiler sees of three updates."
     ),
     click.option("--ranges", is_flag=True, help="A range for NVTX and torch.profiler for each line of the program."),
-    click.option("--memory-limit", metavar="SIZE", help="Stop before training if a rank needs more, as in 16GiB."),
+    click.option("--memory-limit", metavar="SIZE", help="Stop if a rank needs more: 16GiB, or device."),
     click.option(
         "--timeout",
         type=click.FloatRange(0, min_open=True),
@@ -93,7 +93,10 @@ _TRAINING = (
         "--backend",
         metavar="NAME",
         shell_complete=lambda _context, _option, begun: [name for name in ("gloo", "nccl") if name.startswith(begun)],
-        help="gloo: CPU; nccl: one GPU per rank; or another one.",
+        help="Of messages: gloo, nccl (GPUs), or another one.",
+    ),
+    click.option(
+        "--device", type=click.Choice(["cpu", "cuda"]), help="Where stages are [default: as the backend has it]."
     ),
     click.option("--backend-module", type=click.Path(), metavar="FILE", help="A file that registers the backend."),
     click.option("--layout", type=click.Choice(["pipeline", "replica"]), help="Which ranks are neighbours."),

@@ -19,9 +19,10 @@ from chimera_ir.measure.network import Host, LinkTimes
 from chimera_ir.measure.samples import FEWEST, Samples, ShowProgress
 from chimera_ir.plural import counted
 from chimera_runtime.errors import Misuse
+from chimera_runtime.meeting import learn
 from chimera_runtime.messages import Names, Peer, Transfer
 from chimera_runtime.program import Job
-from chimera_runtime.world import World, join, learn
+from chimera_runtime.world import World, join
 
 WARM_UP = 3
 """Rounds of every size that do not count."""

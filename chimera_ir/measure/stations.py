@@ -13,7 +13,7 @@ from chimera_runtime.boundary import Boundary
 from chimera_runtime.endings import Ending, HandingOn, Judging
 from chimera_runtime.errors import Misuse
 from chimera_runtime.keywords import Keywords, accepted
-from chimera_runtime.messages import Names
+from chimera_runtime.messages import Names, waiter
 from chimera_runtime.model import ModelFile
 from chimera_runtime.nested import to_device
 from chimera_runtime.numbering import Numbering
@@ -303,7 +303,7 @@ def _station(cut: Cut, stage: int, size: int, module: torch.nn.Module, seen: _Se
         Weights(_optimizer(cut, module)),
         seen.before,
         ending,
-        GradientSum(f"s{stage}", _trained(module), None, (0,), names, lambda work: work.wait()),
+        GradientSum(f"s{stage}", _trained(module), None, (0,), names, waiter(_TIMEOUT)),
         seen.sight.traits,
         numbering,
         recomputed={_AGAIN},

@@ -57,7 +57,7 @@ class Bundle:
             "platform": platform.platform(),
             "packages": dict(_packages()),
             "build": torch.__config__.show(),
-            "device": _device(options.backend),
+            "device": _device(options),
             "environment": dict(
                 sorted((k, v) for k, v in os.environ.items() if k in _NAMES or k.startswith(_PREFIXES))
             ),
@@ -142,9 +142,10 @@ def _packages() -> Iterator[tuple[str, str]]:
             continue
 
 
-def _device(backend: str) -> str:
+def _device(options: Namespace) -> str:
     """The GPU of this rank or, where none is used, the processor."""
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    if backend != "gloo" and local < torch.cuda.device_count():
-        return f"{torch.cuda.device_count()} GPUs, {torch.cuda.get_device_name(local)}"
+    count = torch.cuda.device_count()
+    if count and (options.device == "cuda" or (options.device is None and options.backend != "gloo")):
+        local = int(os.environ.get("LOCAL_RANK", "0")) % count
+        return f"{count} GPUs, {torch.cuda.get_device_name(local)}"
     return f"{os.cpu_count()} processors, {platform.machine()}"

@@ -13,6 +13,7 @@ from chimera_runtime.blame import Located, ModelError, describe
 from chimera_runtime.communicators import require_proven
 from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT, TERMINATED, BadCheckpoint, BadModel, Misuse, PeerLost
 from chimera_runtime.exhaustion import memory_state
+from chimera_runtime.meeting import meet
 from chimera_runtime.model import load as load_model
 from chimera_runtime.program import Compiled
 from chimera_runtime.program import load as load_program
@@ -26,7 +27,7 @@ from chimera_runtime.tools.progress import NotFinite
 from chimera_runtime.tools.run import Run
 from chimera_runtime.tools.saving import Terminated
 from chimera_runtime.tools.streams import Unwritable, let_go, tell
-from chimera_runtime.world import begin, meet
+from chimera_runtime.world import begin
 
 
 def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
@@ -96,7 +97,7 @@ def _run(
     require_proven(job, options.backend, options.communicators)
     if options.backend_module is not None:
         register(options.backend, options.backend_module)
-    place, device = begin(job, store, rank, size, options.layout, options.backend, options.timeout)
+    place, device = begin(job, store, rank, size, options.layout, options.backend, options.timeout, options.device)
     facts = compiled.ranks[place.worker]
     offered = {"num_stages": job.stages, "steps": options.steps, "seed": options.seed, "args": options.args}
     with Located(rank, place.worker, lambda: memory_state(device, facts)):

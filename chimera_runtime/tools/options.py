@@ -77,6 +77,11 @@ def _bytes(text: str) -> int:
     return int(count)
 
 
+def _limit(text: str) -> int | str:
+    """A number of bytes, or ``device``."""
+    return text if text == "device" else _bytes(text)
+
+
 def _durations(text: str) -> dict[str, float]:
     durations: dict[str, float] = {}
     for part in text.split(","):
@@ -164,10 +169,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--ranges", action="store_true", help="a range for NVTX and torch.profiler for each line of the program"
     )
     parser.add_argument(
-        "--memory-limit", type=_bytes, metavar="SIZE", help="stop before training if a rank needs more, as in 16GiB"
+        "--memory-limit",
+        type=_limit,
+        metavar="SIZE",
+        help="stop before training if a rank needs more, as in 16GiB; device: than its GPU has",
     )
     parser.add_argument("--timeout", type=_seconds, default=60.0, help="seconds that any wait may take (default: 60)")
-    parser.add_argument("--backend", default="gloo", help="gloo: CPU; nccl: one GPU per rank; or another one")
+    parser.add_argument("--backend", default="gloo", help="of messages: gloo, nccl (GPUs), or another one")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="where stages are (default: as the backend has it)")
     parser.add_argument("--backend-module", type=Path, metavar="FILE", help="a Python file that registers the backend")
     parser.add_argument(
         "--layout", choices=["pipeline", "replica"], default="pipeline", help="which ranks are neighbours"
@@ -187,6 +196,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error("--backend-module: --backend NAME says which backend the file registers")
     if options.backend not in BUILT_IN and options.backend_module is None:
         parser.error(f"--backend {options.backend}: gloo, nccl, or a backend that --backend-module FILE registers")
+    if options.backend == "nccl" and options.device == "cpu":
+        parser.error("--device cpu --backend nccl: NCCL is for GPUs; leave --device out, or take --backend gloo")
     if options.rehearse and (options.clip_norm is not None or options.stop_on_nan):
         parser.error("--rehearse computes no gradients and no loss: leave --clip-norm and --stop-on-nan out")
     weights = [f"--{name}" for name in ("save", "resume", "load", "export") if getattr(options, name) is not None]

@@ -1,10 +1,9 @@
 """``--trace``: a lane that records what is done on it, in front of the plain one. Without the option nothing is here.
 
-On a GPU compute and NCCL only post: what is recorded is then how long that took the host.
+On a GPU calls only put work into a stream: times are then those of events in it (`event_clock`).
 """
 
 from collections.abc import Callable
-from time import monotonic_ns as now
 from typing import Any, Self
 
 from chimera_runtime.messages import Peer, Transfer
@@ -33,7 +32,7 @@ class RecordedTransfer:
 
     def wait(self) -> None:
         """Waits, and notes for how long."""
-        start = now()
+        start = self._recorder.now()
         self._transfer.wait()
         self._recorder.talked(self._verb, self._tag, start)
 
@@ -47,14 +46,14 @@ class RecordedPeer:
 
     def isend(self, tensors: Tensors, tag: int) -> RecordedTransfer:
         """Posts a message as `Peer.isend` does, and notes how long that took."""
-        start = now()
+        start = self._recorder.now()
         transfer = self._peer.isend(tensors, tag)
         self._recorder.talked(to.SEND, tag, start)
         return RecordedTransfer(transfer, self._recorder, to.WAIT_SEND, tag)
 
     def irecv(self, buffers: Tensors, tag: int) -> RecordedTransfer:
         """Posts the receipt of a message."""
-        start = now()
+        start = self._recorder.now()
         transfer = self._peer.irecv(buffers, tag)
         self._recorder.talked(to.RECV, tag, start)
         return RecordedTransfer(transfer, self._recorder, to.WAIT_RECV, tag)
@@ -72,13 +71,13 @@ class RecordedWeights:
 
     def stash(self, version: int) -> None:
         """Keeps the newest weights."""
-        start = now()
+        start = self._recorder.now()
         self._weights.stash(version)
         self._recorder.note(to.STASH, version, self._versioned(version), start)
 
     def drop(self, version: int) -> None:
         """Lets a stashed version go."""
-        start = now()
+        start = self._recorder.now()
         self._weights.drop(version)
         self._recorder.note(to.DROP, version, self._versioned(version), start)
 
@@ -87,20 +86,20 @@ class RecordedWeights:
 
     def all_reduce(self) -> None:
         """Launches the sum of the gradients."""
-        start = now()
+        start = self._recorder.now()
         self._weights.all_reduce()
         self._recorder.note(to.ALL_REDUCE, self._sums, self._group, start)
         self._sums += 1
 
     def wait_all_reduce(self) -> None:
         """Waits for the sum of the gradients."""
-        start = now()
+        start = self._recorder.now()
         self._weights.wait_all_reduce()
         self._recorder.note(to.WAIT_ALL_REDUCE, self._sums - 1, self._group, start)
 
     def step(self) -> None:
         """The optimizer's step. Where updates overlap, what is recorded is written after one."""
-        start = now()
+        start = self._recorder.now()
         self._weights.step()
         self._recorder.note(to.STEP, self._weights.updates - 1, self._group, start)
         if self._streams:
@@ -131,31 +130,31 @@ class RecordedStage(RecordedWeights):
 
     def forward(self, micros: Micros, inputs: Any, targets: Any = None) -> None:
         """A forward; one over several micro-batches is noted as one over the first."""
-        start = now()
+        start = self._recorder.now()
         self._stage.forward(micros, inputs, targets)
         self._recorder.ran(to.FORWARD, micros, self._stage.number, start)
 
     def backward(self, micros: Micros, gradients: Tensors = ()) -> None:
         """A backward; one over several micro-batches is noted as one over the first."""
-        start = now()
+        start = self._recorder.now()
         self._stage.backward(micros, gradients)
         self._recorder.ran(to.BACKWARD, micros, self._stage.number, start)
 
     def pair(self, forward: tuple[Any, ...], other: Self, backward: tuple[Any, ...]) -> None:
         """A forward and a backward of another stage or this one, noted as one operation."""
-        start = now()
+        start = self._recorder.now()
         self._stage.pair(forward, other._stage, backward)
         self._recorder.ran_pair(forward[0], self._stage.number, backward[0], other._stage.number, start)
 
     def backward_input(self, micros: Micros, gradients: Tensors = ()) -> None:
         """The first half of a backward."""
-        start = now()
+        start = self._recorder.now()
         self._stage.backward_input(micros, gradients)
         self._recorder.ran(to.INPUT_GRADIENT, micros, self._stage.number, start)
 
     def backward_weights(self, micros: Micros) -> None:
         """The second half of a backward."""
-        start = now()
+        start = self._recorder.now()
         self._stage.backward_weights(micros)
         self._recorder.ran(to.WEIGHT_GRADIENT, micros, self._stage.number, start)
 
@@ -174,7 +173,7 @@ def recorded(parts: Parts, recorder: Recorder, streams: bool) -> Parts:
 
 def _loading(verb: int, load: Callable[[int, int], Any], recorder: Recorder) -> Callable[[int, int], Any]:
     def timed(update: int, micro: int) -> Any:
-        start = now()
+        start = recorder.now()
         loaded = load(update, micro)
         recorder.note(verb, recorder.update_of(micro), micro, start)
         return loaded

@@ -8,7 +8,6 @@ import argparse
 import json
 import os
 import threading
-import time
 from array import array
 from contextlib import suppress
 from dataclasses import asdict
@@ -21,6 +20,7 @@ from chimera_runtime.numbering import Micros
 from chimera_runtime.program import Group, Job, group_text
 from chimera_runtime.setting import Setting
 from chimera_runtime.tools import clocks
+from chimera_runtime.tools.event_clock import clock_of
 from chimera_runtime.tools.files import put
 from chimera_runtime.world import World
 
@@ -37,8 +37,6 @@ _VERBS = (
 )
 
 _FIELDS = 5
-_ROOM = 2**16 * _FIELDS
-"""How many numbers are kept in memory before they are written."""
 
 
 def prepare(world: World, directory: Path, scripts: Path) -> None:
@@ -72,7 +70,7 @@ def _empty(directory: Path) -> None:
 
 
 class Recorder:
-    """What this rank did and when, by its monotonic clock in nanoseconds.
+    """What this rank did and when, by its monotonic clock in nanoseconds; ``now`` is that, or an event on a GPU.
 
     ``first`` is the update from which micro-batches are counted; ``groups`` is how many weight groups there are.
     """
@@ -89,6 +87,8 @@ class Recorder:
         self._over = False
         self.first = 0
         self.groups = len(self._job.groups)
+        self._clock = clock_of(setting.world.device)
+        self.now = self._clock.now
         offset = clocks.compare(self._world)
         try:
             self._file: IO[str] = self._part.open("w", encoding="utf-8")
@@ -98,7 +98,7 @@ class Recorder:
 
     def note(self, verb: int, update: int, number: int, start: int) -> None:
         """An operation that began at ``start`` has ended; ``number`` says what it was about, see ``_told``."""
-        self._numbers.extend((verb, update, number, start, time.monotonic_ns()))
+        self._numbers.extend((verb, update, number, start, self.now()))
 
     def number_of(self, group: Group) -> int:
         """The number of a weight group; that of a stage by itself is the number of the stage."""
@@ -132,7 +132,7 @@ class Recorder:
         Misuse
             If the file can no longer be written.
         """
-        if len(self._numbers) < _ROOM:
+        if len(self._numbers) < self._clock.most * _FIELDS:
             return
         try:
             self._flush()
@@ -165,7 +165,9 @@ class Recorder:
         with self._writing:
             count = len(self._numbers) // _FIELDS * _FIELDS
             kept, self._numbers = self._numbers, array("q")
-            rows = zip(*(iter(kept[:count]),) * _FIELDS, strict=True)
+            verbs, updates, numbers, starts, ends = (kept[field:count:_FIELDS].tolist() for field in range(_FIELDS))
+            times = self._clock.read([*starts, *ends])
+            rows = zip(verbs, updates, numbers, times[: len(starts)], times[len(starts) :], strict=True)
             self._line({"operations": [[update, self._told(v, n), s, e] for v, update, n, s, e in rows]})
 
     def _line(self, content: dict[str, Any]) -> None:

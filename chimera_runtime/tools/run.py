@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import Store
 from chimera_runtime import assemble
 from chimera_runtime.allocator import keep_memory
 from chimera_runtime.batches import Batches
-from chimera_runtime.errors import Misuse
+from chimera_runtime.errors import FAILED, Misuse, PeerLost
 from chimera_runtime.hooks import Hooks
 from chimera_runtime.lane import Lane
 from chimera_runtime.loader import Loader
@@ -28,6 +28,7 @@ from chimera_runtime.stepping import Named, StageStep
 from chimera_runtime.tools.autocast import under_autocast
 from chimera_runtime.tools.board import Board
 from chimera_runtime.tools.check import check
+from chimera_runtime.tools.device_memory import smallest_share
 from chimera_runtime.tools.faults import Faults
 from chimera_runtime.tools.flops import computing_dtype, peak_seconds
 from chimera_runtime.tools.held_out import HeldOut
@@ -86,7 +87,7 @@ class Run(Hooks):
     def __post_init__(self) -> None:
         options = self.options
         if options.rehearse and self.device.type != "cpu":
-            raise Misuse("--rehearse: sleeps on the CPU say nothing about a GPU; use --backend gloo")
+            raise Misuse("--rehearse: sleeps on the CPU say nothing about a GPU; use --device cpu --backend gloo")
         if options.clip_norm is not None and self.compiled.job.period:
             raise Misuse(
                 f"--clip-norm: {self.compiled.job.name} has no flush, and its stages make an update at different "
@@ -254,6 +255,10 @@ class Run(Hooks):
 
     # ---- the hooks
 
+    def lost(self, error: PeerLost) -> None:
+        """Ends this rank with the message of the one that failed first."""
+        self.faults.end(f"train.py: {self.faults.root_of(str(error), error.peers)}", FAILED, is_cause=False)
+
     def ready(self, setting: Setting, modules: dict[int, torch.nn.Module]) -> None:
         """Says what is remarkable, refuses what needs too much memory, and checks, as far as that was asked for."""
         options, world, model = self.options, setting.world, self.model
@@ -262,7 +267,8 @@ class Run(Hooks):
             prepare(world, options.trace, self.compiled.directory)
         remarks = assemble.remarks(world, setting.findings)
         if options.memory_limit is not None:
-            remarks.append(refuse_beyond(options.memory_limit, setting, model.steps, modules, options.shard_optimizer))
+            limit = smallest_share(world) if options.memory_limit == "device" else options.memory_limit
+            remarks.append(refuse_beyond(limit, setting, model.steps, modules, options.shard_optimizer))
         if world.place.rank == 0:
             for remark in remarks:
                 say(remark)

@@ -1,6 +1,7 @@
 """When something fails, the user reads one message, every rank ends, and nothing hangs."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.ranks import (
+    HERE,
     MODELS,
     PATIENCE,
     Job,
@@ -76,6 +78,18 @@ def test_a_rank_that_hangs_is_named_when_the_time_is_up(two_stages: Path) -> Non
     assert "rank 1: no answer within 3 s (--timeout)" in message
 
 
+def test_where_gloo_does_not_keep_the_time_a_rank_that_hangs_is_named_as_well(two_stages: Path) -> None:
+    """By the monitor, before the backend says anything: here it would after 30 s."""
+    variables = {"FAIL": "stop-in-forward:1:2", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}
+    backend = ("--backend", "strict", "--backend-module", str(HERE / "strict.py"))
+    done = torchrun(two_stages, 2, "--model", FAILING, "--steps", "9", "--timeout", "3", *backend, **variables)
+    assert done.returncode != 0
+    (message,) = ours(done)
+    assert re.match(
+        r"train\.py: rank 0 \(worker 0\): wait (send|recv) m\d s\d->s\d: rank 1: no answer within 3 s", message
+    )
+
+
 def test_scripts_of_different_programs_are_one_message(two_stages: Path, tmp_path: Path) -> None:
     other = compiled(tmp_path, "chimera", D=2, N=2)
     mixed = Path(shutil.copytree(two_stages, tmp_path / "mixed"))
@@ -101,6 +115,8 @@ MISTAKES = {
     "change-shape:0:2": "stage 0 returned for micro-batch 0: tensor 0 is (2, 4) torch.float32 and was (1, 4)",
     "build-returns-none": "build_stage(0, 2) returned None, not a torch.nn.Module",
     "returns-set": "stage 0 returned a set; return a tensor, or tensors in tuples, lists and dicts",
+    "returns-sparse": "stage 0 returned a tensor of layout torch.sparse_coo, which is no message: return a dense one",
+    "returns-elsewhere": "stage 0 returned a tensor on meta, and its rank computes on cpu: make what a forward makes",
     "loss-of-two": "loss returned a tensor of shape (2,); return the mean over the micro-batch",
     "few-items": "the dataset has 3 items and one update takes B*N*W = 1*4*1 = 4",
     "no-map": "the dataset, of type tuple_iterator, is none: a map-style one has __len__ and __getitem__",

@@ -73,7 +73,7 @@ def test_it_compiles_as_compile_does_and_says_what_it_starts(
 
 def test_train_py_gets_its_options_as_they_were_given(chimera: Chimera, started: list[list[str]]) -> None:
     given = {"steps": "3", "micro-batch-size": "2", "seed": "0", "metrics": "-m.json", "trace": "t", "timeout": "2.5"}
-    given |= {"memory-limit": "16GiB", "backend": "nccl", "layout": "replica", "model": "model.py"}
+    given |= {"memory-limit": "16GiB", "backend": "nccl", "device": "cuda", "layout": "replica", "model": "model.py"}
     words = [word for name, value in given.items() for word in (f"--{name}", value)]
     chimera("run", "gpipe", *words, "--check")
     said = [word for word in started[0] if word.startswith("--")][2:]

@@ -57,7 +57,12 @@ class Stage(nn.Module):
             if MINE:
                 die()
             time.sleep(1)
-        return Fail.apply(self.linear(x))
+        y = Fail.apply(self.linear(x))
+        if WHAT == "returns-sparse" and not self.last:
+            return y, x.detach().to_sparse()
+        if WHAT == "returns-elsewhere" and not self.last:
+            return y, torch.zeros(len(y), device="meta")
+        return y
 
 
 CACHE = {}

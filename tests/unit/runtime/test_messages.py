@@ -25,14 +25,14 @@ def names(timeout: float = 20.0) -> Names:
 def pair(alone: World) -> Iterator[tuple[Peer, Peer]]:
     """Two ranks: the first one's way to the second, and back."""
     with groups(2) as members:
-        yield tuple(Peer(1 - r, 1 - r, members[r], members[r], names(), waiter("gloo", 20.0)) for r in range(2))  # type: ignore[misc]
+        yield tuple(Peer(1 - r, 1 - r, members[r], members[r], names(), waiter(20.0)) for r in range(2))  # type: ignore[misc]
 
 
 @pytest.fixture
 def impatient(alone: World) -> Iterator[Peer]:
     """A way to a rank that says nothing; each wait is over soon."""
     with groups(2) as members:
-        yield Peer(1, 1, members[0], members[0], names(0.05), waiter("gloo", 0.05))
+        yield Peer(1, 1, members[0], members[0], names(0.05), waiter(0.05))
 
 
 # Tags.

@@ -1,6 +1,7 @@
 """What is found out of stages at start, that nothing remains of it, and what a stage must not return."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -99,6 +100,33 @@ def test_all_ranks_find_the_same_wherever_the_stages_are(alone: World, placement
 
         findings = together([partial(find, world, mine) for world, mine in zip(ranks, built, strict=True)])
     assert findings == [expected] * workers
+
+
+def first_of_two(alone: World, output: Callable[[torch.Tensor], Any], backend: str) -> None:
+    """The first stage is looked at on a rank of its own; nobody is there to take what it hands on."""
+    used = stages(then(output), First)
+    with worlds(replace(alone, backend=backend), job()) as (world, _):
+        batches = Batches(used.items(), 1, 2, 1, 1, 0, 0)
+        probe.find(world, used, batches, assemble.modules(world, used, 0), 0, False)
+
+
+def short(y: torch.Tensor) -> Any:
+    return y, y.argmax(1).short()
+
+
+def test_a_dtype_that_the_backend_cannot_send_is_refused_before_anything_is_sent(alone: World) -> None:
+    with pytest.raises(Misuse, match=r"stage 0 returned a tensor of torch\.int16, which --backend nccl cannot send"):
+        first_of_two(alone, short, "nccl")
+
+
+def test_what_stays_on_a_worker_may_have_any_dtype(alone: World) -> None:
+    (boundary,) = found(replace(alone, backend="nccl"), then(short), First).boundaries
+    assert boundary.dtypes == (torch.float64, torch.int16)
+
+
+def test_a_tensor_on_another_device_is_refused_before_anything_is_sent(alone: World) -> None:
+    with pytest.raises(Misuse, match="stage 0 returned a tensor on meta, and its rank computes on cpu"):
+        first_of_two(alone, lambda y: (y, y.to("meta")), "gloo")
 
 
 class Handing(nn.Module):

@@ -11,7 +11,9 @@ from torch import nn
 from chimera_runtime import sharding
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.sharding import Sharding, buckets, cut
+from chimera_runtime.staging import Staging
 from chimera_runtime.world import World
+from tests.unit.runtime.gpu_model import ModelGpu
 from tests.unit.runtime.ranks import alone_job, groups, together, worlds
 
 SHAPES = ((7, 4), (3,), (), (1, 6, 2), (2, 2), (0, 3))
@@ -111,6 +113,26 @@ def test_a_bucket_has_at_most_its_bytes_and_one_row_where_that_is_more() -> None
         [(True, 4, 1), (False, 0, 2)],
     ]
     assert [len(bucket) for bucket in buckets([made], 3)] == [1] * 5
+
+
+@pytest.mark.parametrize("lazy", [(), ("outgoing",), ("incoming",), ("outgoing", "incoming")])
+def test_shards_of_a_gpu_are_gathered_by_gloo(alone: World, lazy: tuple[str, ...]) -> None:
+    """The CPU in place of the GPU computes at once; copies are as late as they may be."""
+
+    def changed(world: World) -> list[nn.Parameter]:
+        gpu, held = ModelGpu(lazy), parameters()
+        made = Sharding(replace(world, staging=Staging(gpu)), (0,), held)
+        for shard in made.shards:
+            shard.data.mul_(3.0)
+        made.gather()
+        assert gpu.blocked["staging"] > 0
+        return held
+
+    with replicas(alone, 2) as ranks:
+        results = together([lambda world=world: changed(world) for world in ranks])  # type: ignore[misc]
+    for held in results:
+        for parameter, before in zip(held, parameters(), strict=True):
+            assert torch.equal(parameter, before * 3.0)
 
 
 def test_a_rank_that_does_not_gather_is_named(alone: World) -> None:

@@ -19,7 +19,7 @@ WIDTH = 3
 
 def gradient_sum(parameters: Sequence[nn.Parameter], group: Any = None, size: int = 1, timeout: float = 20.0) -> Any:
     names = Names(0, 0, 2, timeout)
-    return GradientSum("s1", parameters, group, tuple(range(size)), names, waiter("gloo", timeout))
+    return GradientSum("s1", parameters, group, tuple(range(size)), names, waiter(timeout))
 
 
 def parameter(*values: float, dtype: torch.dtype = torch.float32) -> nn.Parameter:
@@ -230,7 +230,7 @@ TINY = 2.0**-9
 
 
 def wide(parameters: Sequence[nn.Parameter], group: Any = None, size: int = 1) -> Any:
-    arguments = parameters, group, tuple(range(size)), Names(0, 0, 2, 20.0), waiter("gloo", 20.0)
+    arguments = parameters, group, tuple(range(size)), Names(0, 0, 2, 20.0), waiter(20.0)
     return WideGradientSum(1, *arguments, torch.float32)
 
 
@@ -306,7 +306,7 @@ def test_a_gradient_that_was_cleared_is_gone_in_both_dtypes() -> None:
 def counting(parameters: Sequence[nn.Parameter], group: Any = None, size: int = 1) -> Any:
     count = Count(1, 8.0, torch.device("cpu"))
     names = Names(0, 0, 2, 20.0)
-    return GradientSum(1, parameters, group, tuple(range(size)), names, waiter("gloo", 20.0), count=count)
+    return GradientSum(1, parameters, group, tuple(range(size)), names, waiter(20.0), count=count)
 
 
 def test_gradients_are_corrected_by_what_the_update_counts() -> None:

@@ -1,6 +1,5 @@
 """Places of ranks, communicators, and what ranks leave for one another."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,10 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
+from chimera_runtime import world as world_module
 from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.messages import Peer
 from chimera_runtime.program import Job, Place
-from chimera_runtime.world import World, _backend, join, join_group, learn, meet
+from chimera_runtime.staging import StagedGroup
+from chimera_runtime.world import World, _backend, join, join_group, staging_of
+from tests.unit.runtime.gpu_model import ModelGpu
 from tests.unit.runtime.ranks import alone_job, job, together, worlds
 
 TIMEOUT = 20.0
@@ -68,13 +70,6 @@ def test_ranks_that_make_no_whole_copies_are_told_which_numbers_do(size: int, wo
     assert refused(job(), size) == words
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_rank_without_a_gpu_cannot_use_nccl() -> None:
-    assert "--backend nccl needs one GPU per rank; this machine has 0: use --backend gloo" in refused(
-        alone_job(), 1, "nccl"
-    )
-
-
 def test_ranks_of_different_programs_do_not_start() -> None:
     """As where one machine has an older copy of the directory."""
     store = HashStore()
@@ -118,12 +113,6 @@ def test_communicators_that_the_program_is_not_proven_for_are_refused(alone: Wor
 
 
 # The store.
-
-
-def test_what_another_rank_leaves_is_learned() -> None:
-    store = HashStore()
-    store.set("key", "value")
-    assert learn(store, "key", 1, "rank 0: wait", TIMEOUT) == b"value"
 
 
 def test_what_nobody_leaves_is_given_up_with_who_was_waited_for(alone: World) -> None:
@@ -179,23 +168,7 @@ def test_a_worker_reaches_another_of_its_own_copy(alone: World) -> None:
         assert [peer._target for peer in peers] == [peer._source for peer in peers] == [1, 0, 3, 2]
 
 
-# The start.
-
-
-def test_a_program_that_torchrun_did_not_start_says_how_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(Misuse, match=r"start train.py with torchrun, as in: torchrun --nproc-per-node"):
-        meet(TIMEOUT)
-
-
-def test_rank_and_size_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    for name, value in settings.items():
-        monkeypatch.setitem(os.environ, name, value)
-    store, rank, size = meet(TIMEOUT)
-    store.set("key", "value")
-    assert (rank, size, store.get("key")) == (0, 1, b"value")
+# Backends.
 
 
 @pytest.mark.parametrize(
@@ -203,6 +176,7 @@ def test_rank_and_size_are_those_of_the_environment(monkeypatch: pytest.MonkeyPa
     [
         ("strict", "cpu", "strict"),
         ("gloo", "cpu", "gloo"),
+        ("gloo", "cuda", "gloo"),
         ("cpu:gloo,cuda:nccl", "cuda", "nccl"),
         ("mpi", "cpu", "gloo"),
     ],
@@ -213,3 +187,33 @@ def test_messages_take_the_backend_that_somebody_registered(
     monkeypatch.setattr(dist, "get_backend", lambda _: made_with)
     monkeypatch.setitem(dist.Backend._plugins, "STRICT", None)
     assert _backend(None, torch.device(device)) == used
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "is_staged"), [("cpu", "gloo", False), ("cuda", "gloo", True), ("cuda", "nccl", False)]
+)
+def test_messages_of_a_gpu_by_gloo_are_staged(
+    alone: World, device: str, backend: str, is_staged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world_module, "Cuda", lambda _device: ModelGpu())
+    staging = staging_of(torch.device(device), backend)
+    assert (staging is not None) is is_staged
+    with worlds(alone, job()) as ranks:
+        peer = replace(ranks[0], staging=staging).peer(1)
+        assert isinstance(peer._outgoing, StagedGroup) is isinstance(peer._incoming, StagedGroup) is is_staged
+
+
+def test_where_gloo_does_not_keep_the_time_a_monitor_does(alone: World) -> None:
+    seen: list[Any] = []
+
+    class Watching:
+        def settle(self, work: Any, lost: Any) -> None:
+            seen.append((work, lost))
+
+        def close(self) -> None:
+            seen.append("closed")
+
+    world = replace(alone, monitor=Watching(), chat=dist.group.WORLD)
+    world.wait("work", "what is lost")  # type: ignore[arg-type]
+    world.close()
+    assert seen == [("work", "what is lost"), "closed"]

@@ -28,7 +28,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bundl
 
     def bundle(rank: int = 0, file: str = "bundle.zip") -> Bundle:
         monkeypatch.setenv("LOCAL_RANK", str(rank))
-        return Bundle(Namespace(bundle=tmp_path / file, backend="gloo"), directory, rank)
+        return Bundle(Namespace(bundle=tmp_path / file, backend="gloo", device=None), directory, rank)
 
     return bundle
 

@@ -88,6 +88,10 @@ def test_sizes_are_read(text: str, size: int) -> None:
     assert parse([*MODEL, "--memory-limit", text]).memory_limit == size
 
 
+def test_a_limit_may_be_that_of_the_device() -> None:
+    assert parse([*MODEL, "--memory-limit", "device"]).memory_limit == "device"
+
+
 @pytest.mark.parametrize("text", ["16GB", "-1", "0", "0.4", "GiB", "1e9", "nan", "9" * 400, ""])
 def test_what_is_no_size_is_refused(text: str) -> None:
     assert f"--memory-limit: {text!r} is not a number of bytes, as in 16GiB" in refused(f"--memory-limit={text}")
@@ -98,6 +102,8 @@ def test_what_is_no_size_is_refused(text: str) -> None:
     [
         (("--seed=x",), "argument --seed: invalid int value: 'x'"),
         (("--backend=mpi",), "--backend mpi: gloo, nccl, or a backend that --backend-module FILE registers"),
+        (("--backend=nccl", "--device=cpu"), "--device cpu --backend nccl: NCCL is for GPUs; leave --device out, or"),
+        (("--device=tpu",), "argument --device: invalid choice: 'tpu'"),
         (("--backend-module=strict.py",), "--backend-module: --backend NAME says which backend the file registers"),
         (("--communicators=single",), "argument --communicators: invalid choice: 'single'"),
         (("--layout=ring",), "argument --layout: invalid choice: 'ring'"),

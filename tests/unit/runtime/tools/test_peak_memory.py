@@ -1,12 +1,14 @@
 """What ranks have used, beside what they need: of memory that is really taken."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from chimera_runtime.sizes import shown
 from chimera_runtime.tools import peak_memory
 from chimera_runtime.tools.memory import RankNeed
-from chimera_runtime.tools.peak_memory import ON_HOST, PeakMemory, resident
+from chimera_runtime.tools.peak_memory import ON_GPU, ON_HOST, PeakMemory, resident
 from chimera_runtime.world import World
 from tests.unit.runtime.models import facts, setting
 from tests.unit.runtime.ranks import alone_job, job, together, worlds
@@ -60,3 +62,16 @@ def test_where_there_is_no_proc_the_peak_of_the_process_is_all_there_is(
 ) -> None:
     monkeypatch.setattr(peak_memory, "_STATUS", tmp_path_factory.mktemp("none") / "status")
     assert resident() > 10 * MIB
+
+
+def test_on_a_gpu_it_is_what_torchs_allocator_says(alone: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted from the making on; by numbers that stand in for torch.cuda's."""
+    peaks = {"now": 900 * MIB}
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _device: peaks.update(now=5 * MIB))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _device: peaks["now"])
+    with worlds(alone, alone_job()) as (world,):
+        made, built = setting(world, measures=True)
+        on_gpu = replace(made, world=replace(world, device=torch.device("cuda", 0)))
+        peak = PeakMemory(on_gpu, made.model.steps, built, resident())
+        assert peak.lines()[0] == f"peak memory ({ON_GPU})"
+        assert peak._used() == 5 * MIB

@@ -13,6 +13,7 @@ import pytest
 from chimera_runtime.errors import Misuse
 from chimera_runtime.setting import Setting
 from chimera_runtime.tools import recorder as to
+from chimera_runtime.tools.event_clock import EventClock, HostClock
 from chimera_runtime.tools.recorder import Recorder, prepare
 from chimera_runtime.world import World
 from tests.unit.runtime.models import given, setting
@@ -154,7 +155,7 @@ def test_every_verb_has_the_words_of_schedule_sir(known: Setting, folder: Path) 
 def test_much_is_written_before_the_end_and_little_is_not(
     known: Setting, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(to, "_ROOM", 3 * 5)
+    monkeypatch.setattr(HostClock, "most", 3)
     recorder = Recorder(known, given(folder))
     part = folder / "rank_0.jsonl.part"
     for number in range(4):
@@ -192,7 +193,7 @@ class Full:
 def test_a_disk_that_is_full_is_one_message_and_nothing_where_the_run_ends_anyway(
     known: Setting, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(to, "_ROOM", 0)
+    monkeypatch.setattr(HostClock, "most", 0)
     recorder = Recorder(known, given(folder))
     recorder._file.close()
     recorder._file = Full()  # type: ignore[assignment]
@@ -209,3 +210,35 @@ def test_a_directory_that_went_away_is_one_message(known: Setting, folder: Path)
     folder.rmdir()
     with pytest.raises(Misuse, match=r"--trace .*trace: No such file or directory"):
         Recorder(known, given(folder))
+
+
+def test_on_a_gpu_times_are_those_of_its_events(known: Setting, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written as nanoseconds of the host's clock, with others in every piece that is written."""
+
+    class Timing:
+        """Each event a millisecond after the one before."""
+
+        def __init__(self) -> None:
+            self.events = -1
+
+        def mark(self) -> int:
+            self.events += 1
+            return self.events
+
+        def synchronise(self, event: int) -> None:
+            assert event == self.events, "the last"
+
+        def milliseconds(self, start: int, end: int) -> float:
+            return float(end - start)
+
+    monkeypatch.setattr(EventClock, "most", 2)
+    monkeypatch.setattr(to, "clock_of", lambda _device: EventClock(Timing(), lambda: 1000))
+    recorder = Recorder(known, given(folder))
+    for micro in range(3):
+        recorder.ran(to.FORWARD, micro, 1, recorder.now())
+        recorder.spill()
+    recorder.close()
+    _, *pieces, _ = lines(folder / "rank_0.jsonl")
+    times = [[line[2:] for line in piece["operations"]] for piece in pieces]
+    later = [1000 + 10**6 * event for event in range(7)]
+    assert times == [[later[1:3], later[3:5]], [later[5:7]]]

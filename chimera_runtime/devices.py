@@ -1,0 +1,58 @@
+"""The device of a rank: what its backend is for, or what is asked for."""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from chimera_runtime.errors import Misuse
+
+
+def device_of(backend: str, on: str | None = None) -> torch.device:
+    """The device of this rank, which becomes torch's current one if it is a GPU.
+
+    With gloo, whose messages are staged through the host, ranks of a machine that has fewer GPUs share them.
+
+    Parameters
+    ----------
+    on
+        ``cpu`` or ``cuda``: by default the first of these that the backend is for.
+
+    Raises
+    ------
+    Misuse
+        If the backend is for another kind of device, or a GPU is missing.
+    """
+    kinds = dist.Backend.backend_capability.get(backend, ["cpu"])
+    is_cuda = on == "cuda" if on is not None else "cpu" not in kinds
+    if backend != "gloo" and on is not None and on not in kinds:
+        raise Misuse(f"--device {on}: --backend {backend} is for {', '.join(kinds)}; leave --device out")
+    if not is_cuda:
+        return torch.device("cpu")
+    index = local_index(backend)
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def local_index(backend: str) -> int:
+    """The number of this rank's GPU on its machine.
+
+    Raises
+    ------
+    Misuse
+        If there is no GPU, or fewer than ranks where ranks cannot share them.
+    """
+    local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    ranks = max(local + 1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    needed = "--device cuda needs a GPU" if backend == "gloo" else f"--backend {backend} needs one GPU per rank"
+    if not count:
+        why = "torch finds none on this machine" if torch.version.cuda else "this torch is built without CUDA"
+        raise Misuse(f"{needed}, and {why}: use --device cpu --backend gloo")
+    if backend == "gloo":
+        return local % count
+    if ranks > count:
+        raise Misuse(
+            f"{needed}; this machine has {count} and {ranks} ranks: start {count} here, with --nproc-per-node={count}, "
+            "or use --device cuda --backend gloo, with which ranks share a GPU"
+        )
+    return local

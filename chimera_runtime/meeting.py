@@ -1,0 +1,45 @@
+"""The store of torchrun: where ranks meet, and what they leave there for one another."""
+
+import os
+import time
+from datetime import timedelta
+
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from chimera_runtime.errors import Misuse, PeerLost
+
+
+def meet(timeout: float) -> tuple[Store, int, int]:
+    """The store, the rank and the world size that torchrun gave.
+
+    Ranks that torchrun has started again may get the store of those before, with all that these said in it.
+
+    Raises
+    ------
+    Misuse
+        If the program was not started by torchrun.
+    """
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        raise Misuse("start train.py with torchrun, as in: torchrun --nproc-per-node=WORKERS train.py --model MODEL.py")
+    limit = timedelta(seconds=timeout)
+    store, rank, size = next(rendezvous("env://", timeout=limit))
+    store = PrefixStore(f"chimera/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    store.set_timeout(limit)
+    return store, rank, size
+
+
+def learn(store: Store, key: str, source: int, what: str, seconds: float) -> bytes:
+    """What a rank leaves in the store; asks again and again: a thread that blocks in it would be deaf to signals.
+
+    Raises
+    ------
+    PeerLost
+        If it takes longer than ``seconds``.
+    """
+    deadline = time.monotonic() + seconds
+    while not store.check([key]):
+        if time.monotonic() > deadline:
+            raise PeerLost(f"{what}: no answer from rank {source} within {seconds:g} s (--timeout)", [source])
+        time.sleep(0.01)
+    return bytes(store.get(key))

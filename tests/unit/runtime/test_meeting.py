@@ -1,0 +1,33 @@
+"""The store: ranks meet there, and leave there what others learn."""
+
+import os
+
+import pytest
+from torch.distributed import HashStore
+
+from chimera_runtime.errors import Misuse
+from chimera_runtime.meeting import learn, meet
+
+TIMEOUT = 20.0
+
+
+def test_what_another_rank_leaves_is_learned() -> None:
+    store = HashStore()
+    store.set("key", "value")
+    assert learn(store, "key", 1, "rank 0: wait", TIMEOUT) == b"value"
+
+
+def test_a_program_that_torchrun_did_not_start_says_how_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(Misuse, match=r"start train.py with torchrun, as in: torchrun --nproc-per-node"):
+        meet(TIMEOUT)
+
+
+def test_rank_and_size_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in settings.items():
+        monkeypatch.setitem(os.environ, name, value)
+    store, rank, size = meet(TIMEOUT)
+    store.set("key", "value")
+    assert (rank, size, store.get("key")) == (0, 1, b"value")
