@@ -150,7 +150,7 @@ def _proof(report: Report) -> Text:
 
 def _communicators(report: Report) -> list[Text]:
     """Fewer communicators than the rule "channels" asks for, where the program is proven to finish with them."""
-    fewer = [f"{shared.name} ({shared.count})" for shared in report.communicators[1:] if not shared.blocked]
+    fewer = [f"{shared.name} ({shared.number})" for shared in report.communicators[1:] if not shared.blocked]
     return [Text(f"finishes with fewer communicators, too: {', '.join(fewer)}")] if fewer else []
 
 

@@ -1,7 +1,7 @@
 """Which communicators a program finishes with, beyond those that the rule "channels" asks for.
 
 With one communicator per directed pair of workers every program finishes that passes the rule. With one for both
-directions of a pair, or a single one, operations wait for others that they share a stream with (`streams`).
+directions of a pair, or a single one, operations wait for others that they share a stream with (`in_order`).
 
 One for both directions
     The two workers post the messages between them in the same order, or the program cannot finish: where x is posted
@@ -22,7 +22,7 @@ from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import line
 from chimera_ir.ir.turns import extent, lines_before, updates_a_turn
 from chimera_ir.verify.circles import shortest_circle
-from chimera_ir.verify.streams import Communicators, Streams, posts_of, replay_in_streams
+from chimera_ir.verify.in_order import Communicators, Streams, posts_of, replay_in_streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,13 @@ def communications(level: Program | ProgramStream, program: Program, played: Pla
     level
         Without errors by any rule.
     program
-        What is proven of it (`streams.view_of`).
+        What is proven of it (`ir.streams.view_of`).
     played
         The certificate of the rule "channels".
     """
-    directed, pair, single = ((choice, choice.count(program)) for choice in Communicators)
+    peers = ({send.to for send in parts.sends.lines} for parts in program.parts)
+    links = [(worker, peer) for worker, of_worker in enumerate(peers) for peer in of_worker]
+    directed, pair, single = ((choice, choice.count(links)) for choice in Communicators)
     yield Communication(*directed, played)
     crossing = _crossing(_shown(level, program))
     yield Communication(*pair, None if crossing else played, crossing)

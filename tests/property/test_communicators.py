@@ -9,7 +9,7 @@ from chimera_ir.codegen.pace import paces
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
-from chimera_ir.verify.streams import Communicators
+from chimera_ir.verify.in_order import Communicators
 from chimera_ir.verify.verify import verify_program
 from tests.executor import verdict
 from tests.lowered import level

@@ -4,20 +4,27 @@ The oracle is `tests.executor`, which runs each choice by its rules and shares n
 """
 
 import json
+import re
 from collections import Counter
+from itertools import product
+from pathlib import Path
 
 import pytest
 
 import chimera_ir
 from chimera_ir import library
+from chimera_ir.console import printed
+from chimera_ir.cost import table
+from chimera_ir.errors import TextError
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import AllReduce, Recv, Send, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.ir.text.printer import show
 from chimera_ir.lower.lower import lower
 from chimera_ir.verify.communicators import Communication
-from chimera_ir.verify.streams import Communicators, replay_in_streams
+from chimera_ir.verify.in_order import Communicators, replay_in_streams
 from chimera_ir.verify.verify import Verified, verify_program
 from tests.executor import verdict
+from tests.lowered import evaluated
 from tests.sizes import on_workers
 
 SIZES = ((2, 2), (2, 4), (4, 4), (4, 8))
@@ -138,6 +145,15 @@ def test_the_report_says_what_is_proven_and_where_it_blocks() -> None:
     assert blocked["blocked"].endswith(" on worker 1 wait for each other")
 
 
+@pytest.mark.parametrize(
+    ("scheme", "lines"), [("gpipe", ["pair (3), single (1)"]), ("breadth_first", ["pair (4)"]), ("dapple", [])]
+)
+def test_the_table_of_the_report_has_a_line_for_what_is_proven(scheme: str, lines: list[str]) -> None:
+    said = printed(lambda console: console.print(table.show(late(scheme).report))).splitlines()
+    fewer = "finishes with fewer communicators, too: "
+    assert [line.removeprefix(fewer) for line in said if line.startswith(fewer)] == lines
+
+
 def test_evaluations_count_as_well() -> None:
     """Those of a schedule in two directions cross, whatever the program of its training does."""
     compilation = late("gems")
@@ -149,3 +165,30 @@ def test_evaluations_count_as_well() -> None:
 def test_what_runs_a_program_knows_what_is_proven() -> None:
     assert json.loads(late("gpipe").files["program.json"])["communicators"] == ["directed", "pair", "single"]
     assert json.loads(late("dapple").files["program.json"])["communicators"] == ["directed"]
+
+
+ROW = r"^\| receives are posted (.+?) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$"
+
+
+@pytest.mark.parametrize(
+    ("ahead", "how"), [(1, "an operation ahead, as by the compiler"), (0, "where they are needed")]
+)
+def test_so_many_programs_of_the_library_are_proven_as_the_page_says(ahead: int, how: str) -> None:
+    """With 4 and 8 workers, and as many micro-batches or twice as many, where a scheme takes these."""
+    proven: Counter[str] = Counter()
+    for scheme, workers, factor in product(library.names(), (4, 8), (1, 2)):
+        names = library.parameters(scheme)
+        settings = {"P" if "P" in names else "D": workers} | ({"N": factor * workers} if "N" in names else {})
+        if "N" not in names and factor == 2:
+            continue
+        try:
+            checked = chimera_ir.compile(scheme, **settings).verified.checked
+        except TextError:
+            continue  # a size that the scheme refuses
+        made = verify_program(lower(checked.level, ahead), checked)
+        known = made.with_evaluation(lambda made=made: evaluated(made))  # type: ignore[misc]
+        proven["programs"] += 1
+        proven.update(each.communicators.value for each in known if each.finishes)
+    rows = re.findall(ROW, (Path(library.__file__).parents[1] / "docs" / "gpus.md").read_text(), re.M)
+    counts = [str(proven[name]) for name in ("programs", *(each.value for each in Communicators))]
+    assert (how, *counts) in rows

@@ -9,10 +9,11 @@ worker 0:                  its stream to and from worker 1:
   send m1 s0->s1 to w1       send m1 s0->s1     starts when m0 s1->s0 has been sent
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate, pairwise
+from typing import assert_never
 
 from chimera_ir.flow.run import Played, play
 from chimera_ir.ir.ids import Worker
@@ -40,10 +41,11 @@ class Communicators(Enum):
                 return worker, peer
             case Communicators.SINGLE:
                 return (worker,)
+            case _:
+                assert_never(self)
 
-    def count(self, program: Program) -> int:
-        """The communicators for the messages of one copy of the workers."""
-        links = {(worker, send.to) for worker, parts in enumerate(program.parts) for send in parts.sends.lines}
+    def count(self, links: Collection[tuple[int, int]]) -> int:
+        """The communicators for the messages of one copy of the workers, by its senders and receivers."""
         match self:
             case Communicators.DIRECTED:
                 return len(links)
@@ -51,6 +53,8 @@ class Communicators(Enum):
                 return len({frozenset(link) for link in links})
             case Communicators.SINGLE:
                 return min(1, len(links))
+            case _:
+                assert_never(self)
 
 
 @dataclass(frozen=True)
