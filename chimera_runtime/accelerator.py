@@ -12,6 +12,9 @@ import torch
 class Accelerator(Protocol):
     """A GPU and its streams. Nothing but `synchronise` and `pinned` blocks the host."""
 
+    def enter(self) -> None:
+        """A further thread begins to work with it."""
+
     @property
     def computing(self) -> Any:
         """The stream that this thread's operations of torch go to."""
@@ -43,6 +46,10 @@ class Cuda:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+
+    def enter(self) -> None:
+        """Without this the thread would begin with a context on the first GPU, which takes memory there."""
+        torch.cuda.set_device(self._device)
 
     @property
     def computing(self) -> torch.cuda.Stream:

@@ -226,6 +226,7 @@ class Staging:
         self._handed.put(None)
 
     def _post(self) -> None:
+        self.accelerator.enter()
         while (handed := self._handed.get()) is not None:
             handed.run(self.accelerator)
 

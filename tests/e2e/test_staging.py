@@ -17,6 +17,7 @@ TRAINED = {
     "dapple": ("dapple", {"D": 2, "N": 4}, "zoo", ()),
     "chimera": ("chimera", {"D": 2, "N": 4}, "zoo", ()),
     "sharded": ("chimera", {"D": 2, "N": 4}, "plain", ("--shard-optimizer",)),
+    "halves": ("zb_h1", {"D": 2, "N": 4}, "plain", ()),
     "stream": ("pipedream_2bw", {"D": 2, "N": 4}, "zoo", ()),
 }
 

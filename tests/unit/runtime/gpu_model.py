@@ -72,6 +72,9 @@ class ModelGpu:
         self.blocked: Counter[str] = Counter()
         self.sizes: list[int] = []
 
+    def enter(self) -> None:
+        """Threads are all the same to it."""
+
     @property
     def computing(self) -> ModelStream:
         """What kernels are put into."""

@@ -83,6 +83,13 @@ def test_a_copy_is_put_into_its_stream_and_does_not_wait(calls: Calls, monkeypat
     assert calls[1:] == [("on", stream), ("copy", "a tensor", True), "off"]
 
 
+def test_a_thread_begins_on_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", entered.append)
+    Cuda(DEVICE).enter()
+    assert entered == [DEVICE]
+
+
 def test_pinned_memory_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(torch, "empty", lambda *sizes, **options: asked.append((sizes, options)))

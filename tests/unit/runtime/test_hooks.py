@@ -1,5 +1,9 @@
 """Without tools a pipeline is what it is."""
 
+import pytest
+
+from chimera_runtime import hooks
+from chimera_runtime.errors import PeerLost
 from chimera_runtime.hooks import Hooks
 from chimera_runtime.lane import Lane
 from chimera_runtime.losses import Tally
@@ -10,11 +14,19 @@ from tests.unit.runtime.ranks import alone_job, worlds
 
 
 def test_plain_hooks_make_plain_stages_and_a_plain_lane(alone: World) -> None:
-    hooks = Hooks()
+    plain = Hooks()
     with worlds(alone, alone_job()) as (world,):
         made, built = setting(world)
-        hooks.ready(made, built)
-        assert hooks.stage_maker(made) is Stage
-        assert type(hooks.lane(made, {})) is Lane
-        assert hooks.outcomes(world, False, ()).launch(0, Tally(6.0, 4.0)).loss == 1.5
-    assert (hooks.measures, hooks.loads) == (False, True)
+        plain.ready(made, built)
+        assert plain.stage_maker(made) is Stage
+        assert type(plain.lane(made, {})) is Lane
+        assert plain.outcomes(world, False, ()).launch(0, Tally(6.0, 4.0)).loss == 1.5
+    assert (plain.measures, plain.loads) == (False, True)
+
+
+def test_without_tools_a_rank_that_is_not_answered_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[PeerLost] = []
+    monkeypatch.setattr(hooks, "abort", ended.append)
+    error = PeerLost("nobody answers", [1])
+    Hooks().lost(error)
+    assert ended == [error]

@@ -3,6 +3,7 @@
 import copy
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,20 @@ def test_a_stage_and_the_loss_run_under_autocast_and_their_weights_stay_as_they_
     assert not torch.equal(of_model.loss(x, x), judged(x, x))
     assert of_model.autocast is torch.bfloat16
     assert not torch.is_autocast_enabled("cpu")
+
+
+def test_on_a_gpu_it_is_the_autocast_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[Any] = []
+
+    def autocast(*arguments: Any) -> Any:
+        entered.append(arguments)
+        return nullcontext()
+
+    monkeypatch.setattr(torch, "autocast", autocast)
+    of_model = under_autocast(model(lambda *_: Block(), judged), "cuda", torch.bfloat16)
+    x = of_model.build_stage(0, 1)(torch.ones(2, WIDTH))
+    of_model.loss(x, x)
+    assert entered == [("cuda", torch.bfloat16)] * 2
 
 
 def test_a_module_is_otherwise_the_same() -> None:
