@@ -119,7 +119,8 @@ def part(path: Path) -> str:
 
 def project_texts() -> Iterator[Path]:
     """Everything that a person wrote: what the version control tracks, or will; in a worktree `.git` is a file."""
-    yield from (path for path in ROOT.iterdir() if path.is_file() and path.suffix in TEXTS and path.name != ".git")
+    others = {".git", "gpu-report.md"}
+    yield from (path for path in ROOT.iterdir() if path.is_file() and path.suffix in TEXTS and path.name not in others)
     for top in TOP:
         for path in (ROOT / top).rglob("*"):
             parts = path.relative_to(ROOT).parts[1:]

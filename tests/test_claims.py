@@ -90,7 +90,7 @@ def test_every_option_on_a_page_is_one_that_the_program_takes(page: str, trains_
         assert {*options_given(text, name)} - takes(program) == set(), name
     train = options_given(text, "train.py")
     assert set(train) - trains_with == set()
-    folders = ("benchmarks", "docs", "examples", "tests/e2e")
+    folders = ("benchmarks", "docs", "examples", "tests/e2e", "tests/gpu")
     written = "".join(path.read_text(encoding="utf-8") for top in folders for path in (ROOT / top).glob("*.py"))
     known = OTHERS.union(trains_with, OPTION.findall(written), *map(takes, COMMANDS.values()))
     assert set(OPTION.findall(re.sub(" -- .*", "", text))) - known == set()

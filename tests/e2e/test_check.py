@@ -40,8 +40,8 @@ SABOTAGES = {
     "the gradients of the stage where they are small have the wrong sign": Sabotage(
         "dapple",
         "chimera_runtime/sums.py",
-        "        self._works = []\n",
-        "        self._works = []\n        [flat.neg_() for flat in self._flats if self._name == 's0']\n",
+        "        self._works = ()\n",
+        "        self._works = ()\n        [flat.neg_() for flat in self._flats if self._name == 's0']\n",
         ("stage 0: gradients of update 1 differ by 2.00e+00, most in linear.weight",),
     ),
     "gradients are not cleared": Sabotage(

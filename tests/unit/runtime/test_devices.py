@@ -53,7 +53,7 @@ def test_a_rank_is_where_its_backend_is_or_where_it_is_asked_to_be(
         (
             "nccl",
             None,
-            "--backend nccl needs one GPU per rank; this machine has 2 and 3 ranks: start 2 here, with "
+            "--backend nccl needs one GPU per rank; this machine has 2, and torchrun starts 3 here: choose "
             "--nproc-per-node=2, or use --device cuda --backend gloo, with which ranks share a GPU",
         ),
         ("nccl", "cpu", "--device cpu: --backend nccl is for cuda; leave --device out"),
@@ -90,7 +90,9 @@ def test_every_rank_of_a_machine_with_too_few_gpus_is_told(gpus: list[int], monk
     """Also one that could have a GPU: none of them waits for those that end."""
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    with pytest.raises(Misuse, match="--backend nccl needs one GPU per rank; this machine has 2 and 4 ranks"):
+    with pytest.raises(
+        Misuse, match="--backend nccl needs one GPU per rank; this machine has 2, and torchrun starts 4 here"
+    ):
         device_of("nccl")
     assert device_of("gloo", "cuda") == torch.device("cuda", 0)
     assert gpus == [0]
