@@ -165,7 +165,8 @@ def test_a_program_that_is_proven_for_it_trains_with_one_communicator_for_both_d
 
 
 def test_a_program_that_is_not_proven_for_it_is_refused(paired: dict[str, Outcome]) -> None:
-    assert set(paired["refused"].statuses) == {"2"}
+    assert "2" in paired["refused"].statuses
+    assert "0" not in paired["refused"].statuses
     assert "communicators pair: dapple(D=4, N=4) could wait for ever" in "\n".join(paired["refused"].said)
 
 

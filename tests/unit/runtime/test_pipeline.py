@@ -298,6 +298,12 @@ def test_ranks_that_are_no_whole_copies_are_refused(alone: World, tmp_path: Path
         Pipeline(tmp_path / "out", layer, loss, batch())
 
 
+def test_gloo_leaves_no_choice_of_communicators(make: Callable[..., Pipeline]) -> None:
+    with pytest.raises(Misuse, match="communicators pair: gloo finds messages by their tags"):
+        make(communicators="pair")
+    make(communicators="directed").step(batch())
+
+
 def test_halves_take_an_even_example(alone: World, tmp_path: Path) -> None:
     chimera_ir.compile("chimera_halving", D=2, N=2).write(tmp_path / "out")
     x, y = batch()
