@@ -56,7 +56,7 @@ def circumstances() -> list[tuple[str, str]]:
     revision = _said("git", "rev-parse", "HEAD")
     changed = len(_said("git", "status", "--porcelain", "--untracked-files=no").splitlines())
     facts = [
-        ("revision", f"{revision}, {changed} files changed" if changed else revision),
+        ("revision", f"{revision}, files changed: {changed}" if changed else revision),
         ("torch", torch.__version__),
         ("CUDA of torch", torch.version.cuda or "none"),
         ("NCCL", nccl),
