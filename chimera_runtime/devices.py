@@ -52,7 +52,7 @@ def local_index(backend: str) -> int:
         return local % count
     if ranks > count:
         raise Misuse(
-            f"{needed}; this machine has {count}, and torchrun starts {ranks} here: choose --nproc-per-node={count}, or "
-            "use --device cuda --backend gloo, with which ranks share a GPU"
+            f"{needed}; this machine has {count}, and torchrun starts {ranks} here: choose --nproc-per-node={count}, "
+            "or use --device cuda --backend gloo, with which ranks share a GPU"
         )
     return local

@@ -52,11 +52,11 @@ def ground(devices: int, backend: str | None, pretended: bool) -> Ground:
 
 def circumstances() -> list[tuple[str, str]]:
     """Versions, devices and settings; what cannot be found out is left out."""
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda and torch.cuda.is_available() else ""
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else ""
     revision = _said("git", "rev-parse", "HEAD")
     changed = len(_said("git", "status", "--porcelain", "--untracked-files=no").splitlines())
     facts = [
-        ("revision", f"{revision}, {changed} files changed" if changed else revision),
+        ("revision", f"{revision}, files changed: {changed}" if changed else revision),
         ("torch", torch.__version__),
         ("CUDA of torch", torch.version.cuda or "none"),
         ("NCCL", nccl),
