@@ -6,6 +6,7 @@ A rank says "right" at the end if what it has is what it should have. `BUGS` say
 speed of the other rank decides whether gloo passes, a sleep is there so that it does.
 """
 
+import importlib
 import sys
 import time
 from collections.abc import Callable
@@ -13,9 +14,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-
-sys.path.append(str(Path(__file__).resolve().parents[2]))
-import tests.e2e.strict  # noqa: F401
 
 SIZE = 64
 
@@ -185,6 +183,8 @@ BUGS: dict[Callable[[int], None], str] = {
 
 def main() -> None:
     """Runs one of them."""
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    importlib.import_module("tests.e2e.strict")
     dist.init_process_group(sys.argv[2])
     {bug.__name__: bug for bug in BUGS}[sys.argv[1]](dist.get_rank())
     print("right", flush=True)

@@ -20,8 +20,9 @@ gloo forgives much: it finds a message by its tag, and takes it before anyone as
   two fit on a device (NCCL user guide, "Using multiple NCCL communicators concurrently").
 
 On a GPU the stream of computations is a queue, and a wait an entry in it. Here that stream is the host itself: eager
-torch on the CPU cannot put off what it computes. That forbids no order that the rules above allow, and allows none that
-they forbid: after a wait, everything that the host computes or posts would start after it on the GPU as well.
+torch on the CPU cannot put off what it computes. The order of starts is the same: what the host computes or posts after
+a wait starts after it on a GPU as well. But for the first operation of a communicator: a GPU does not hold up the host,
+which may come to it earlier there, and never later.
 
 By environment variables: ``STRICT_DELAY`` is the longest of the random delays before operations, in seconds, with
 ``STRICT_SEED``. A rank that waits longer than ``STRICT_PATIENCE`` seconds says which operation is at the head of each

@@ -3,6 +3,7 @@
 import itertools
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 
@@ -10,12 +11,12 @@ class Now:
     """What the runtime is about to post, as far as it says so."""
 
     def __init__(self) -> None:
-        self.update: Callable[[int], str] = lambda _micro: ""
+        self.update: Callable[[int | None], str] = lambda _micro: ""
         self._posting: tuple[str, int] | None = None
         self._parts = 0
 
-    def begin(self, update: Callable[[int], str]) -> None:
-        """From now on messages are of the update that a function says, by their micro-batch."""
+    def begin(self, update: Callable[[int | None], str]) -> None:
+        """From now on messages are of the update that a function says, by their micro-batch; None stands for sums."""
         self.update = update
 
     def post(self, tag: int, stages: int, post: Callable[[], object]) -> object:
@@ -38,26 +39,35 @@ class Now:
         return f"{line}{f' part {self._parts}' if self._parts > 1 else ''}{self.update(micro)}"
 
     def of_update(self) -> str:
-        """The update of a collective."""
-        return self.update(0)
+        """The update of a collective, where an update ends before the next."""
+        return self.update(None)
 
 
 NOW = Now()
 
 
+def _of_stream(lane: Any, first: int, micro: int | None) -> str:
+    """Where updates overlap, the micro-batch says which: they are counted from the first update of a run."""
+    return "" if micro is None else f" of update {first + micro // lane.run.per_update}"
+
+
 def listen() -> None:
     """Has chimera_runtime, if this is a program of it, say which message of which update it posts."""
-    lanes, messages, evaluation = (
-        sys.modules.get(f"chimera_runtime.{name}") for name in ("lane", "messages", "evaluation")
+    lanes, turns, messages, evaluation = (
+        sys.modules.get(f"chimera_runtime.{name}") for name in ("lane", "turns", "messages", "evaluation")
     )
-    if lanes is None or messages is None or evaluation is None:
+    if lanes is None or turns is None or messages is None or evaluation is None:
         return
     begin, isend, irecv = lanes.Lane.begin, messages.Peer.isend, messages.Peer.irecv
-    run, rounds = evaluation.Evaluation.run, itertools.count()
+    make, run, rounds = turns.StreamLane.__init__, evaluation.Evaluation.run, itertools.count()
+
+    def made(stream: Any, *args: Any) -> None:
+        make(stream, *args)
+        NOW.begin(partial(_of_stream, stream, 0))
 
     def begun(lane: Any, update: int) -> None:
-        per_update = lane.run.per_update if hasattr(lane, "run") else sys.maxsize
-        NOW.begin(lambda micro: f" of update {update + micro // per_update}")
+        is_stream = isinstance(lane, turns.StreamLane)
+        NOW.begin(partial(_of_stream, lane, update) if is_stream else lambda _micro: f" of update {update}")
         begin(lane, update)
 
     def evaluated(of: Any, micro_batches: Any) -> None:
@@ -73,4 +83,4 @@ def listen() -> None:
         return NOW.post(tag, peer._names.stages, lambda: irecv(peer, buffers, tag))
 
     lanes.Lane.begin, messages.Peer.isend, messages.Peer.irecv = begun, sent, received
-    evaluation.Evaluation.run = evaluated
+    turns.StreamLane.__init__, evaluation.Evaluation.run = made, evaluated

@@ -9,7 +9,7 @@ from tests.e2e.ranks import HERE, Job, Outcome, run_all
 
 pytestmark = pytest.mark.e2e
 
-RULES = {"STRICT_PATIENCE": "1.5", "STRICT_ALONE": "1"}
+RULES = {"STRICT_PATIENCE": "2", "STRICT_ALONE": "1"}
 SAID = {
     "sends_first": r"send tag 0 to rank 1 hangs; at the heads of the streams: .*: send tag 0 to rank 1",
     "tags_mixed_up": r"on rank 1 \(tag 1: .*\) meets \(tag 2: .*\): without tags, what is next is what comes",
