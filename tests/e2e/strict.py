@@ -8,14 +8,15 @@ gloo forgives much: it finds a message by its tag, and takes it before anyone as
   in a communicator of several ranks have one for each pair (ProcessGroupNCCL keeps a communicator per pair of ranks).
 - Messages have no tags (ProcessGroupNCCL::send ignores them): the n-th send to a rank meets its n-th receive.
 - A send is over when its receive has been reached (NCCL user guide, "Point-to-point communication").
-- The first operation of a communicator blocks the host until all of its ranks are there, and makes it.
+- The first operation of a communicator blocks the host until all of its ranks are there, and makes it
+  (pytorch/pytorch#108378).
 - What is posted starts no sooner than all that was computed before (ProcessGroupNCCL::syncStream).
 - A wait holds up what the rank computes after it, and no stream of a communicator.
 - What is not waited for is under way: no computation, and no operation of another stream, may write what it reads, or
   touch what it writes (torch.distributed.isend: undefined). This is looked at for each operation of torch, as
   torch.cuda._sanitizer does, and depends on no delay.
 - A device has ``STRICT_QUEUES`` hardware queues (CUDA_DEVICE_MAX_CONNECTIONS): streams that share one begin their
-  operations in the order of posting. The first queue is that of what the rank computes, too.
+  operations in the order of posting. The first queue is that of what the rank computes, too (NVIDIA/nccl#783).
 - With ``STRICT_ALONE`` a rank runs one collective at a time, in the order of posting: nothing says that the kernels of
   two fit on a device (NCCL user guide, "Using multiple NCCL communicators concurrently").
 
