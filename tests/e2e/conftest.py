@@ -14,6 +14,7 @@ LONGEST = (
     "test_strict.py",
     "test_memory.py",
     "test_trace.py",
+    "test_old_bugs.py",
 )
 
 

@@ -8,30 +8,48 @@ gloo forgives much: it finds a message by its tag, and takes it before anyone as
   in a communicator of several ranks have one for each pair (ProcessGroupNCCL keeps a communicator per pair of ranks).
 - Messages have no tags (ProcessGroupNCCL::send ignores them): the n-th send to a rank meets its n-th receive.
 - A send is over when its receive has been reached (NCCL user guide, "Point-to-point communication").
-- The first operation of a communicator blocks the host until all of its ranks are there, and makes it.
-- A wait holds up what the rank computes after it, not its streams. NCCL's wait does not block the host; but what is
-  posted after a wait starts no sooner than what was computed before it, so here the host waits.
+- The first operation of a communicator blocks the host until all of its ranks are there, and makes it
+  (pytorch/pytorch#108378).
+- What is posted starts no sooner than all that was computed before (ProcessGroupNCCL::syncStream).
+- A wait holds up what the rank computes after it, and no stream of a communicator.
+- What is not waited for is under way: no computation, and no operation of another stream, may write what it reads, or
+  touch what it writes (torch.distributed.isend: undefined). This is looked at for each operation of torch, as
+  torch.cuda._sanitizer does, and depends on no delay.
+- A device has ``STRICT_QUEUES`` hardware queues (CUDA_DEVICE_MAX_CONNECTIONS): streams that share one begin their
+  operations in the order of posting. The first queue is that of what the rank computes, too (NVIDIA/nccl#783).
+- With ``STRICT_ALONE`` a rank runs one collective at a time, in the order of posting: nothing says that the kernels of
+  two fit on a device (NCCL user guide, "Using multiple NCCL communicators concurrently").
+
+On a GPU the stream of computations is a queue, and a wait an entry in it. Here that stream is the host itself: eager
+torch on the CPU cannot put off what it computes. The order of starts is the same: what the host computes or posts after
+a wait starts after it on a GPU as well. But for the first operation of a communicator: a GPU does not hold up the host,
+which may come to it earlier there, and never later.
 
 By environment variables: ``STRICT_DELAY`` is the longest of the random delays before operations, in seconds, with
-``STRICT_SEED``. A device has ``STRICT_QUEUES`` hardware queues (CUDA_DEVICE_MAX_CONNECTIONS): streams that share one
-begin their operations in the order of posting. With ``STRICT_ALONE`` a rank runs one collective at a time, in the order
-of posting: nothing says that the kernels of two fit on a device (NCCL user guide, "Using multiple NCCL communicators
-concurrently"). A rank that waits longer than ``STRICT_PATIENCE`` seconds says which operation is at the head of each of
-its streams.
+``STRICT_SEED``. A rank that waits longer than ``STRICT_PATIENCE`` seconds says which operation is at the head of each
+of its streams.
 
-Every message carries what it is. A receive that meets another message is an error.
+Every message carries what it is: micro-batch, stages and update, of chimera_runtime; of other programs the tag. The
+micro-batch implies the pipe, as they are counted over all pipes, and the stages the kind: to the next stage go
+activations, to the one before gradients. A receive that meets another message is an error.
 """
 
 import os
 import random
+import sys
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # a rank runs this file alone
+from tests.e2e.strict_names import NOW, listen
 
 PATIENCE = float(os.environ.get("STRICT_PATIENCE", "30"))
 DELAY = float(os.environ.get("STRICT_DELAY", "0"))
@@ -40,12 +58,36 @@ ALONE = "STRICT_ALONE" in os.environ
 _LIMIT = timedelta(seconds=2 * PATIENCE)
 
 
-class Posted(dist.Work):
-    """An operation of a stream."""
+class Access(NamedTuple):
+    """Bytes from ``start`` to before ``stop`` that an operation reads, or ``writes``."""
 
-    def __init__(self, what: str, body: Callable[[], object], collective: bool = False) -> None:
+    start: int
+    stop: int
+    writes: bool
+
+    def disturbs(self, other: "Access") -> bool:
+        """Whether the order of the two matters."""
+        return (self.writes or other.writes) and self.start < other.stop and other.start < self.stop
+
+    def __str__(self) -> str:
+        return "writes" if self.writes else "reads"
+
+
+def access(tensor: torch.Tensor, writes: bool) -> Access:
+    """The bytes of a tensor, and those between them."""
+    count = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return Access(start, start + count * tensor.element_size() if tensor.numel() else start, writes)
+
+
+class Posted(dist.Work):
+    """An operation of a stream, and the memory that it may touch until it has been waited for."""
+
+    def __init__(
+        self, what: str, body: Callable[[], object], memory: Sequence[Access], collective: bool = False
+    ) -> None:
         super().__init__()
-        self.what, self.collective = what, collective
+        self.what, self.memory, self.collective = what, memory, collective
         self._body = body
         self._over = threading.Event()
         self._error: BaseException | None = None
@@ -64,6 +106,7 @@ class Posted(dist.Work):
             raise RuntimeError(f"{self.what} hangs; at the heads of the streams: {DEVICE.heads()}")
         if self._error is not None:
             raise RuntimeError(f"{self.what}: {self._error}") from self._error
+        DEVICE.waited_for(self)
         return True
 
     def is_completed(self) -> bool:
@@ -77,13 +120,16 @@ class Stream:
     def __init__(self, name: str, number: int) -> None:
         self.name = name
         self.waiting: deque[Posted] = deque()
+        self.unwaited: list[Posted] = []
         self._queue = number % QUEUES if QUEUES else number
         self._posted = threading.Semaphore(0)
         self._delays = random.Random(f"{os.environ.get('STRICT_SEED', '0')} {name}")
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def post(self, operation: Posted) -> Posted:
-        """Puts an operation at the end."""
+        """Puts an operation at the end; it starts no sooner than what the rank computed before."""
+        DEVICE.reach(operation.what, operation.memory, self)
+        self.unwaited.append(operation)
         DEVICE.enter(operation, self._queue)
         self.waiting.append(operation)
         self._posted.release()
@@ -110,8 +156,8 @@ class Device:
         self._collectives: deque[Posted] = deque()
 
     def stream(self, name: str) -> Stream:
-        """The next one; which queue it is in follows from how many there are."""
-        self.streams.append(Stream(name, len(self.streams)))
+        """The next one; which queue it is in follows from how many there are. Number 0 are the computations."""
+        self.streams.append(Stream(name, len(self.streams) + 1))
         return self.streams[-1]
 
     def enter(self, operation: Posted, queue: int) -> None:
@@ -135,6 +181,40 @@ class Device:
                 self._collectives.remove(operation)
             self._changed.notify_all()
 
+    def reach(self, what: str, memory: Sequence[Access], stream: Stream | None = None) -> None:
+        """Returns when the stream of computations may reach something: all before it in its hardware queue have begun.
+
+        That is an operation of torch, or the moment that an operation of a stream has to come after.
+
+        Raises
+        ------
+        RuntimeError
+            If that does not happen, or something that was not waited for is in its way.
+        """
+        self._require_untouched(what, memory, stream)
+        with self._changed:
+            if QUEUES and not self._changed.wait_for(lambda: not self._queues[0], PATIENCE):
+                raise RuntimeError(
+                    f"{what} hangs behind {self._queues[0][0].what} in its hardware queue; at the heads of the "
+                    f"streams: {self.heads()}"
+                )
+
+    def _require_untouched(self, what: str, memory: Sequence[Access], stream: Stream | None) -> None:
+        """Passes if nothing that an operation touches is in use by what was not waited for, in other streams."""
+        for posted in (posted for other in self.streams if other is not stream for posted in other.unwaited):
+            for mine in memory:
+                for theirs in posted.memory:
+                    if mine.disturbs(theirs):
+                        raise RuntimeError(
+                            f"{what} {mine} memory that {posted.what} {theirs}, and nothing has waited for that"
+                        )
+
+    def waited_for(self, operation: Posted) -> None:
+        """What is computed or posted from now on comes after an operation, and after those before it in its stream."""
+        for stream in self.streams:
+            if operation in stream.unwaited:
+                del stream.unwaited[: stream.unwaited.index(operation) + 1]
+
     def _fits(self, operation: Posted) -> bool:
         return not (ALONE and operation.collective) or self._collectives[0] is operation
 
@@ -145,6 +225,30 @@ class Device:
 
 
 DEVICE = Device()
+
+
+class Computations(TorchDispatchMode):
+    """What the rank computes, operation by operation: each has the device's leave before it runs."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operation of torch."""
+        kwargs = kwargs or {}
+        if not func.is_view and not func.__name__.startswith(("new_", "empty")) and "_like" not in func.__name__:
+            DEVICE.reach(str(func), [*_touched(func, args, kwargs)])
+        return func(*args, **kwargs)
+
+
+def _touched(func: Any, args: Any, kwargs: Any) -> Iterator[Access]:
+    for number, argument in enumerate(func._schema.arguments):
+        value = args[number] if number < len(args) else kwargs.get(argument.name)
+        writes = (argument.alias_info is not None and argument.alias_info.is_write) or func.namespace == "c10d"
+        for tensor in value if isinstance(value, list | tuple) else [value]:
+            if (
+                type(tensor) in (torch.Tensor, torch.nn.Parameter)
+                and tensor.layout == torch.strided
+                and not tensor.is_meta
+            ):
+                yield access(tensor, writes)
 
 
 class Communicator(dist.ProcessGroup):
@@ -193,72 +297,89 @@ class Communicator(dist.ProcessGroup):
 
     def send(self, tensors: list[torch.Tensor], target: int, tag: int = 0) -> Posted:
         """Posts a message, which is over when its receive has been reached."""
-        (tensor,), number = tensors, self._next(self._rank, target)
+        (tensor,), number, name = tensors, self._next(self._rank, target), NOW.message(tag)
+        peer = self._members[target]
 
         def body() -> None:
-            mine, wanted = _describe(tensor, tag), torch.empty(3, dtype=torch.int64)
+            mine, wanted = _canary(name, tensor), _canary()
             self._carrier.recv([wanted], target, 3 * number).wait()
             self._carrier.send([mine], target, 3 * number + 1).wait()
-            _check(mine, wanted, f"rank {self._members[target]}")
+            _check(mine, wanted, f"rank {peer}")
             self._carrier.send([tensor], target, 3 * number + 2).wait()
 
-        return self._pair(target).post(Posted(f"send {tag} to rank {self._members[target]}", body))
+        return self._pair(target).post(Posted(f"send {name} to rank {peer}", body, [access(tensor, False)]))
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Posted:
         """Posts the receipt of the next message."""
-        (tensor,), number = tensors, self._next(source, self._rank)
+        (tensor,), number, name = tensors, self._next(source, self._rank), NOW.message(tag)
+        peer = self._members[source]
 
         def body() -> None:
-            wanted, came = _describe(tensor, tag), torch.empty(3, dtype=torch.int64)
+            wanted, came = _canary(name, tensor), _canary()
             self._carrier.send([wanted], source, 3 * number).wait()
             self._carrier.recv([came], source, 3 * number + 1).wait()
             _check(came, wanted, f"rank {self._members[self._rank]}")
             self._carrier.recv([tensor], source, 3 * number + 2).wait()
 
-        return self._pair(source).post(Posted(f"recv {tag} from rank {self._members[source]}", body))
+        return self._pair(source).post(Posted(f"recv {name} from rank {peer}", body, [access(tensor, True)]))
 
     def _next(self, source: int, target: int) -> int:
         self._counts[source, target] += 1
         return self._counts[source, target]
 
-    def _collective(self, what: str, size: torch.Tensor, begun: Callable[[], dist.Work]) -> Posted:
+    def _collective(
+        self, what: str, size: torch.Tensor, memory: Sequence[Access], begun: Callable[[], dist.Work]
+    ) -> Posted:
         """Posts a collective of all ranks, which has to be the same one on all of them."""
+        name = f"{what}{NOW.of_update()}"
 
         def checked() -> None:
-            mine = _describe(size, sum(map(ord, what)))
-            all_ = [torch.empty_like(mine) for _ in range(self._size)]
+            mine = _canary(name, size)
+            all_ = [_canary() for _ in range(self._size)]
             self._carrier.allgather([all_], [mine]).wait()
             for rank, other in enumerate(all_):
                 _check(mine, other, f"rank {self._members[rank]}")
             begun().wait()
 
-        return self._stream(tuple(range(self._size))).post(Posted(f"{what} of {size.numel()} numbers", checked, True))
+        posted = Posted(f"{name} of {size.numel()} numbers", checked, memory, collective=True)
+        return self._stream(tuple(range(self._size))).post(posted)
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> Posted:
         """As every rank of the communicator posts it, in one order."""
-        return self._collective("all_reduce", tensors[0], lambda: self._carrier.allreduce(tensors, opts))
+        memory = [access(tensor, True) for tensor in tensors]
+        return self._collective("all_reduce", tensors[0], memory, lambda: self._carrier.allreduce(tensors, opts))
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> Posted:
         """As `allreduce`, for weights whose optimizer is sharded."""
-        return self._collective("all_gather", inputs[0], lambda: self._carrier.allgather(outputs, inputs, opts))
+        memory = [access(tensor, False) for tensor in inputs]
+        memory += [access(tensor, True) for of_input in outputs for tensor in of_input]
+        return self._collective("all_gather", inputs[0], memory, lambda: self._carrier.allgather(outputs, inputs, opts))
 
 
-def _describe(tensor: torch.Tensor, tag: int) -> torch.Tensor:
-    return torch.tensor([tag, tensor.numel(), sum(map(ord, str(tensor.dtype)))])
+_LENGTH = 160
+"""Bytes of what a message says it is."""
+
+
+def _canary(name: str = "", tensor: torch.Tensor | None = None) -> torch.Tensor:
+    """What a message is, for one that carries a tensor; room for that without one."""
+    text = "" if tensor is None else f"{name}: {tensor.numel()} numbers, {tensor.dtype}"
+    return torch.tensor([*text.encode().ljust(_LENGTH)[:_LENGTH]], dtype=torch.uint8)
 
 
 def _check(came: torch.Tensor, wanted: torch.Tensor, where: str) -> None:
     if not torch.equal(came, wanted):
-        raise RuntimeError(
-            f"on {where} message {int(came[0])} of {int(came[1])} numbers meets operation {int(wanted[0])} for "
-            f"{int(wanted[1])}: without tags, what is next is what comes"
-        )
+        said, asked = (bytes(canary.tolist()).decode().strip() for canary in (came, wanted))
+        raise RuntimeError(f"on {where} ({said}) meets ({asked}): without tags, what is next is what comes")
 
 
 def _create(options: Any, _own: object) -> Communicator:
+    if not DEVICE.streams and not _COMPUTATIONS:
+        _COMPUTATIONS.append(Computations().__enter__())
     return Communicator(
         options.store, options.group_rank, options.group_size, options.group_id, options.global_ranks_in_group
     )
 
 
+_COMPUTATIONS: list[Computations] = []
+listen()
 dist.Backend.register_backend("strict", _create, extended_api=True, devices=["cpu"])

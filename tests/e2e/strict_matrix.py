@@ -1,25 +1,21 @@
 """The whole matrix under the backend that keeps NCCL's rules; `test_strict` has a sample of it.
 
-    .venv/bin/python -m tests.e2e.strict_matrix [--random 300] [--mutants 60] [--seed 0] [--schemes NAME ..]
+    .venv/bin/python -m tests.e2e.strict_matrix [--random 300] [--seed 0] [--schemes NAME ..]
     .venv/bin/python -m tests.e2e.strict_matrix --communicators pair
 
 Each program runs with ``--check-only``: it trains some updates as one process does. Every rank delays each of its
-operations at random; a device has 8 hardware queues, and room for one collective. Mutants are scripts of chimera with
-one line changed; they run with gloo as well.
+operations at random; a device has 8 hardware queues, and room for one collective. Changed programs: `strict_mutants`.
 
 With ``--communicators pair`` there is one for both directions between two workers. What is not proven to finish with it
-is left out; of each program there is a second one then, whose receives are posted where they are needed. No mutants.
+is left out; of each program there is a second one then, whose receives are posted where they are needed.
 """
 
 import argparse
 import json
-import random
-import re
 import tempfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import chimera_ir
@@ -28,7 +24,7 @@ from chimera_ir.errors import TextError
 from chimera_ir.ir.text.printer import show
 from chimera_ir.lower.order import order
 from tests.e2e.ranks import Job, Outcome, compiled, run_all
-from tests.e2e.test_strict import PAIR, STRICT, late, lines_of
+from tests.e2e.test_strict import PAIR, STRICT, late
 from tests.property.programs import random_plan
 
 RULES = {"STRICT_DELAY": "0.003", "STRICT_QUEUES": "8", "STRICT_ALONE": "1"}
@@ -80,62 +76,6 @@ def job(name: str, directory: Path, seed: int) -> Job:
     return Job(name, directory, STRICT, environment=environment)
 
 
-POSTS = r"    (in_\w+\.irecv|out_\w+\.isend|stage\d\.all_reduce)\("
-
-
-def swapped(lines: list[str], rng: random.Random) -> list[str]:
-    """Two posts, neighbours among the posts, change places."""
-    places = [place for place, line in enumerate(lines) if re.match(POSTS, line)]
-    number = rng.randrange(len(places) - 1)
-    first, second = places[number], places[number + 1]
-    lines[first], lines[second] = lines[second], lines[first]
-    return lines
-
-
-def dropped(lines: list[str], rng: random.Random) -> list[str]:
-    """One post is not made."""
-    place = rng.choice([place for place, line in enumerate(lines) if re.match(POSTS, line)])
-    return [*lines[:place], *lines[place + 1 :]]
-
-
-def redirected(lines: list[str], rng: random.Random) -> list[str]:
-    """The messages of one link go to another worker, or come from it."""
-    place = rng.choice([place for place, line in enumerate(lines) if "worker=" in line])
-    right = re.search(r"worker=(\d)", lines[place])
-    assert right is not None
-    wrong = rng.choice([worker for worker in range(4) if worker != int(right[1])])
-    lines[place] = lines[place].replace(right[0], f"worker={wrong}")
-    return lines
-
-
-def crossed(lines: list[str], rng: random.Random) -> list[str]:
-    """Two sums are launched in the other order."""
-    places = [place for place, line in enumerate(lines) if re.match(r"    stage\d\.all_reduce\(", line)]
-    first, second = sorted(rng.sample(places, 2))
-    lines[first], lines[second] = lines[second], lines[first]
-    return lines
-
-
-CHANGES = (swapped, dropped, redirected, crossed)
-
-
-def mutant_jobs(folder: Path, count: int, seed: int) -> Iterator[tuple[str, Job, Job]]:
-    """Changed scripts: what was changed, with gloo, and under the strict rules."""
-    rng = random.Random(seed)
-    for number in range(count):
-        change = CHANGES[number % len(CHANGES)]
-        directory = compiled(folder / f"mutant{number}", "chimera", D=4, N=8)
-        script = directory / f"rank_{rng.randrange(4)}.py"
-        script.write_text(lines_of(script.read_text(), partial(change, rng=rng)))
-        environment = RULES | {"STRICT_PATIENCE": "4"}
-        arguments = ("--check-only", "--timeout", "4")
-        yield (
-            change.__name__,
-            Job(f"gloo {number}", directory, arguments),
-            Job(f"strict {number}", directory, (*STRICT, "--timeout", "8"), environment=environment),
-        )
-
-
 def outcomes(folder: Path, jobs: Sequence[tuple[int, Job]]) -> dict[str, Outcome]:
     """What became of all jobs, which run in portions."""
     by_ranks: dict[int, list[Job]] = defaultdict(list)
@@ -158,7 +98,6 @@ def main() -> None:
     """Runs all, and prints what failed."""
     parser = argparse.ArgumentParser(description="Programs under a backend that keeps NCCL's rules.")
     parser.add_argument("--random", type=int, default=300, metavar="COUNT", help="random schedules [default: 300]")
-    parser.add_argument("--mutants", type=int, default=60, metavar="COUNT", help="changed scripts [default: 60]")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--schemes", nargs="*", choices=library.names(), default=library.names(), metavar="NAME")
     parser.add_argument("--communicators", choices=["directed", "pair"], default="directed")
@@ -178,16 +117,6 @@ def main() -> None:
             if not passed(outcome):
                 print(f"{name}: failed\n{''.join(outcome.said)[-2000:]}")
         print(f"{sum(map(passed, results.values()))} of {len(results)} programs trained as one process does")
-        if options.communicators == "pair":
-            return
-        mutants = list(mutant_jobs(folder, options.mutants, options.seed))
-        results = outcomes(folder, [(4, one) for _, *both in mutants for one in both])
-        counts: Counter[tuple[str, bool, bool]] = Counter(
-            (change, passed(results[gloo.name]), passed(results[strict.name])) for change, gloo, strict in mutants
-        )
-        for (change, by_gloo, by_rules), count in sorted(counts.items()):
-            with_gloo, with_rules = ("passed" if well else "failed" for well in (by_gloo, by_rules))
-            print(f"{change}: {count} with gloo {with_gloo}, under the rules {with_rules}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Programs under a backend that keeps NCCL's rules: the library trains, and what would hang or mix up on GPUs fails.
 
-The whole library at several sizes, and programs that were changed at random: `strict_matrix`.
+The whole library at several sizes: `strict_matrix`. Programs that were changed at random: `strict_mutants`. Mistakes
+that others made: `test_old_bugs`.
 """
 
 import re
@@ -47,10 +48,11 @@ def test_a_library_scheme_trains_by_the_rules_of_nccl(trained: dict[str, Outcome
 
 
 def lines_of(text: str, change: Callable[[list[str]], list[str]]) -> str:
-    """A script with other lines in its update."""
-    head, mark, rest = text.partition("def update(lane: Lane) -> None:\n")
-    body, end, tail = rest.partition("\n\n\ndef evaluate")
-    return head + mark + "\n".join(change(body.split("\n"))) + end + tail
+    """A script with other lines in its update, or its turn."""
+    begin = re.search(r"^def (update|turn)\(.*\n", text, re.MULTILINE)
+    assert begin is not None
+    body, end, tail = text[begin.end() :].partition("\n\n\ndef evaluate")
+    return text[: begin.end()] + "\n".join(change(body.split("\n"))) + end + tail
 
 
 def sends_first(lines: list[str]) -> list[str]:
@@ -78,6 +80,19 @@ def second_first(pattern: str) -> Callable[[list[str]], list[str]]:
     return change
 
 
+def sent_twice(lines: list[str]) -> list[str]:
+    """Sends a message twice: the second time a message of the next update is expected there."""
+    sent = "    out_s0_s1.isend(0, "
+    (place,) = (place for place, line in enumerate(lines) if line.startswith(sent))
+    return [
+        *lines[:place],
+        "    outputs = stage0.outputs(0)",
+        f"{sent}outputs)",
+        f"{sent}outputs)",
+        *lines[place + 1 :],
+    ]
+
+
 RECEIVE = r"    (in_\w+)\.irecv\((\w+),"
 
 
@@ -90,6 +105,7 @@ class Bug:
     change: Callable[[str], str]
     said: str
     forgiven: bool = True
+    micro_batches: int = 4
 
     def inflict(self, directory: Path) -> None:
         for script in directory.glob(self.file):
@@ -104,20 +120,28 @@ BUGS = {
         "chimera",
         "rank_*.py",
         lambda text: lines_of(text, sends_first),
-        r"hangs; at the heads of the streams: .*send|message \d+ of \d+ numbers meets operation",
+        r"hangs; at the heads of the streams: .*send|\(m\d .*\) meets \(m\d ",
         forgiven=False,
     ),
     "messages are received in another order than they are sent": Bug(
         "chimera",
         "rank_1.py",
         lambda text: lines_of(text, second_first(r"    in_s0_s1\.irecv\(")),
-        r"message \d+ of \d+ numbers meets operation \d+",
+        r"on rank 1 \(m\d s0->s1 of update 0: .*\) meets \(m\d s0->s1 of update 0: ",
     ),
     "a sum is launched in another order than by its other rank": Bug(
         "chimera",
         "rank_1.py",
         lambda text: lines_of(text, second_first(r"    stage\d\.all_reduce\(")),
         "hangs; .*all_reduce",
+    ),
+    "a message of an update comes in the next one": Bug(
+        "dapple",
+        "rank_0.py",
+        lambda text: lines_of(text, sent_twice),
+        r"on rank 1 \(m0 s0->s1 of update 0: .*\) meets \(m0 s0->s1 of update 1: ",
+        forgiven=False,
+        micro_batches=1,
     ),
     "the first message of a communicator makes it": Bug(
         "chimera",
@@ -183,7 +207,7 @@ def spoiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     folder = tmp_path_factory.mktemp("spoiled")
     jobs: list[Job] = []
     for number, (name, bug) in enumerate(BUGS.items()):
-        directory = compiled(folder / str(number), bug.scheme, D=4, N=4)
+        directory = compiled(folder / str(number), bug.scheme, D=4, N=bug.micro_batches)
         bug.inflict(directory)
         environment = {"STRICT_PATIENCE": "3", "STRICT_ALONE": "1"}
         jobs.append(Job(f"gloo {name}", directory, ("--check-only", "--timeout", "5")))

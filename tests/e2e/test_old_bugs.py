@@ -1,0 +1,50 @@
+"""Mistakes that gloo forgives and NCCL does not, as others made them: the strict backend names each cause."""
+
+import re
+
+import pytest
+
+from tests.e2e.old_bugs import BUGS
+from tests.e2e.ranks import HERE, Job, Outcome, run_all
+
+pytestmark = pytest.mark.e2e
+
+RULES = {"STRICT_PATIENCE": "2", "STRICT_ALONE": "1"}
+SAID = {
+    "sends_first": r"send tag 0 to rank 1 hangs; at the heads of the streams: .*: send tag 0 to rank 1",
+    "tags_mixed_up": r"on rank 1 \(tag 1: .*\) meets \(tag 2: .*\): without tags, what is next is what comes",
+    "receives_deferred": r"recv tag 0 from rank 0 hangs|recv tag 10 from rank 1 hangs; at the heads .*: send tag 1",
+    "sums_crossed": r"all_reduce of 64 numbers hangs; at the heads of the streams: .*all_reduce.*; .*all_reduce",
+    "sent_buffer_reused": r"recv tag 0 from rank 0 writes memory that send tag 0 to rank 0 reads, and nothing",
+    "received_buffer_reused": r"aten\S+ reads memory that recv tag 0 from rank 0 writes, and nothing",
+    "made_by_first_message": r"the first operation of a communicator of ranks \[0, 1\] blocks the host",
+    "posted_ahead": r"aten\S+ hangs behind recv tag 0 from rank 0 in its hardware queue",
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    jobs = []
+    for name in SAID:
+        rules = RULES | ({"STRICT_QUEUES": "1"} if name == "posted_ahead" else {})
+        for backend in ("gloo", "strict"):
+            program = HERE / "old_bugs.py"
+            jobs.append(Job(f"{backend} {name}", program, (name, backend), model=None, environment=rules))
+    return run_all(tmp_path_factory.mktemp("old"), 2, jobs)
+
+
+def test_every_old_bug_is_run() -> None:
+    assert [bug.__name__ for bug in BUGS] == list(SAID)
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_gloo_lets_an_old_bug_pass(outcomes: dict[str, Outcome], name: str) -> None:
+    outcomes[f"gloo {name}"].assert_passed()
+    assert all("right" in said for said in outcomes[f"gloo {name}"].said)
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_an_old_bug_fails_by_the_rules_of_nccl(outcomes: dict[str, Outcome], name: str) -> None:
+    strict = outcomes[f"strict {name}"]
+    assert "0" not in strict.statuses
+    assert re.search(SAID[name], "\n".join(strict.said)), strict.said
