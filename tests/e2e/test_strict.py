@@ -197,9 +197,10 @@ def test_a_program_that_is_not_proven_for_it_is_refused(paired: dict[str, Outcom
 def test_a_program_that_is_not_proven_for_it_would_hang(paired: dict[str, Outcome]) -> None:
     assert "0" not in paired["forced"].statuses
     said = "\n".join(paired["forced"].said)
-    assert re.search(r"hangs; at the heads of the streams: communicator of ranks \[\d, \d\]: (send|recv) \d+", said), (
-        said
-    )
+    assert re.search(
+        r"hangs; at the heads of the streams: communicator of ranks \[\d, \d\]: (send|recv) m\d+ s\d->s\d of update",
+        said,
+    ), said
 
 
 @pytest.fixture(scope="module")
