@@ -12,9 +12,9 @@ from chimera_ir.cost.model import Durations
 from chimera_ir.cost.numbers import decimal, percent
 from chimera_ir.cost.simulate import Timeline, idle, simulate
 from chimera_ir.cost.staleness import staleness, warning
-from chimera_ir.ir.kinds import PAIR
+from chimera_ir.ir.kinds import PAIR, Pairing
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Operation, singles
+from chimera_ir.ir.ops import Operation
 
 _Json = dict[str, object]
 
@@ -170,8 +170,9 @@ def report(
 
 def _splits(schedule: Schedule) -> bool:
     """Whether the schedule has operations that are one half of a backward, the first one."""
-    operations = singles(chain.from_iterable(schedule.lanes))
-    return any(operation.kind.keeps for operation in operations if not operation.kind.opens)
+    kinds = {operation.kind for lane in schedule.lanes for operation in lane}
+    parts = chain.from_iterable(kind.kinds if isinstance(kind, Pairing) else [kind] for kind in kinds)
+    return any(part.keeps and not part.opens for part in parts)
 
 
 def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], size: Fraction) -> Figures:
@@ -188,7 +189,9 @@ def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], siz
         clock_span=timeline.clock_span,
         weights=tuple(size * copies for copies in weights),
         activations=tuple(size * live for live in activations(schedule)),
-        between_halves=tuple(size * kept for kept in between_halves(schedule)),
+        between_halves=tuple(size * kept for kept in between_halves(schedule))
+        if _splits(schedule)
+        else (Fraction(0),) * len(schedule.lanes),
         stashed_inputs=tuple(size * kept for kept in stashed_inputs(schedule)),
     )
 
