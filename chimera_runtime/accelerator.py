@@ -20,7 +20,7 @@ class Accelerator(Protocol):
         """The stream that this thread's operations of torch go to."""
 
     def stream(self) -> Any:
-        """A further stream."""
+        """A stream that waits for no other one of itself."""
 
     def record(self, stream: Any) -> Any:
         """An event: it is over when all that is in a stream by now is."""
@@ -53,7 +53,7 @@ class Cuda:
 
     @property
     def computing(self) -> torch.cuda.Stream:
-        """As in `Accelerator`."""
+        """Torch's current one."""
         return torch.cuda.current_stream(self._device)
 
     def stream(self) -> torch.cuda.Stream:
@@ -67,11 +67,11 @@ class Cuda:
         return event
 
     def wait(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
-        """As in `Accelerator`."""
+        """The host goes on at once."""
         stream.wait_event(event)
 
     def copy(self, stream: torch.cuda.Stream, target: torch.Tensor, source: torch.Tensor) -> None:
-        """As in `Accelerator`."""
+        """Asynchronous, and no part of a graph of gradients."""
         with torch.cuda.stream(stream), torch.no_grad():
             target.copy_(source, non_blocking=True)
 
@@ -80,9 +80,9 @@ class Cuda:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def is_over(self, event: torch.cuda.Event) -> bool:
-        """As in `Accelerator`."""
+        """Asks, and does not wait."""
         return bool(event.query())  # type: ignore[no-untyped-call]
 
     def synchronise(self, event: torch.cuda.Event) -> None:
-        """As in `Accelerator`."""
+        """The thread sleeps: that is what its events are made for."""
         event.synchronize()

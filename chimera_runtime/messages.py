@@ -102,8 +102,8 @@ class Peer:
     """Another worker of the same copy, reached by messages.
 
     Posts to the group itself: what ``dist.isend`` looks up and checks each time is known before the first message.
-    ``rank`` is its number within the pipelines, ``member`` that in the default process group. To what ``over`` makes of
-    a communicator tensors are posted.
+    ``rank`` is its number within the pipelines, ``member`` that in the default process group. ``staged``
+    makes of a communicator what tensors of a GPU are posted to instead of it.
     """
 
     def __init__(
@@ -114,11 +114,11 @@ class Peer:
         incoming: dist.ProcessGroup,
         names: Names,
         settle: Settle,
-        over: Callable[[Any], Any] = lambda group: group,
+        staged: Callable[[Any], Any] | None = None,
     ) -> None:
         self._rank = rank
-        self._outgoing = over(outgoing)
-        self._incoming = over(incoming)
+        self._outgoing = outgoing if staged is None else staged(outgoing)
+        self._incoming = incoming if staged is None else staged(incoming)
         self._target = dist.get_group_rank(outgoing, member)
         self._source = dist.get_group_rank(incoming, member)
         self._names = names

@@ -183,7 +183,7 @@ class Staging:
         self._handed: SimpleQueue[Handed | None] = SimpleQueue()
         threading.Thread(target=self._post, daemon=True, name="staging").start()
 
-    def over(self, group: Any) -> "StagedGroup":
+    def staged(self, group: Any) -> "StagedGroup":
         """A communicator of gloo, for tensors of a GPU."""
         return StagedGroup(self, group)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from itertools import count
 from operator import itemgetter
 from typing import Any
@@ -18,7 +19,7 @@ from chimera_runtime.communicators import DIRECTED, channels, require_proven
 from chimera_runtime.devices import device_of
 from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.meeting import learn
-from chimera_runtime.messages import Lost, Names, Peer, Pending, waiter
+from chimera_runtime.messages import Names, Peer, Settle, waiter
 from chimera_runtime.monitor import Monitor, abort
 from chimera_runtime.program import Group, Job, Place
 from chimera_runtime.staging import Staging
@@ -75,18 +76,13 @@ class World:
         except RuntimeError as error:
             raise self.names.lost(operation, peers, error) from error
 
-    def wait(self, work: Pending, lost: Lost) -> None:
-        """Waits for a message or a sum.
+    @cached_property
+    def wait(self) -> Settle:
+        """How a message or a sum is waited for.
 
-        Raises
-        ------
-        RuntimeError
-            If it fails or, with gloo, takes longer than the time-out. With another backend the monitor ends the rank.
+        What takes longer than the time-out is an error of the wait with gloo; elsewhere the monitor ends the rank.
         """
-        if self.monitor is not None:
-            self.monitor.settle(work, lost)
-        else:
-            waiter(self.timeout)(work, lost)
+        return waiter(self.timeout) if self.monitor is None else self.monitor.settle
 
     def settle(self, work: dist.Work | None, operation: str, peers: Sequence[int] = ()) -> None:
         """Waits for an operation of the start-up, the check or the end; errors as in `waiting`."""
@@ -121,9 +117,8 @@ class World:
         mine, rank = self.place.worker, self.place.rank_of(self.place.copy, worker)
         outgoing = self.channels.get((mine, worker), self.chat)
         incoming = self.channels.get((worker, mine), self.chat)
-        settle = waiter(self.timeout) if self.monitor is None else self.monitor.settle
-        over = (lambda group: group) if self.staging is None else self.staging.over
-        return Peer(rank, self.members[rank], outgoing, incoming, self.names, settle, over)
+        staged = None if self.staging is None else self.staging.staged
+        return Peer(rank, self.members[rank], outgoing, incoming, self.names, self.wait, staged)
 
     def close(self) -> None:
         """Lets the communicators go; the default process group stays."""

@@ -154,15 +154,16 @@ def report(
     these costs, where it is known already.
     """
     timeline = timeline or simulate(schedule, costs)
-    figures = _figures(schedule, timeline, weights, Fraction(1))
     size = Fraction(schedule.header.stages, baseline.header.stages)
     headers = schedule.header, baseline.header
     plain = not any(header.asynchronous or header.recomputing for header in headers)
     same = plain and size == 1 and baseline.lanes == schedule.lanes
-    comparable = costs.joined() if _splits(schedule) else costs.halved() if _splits(baseline) else costs
+    splits, base_splits = _splits(schedule), _splits(baseline)
+    comparable = costs.joined() if splits else costs.halved() if base_splits else costs
     comparable = comparable.recut(schedule.header.stages, baseline.header.stages)
     base_timeline = timeline if same else simulate(baseline, comparable)
-    base = _figures(baseline, base_timeline, baseline_weights or held(baseline.header), size)
+    base = _figures(baseline, base_timeline, baseline_weights or held(baseline.header), size, base_splits)
+    figures = _figures(schedule, timeline, weights, Fraction(1), splits)
     stale = staleness(schedule)
     remarks = (*_remarks(figures, base, schedule), *warning(stale), *costs.remarks(schedule))
     return Report(figures, base, stale, launches, verified, remarks)
@@ -175,8 +176,11 @@ def _splits(schedule: Schedule) -> bool:
     return any(part.keeps and not part.opens for part in parts)
 
 
-def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], size: Fraction) -> Figures:
-    """The figures of a schedule whose stages are ``size`` times as large as the stages that M_a and M_theta count."""
+def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], size: Fraction, splits: bool) -> Figures:
+    """The figures of a schedule whose stages are ``size`` times as large as the stages that M_a and M_theta count.
+
+    ``splits`` says whether it splits backwards.
+    """
     return Figures(
         header=schedule.header,
         costs=timeline.costs,
@@ -190,7 +194,7 @@ def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], siz
         weights=tuple(size * copies for copies in weights),
         activations=tuple(size * live for live in activations(schedule)),
         between_halves=tuple(size * kept for kept in between_halves(schedule))
-        if _splits(schedule)
+        if splits
         else (Fraction(0),) * len(schedule.lanes),
         stashed_inputs=tuple(size * kept for kept in stashed_inputs(schedule)),
     )

@@ -88,7 +88,7 @@ class Equation:
 
     @property
     def seconds(self) -> float:
-        """T."""
+        """T: the seconds of an iteration or, without a flush, of an update."""
         return self.compute + max(self.unoverlapped)
 
 
@@ -135,7 +135,7 @@ class _Timed:
 
     @property
     def seconds(self) -> float:
-        """T."""
+        """T: the seconds of an iteration or, without a flush, of an update."""
         return self._compute + max(unoverlapped for _, unoverlapped in self._overlaps)
 
     @property

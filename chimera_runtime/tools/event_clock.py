@@ -35,13 +35,13 @@ class CudaTiming:
         self._device = device
 
     def mark(self) -> torch.cuda.Event:
-        """As in `Timing`."""
+        """One with a time, in torch's current stream."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     def synchronise(self, event: torch.cuda.Event) -> None:
-        """As in `Timing`."""
+        """Blocks the host, as only a reading does."""
         event.synchronize()
 
     def milliseconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:

@@ -85,7 +85,7 @@ class ModelGpu:
         return self.streams[next(self._names)]
 
     def record(self, stream: ModelStream) -> ModelEvent:
-        """As in `Accelerator`."""
+        """One that happens when the stream comes to it."""
         event = ModelEvent(stream)
         self._put(stream, event.happen)
         return event
@@ -96,7 +96,7 @@ class ModelGpu:
             self._put(stream, lambda: event.stream.run_until(lambda: event.is_over))
 
     def copy(self, stream: ModelStream, target: torch.Tensor, source: torch.Tensor) -> None:
-        """As in `Accelerator`."""
+        """It happens when the stream comes to it."""
         self._put(stream, lambda: target.copy_(source))
 
     def pinned(self, size: int) -> torch.Tensor:
@@ -105,11 +105,11 @@ class ModelGpu:
         return torch.full((size,), 0x7F, dtype=torch.uint8)
 
     def is_over(self, event: ModelEvent) -> bool:
-        """As in `Accelerator`."""
+        """Whether it has happened; always so where that is not looked at."""
         return event.is_over or self._ignored == "is_over"
 
     def synchronise(self, event: ModelEvent) -> None:
-        """As in `Accelerator`."""
+        """Counted by thread; runs the stream of the event as far as it has to be."""
         if self._ignored != "synchronise":
             with self._lock:
                 self.blocked[threading.current_thread().name] += 1

@@ -37,7 +37,7 @@ class Rank:
         self.staging = Staging(gpu)
         self.group = members[rank]
         names = Names(rank, rank, 2, 20.0)
-        self.peer = Peer(1 - rank, 1 - rank, self.group, self.group, names, waiter(20.0), self.staging.over)
+        self.peer = Peer(1 - rank, 1 - rank, self.group, self.group, names, waiter(20.0), self.staging.staged)
         self.slots = [torch.zeros(WIDTH) for _ in range(SLOTS)]
         self.total = torch.zeros(WIDTH)
         self.seen: list[list[float]] = []
@@ -153,7 +153,7 @@ def test_a_receive_that_is_posted_ahead_is_with_gloo_before_anything_is_computed
     back = Rank(1, members, ModelGpu(STREAMS))
     back.compute(back.slots[0], 1.0)
     back.look(back.slots[0])
-    received = back.staging.over(members[1]).recv([back.slots[0]], 0, 7)
+    received = back.staging.staged(members[1]).recv([back.slots[0]], 0, 7)
     members[0].send([torch.full((WIDTH,), 5.0)], 1, 7).wait(LIMIT)
     received._work.wait(LIMIT)
     assert received._room.tensor.tolist() == [5.0] * WIDTH
@@ -235,7 +235,7 @@ def lost(transfer: Any) -> str:
 def test_a_gpu_that_is_stuck_is_not_the_fault_of_a_peer(members: Sequence[Any]) -> None:
     gpu = Stuck()
     names, staging = Names(0, 0, 2, 0.1), Staging(gpu)
-    peer = Peer(1, 1, members[0], members[0], names, waiter(0.1), staging.over)
+    peer = Peer(1, 1, members[0], members[0], names, waiter(0.1), staging.staged)
     begin = "rank 0 (worker 0): wait send m0 s0->s1: rank 1: "
     message = (torch.zeros(1),)
     assert (
@@ -247,6 +247,6 @@ def test_a_gpu_that_is_stuck_is_not_the_fault_of_a_peer(members: Sequence[Any]) 
 
 
 def test_a_peer_that_does_not_answer_is_named_as_without_a_gpu(members: Sequence[Any]) -> None:
-    peer = Peer(1, 1, members[0], members[0], Names(0, 0, 2, 0.1), waiter(0.1), Staging(ModelGpu()).over)
+    peer = Peer(1, 1, members[0], members[0], Names(0, 0, 2, 0.1), waiter(0.1), Staging(ModelGpu()).staged)
     begin = "rank 0 (worker 0): wait recv m0 s1->s0: rank 1: no answer within 0.1 s (--timeout)"
     assert lost(peer.irecv((torch.zeros(1),), 3)).startswith(begin)
