@@ -18,7 +18,6 @@ the drain of a scheme without a flush.
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
+from commands import TORCHRUN, torchrun
 from namespaces import Limit, NotPermitted, environment, joined
 from tables import circumstances, put, table
 
@@ -46,7 +46,6 @@ from chimera_ir.source import Source
 
 HERE = Path(__file__).resolve().parent
 TINY, WIDE, GPT = HERE.parent / "docs/examples/tiny.py", HERE / "ranks/wide.py", HERE.parent / "examples/gpt.py"
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 PROFILE = (sys.executable, "-c", "from chimera_ir.start import profile; profile()")
 BATCH = 2
 """Items of a micro-batch in a rehearsal; some schemes halve it."""
@@ -210,8 +209,7 @@ def here(ranks: int, place: Path) -> Launch:
     """All ranks on this machine."""
 
     def launch(plan: Sequence[Sequence[str]]) -> None:
-        command = [*TORCHRUN, f"--nproc-per-node={ranks}", str(HERE / "ranks/attempts.py"), written(plan, place)]
-        subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True)
+        torchrun((f"--nproc-per-node={ranks}", str(HERE / "ranks/attempts.py"), written(plan, place)))
 
     return launch
 

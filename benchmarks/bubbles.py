@@ -10,17 +10,14 @@ pipeline. Sleeping processes hardly compete, so two cores are enough for four ra
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
+from commands import COMPILE, torchrun
 from tables import circumstances, put, table
 
-COMPILE = (sys.executable, "-c", "from chimera_ir.start import compile_; compile_()")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 MODEL = Path(__file__).resolve().parent.parent / "docs" / "examples" / "tiny.py"
 SCHEMES = (
     *("gpipe D=4 N=4", "dapple D=4 N=4", "gems D=4 N=4", "chimera D=4 N=4", "chimera D=4 N=8"),
@@ -37,11 +34,10 @@ def rehearsed(case: str, forward: float, steps: int) -> tuple[dict[str, float], 
         compile_it = [*COMPILE, name, *parameters, "--cost", "B=2", "--out", str(out)]
         subprocess.run(compile_it, check=True, capture_output=True)
         report = json.loads((out / "report.json").read_text())
-        ranks = [*TORCHRUN, f"--nproc-per-node={report['workers']}", str(out / "train.py")]
+        ranks = [f"--nproc-per-node={report['workers']}", str(out / "train.py")]
         rehearse = ["--rehearse", f"F={forward},B={2 * forward}", "--steps", str(steps), "--metrics", str(metrics)]
         model = ["--model", str(MODEL), "--micro-batch-size", "2"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        subprocess.run([*ranks, *model, *rehearse], check=True, capture_output=True, env=environment)
+        torchrun([*ranks, *model, *rehearse])
         return report, json.loads(metrics.read_text())["step_seconds"]
 
 

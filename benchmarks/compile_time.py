@@ -15,7 +15,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-COMPILE = (sys.executable, "-c", "from chimera_ir.start import compile_; compile_()")
+from commands import COMPILE
+
 COMMANDS: dict[str, Sequence[str]] = {
     "python -c pass": (sys.executable, "-c", "pass"),
     "chimera-compile --version": (*COMPILE, "--version"),

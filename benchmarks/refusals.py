@@ -11,14 +11,13 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from commands import COMPILE
 from large_inputs import NUMBERS, TEXTS, Input, scheme
 
-COMPILE = (sys.executable, "-c", "from chimera_ir.start import compile_; compile_()")
 MEMORY = 8 * 2**30
 """Bytes of address space that a compilation may use."""
 

@@ -1,17 +1,15 @@
 """Runs contenders in turns in the same processes under one torchrun."""
 
 import json
-import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from commands import COMPILE, torchrun
+
 HERE = Path(__file__).resolve().parent
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
-COMPILE = (sys.executable, "-c", "from chimera_ir.start import compile_; compile_()")
 
 
 @dataclass(frozen=True)
@@ -80,9 +78,8 @@ def _launch(ranks: int, comparisons: Sequence[Comparison]) -> list[dict[str, Sam
         backend = comparisons[0].backend
         plan.write_text(json.dumps({"result": str(result), "backend": backend, "comparisons": listed}))
         library = _compiled(place, "gpipe", ranks, ranks)
-        command = [*TORCHRUN, f"--nproc-per-node={ranks}", str(HERE / "ranks" / "race.py"), str(plan)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(library)}
-        subprocess.run(command, env=environment, check=True)
+        words = (f"--nproc-per-node={ranks}", str(HERE / "ranks" / "race.py"), str(plan))
+        torchrun(words, {"PYTHONPATH": str(library)})
         return [
             {label: Samples(*map(tuple, zip(*rounds, strict=True))) for label, rounds in each.items()}
             for each in json.loads(result.read_text())

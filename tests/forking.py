@@ -1,7 +1,8 @@
 """torchrun, or a Python program, in a process forked from one that has imported torch; its ranks are forked from it.
 
 A launch takes a tenth of the CPU time of one from the command line. A rank is what it is there: its script is its
-``__main__``, the directory of the script comes first on its path, and of the project nothing is imported.
+``__main__``, the directory of the script comes first on its path, and of the project nothing is imported but what
+the directory has a copy of (`tests.preloaded`).
 """
 
 import atexit
@@ -19,20 +20,13 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partialmethod
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(
-    [
-        "torch._dynamo",
-        "torch.distributed.checkpoint.state_dict",
-        "torch.distributed.checkpoint.state_dict_saver",
-        "torch.distributed.run",
-        "torch.utils.data",
-    ]
-)
+_SERVER.set_forkserver_preload(["tests.preloaded"])
 
 
 def torchrun(
@@ -48,6 +42,29 @@ def torchrun(
     return _ended(_launch, words, environment, folder, patience)
 
 
+def signalled(
+    words: Sequence[str], environment: Mapping[str, str], folder: Path, patience: float, number: int, when: str
+) -> tuple[subprocess.CompletedProcess[str], float]:
+    """As `torchrun`, which gets a signal as soon as its standard output holds a text.
+
+    Also returns the seconds from the signal until no process is left.
+    """
+    sent: list[float] = []
+
+    def send(process: BaseProcess, stdout: Path) -> None:
+        deadline = time.monotonic() + patience
+        while when not in stdout.read_text() and process.exitcode is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        sent.append(time.monotonic())
+        assert process.pid is not None
+        _end([process.pid], number)
+
+    done = _ended(_launch, words, environment, folder, patience, send)
+    seconds = time.monotonic() - sent[0]
+    assert when in done.stdout, f"{when!r} was never said: {done.stdout}{done.stderr}"
+    return done, seconds
+
+
 def python(
     program: str, arguments: Sequence[str], environment: Mapping[str, str], folder: Path, patience: float
 ) -> subprocess.CompletedProcess[str]:
@@ -61,11 +78,16 @@ def _ended(
     environment: Mapping[str, str],
     folder: Path,
     patience: float,
+    meanwhile: Callable[[BaseProcess, Path], None] = lambda process, stdout: None,
 ) -> subprocess.CompletedProcess[str]:
+    """What the other functions have in common; ``meanwhile`` gets the process and the file of its standard output."""
     with tempfile.TemporaryDirectory() as logs:
         said = [str(Path(logs) / name) for name in ("stdout", "stderr")]
         process = _SERVER.Process(target=_become, args=(act, list(words), dict(environment), folder, *said))
+        for name in said:
+            Path(name).touch()
         process.start()
+        meanwhile(process, Path(said[0]))
         process.join(patience)
         if process.exitcode is None:
             _end(_of_session(process.pid))
@@ -94,10 +116,10 @@ def _of_session(session: int | None) -> list[int]:
     return running
 
 
-def _end(processes: Iterable[int]) -> None:
+def _end(processes: Iterable[int], number: int = signal.SIGKILL) -> None:
     for process in processes:
         with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
+            os.kill(process, number)
 
 
 def _become(
@@ -164,4 +186,8 @@ def _as_script(training_script: str, *training_script_args: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.path[0] = os.path.dirname(os.path.abspath(training_script))
     sys.argv = [training_script, *training_script_args]
-    runpy.run_path(training_script, run_name="__main__")
+    try:
+        runpy.run_path(training_script, run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise  # else torchrun would wait for what its function returns

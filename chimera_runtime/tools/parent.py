@@ -7,7 +7,7 @@ from chimera_runtime.errors import TERMINATED
 from chimera_runtime.orphans import signal_when_parent_ends
 
 _PARENT = os.getppid()
-"""As it was when this was imported, before torch was."""
+"""As it was when the package was imported, before torch was."""
 
 
 def end_with_parent() -> None:

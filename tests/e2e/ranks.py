@@ -14,7 +14,6 @@ from click.testing import CliRunner
 from chimera_ir.commands.compile_command import compile_command
 from tests import forking
 from tests.e2e.bytecode import add_bytecode
-from tests.programs import TORCHRUN
 
 HERE = Path(__file__).resolve().parent
 MODELS = HERE / "models"
@@ -36,7 +35,8 @@ def compiled(folder: Path, scheme: str, tied: tuple[str, ...] = (), **parameters
 class Job:
     """A generated program and the options to run it with.
 
-    Without a ``model``, ``directory`` is a script of its own and the arguments are all that it gets.
+    Without a ``model``, ``directory`` is a script of its own and the arguments are all that it gets. ``imports`` are
+    modules that take long to import, and are imported once for all jobs.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Job:
     arguments: tuple[str, ...] = ("--check-only",)
     model: str | None = "zoo.py"
     environment: Mapping[str, str] = field(default_factory=dict)
+    imports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ def run_all(folder: Path, ranks: int, jobs: Sequence[Job]) -> dict[str, Outcome]
             "log": str(folder / f"{job.name}.log"),
             "path": [] if job.model else [str(HERE.parent.parent)],
             "environment": dict(job.environment),
+            "imports": job.imports,
         }
         for job in jobs
     ]
@@ -106,21 +108,16 @@ def launched(
     return forking.torchrun(words, environment() | dict(variables), directory.parent, PATIENCE)
 
 
-def interrupted(directory: Path, ranks: int, *arguments: str, when: str) -> tuple[int, str]:
-    """As `torchrun`, with Ctrl-C as soon as a line holds ``when``: the exit status, and everything that was said."""
-    command = [*TORCHRUN, f"--nproc-per-node={ranks}", str(directory / "train.py"), *arguments]
-    process = subprocess.Popen(
-        command, env=environment(), cwd=directory.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert process.stdout is not None
-    said = ""
-    for line in process.stdout:
-        said += line
-        if when in line:
-            process.send_signal(signal.SIGINT)
-            break
-    said += process.communicate(timeout=PATIENCE)[0]
-    return process.returncode, said
+def interrupted(
+    directory: Path, ranks: int, *arguments: str, when: str, number: int = signal.SIGINT
+) -> tuple[int, str, float]:
+    """As `torchrun`, with Ctrl-C or another signal to it as soon as standard output holds ``when``.
+
+    Returns the exit status, everything that was said, and the seconds from the signal until no process is left.
+    """
+    words = (f"--nproc-per-node={ranks}", str(directory / "train.py"), *arguments)
+    done, seconds = forking.signalled(words, environment(), directory.parent, PATIENCE, number, when)
+    return done.returncode, done.stdout + done.stderr, seconds
 
 
 def ranks_left(directory: Path, seconds: float = 10) -> list[str]:

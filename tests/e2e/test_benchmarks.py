@@ -8,17 +8,37 @@ from pathlib import Path
 
 import pytest
 
+from tests import forking
+from tests.e2e.ranks import PATIENCE, environment
+
 BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
 RATIO = re.compile(r"\d+\.\d+ \(\d+\.\d+\.\.\d+\.\d+\)")
 """A median and its interval, as in ``0.913 (0.850..0.960)``."""
+
+PROGRAM = """
+import os, runpy, sys
+import commands
+from tests import forking
+
+def torchrun(words, variables={}):
+    done = forking.torchrun(words, {**os.environ, **variables}, os.getcwd(), 300)
+    print(done.stderr, file=sys.stderr)
+    done.check_returncode()
+
+commands.torchrun = torchrun
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a benchmark with a torchrun that forks."""
 
 pytestmark = pytest.mark.e2e
 
 
 def table(name: str, *arguments: str) -> list[dict[str, str]]:
     """The rows of the table that a benchmark prints, by the heads of their columns."""
-    command = [sys.executable, str(BENCHMARKS / name), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    path = os.pathsep.join([str(BENCHMARKS), str(BENCHMARKS.parent)])
+    words = (str(BENCHMARKS / name), *arguments)
+    done = forking.python(PROGRAM, words, environment() | {"PYTHONPATH": path}, BENCHMARKS, PATIENCE)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
     heads, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
@@ -74,7 +94,7 @@ def test_limited_links_are_skipped_with_a_message_where_they_cannot_be_made() ->
 
 
 def test_a_real_model_runs_in_every_contender() -> None:
-    rows = table("compute.py", "--rounds", "1", "--micro-batches", "4")
+    rows = table("compute.py", "--rounds", "1", "--stages", "2", "--micro-batches", "4")
     assert len(rows) == len({row[""] for row in rows}) == 5
     for row in rows:
         assert RATIO.fullmatch(row["over torch Schedule1F1B"])

@@ -2,14 +2,11 @@
 
 import json
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.ranks import MODELS, PATIENCE, Job, compiled, environment, ranks_left, run_all, torchrun
-from tests.programs import TORCHRUN
+from tests.e2e.ranks import MODELS, Job, compiled, interrupted, ranks_left, run_all, torchrun
 
 pytestmark = pytest.mark.e2e
 
@@ -63,26 +60,9 @@ def two_stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ended(
     directory: Path, number: signal.Signals, *arguments: str, model: str = "failing.py"
 ) -> tuple[int, str, float]:
-    """A signal to torchrun in the third update: its status, all that was said, and the seconds until nobody speaks."""
-    words = ("--nproc-per-node=2", str(directory / "train.py"), "--model", str(MODELS / model))
-    process = subprocess.Popen(
-        [*TORCHRUN, *words, "--steps", "1000000", *arguments],
-        env=environment(),
-        cwd=directory.parent,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert process.stdout is not None
-    said = ""
-    for line in process.stdout:
-        said += line
-        if " 3/1000000" in line:
-            break
-    start = time.monotonic()
-    process.send_signal(number)
-    said += process.communicate(timeout=PATIENCE)[0]
-    return process.returncode, said, time.monotonic() - start
+    """A signal to torchrun in the third update, as `interrupted` has it."""
+    words = ("--model", str(MODELS / model), "--steps", "1000000", *arguments)
+    return interrupted(directory, 2, *words, when=" 3/1000000", number=number)
 
 
 def test_sigterm_to_torchrun_ends_all_ranks_at_once_and_is_called_what_it_is(two_stages: Path) -> None:

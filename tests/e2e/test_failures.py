@@ -103,7 +103,7 @@ def test_scripts_of_different_programs_are_one_message(two_stages: Path, tmp_pat
 def test_ctrl_c_ends_cleanly_and_keeps_the_metrics(two_stages: Path, tmp_path: Path) -> None:
     file = tmp_path / "metrics.json"
     arguments = ("--model", FAILING, "--steps", "100000", "--metrics", str(file))
-    status, said = interrupted(two_stages, 2, *arguments, when=" 5/100000")
+    status, said, _ = interrupted(two_stages, 2, *arguments, when=" 5/100000")
     assert status != 0
     assert said.count("train.py: interrupted") == 1
     assert "rank_0.py" not in said, "no traceback of ours"

@@ -2,15 +2,15 @@
 
 import re
 import subprocess
-import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from chimera_ir.profile.read import read_cluster
 from chimera_ir.source import Source
+from tests import forking
 from tests.e2e.ranks import PATIENCE, environment
-from tests.programs import TORCHRUN
 
 pytestmark = pytest.mark.e2e
 
@@ -34,19 +34,11 @@ def said(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def launched(program: str, ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        *TORCHRUN,
-        f"--nproc-per-node={ranks}",
-        "--no-python",
-        sys.executable,
-        "-c",
-        program,
-        "links",
-        *arguments,
-    ]
-    return subprocess.run(
-        command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "profile_links.py"
+        script.write_text(program)
+        words = (f"--nproc-per-node={ranks}", str(script), "links", *arguments)
+        return forking.torchrun(words, environment() | {"PYTHONPATH": str(ROOT)}, ROOT, PATIENCE)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -135,7 +135,7 @@ def test_a_rank_that_dies_is_named_with_the_micro_batch_of_the_run(tmp_path: Pat
 def test_ctrl_c_keeps_the_metrics_of_the_updates_that_are_over(tmp_path: Path) -> None:
     directory, file = compiled(tmp_path, "pipedream", D=2), tmp_path / "metrics.json"
     arguments = ("--model", str(MODELS / "failing.py"), "--steps", "100000", "--metrics", str(file))
-    status, said = interrupted(directory, 2, *arguments, when=" 5/100000")
+    status, said, _ = interrupted(directory, 2, *arguments, when=" 5/100000")
     assert status != 0
     assert said.count("train.py: interrupted") == 1
     assert 5 <= len(metrics(tmp_path, "metrics")["loss"]) < 100000

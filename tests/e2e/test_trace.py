@@ -174,7 +174,7 @@ def two_stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_ctrl_c_keeps_what_there_is(two_stages: Path, tmp_path: Path) -> None:
     target = tmp_path / "t"
     arguments = ("--model", FAILING, "--steps", "100000", "--trace", str(target))
-    status, _ = interrupted(two_stages, 2, *arguments, when=" 5/100000")
+    status, _, _ = interrupted(two_stages, 2, *arguments, when=" 5/100000")
     assert status != 0
     found = compare(read(target))
     assert found.updates >= 4

@@ -3,23 +3,32 @@
 import math
 import re
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests import forking
 from tests.e2e.ranks import PATIENCE, Job, compiled, environment, run_all
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = ROOT / "examples" / "hf_gpt2.py"
 DOUBLE = Path(__file__).resolve().parent / "loops" / "hf_double.py"
 STEPS = "20"
+IMPORTS = ("transformers.masking_utils", "transformers.models.gpt2.modeling_gpt2", "transformers.optimization")
+PROGRAM = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers: pip install -e '.[examples]'"),
 ]
+
+
+def in_one_process(what: str) -> subprocess.CompletedProcess[str]:
+    words = (str(DOUBLE), str(EXAMPLE.parent), what)
+    done = forking.python(PROGRAM, words, environment() | {"PYTHONPATH": str(ROOT)}, DOUBLE.parent, PATIENCE)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def lines(printed: str) -> list[list[float]]:
@@ -42,9 +51,10 @@ def test_tied_gpt2_of_the_library_trains_as_it_does_in_one_process(tmp_path: Pat
         tmp_path,
         4,
         [
-            Job("dapple", DOUBLE, (str(EXAMPLE.parent), STEPS, dapple), model=None),
-            Job("chimera", DOUBLE, (str(EXAMPLE.parent), STEPS, chimera), model=None),
-            Job("halves", DOUBLE, (str(EXAMPLE.parent), STEPS, halves), model=None),
+            *(
+                Job(name, DOUBLE, (str(EXAMPLE.parent), STEPS, directory), model=None, imports=IMPORTS)
+                for name, directory in (("dapple", dapple), ("chimera", chimera), ("halves", halves))
+            ),
             Job(
                 "example",
                 EXAMPLE,
@@ -53,14 +63,7 @@ def test_tied_gpt2_of_the_library_trains_as_it_does_in_one_process(tmp_path: Pat
             ),
         ],
     )
-    alone = subprocess.run(
-        [sys.executable, str(DOUBLE), str(EXAMPLE.parent), STEPS],
-        env=environment() | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=True,
-    )
+    alone = in_one_process(STEPS)
     expected = lines(alone.stdout)
     assert [step for step, *_ in expected] == [10, 20]
     for name, outcome in outcomes.items():
@@ -70,13 +73,6 @@ def test_tied_gpt2_of_the_library_trains_as_it_does_in_one_process(tmp_path: Pat
         if name != "example":
             for mine, theirs in zip(printed, expected, strict=True):
                 assert mine == pytest.approx(theirs, rel=0, abs=2e-6)
-    judged = subprocess.run(
-        [sys.executable, str(DOUBLE), str(EXAMPLE.parent), str(exported)],
-        env=environment() | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=True,
-    )
+    judged = in_one_process(str(exported))
     last = lines(outcomes["example"].said[0])[-1][-1]
     assert float(judged.stdout) == pytest.approx(last, rel=0, abs=5e-6), "what was exported is the same model there"

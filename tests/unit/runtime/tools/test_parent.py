@@ -59,6 +59,14 @@ def test_a_rank_ends_when_torchrun_is_killed_and_a_process_without_torchrun_does
     started.stdout.close()
 
 
+def test_the_parent_is_noted_before_torch_is_imported() -> None:
+    program = (
+        "import sys, chimera_runtime.tools as t; print(f'{t.__name__}.parent' in sys.modules, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.split() == ["True", "False"]
+
+
 def test_a_parent_that_is_gone_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not parent.has_ended()
     monkeypatch.setattr(os, "getppid", lambda: 1 + parent._PARENT)
