@@ -88,7 +88,7 @@ def elements(source: Keyed | Stream, tasks: Iterable[Task] | None, workers: Work
     """
     if workers.count:
         return _by_workers(source, tasks, workers)
-    loaded = iter(source) if tasks is None else map(source.__getitem__, tasks)
+    loaded = iter(source) if isinstance(source, Stream) else map(source.__getitem__, tasks or ())
     return _by_rank(loaded, workers.pins_memory and torch.accelerator.is_available())
 
 

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import IterableDataset
 
 from chimera_runtime.blame import ModelError, describe
@@ -191,3 +192,19 @@ def test_workers_end_at_once_with_a_rank_that_is_killed() -> None:
         time.sleep(0.02)
     assert not any(map(is_there, children))
     rank.stdout.close()
+
+
+@pytest.mark.parametrize("dataset", [Drawing(), Flowing()])
+def test_a_rank_that_loads_by_itself_pins_memory_where_there_is_a_gpu(
+    alone: World, dataset: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pinned_in(has_gpu: bool) -> int:
+        pinned: list[torch.Tensor] = []
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_gpu)
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
+        mine = loader(alone, dataset, workers=Workers(pins_memory=True))
+        assert len([*mine]) == len([*mine]) == 6
+        return len(pinned)
+
+    assert pinned_in(has_gpu=False) == 0
+    assert pinned_in(has_gpu=True) >= 12
