@@ -2,7 +2,7 @@
 
 .venv/bin/python benchmarks/loading.py [--workers 4]
 
-See ranks/loading.py.
+Once with stages that compute on the CPU, and once with stages that leave it free: see ranks/loading.py.
 """
 
 import argparse
@@ -27,15 +27,22 @@ def main() -> None:
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
         chimera_ir.compile("dapple", D=2, N=4).write(f"{folder}/dapple.out")
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(RANKS)]
-        command += [f"{folder}/dapple.out", str(options.workers)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        said = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True).stdout
-    items, samples = json.loads(said)
-    first, *others = samples
-    print(f"{items} items in a mini-batch; a step on {first} items takes {middle(samples[first])} s")
-    for kind in others:
-        print(f"{kind}: step / step on {first} items {ratio(samples[kind], samples[first])}")
+        for stages in ("computing", "waiting"):
+            command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(RANKS)]
+            command += [f"{folder}/dapple.out", str(options.workers), stages]
+            environment = os.environ | {"OMP_NUM_THREADS": "1"}
+            said = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True).stdout
+            items, samples = json.loads(said)
+            report(f"{stages} stages, {items} items in a mini-batch", samples)
+
+
+def report(title: str, samples: dict[str, list[list[float]]]) -> None:
+    """Prints a line for each kind, relative to the first."""
+    print(title)
+    first = [seconds for seconds, _ in next(iter(samples.values()))]
+    for kind, rounds in samples.items():
+        seconds, cpu = zip(*rounds, strict=True)
+        print(f"  {kind}: {middle(seconds)} s, / first {ratio(seconds, first)}; CPU of data workers {middle(cpu)} s")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from chimera_runtime.errors import FAILED, MISUSED, Misuse
 from chimera_runtime.loading import Failure, Loading, MiniBatch, Uses, failure, sendable
 from chimera_runtime.order import Share
 from chimera_runtime.orphans import signal_when_parent_ends
-from chimera_runtime.reading import Stream
+from chimera_runtime.reading import End, Stream
 from chimera_runtime.tensors import all_generators_kept
 
 _STARTING = Calling("starting the data workers", MISUSED)
@@ -77,25 +77,30 @@ class Keyed(Dataset[Any]):
 
 
 def elements(source: Keyed | Stream, tasks: Iterable[Task] | None, workers: Workers) -> Iterator[Any]:
-    """What the workers load, in the order of the tasks, or of the stream; it ends them when it is closed.
+    """What is loaded, in the order of the tasks, or of the stream; the workers end when it is closed.
 
     The generators of this process stay as they are.
 
     Raises
     ------
     Misuse, ModelError
-        That of a worker; ModelError also if a worker ends.
+        That of the dataset; ModelError also if a worker ends.
     """
-    options: dict[str, Any] = {}
     if workers.count:
-        may_end = threading.current_thread() is threading.main_thread()
-        options = {
-            "num_workers": workers.count,
-            "prefetch_factor": workers.ahead,
-            "timeout": min(_LOOK_AFTER, workers.timeout),
-            "multiprocessing_context": workers.start,
-            "worker_init_fn": partial(_begin, os.getpid() if may_end and workers.start in (None, "fork") else None),
-        }
+        return _by_workers(source, tasks, workers)
+    loaded = iter(source) if isinstance(source, Stream) else map(source.__getitem__, tasks or ())
+    return _by_rank(loaded, workers.pins_memory and torch.accelerator.is_available())
+
+
+def _by_rank(loaded: Iterator[Any], pins_memory: bool) -> Iterator[Any]:
+    while True:
+        with all_generators_kept():
+            element = next(loaded)
+        yield element.pin_memory() if pins_memory and not isinstance(element, End) else element
+
+
+def _by_workers(source: Keyed | Stream, tasks: Iterable[Task] | None, workers: Workers) -> Iterator[Any]:
+    may_end = threading.current_thread() is threading.main_thread()
     loader: DataLoader[Any] = DataLoader(
         source,
         batch_size=None,
@@ -103,34 +108,37 @@ def elements(source: Keyed | Stream, tasks: Iterable[Task] | None, workers: Work
         collate_fn=_unchanged,
         pin_memory=workers.pins_memory,
         generator=torch.Generator(),
-        **options,
+        num_workers=workers.count,
+        prefetch_factor=workers.ahead,
+        timeout=min(_LOOK_AFTER, workers.timeout),
+        multiprocessing_context=workers.start,
+        worker_init_fn=partial(_begin, os.getpid() if may_end and workers.start in (None, "fork") else None),
     )
     with _STARTING, _children_unwatched(), _uncollected():
         loaded = iter(loader)
     while True:
-        with all_generators_kept():
-            element = _next(loaded, workers)
+        element = _next(loaded, workers.timeout)
         if isinstance(element, Failure):
             element.raise_again()
         yield element
 
 
-def _next(loaded: Iterator[Any], workers: Workers) -> Any:
+def _next(loaded: Iterator[Any], timeout: float) -> Any:
     """The next mini-batch. A DataLoader that has timed out can be asked again, and looks after its workers then."""
-    deadline = monotonic() + workers.timeout
+    deadline = monotonic() + timeout
     while True:
         try:
             return next(loaded)
         except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
             # One that has ended no longer hands over the memory of what it had loaded.
-            if not workers.count or (isinstance(error, RuntimeError) and "DataLoader" not in str(error)):
+            if isinstance(error, RuntimeError) and "DataLoader" not in str(error):
                 raise
             if "timed out" not in str(error):
                 lost = ModelError("a data worker has ended", FAILED)
                 lost.add_note(_ENDED)
                 raise lost from error.with_traceback(None)
             if monotonic() >= deadline:
-                late = ModelError(f"no data worker has handed over a mini-batch for {workers.timeout:g} s", FAILED)
+                late = ModelError(f"no data worker has handed over a mini-batch for {timeout:g} s", FAILED)
                 late.add_note(_HANGS)
                 raise late from error.with_traceback(None)
 

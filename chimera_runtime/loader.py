@@ -135,8 +135,9 @@ class Loader:
 
     def _items_of_next(self) -> int:
         """The items over all copies of the next mini-batch, 0 at the end, where the length is known."""
-        assert self._count is not None
-        items = min(self._count - self._items, self._share.items)
+        count = self._count
+        assert count is not None
+        items = min(count - self._items, self._share.items)
         return 0 if self._drop_last and items < self._share.items else items
 
     def _receive(self) -> Any:

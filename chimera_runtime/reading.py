@@ -42,6 +42,10 @@ class Read:
     items: int
     state: Any
 
+    def pin_memory(self) -> "Read":
+        """The same with the mini-batch in memory that is locked."""
+        return Read(self.batch.pin_memory(), self.items, self.state)
+
 
 @dataclass(frozen=True)
 class End:

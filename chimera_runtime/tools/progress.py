@@ -56,6 +56,8 @@ _SUMMED = 16
 _UNSUMMED = torch.empty(0)
 """What the others have in place of it."""
 
+Floats = tuple[float, ...]
+
 
 def gathered_together(job: Job) -> int:
     """Of how many updates the losses are gathered at once: of those that a worker has a part in at any time."""
@@ -163,24 +165,24 @@ class Progress:
         if room is None:
             self._details.clear()
             return
-        for update in torch.stack(room, dim=1):
-            self._tell(*update.unbind(dim=1))
+        for update in zip(*(facts.tolist() for facts in room), strict=True):
+            self._tell(*zip(*update, strict=True))
 
-    def _tell(self, starts: torch.Tensor, ends: torch.Tensor, cpu: torch.Tensor, *tallies: torch.Tensor) -> None:
-        """One update, of which every rank says the same facts.
+    def _tell(self, starts: Floats, ends: Floats, cpu: Floats, *tallies: Floats) -> None:
+        """One update, by its facts: each is a number of every rank.
 
         Raises
         ------
         NotFinite
             If its loss is no finite number, and that was asked for.
         """
-        end = float(ends.max())
-        seconds = end - (float(starts.min()) if self._apart else self._before)
-        loss = None if self._rehearsal else Tally.of(float(numbers.sum()) for numbers in tallies).mean
+        end = max(ends)
+        seconds = end - (min(starts) if self._apart else self._before)
+        loss = None if self._rehearsal else Tally.of(map(sum, tallies)).mean
         self._before = end
         details, sinks = self._details.popleft(), self._sinks
         if sinks.metrics is not None:
-            sinks.metrics.add(loss, seconds, float(cpu.max()))
+            sinks.metrics.add(loss, seconds, max(cpu))
         self._count += 1
         speed = sinks.items / seconds if seconds else math.inf
         facts = {"update": self._count, "loss": loss, **details, "seconds": seconds, "items_per_second": speed}

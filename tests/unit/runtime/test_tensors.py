@@ -1,7 +1,9 @@
 """Parts of messages, seeds, and the bits of tensors."""
 
+import copy
 import hashlib
 import random
+import sys
 from contextlib import suppress
 
 import numpy
@@ -108,9 +110,50 @@ def test_every_generator_goes_on_where_it_was() -> None:
     torch.manual_seed(1)
     random.seed(1)
     numpy.random.seed(1)
+    expected = draw()
+    torch.manual_seed(1)
+    random.seed(1)
+    numpy.random.seed(1)
     with all_generators_kept():
-        inside = draw()
-    assert draw() == inside
+        seed_all(2)
+        assert draw() != expected
+    assert draw() == expected
+
+
+@pytest.mark.parametrize("held_back", [False, True])
+def test_numpy_goes_on_where_it_was_also_within_a_pair_of_normal_numbers(held_back: bool) -> None:
+    numpy.random.seed(1)
+    if held_back:
+        numpy.random.randn()
+    expected = copy.deepcopy(numpy.random.mtrand._rand).randn(3)
+    with all_generators_kept():
+        seed_all(2)
+        inside = numpy.random.randn()
+        with all_generators_kept():
+            seed_all(3)
+            numpy.random.randn()
+        assert [inside, numpy.random.randn()] == numpy.random.RandomState(2).randn(2).tolist()
+    assert numpy.array_equal(numpy.random.randn(3), expected)
+
+
+def test_numpy_keeps_bits_of_another_kind() -> None:
+    before = numpy.random.get_bit_generator()
+    try:
+        numpy.random.set_bit_generator(numpy.random.PCG64(1))
+        with all_generators_kept():
+            seed_all(2)
+            assert numpy.random.rand() == numpy.random.RandomState(2).rand()
+        assert numpy.random.rand() == numpy.random.RandomState(numpy.random.PCG64(1)).rand()
+    finally:
+        numpy.random.set_bit_generator(before)
+
+
+def test_generators_are_kept_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "numpy")
+    state = random.getstate()
+    with all_generators_kept():
+        seed_all(2)
+    assert random.getstate() == state
 
 
 def test_a_seed_decides_what_every_generator_draws() -> None:
