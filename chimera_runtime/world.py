@@ -19,7 +19,7 @@ from chimera_runtime.communicators import DIRECTED, channels, require_proven
 from chimera_runtime.devices import device_of
 from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.meeting import learn
-from chimera_runtime.messages import Names, Peer, Settle, waiter
+from chimera_runtime.messages import Names, Peer, Pending, Settle, waiter
 from chimera_runtime.monitor import Monitor, abort
 from chimera_runtime.program import Group, Job, Place
 from chimera_runtime.staging import Staging
@@ -84,7 +84,7 @@ class World:
         """
         return waiter(self.timeout) if self.monitor is None else self.monitor.settle
 
-    def settle(self, work: dist.Work | None, operation: str, peers: Sequence[int] = ()) -> None:
+    def settle(self, work: Pending | None, operation: str, peers: Sequence[int] = ()) -> None:
         """Waits for an operation of the start-up, the check or the end; errors as in `waiting`."""
         with self.waiting(operation, peers):
             if work is not None:
@@ -156,9 +156,11 @@ def join_all(job: Job, place: Place, store: Store, device: torch.device, timeout
     return _connect(job, place, tuple(place.ranks), store, device, timeout, backend, dist.group.WORLD, DIRECTED)
 
 
-def join(job: Job, store: Store, rank: int, size: int, layout: str, backend: str, timeout: float) -> World:
-    """The default process group and the communicators over it; errors as in `begin`."""
-    place, device = begin(job, store, rank, size, layout, backend, timeout)
+def join(
+    job: Job, store: Store, rank: int, size: int, layout: str, backend: str, timeout: float, on: str | None = None
+) -> World:
+    """The default process group and the communicators over it; arguments and errors as in `begin`."""
+    place, device = begin(job, store, rank, size, layout, backend, timeout, on)
     return join_all(job, place, store, device, timeout)
 
 
