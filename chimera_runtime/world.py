@@ -1,6 +1,6 @@
 """The ranks of the job: process groups for messages, gradient sums and progress."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,12 +20,15 @@ from chimera_runtime.devices import device_of
 from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.meeting import learn
 from chimera_runtime.messages import Names, Peer, Pending, Settle, waiter
-from chimera_runtime.monitor import Monitor, abort
+from chimera_runtime.monitor import Monitor, end_process
 from chimera_runtime.program import Group, Job, Place
 from chimera_runtime.staging import Staging
 from chimera_runtime.tensors import plain
 
 _A_DAY = timedelta(days=1)
+
+Sums = dict[Group, tuple[dist.ProcessGroup | None, tuple[int, ...]]]
+"""By weight group, its communicator, None where a single rank holds it, and the ranks that do."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class World:
     timeout: float
     backend: str
     chat: dist.ProcessGroup
-    sums: dict[Group, tuple[dist.ProcessGroup | None, tuple[int, ...]]]
+    sums: Sums
     channels: dict[tuple[int, int], dist.ProcessGroup]
     staging: Staging | None = None
     monitor: Monitor | None = None
@@ -69,18 +72,31 @@ class World:
         Raises
         ------
         PeerLost
-            If the communication fails or takes longer than the time-out.
+            If the communication fails or takes longer than the time-out, or something has done so before.
         """
+        self.check()
         try:
             yield
         except RuntimeError as error:
+            self.check()
             raise self.names.lost(operation, peers, error) from error
+
+    def check(self) -> None:
+        """Passes as long as every wait has ended in time; errors as of `Monitor.check`."""
+        if self.monitor is not None:
+            self.monitor.check()
+
+    def catch_up(self) -> None:
+        """Returns when the device has computed what it is to compute, and counts; errors as in `check`."""
+        if self.monitor is not None:
+            _synchronise(self.device)
+            self.monitor.check()
 
     @cached_property
     def wait(self) -> Settle:
         """How a message or a sum is waited for.
 
-        What takes longer than the time-out is an error of the wait with gloo; elsewhere the monitor ends the rank.
+        What takes longer than the time-out is an error of the wait with gloo; elsewhere the monitor notes it.
         """
         return waiter(self.timeout) if self.monitor is None else self.monitor.settle
 
@@ -125,8 +141,7 @@ class World:
         for helper in (self.staging, self.monitor):
             if helper is not None:
                 helper.close()
-        groups = {self.chat, *(group for group, _ in self.sums.values()), *self.channels.values()}
-        for group in groups - {None, dist.group.WORLD}:
+        for group in {self.chat, *_groups_of(self.sums, self.channels)} - {dist.group.WORLD}:
             dist.destroy_process_group(group)
 
 
@@ -171,7 +186,7 @@ def join_group(
     device: torch.device | str | None,
     timeout: float,
     communicators: str = DIRECTED,
-    end: Callable[[PeerLost], None] = abort,
+    end: Callable[[PeerLost], None] = end_process,
 ) -> World:
     """Sets up communicators over the ranks of a process group that is there, by default over all.
 
@@ -235,10 +250,13 @@ def _connect(
     backend: str,
     chat: dist.ProcessGroup | None,
     communicators: str = DIRECTED,
-    end: Callable[[PeerLost], None] = abort,
+    end: Callable[[PeerLost], None] = end_process,
 ) -> World:
     """The world; ``chat`` is a group of gloo over all members, if there is one that nobody else uses."""
     groups = _Groups(place, members)
+    everyone = groups.everyone() if chat is None or backend != "gloo" else chat
+    sums = _sums(job, place, backend, groups)
+    by_link = channels(job, place, backend, groups.make, communicators)
     world = World(
         job=job,
         place=place,
@@ -248,15 +266,20 @@ def _connect(
         store=store,
         timeout=timeout,
         backend=backend,
-        chat=groups.everyone() if chat is None or backend != "gloo" else chat,
-        sums=_sums(job, place, backend, groups),
-        channels=channels(job, place, backend, groups.make, communicators),
+        chat=everyone,
+        sums=sums,
+        channels=by_link,
         staging=staging_of(device, backend),
-        monitor=None if backend == "gloo" else Monitor(timeout, end),
+        monitor=None if backend == "gloo" else Monitor(timeout, end, _groups_of(sums, by_link)),
     )
     if backend != "gloo":
         _warm_up(world)
     return world
+
+
+def _groups_of(sums: Sums, by_link: Mapping[tuple[int, int], dist.ProcessGroup]) -> set[dist.ProcessGroup]:
+    """The communicators of sums and messages."""
+    return {group for group in (*(group for group, _ in sums.values()), *by_link.values()) if group is not None}
 
 
 def staging_of(device: torch.device, backend: str) -> Staging | None:
@@ -337,11 +360,9 @@ def _synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _sums(
-    job: Job, place: Place, backend: str, groups: _Groups
-) -> dict[Group, tuple[dist.ProcessGroup | None, tuple[int, ...]]]:
+def _sums(job: Job, place: Place, backend: str, groups: _Groups) -> Sums:
     """One communicator per weight group, over every rank that holds any of it; none where that is a single rank."""
-    sums: dict[Group, tuple[dist.ProcessGroup | None, tuple[int, ...]]] = {}
+    sums: Sums = {}
     for stages in job.groups:
         ranks = _ranks(job, place, stages)
         group = groups.make(ranks, backend) if len(ranks) > 1 else None

@@ -36,7 +36,8 @@ from chimera_runtime.staging import Staging
 from tests.unit.runtime.gpu_model import ModelGpu
 gpu = ModelGpu(("outgoing", "incoming"))
 world.staging_of = lambda _device, _backend: Staging(gpu)
-atexit.register(lambda: print("posted by the thread:", gpu.blocked["staging"], "by the host:", gpu.blocked["MainThread"]))
+says = "posted by the thread: {{staging}} by the host: {{MainThread}}".format_map
+atexit.register(lambda: print(says(gpu.blocked)))
 {MAIN}
 """
 
