@@ -108,7 +108,7 @@ def assemble(
         if number < job.stages - 1:
             ending = HandingOn(number, boundaries[number], setting.share)
         else:
-            ending = Judging(model.judge, setting.share, numbering, expected is not None)
+            ending = Judging(model.judge, setting.share, numbering, expected is not None, world.read)
         stages[number] = make_stage(
             number,
             module,
@@ -121,6 +121,7 @@ def assemble(
             frozenset(spread(facts.recomputed)),
             [tie for group, tie in ties.items() if number in group],
             setting.keywords,
+            world.read,
         )
         stages[number].reserve(facts.inputs, facts.gradients, world.device)
     return stages

@@ -22,6 +22,7 @@ from chimera_runtime.meeting import learn
 from chimera_runtime.messages import Names, Peer, Pending, Settle, waiter
 from chimera_runtime.monitor import Monitor, end_process
 from chimera_runtime.program import Group, Job, Place
+from chimera_runtime.readout import Read, Readout, from_host
 from chimera_runtime.staging import Staging
 from chimera_runtime.tensors import plain
 
@@ -36,7 +37,8 @@ class World:
     """This rank's place and the communicators it takes part in.
 
     Ranks are counted within the pipelines; ``members`` are their numbers in the default process group. Messages and
-    sums of a GPU by gloo go through a ``staging``; a ``monitor`` keeps the time where gloo does not.
+    sums of a GPU by gloo go through a ``staging``; a ``monitor`` keeps the time where gloo does not. Losses are read by
+    ``read``.
     """
 
     job: Job
@@ -52,6 +54,7 @@ class World:
     channels: dict[tuple[int, int], dist.ProcessGroup]
     staging: Staging | None = None
     monitor: Monitor | None = None
+    read: Read = from_host
 
     def learn(self, key: str, source: int, what: str, seconds: float) -> bytes:
         """What another rank leaves in the store.
@@ -271,6 +274,7 @@ def _connect(
         channels=by_link,
         staging=staging_of(device, backend),
         monitor=None if backend == "gloo" else Monitor(timeout, end, _groups_of(sums, by_link)),
+        read=reader_of(device),
     )
     if backend != "gloo":
         _warm_up(world)
@@ -285,6 +289,11 @@ def _groups_of(sums: Sums, by_link: Mapping[tuple[int, int], dist.ProcessGroup])
 def staging_of(device: torch.device, backend: str) -> Staging | None:
     """What messages and sums go through, if they are on a GPU and gloo is not."""
     return Staging(Cuda(device)) if device.type == "cuda" and backend == "gloo" else None
+
+
+def reader_of(device: torch.device) -> Read:
+    """What reads losses."""
+    return Readout(Cuda(device)) if device.type == "cuda" else from_host
 
 
 def _backend(group: dist.ProcessGroup | None, device: torch.device) -> str:
