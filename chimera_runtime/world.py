@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from chimera_runtime.accelerator import Cuda
 from chimera_runtime.communicators import DIRECTED, channels, require_proven
-from chimera_runtime.devices import device_of
+from chimera_runtime.devices import device_of, known_device, require_own_gpu
 from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.meeting import learn
 from chimera_runtime.messages import Names, Peer, Pending, Settle, waiter
@@ -200,21 +200,22 @@ def join_group(
     ------
     Misuse
         If there is no process group, the ranks do not make whole copies of the group of workers, or they run different
-        programs; if the program is not proven to finish with these communicators.
+        programs; if the program is not proven to finish with these communicators; if there is no such device, or with
+        NCCL another rank has it.
     """
     if not dist.is_initialized():
         raise Misuse("there is no process group: call torch.distributed.init_process_group() before")
     if group is not None and not isinstance(group, dist.ProcessGroup):
         raise Misuse("this rank is not in the group that it gave: every rank gives one that it is a part of")
     members = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
-    used = torch.device(("cuda" if "nccl" in dist.get_backend(group) else "cpu") if device is None else device)
-    if used.type == "cuda" and used.index is None:
-        used = torch.device("cuda", torch.cuda.current_device())
+    used = known_device(("cuda" if "nccl" in dist.get_backend(group) else "cpu") if device is None else device)
     backend = _backend(group, used)
     require_proven(job, backend, communicators)
     place = _place(job, members.index(dist.get_rank()), len(members), layout)
     store = PrefixStore(f"chimera/{next(_number)}/{members[0]}", registry._get_default_store())
     _agree_on_program(job, place, store, timeout)
+    if backend == "nccl":
+        require_own_gpu(store, place.rank, used)
     return _connect(job, place, members, store, used, timeout, backend, None, communicators, end)
 
 
