@@ -15,6 +15,7 @@ from chimera_runtime.naming import parameters_by_name
 from chimera_runtime.numbering import Numbering
 from chimera_runtime.probe import Findings
 from chimera_runtime.program import Group, group_text, spread
+from chimera_runtime.queues import few_queues
 from chimera_runtime.setting import Setting
 from chimera_runtime.shards import local
 from chimera_runtime.stage import Stage
@@ -42,12 +43,13 @@ def modules(world: World, model: Model, seed: int) -> dict[int, torch.nn.Module]
 
 
 def remarks(world: World, findings: Findings) -> list[str]:
-    """What the user should know of stages that do not run as the schedule has them."""
+    """What the user should know of stages that do not run as the schedule has them, and of settings that may hang."""
     alone = [(s, findings.traits[s].alone) for s in world.job.grouped if s in world.job.recomputing]
     whole = [(s, findings.traits[s].whole) for s in world.job.split_backward]
     return [
         *[f"stage {s} {why}: it runs one micro-batch at a time, also where it has several" for s, why in alone if why],
         *[f"stage {s} has {why} in it: its I is a whole backward, and its W does nothing" for s, why in whole if why],
+        *few_queues(world.backend, world.device.type),
     ]
 
 
@@ -108,7 +110,7 @@ def assemble(
         if number < job.stages - 1:
             ending = HandingOn(number, boundaries[number], setting.share)
         else:
-            ending = Judging(model.judge, setting.share, numbering, expected is not None)
+            ending = Judging(model.judge, setting.share, numbering, expected is not None, world.read)
         stages[number] = make_stage(
             number,
             module,
@@ -121,6 +123,7 @@ def assemble(
             frozenset(spread(facts.recomputed)),
             [tie for group, tie in ties.items() if number in group],
             setting.keywords,
+            world.read,
         )
         stages[number].reserve(facts.inputs, facts.gradients, world.device)
     return stages

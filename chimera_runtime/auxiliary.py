@@ -1,10 +1,15 @@
 """Auxiliary losses: what a stage adds to the loss from within its forward, wherever the stage is."""
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
+
+from chimera_runtime.errors import BadModel
+from chimera_runtime.losses import Tally, added
+from chimera_runtime.readout import Numbers, Read
 
 Auxiliary = list[tuple[str, torch.Tensor]]
 """The auxiliary losses of a forward, by name; a name may come several times."""
@@ -51,3 +56,35 @@ def listening() -> Iterator[Auxiliary]:
 def roots_of(auxiliary: Auxiliary) -> tuple[torch.Tensor, ...]:
     """Where the backward of auxiliary losses begins."""
     return tuple([value for _, value in auxiliary if value.requires_grad])
+
+
+class AuxiliaryLosses:
+    """Those of a stage, added up by update; ``names`` are those that it had for the first micro-batch."""
+
+    def __init__(self, stage: int, names: Collection[str], read: Read) -> None:
+        self._stage = stage
+        self._names = names
+        self._read = read
+        self._losses: defaultdict[int, list[tuple[Sequence[str], Numbers]]] = defaultdict(list)
+
+    def add(self, micro: int, update: int, auxiliary: Auxiliary) -> None:
+        """Begins to read those of a forward; only a stage that has none runs several micro-batches at once.
+
+        Raises
+        ------
+        BadModel
+            If it had one of another name.
+        """
+        names = [name for name, _ in auxiliary]
+        if unknown := [name for name in names if name not in self._names]:
+            raise BadModel(
+                f"stage {self._stage} has the auxiliary loss {unknown[0]} for micro-batch {micro}, and had it not for "
+                "the first; have the same every time, of 0 where there is nothing to add"
+            )
+        if names:
+            self._losses[update].append((names, self._read([value.detach() for _, value in auxiliary])))
+
+    def take(self, update: int) -> Tally:
+        """Those of an update; they are forgotten."""
+        read = ((names, numbers()) for names, numbers in self._losses.pop(update, []))
+        return added(Tally(auxiliary={name: number}) for pair in read for name, number in zip(*pair, strict=True))

@@ -4,6 +4,7 @@ import os
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from chimera_runtime.errors import Misuse
 
@@ -34,6 +35,54 @@ def device_of(backend: str, on: str | None = None) -> torch.device:
     return torch.device("cuda", index)
 
 
+def known_device(asked: torch.device | str) -> torch.device:
+    """A device that is there; of GPUs torch's current one, if no number is given.
+
+    Raises
+    ------
+    Misuse
+        If torch knows no such device, or the machine has none.
+    """
+    try:
+        device = torch.device(asked)
+    except RuntimeError as error:
+        raise Misuse(f"device={str(asked)!r}: torch knows no such device; it is cpu, cuda or as in cuda:1") from error
+    if device.type != "cuda":
+        return device
+    count = torch.cuda.device_count()
+    if not count:
+        raise Misuse(f"device={str(asked)!r} needs a GPU, and {_why_none()}: use device='cpu' and a group of gloo")
+    if device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    if device.index >= count:
+        raise Misuse(f"device={str(asked)!r}: this machine has {count}, and they count from cuda:0")
+    return device
+
+
+def require_own_gpu(store: Store, rank: int, device: torch.device) -> None:
+    """Passes if no other rank of a store has come here with this GPU: NCCL may hang where two ranks share one.
+
+    Raises
+    ------
+    Misuse
+        If one has.
+    """
+    key = f"gpu/{torch.cuda.get_device_properties(device).uuid}"
+    if store.add(f"{key}/ranks", 1) == 1:
+        store.set(f"{key}/first", str(rank))
+        return
+    first = store.get(f"{key}/first").decode()
+    raise Misuse(
+        f"ranks {first} and {rank} are on one GPU, {device} of rank {rank}, which NCCL does not allow: before the "
+        'pipeline is made call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])), or use a group of gloo, with '
+        "which ranks share a GPU"
+    )
+
+
+def _why_none() -> str:
+    return "torch finds none on this machine" if torch.version.cuda else "this torch is built without CUDA"
+
+
 def local_index(backend: str) -> int:
     """The number of this rank's GPU on its machine.
 
@@ -46,8 +95,7 @@ def local_index(backend: str) -> int:
     ranks = max(local + 1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     needed = "--device cuda needs a GPU" if backend == "gloo" else f"--backend {backend} needs one GPU per rank"
     if not count:
-        why = "torch finds none on this machine" if torch.version.cuda else "this torch is built without CUDA"
-        raise Misuse(f"{needed}, and {why}: use --device cpu --backend gloo")
+        raise Misuse(f"{needed}, and {_why_none()}: use --device cpu --backend gloo")
     if backend == "gloo":
         return local % count
     if ranks > count:

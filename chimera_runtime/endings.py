@@ -12,6 +12,7 @@ from chimera_runtime.errors import BadModel
 from chimera_runtime.losses import Loss, Tally, added, as_pair
 from chimera_runtime.nested import is_rows, leaves, parts, taken_apart
 from chimera_runtime.numbering import Numbering
+from chimera_runtime.readout import Numbers, Read, from_host
 from chimera_runtime.tensors import Tensors
 
 Finished = tuple[Tensors, Tensors]
@@ -92,21 +93,28 @@ class HandingOn:
 class Judging:
     """The end of the last stage: ``loss`` of output and target, whose gradient is multiplied by ``share``.
 
-    ``counted`` says that the loss is a sum and a count. Raises in `finish`: BadModel, if the output for several
-    micro-batches cannot be taken apart, or the loss is a sum and a count for some of them and a mean for others.
+    ``counted`` says that the loss is a sum and a count; ``read`` is how losses are read. Raises in `finish`: BadModel,
+    if the output for several micro-batches cannot be taken apart, or the loss is a sum and a count for some of them and
+    a mean for others.
     """
 
     after: Boundary | None = None
 
     def __init__(
-        self, loss: Callable[[Any, Any], Loss], share: float, numbering: Numbering, counted: bool = False
+        self,
+        loss: Callable[[Any, Any], Loss],
+        share: float,
+        numbering: Numbering,
+        counted: bool = False,
+        read: Read = from_host,
     ) -> None:
         self.scale = 1.0
         self._loss = loss
         self.share = share
         self._numbering = numbering
         self._counted = counted
-        self._losses: defaultdict[int, dict[int, tuple[torch.Tensor, torch.Tensor | None]]] = defaultdict(dict)
+        self._read = read
+        self._losses: defaultdict[int, dict[int, Numbers]] = defaultdict(dict)
         self._counts: dict[int, torch.Tensor] = {}
 
     def resize(self, after: Boundary | None) -> None:
@@ -120,7 +128,8 @@ class Judging:
             if (count is not None) != self._counted:
                 raise BadModel("loss returns (sum, count) for one micro-batch and a mean for another")
             update, number = self._numbering.place(micro)
-            self._losses[update][number] = value.detach(), count
+            if number not in self._losses[update]:  # else it is run again for its backward
+                self._losses[update][number] = self._read([value.detach(), *(() if count is None else (count,))])
             if count is not None:
                 self._counts[micro] = count
         return (), tuple([value for value, _ in pairs if value.requires_grad])
@@ -135,8 +144,8 @@ class Judging:
 
     def take_loss(self, update: int) -> Tally:
         """The sum of the losses of an update; they are forgotten."""
-        pairs = self._losses.pop(update, {}).values()
-        return added(Tally(value.item(), 1.0 if count is None else count.item()) for value, count in pairs)
+        read = [numbers() for numbers in self._losses.pop(update, {}).values()]
+        return added(Tally(*(numbers if self._counted else (*numbers, 1.0))) for numbers in read)
 
 
 def _apart(micros: Sequence[int], returned: Any) -> list[Any]:

@@ -194,7 +194,7 @@ class Holding:
         ``<k>/<name>`` for the k-th replica of the stage, or for ``replica`` if that is given. ``update`` is `updates`.
         The updates of a stream that are under way are completed first; every rank calls it.
         """
-        self._finish()
+        self._catch_up()
         return {**self._state.saved(replica), "update": {"0": (self.updates,)}}
 
     def load_state_dict(self, state: Mapping[str, Any], replica: int | None = None) -> None:
@@ -226,7 +226,7 @@ class Holding:
         Misuse
             If the package safetensors is needed and is not installed.
         """
-        self._finish()
+        self._catch_up()
         self._state.require_values()
         export_weights(self._state, Path(path))
 
@@ -256,3 +256,11 @@ class Holding:
     def _require_sound(self) -> None:
         if self._located.failed:
             raise Misuse("an update has failed on this pipeline: make a new one, from the last checkpoint")
+        with self._located:
+            self._setting.world.check()
+
+    def _catch_up(self) -> None:
+        """Completes what is under way, on the device as well: what is kept of it counts."""
+        self._finish()
+        with self._located:
+            self._setting.world.catch_up()

@@ -6,7 +6,7 @@ import torch
 
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.lane import Lane
-from chimera_runtime.monitor import abort
+from chimera_runtime.monitor import end_process
 from chimera_runtime.outcome import Outcomes
 from chimera_runtime.setting import Setting
 from chimera_runtime.stage import Stage
@@ -28,8 +28,8 @@ class Hooks:
     loads = True
 
     def lost(self, error: PeerLost) -> None:
-        """Ends this process: what it waits for does not come, and the wait cannot be broken off. In a thread."""
-        abort(error)
+        """Ends this process: what it waits for does not come, and its main thread does not return. In a thread."""
+        end_process(error)
 
     def ready(self, setting: Setting, modules: dict[int, torch.nn.Module]) -> None:
         """The modules of this rank are built and what they hand on is known; no buffers are allocated yet."""

@@ -19,7 +19,7 @@ from chimera_runtime.nested import leaves, taken_apart, to_device
 from chimera_runtime.probe import Findings, restore
 from chimera_runtime.shards import rest
 from chimera_runtime.stage import Stage
-from chimera_runtime.tensors import Tensors, draw_seed
+from chimera_runtime.tensors import Tensors, draw_seed, generators_kept
 from chimera_runtime.world import World
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -71,7 +71,7 @@ class Lengths:
         if shapes == self._current:
             return
         if shapes not in self._boundaries:
-            with torch.random.fork_rng():
+            with generators_kept():
                 self._boundaries[shapes] = self._found(update, shapes)
         boundaries = self._boundaries[shapes]
         for number, stage in self._stages.items():

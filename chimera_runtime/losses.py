@@ -60,7 +60,9 @@ def as_pair(loss: Loss) -> tuple[torch.Tensor, torch.Tensor | None]:
     if not isinstance(loss, tuple | list):
         return loss, None
     total, count = loss
-    return total, torch.as_tensor(count, dtype=torch.float64, device=total.device).detach().reshape(1)
+    if not isinstance(count, torch.Tensor):
+        return total, torch.full((1,), float(count), dtype=torch.float64, device=total.device)
+    return total, count.detach().to(total.device, torch.float64).reshape(1)
 
 
 def expected_count(count: float | None, micro_batches: int) -> float | None:

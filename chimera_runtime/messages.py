@@ -61,7 +61,7 @@ Lost = Callable[[Exception], PeerLost]
 """What to tell the user about an operation that has failed."""
 
 Settle = Callable[[Pending, Lost], object]
-"""Waits for an operation: raises a RuntimeError if it fails or takes too long, or ends the rank then."""
+"""Waits for an operation: raises a RuntimeError if it fails or takes too long, or a PeerLost at once."""
 
 
 class Transfer:

@@ -58,6 +58,7 @@ class Outcome:
 
     def settle(self) -> None:
         """Returns when the sum is over; errors as in `loss`."""
+        self._world.check()
         if self._work is not None:
             self._world.settle(self._work, "for the loss of a step")
             self._work = None

@@ -25,7 +25,7 @@ from chimera_runtime.saved import Footprint, Saved, memory_of
 from chimera_runtime.sendable import require_here, require_sendable
 from chimera_runtime.shards import rest
 from chimera_runtime.splitting import Halfway, Split, Whole, obstacle
-from chimera_runtime.tensors import Tensors, draw_seed
+from chimera_runtime.tensors import Tensors, draw_seed, generators_kept
 from chimera_runtime.world import World
 
 
@@ -127,7 +127,7 @@ class _Prober:
         for stage in range(world.job.stages):
             if self._is_mine(stage):
                 before = boundaries[-1] if stage else None
-                with torch.random.fork_rng():
+                with generators_kept():
                     torch.manual_seed(draw_seed("shapes", self._seed, stage))
                     form, seen = self._run(stage, before, self._handed(stage, before), names)
                 self._say(f"traits/{stage}", astuple(seen))
@@ -147,7 +147,7 @@ class _Prober:
     def _names(self) -> tuple[str, ...]:
         """The names of keyword arguments, as the first stage sees them."""
         if self._is_mine(0):
-            with torch.random.fork_rng():
+            with generators_kept():
                 self._say("keywords", list(self._batches.keywords(0, 0)))
         return tuple(self._hear("keywords", 0))
 
@@ -165,7 +165,7 @@ class _Prober:
         roots_follow: tuple[bool, ...] = ()
         for stage in reversed(range(1, self._world.job.stages)):
             if self._is_mine(stage):
-                with torch.random.fork_rng():
+                with generators_kept():
                     self._say(f"gradients/{stage - 1}", self._run_back(stage, roots_follow))
             roots_follow = tuple(self._hear(f"gradients/{stage - 1}", stage))
             known.append(replace(boundaries[stage - 1], differentiable=roots_follow))
@@ -213,7 +213,7 @@ class _Prober:
             if self._is_mine(stage):
                 follow = boundaries[stage].differentiable if stage < len(boundaries) else None
                 whole = bool(self._runs[stage].traits.whole)
-                with torch.random.fork_rng():
+                with generators_kept():
                     weighed = weigh_halves(self._model, stage, self._built[stage], self._given[stage], follow, whole)
                 self._say(f"halves/{stage}", weighed)
             self.footprints[stage] = self.footprints[stage].with_halves(*self._hear(f"halves/{stage}", stage))

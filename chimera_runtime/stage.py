@@ -3,23 +3,23 @@
 Everything that can be decided before the first update is decided in the constructors.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple, Self
 
 import torch
 
-from chimera_runtime.auxiliary import Auxiliary, listening, roots_of
+from chimera_runtime.auxiliary import Auxiliary, AuxiliaryLosses, listening, roots_of
 from chimera_runtime.beginnings import Beginning
 from chimera_runtime.blame import Calling, ModelError, Operation
 from chimera_runtime.boundary import Boundary, Traits
 from chimera_runtime.endings import Ending
 from chimera_runtime.errors import FAILED, BadModel
 from chimera_runtime.keywords import Keywords
-from chimera_runtime.losses import Tally, added
+from chimera_runtime.losses import Tally
 from chimera_runtime.nested import joined
 from chimera_runtime.numbering import Micros, Numbering
 from chimera_runtime.pairs import Calls, together
+from chimera_runtime.readout import Read, from_host
 from chimera_runtime.splitting import Halfway, Split, Whole
 from chimera_runtime.sums import GradientSum
 from chimera_runtime.tensors import Tensors, join, part, plain, seed_torch
@@ -88,6 +88,8 @@ class Stage(WeightGroup):
     load_keywords
         Loads the keyword arguments of a micro-batch, counted from the first of an update; asked for where the stage
         takes any.
+    read
+        How auxiliary losses are read.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Stage(WeightGroup):
         recomputed: Set[int] = frozenset(),
         ties: Sequence[WeightGroup] = (),
         load_keywords: Callable[[int, int], Keywords] | None = None,
+        read: Read = from_host,
     ) -> None:
         super().__init__((number,), weights, gradients, numbering)
         self.ties = ties
@@ -119,7 +122,7 @@ class Stage(WeightGroup):
         self._recomputed = recomputed
         self._waiting: dict[int, Saved | Kept] = {}
         self._begun: dict[int, Begun] = {}
-        self._auxiliary: defaultdict[int, Auxiliary] = defaultdict(list)
+        self._auxiliary = AuxiliaryLosses(number, traits.auxiliary, read)
         self._outputs: dict[Micros, Tensors] = {}
         self._input_gradients: dict[Micros, Tensors] = {}
         self._memory: tuple[list[Tensors], list[Tensors]] = [], []
@@ -206,7 +209,7 @@ class Stage(WeightGroup):
             return self._forward_keeping_inputs((micro,), inputs, [inputs], (target,))
         passed = self._run(micro, inputs, self._keywords_of(micro))
         results, roots = self._ending.finish((micro,), passed.returned, (target,))
-        self._note(micro, passed.auxiliary)
+        self._auxiliary.add(micro, self._numbering.place(micro)[0], passed.auxiliary)
         self._waiting[micro] = Saved(passed.leaves, roots, roots_of(passed.auxiliary))
         return _payload(results)
 
@@ -231,7 +234,7 @@ class Stage(WeightGroup):
             self._waiting[micro] = Kept(self._seed_of(micro), inputs, target, keywords[-1], buffers)
         passed = self._run(micros[0], together, joined(keywords))
         results, _ = self._ending.finish(micros, passed.returned, targets)
-        self._note(micros[0], passed.auxiliary)
+        self._auxiliary.add(micros[0], self._numbering.place(micros[0])[0], passed.auxiliary)
         return _payload(results)
 
     def _seed_of(self, micro: int) -> int:
@@ -247,16 +250,6 @@ class Stage(WeightGroup):
                 f"micro-batch {micro} has no keyword argument {missing[0]}, and the first had; give all the same names"
             )
         return {name: loaded[name] for name in names}
-
-    def _note(self, micro: int, auxiliary: Auxiliary) -> None:
-        """Adds up the auxiliary losses of a micro-batch, by update; only a stage that has none runs several at once."""
-        for name, value in auxiliary:
-            if name not in self._traits.auxiliary:
-                raise BadModel(
-                    f"stage {self.number} has the auxiliary loss {name} for micro-batch {micro}, and had it not for "
-                    "the first; have the same every time, of 0 where there is nothing to add"
-                )
-            self._auxiliary[self._numbering.place(micro)[0]].append((name, value.detach()))
 
     def _run(self, micro: int, inputs: Any, keywords: Keywords) -> Passed:
         seed_torch(self._seed_of(micro))
@@ -390,8 +383,7 @@ class Stage(WeightGroup):
 
     def take_loss(self, update: int) -> Tally:
         """The losses of an update that were computed here: the loss on the last stage, auxiliary losses on any."""
-        auxiliary = self._auxiliary.pop(update, [])
-        return added([self._ending.take_loss(update), *(Tally(auxiliary={name: v.item()}) for name, v in auxiliary)])
+        return self._ending.take_loss(update) + self._auxiliary.take(update)
 
 
 def _payload(results: Tensors) -> Tensors:

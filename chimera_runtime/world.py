@@ -1,6 +1,6 @@
 """The ranks of the job: process groups for messages, gradient sums and progress."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,16 +16,20 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from chimera_runtime.accelerator import Cuda
 from chimera_runtime.communicators import DIRECTED, channels, require_proven
-from chimera_runtime.devices import device_of
+from chimera_runtime.devices import device_of, known_device, require_own_gpu
 from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.meeting import learn
-from chimera_runtime.messages import Names, Peer, Settle, waiter
-from chimera_runtime.monitor import Monitor, abort
+from chimera_runtime.messages import Names, Peer, Pending, Settle, waiter
+from chimera_runtime.monitor import Monitor, end_process
 from chimera_runtime.program import Group, Job, Place
+from chimera_runtime.readout import Read, Readout, from_host
 from chimera_runtime.staging import Staging
 from chimera_runtime.tensors import plain
 
 _A_DAY = timedelta(days=1)
+
+Sums = dict[Group, tuple[dist.ProcessGroup | None, tuple[int, ...]]]
+"""By weight group, its communicator, None where a single rank holds it, and the ranks that do."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,8 @@ class World:
     """This rank's place and the communicators it takes part in.
 
     Ranks are counted within the pipelines; ``members`` are their numbers in the default process group. Messages and
-    sums of a GPU by gloo go through a ``staging``; a ``monitor`` keeps the time where gloo does not.
+    sums of a GPU by gloo go through a ``staging``; a ``monitor`` keeps the time where gloo does not. Losses are read by
+    ``read``.
     """
 
     job: Job
@@ -45,10 +50,11 @@ class World:
     timeout: float
     backend: str
     chat: dist.ProcessGroup
-    sums: dict[Group, tuple[dist.ProcessGroup | None, tuple[int, ...]]]
+    sums: Sums
     channels: dict[tuple[int, int], dist.ProcessGroup]
     staging: Staging | None = None
     monitor: Monitor | None = None
+    read: Read = from_host
 
     def learn(self, key: str, source: int, what: str, seconds: float) -> bytes:
         """What another rank leaves in the store.
@@ -69,22 +75,35 @@ class World:
         Raises
         ------
         PeerLost
-            If the communication fails or takes longer than the time-out.
+            If the communication fails or takes longer than the time-out, or something has done so before.
         """
+        self.check()
         try:
             yield
         except RuntimeError as error:
+            self.check()
             raise self.names.lost(operation, peers, error) from error
+
+    def check(self) -> None:
+        """Passes as long as every wait has ended in time; errors as of `Monitor.check`."""
+        if self.monitor is not None:
+            self.monitor.check()
+
+    def catch_up(self) -> None:
+        """Returns when the device has computed what it is to compute, and counts; errors as in `check`."""
+        if self.monitor is not None:
+            _synchronise(self.device)
+            self.monitor.check()
 
     @cached_property
     def wait(self) -> Settle:
         """How a message or a sum is waited for.
 
-        What takes longer than the time-out is an error of the wait with gloo; elsewhere the monitor ends the rank.
+        What takes longer than the time-out is an error of the wait with gloo; elsewhere the monitor notes it.
         """
         return waiter(self.timeout) if self.monitor is None else self.monitor.settle
 
-    def settle(self, work: dist.Work | None, operation: str, peers: Sequence[int] = ()) -> None:
+    def settle(self, work: Pending | None, operation: str, peers: Sequence[int] = ()) -> None:
         """Waits for an operation of the start-up, the check or the end; errors as in `waiting`."""
         with self.waiting(operation, peers):
             if work is not None:
@@ -125,8 +144,7 @@ class World:
         for helper in (self.staging, self.monitor):
             if helper is not None:
                 helper.close()
-        groups = {self.chat, *(group for group, _ in self.sums.values()), *self.channels.values()}
-        for group in groups - {None, dist.group.WORLD}:
+        for group in {self.chat, *_groups_of(self.sums, self.channels)} - {dist.group.WORLD}:
             dist.destroy_process_group(group)
 
 
@@ -156,9 +174,11 @@ def join_all(job: Job, place: Place, store: Store, device: torch.device, timeout
     return _connect(job, place, tuple(place.ranks), store, device, timeout, backend, dist.group.WORLD, DIRECTED)
 
 
-def join(job: Job, store: Store, rank: int, size: int, layout: str, backend: str, timeout: float) -> World:
-    """The default process group and the communicators over it; errors as in `begin`."""
-    place, device = begin(job, store, rank, size, layout, backend, timeout)
+def join(
+    job: Job, store: Store, rank: int, size: int, layout: str, backend: str, timeout: float, on: str | None = None
+) -> World:
+    """The default process group and the communicators over it; arguments and errors as in `begin`."""
+    place, device = begin(job, store, rank, size, layout, backend, timeout, on)
     return join_all(job, place, store, device, timeout)
 
 
@@ -169,7 +189,7 @@ def join_group(
     device: torch.device | str | None,
     timeout: float,
     communicators: str = DIRECTED,
-    end: Callable[[PeerLost], None] = abort,
+    end: Callable[[PeerLost], None] = end_process,
 ) -> World:
     """Sets up communicators over the ranks of a process group that is there, by default over all.
 
@@ -180,21 +200,22 @@ def join_group(
     ------
     Misuse
         If there is no process group, the ranks do not make whole copies of the group of workers, or they run different
-        programs; if the program is not proven to finish with these communicators.
+        programs; if the program is not proven to finish with these communicators; if there is no such device, or with
+        NCCL another rank has it.
     """
     if not dist.is_initialized():
         raise Misuse("there is no process group: call torch.distributed.init_process_group() before")
     if group is not None and not isinstance(group, dist.ProcessGroup):
         raise Misuse("this rank is not in the group that it gave: every rank gives one that it is a part of")
     members = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
-    used = torch.device(("cuda" if "nccl" in dist.get_backend(group) else "cpu") if device is None else device)
-    if used.type == "cuda" and used.index is None:
-        used = torch.device("cuda", torch.cuda.current_device())
+    used = known_device(("cuda" if "nccl" in dist.get_backend(group) else "cpu") if device is None else device)
     backend = _backend(group, used)
     require_proven(job, backend, communicators)
     place = _place(job, members.index(dist.get_rank()), len(members), layout)
     store = PrefixStore(f"chimera/{next(_number)}/{members[0]}", registry._get_default_store())
     _agree_on_program(job, place, store, timeout)
+    if backend == "nccl":
+        require_own_gpu(store, place.rank, used)
     return _connect(job, place, members, store, used, timeout, backend, None, communicators, end)
 
 
@@ -233,10 +254,13 @@ def _connect(
     backend: str,
     chat: dist.ProcessGroup | None,
     communicators: str = DIRECTED,
-    end: Callable[[PeerLost], None] = abort,
+    end: Callable[[PeerLost], None] = end_process,
 ) -> World:
     """The world; ``chat`` is a group of gloo over all members, if there is one that nobody else uses."""
     groups = _Groups(place, members)
+    everyone = groups.everyone() if chat is None or backend != "gloo" else chat
+    sums = _sums(job, place, backend, groups)
+    by_link = channels(job, place, backend, groups.make, communicators)
     world = World(
         job=job,
         place=place,
@@ -246,20 +270,31 @@ def _connect(
         store=store,
         timeout=timeout,
         backend=backend,
-        chat=groups.everyone() if chat is None or backend != "gloo" else chat,
-        sums=_sums(job, place, backend, groups),
-        channels=channels(job, place, backend, groups.make, communicators),
+        chat=everyone,
+        sums=sums,
+        channels=by_link,
         staging=staging_of(device, backend),
-        monitor=None if backend == "gloo" else Monitor(timeout, end),
+        monitor=None if backend == "gloo" else Monitor(timeout, end, _groups_of(sums, by_link)),
+        read=reader_of(device),
     )
     if backend != "gloo":
         _warm_up(world)
     return world
 
 
+def _groups_of(sums: Sums, by_link: Mapping[tuple[int, int], dist.ProcessGroup]) -> set[dist.ProcessGroup]:
+    """The communicators of sums and messages."""
+    return {group for group in (*(group for group, _ in sums.values()), *by_link.values()) if group is not None}
+
+
 def staging_of(device: torch.device, backend: str) -> Staging | None:
     """What messages and sums go through, if they are on a GPU and gloo is not."""
     return Staging(Cuda(device)) if device.type == "cuda" and backend == "gloo" else None
+
+
+def reader_of(device: torch.device) -> Read:
+    """What reads losses."""
+    return Readout(Cuda(device)) if device.type == "cuda" else from_host
 
 
 def _backend(group: dist.ProcessGroup | None, device: torch.device) -> str:
@@ -335,11 +370,9 @@ def _synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _sums(
-    job: Job, place: Place, backend: str, groups: _Groups
-) -> dict[Group, tuple[dist.ProcessGroup | None, tuple[int, ...]]]:
+def _sums(job: Job, place: Place, backend: str, groups: _Groups) -> Sums:
     """One communicator per weight group, over every rank that holds any of it; none where that is a single rank."""
-    sums: dict[Group, tuple[dist.ProcessGroup | None, tuple[int, ...]]] = {}
+    sums: Sums = {}
     for stages in job.groups:
         ranks = _ranks(job, place, stages)
         group = groups.make(ranks, backend) if len(ranks) > 1 else None

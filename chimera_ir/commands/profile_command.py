@@ -163,6 +163,9 @@ def _measure(
 @click.option("--name", help="The cluster's name; else that of the file.")
 @click.option("--backend", type=click.Choice(["gloo", "nccl"]), default="gloo", show_default=True)
 @click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), help="Where messages lie [default: as the backend has it]."
+)
+@click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
     default=60.0,
@@ -189,6 +192,7 @@ def links(
     out: Path,
     name: str | None,
     backend: str,
+    device: str | None,
     timeout: float,
     largest: int,
     sum_ranks: int | None,
@@ -210,7 +214,7 @@ def links(
 
     with _bar() if os.environ["RANK"] == "0" else _no_bar() as progress:
         sizes = tuple(size for size in SIZES if size <= largest * KIB)
-        request = LinkRequest(sizes, rounds, backend, timeout, sum_ranks)
+        request = LinkRequest(sizes, rounds, backend, timeout, sum_ranks, device)
         measured = run_rank(request, lambda: refuse_file(out, MARK, force), progress)
     if measured is None:
         return

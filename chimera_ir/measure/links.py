@@ -18,10 +18,12 @@ from chimera_ir.measure import machine
 from chimera_ir.measure.network import Host, LinkTimes
 from chimera_ir.measure.samples import FEWEST, Samples, ShowProgress
 from chimera_ir.plural import counted
+from chimera_runtime.devices import device_of
 from chimera_runtime.errors import Misuse
 from chimera_runtime.meeting import learn
 from chimera_runtime.messages import Names, Peer, Transfer
 from chimera_runtime.program import Job
+from chimera_runtime.tools.device_memory import share_of
 from chimera_runtime.world import World, join
 
 WARM_UP = 3
@@ -45,7 +47,8 @@ K = TypeVar("K")
 class LinkRequest:
     """Sizes to measure in bytes, multiples of four, each in at most ``rounds`` rounds.
 
-    Sums are over ``sum_ranks`` neighbours or, if that is None, over all ranks and over pairs.
+    Sums are over ``sum_ranks`` neighbours or, if that is None, over all ranks and over pairs. What is sent lies on
+    ``device``, ``cpu`` or ``cuda``, by default the one that the backend is for.
     """
 
     sizes: tuple[int, ...]
@@ -53,6 +56,7 @@ class LinkRequest:
     backend: str
     timeout: float
     sum_ranks: int | None = None
+    device: str | None = None
 
 
 class _MessageNames(Names):
@@ -76,7 +80,8 @@ def measure(store: Store, rank: int, size: int, request: LinkRequest, progress: 
     nodes = _nodes(store, rank, size, request)
     pairs = chosen_pairs([node.place for node in nodes])
     groups = _groups(size, pairs, request.sum_ranks)
-    world = join(_job(size, pairs, groups), store, rank, size, "pipeline", request.backend, request.timeout)
+    job = _job(size, pairs, groups)
+    world = join(job, store, rank, size, "pipeline", request.backend, request.timeout, request.device)
     world = replace(world, names=_MessageNames(rank, rank, len(groups), request.timeout))
     forks = chosen_forks(pairs, [node.place for node in nodes])
     steps = (len(pairs) + len(groups)) * len(request.sizes) + len(forks)
@@ -157,10 +162,11 @@ def _samples(times: dict[K, list[float]]) -> dict[K, Samples]:
 
 
 def _nodes(store: Store, rank: int, size: int, request: LinkRequest) -> tuple[Host, ...]:
-    cuda = request.backend == "nccl" and torch.cuda.is_available()
-    local, agent = (int(os.environ.get(name, "0")) for name in ("LOCAL_RANK", "GROUP_RANK"))
-    memory = torch.cuda.get_device_properties(local).total_memory if cuda else machine.memory()
-    store.set(f"node/{rank}", json.dumps([platform.node(), agent, memory, not cuda]))
+    device = device_of(request.backend, request.device)
+    agent = int(os.environ.get("GROUP_RANK", "0"))
+    on_gpu = device.type == "cuda"
+    memory = share_of(device) if on_gpu else machine.memory()
+    store.set(f"node/{rank}", json.dumps([platform.node(), agent, memory, not on_gpu]))
     what = f"rank {rank}: wait for all ranks to start"
     return tuple(Host(*json.loads(learn(store, f"node/{r}", r, what, request.timeout))) for r in range(size))
 
@@ -300,12 +306,16 @@ class _Bench:
         group, members = self._world.sums[number,]
         flat, seconds, posts = self._zeros(size), [], []
         others = [rank for rank in members if rank != self._world.place.rank]
-        operation = f"all_reduce of {size} B"
+        operation, staging = f"all_reduce of {size} B", self._world.staging
         for _ in range(rounds):
             time.sleep(PAUSE)
             start = time.perf_counter()
             with self._world.waiting(operation, others):
-                work = dist.all_reduce(flat, group=group, async_op=True)
+                work = (
+                    dist.all_reduce(flat, group=group, async_op=True)
+                    if staging is None
+                    else staging.all_reduce(flat, group)
+                )
             posts.append(time.perf_counter() - start)
             self._world.settle(work, operation, others)
             self._finish()
@@ -313,8 +323,8 @@ class _Bench:
         return seconds, posts
 
     def _finish(self) -> None:
-        """Waits for the device: a wait on NCCL returns before the message has arrived."""
-        if self._world.backend == "nccl":
+        """Waits for the device: a wait returns before the message has arrived there."""
+        if self._world.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 
     def _zeros(self, size: int) -> torch.Tensor:

@@ -21,12 +21,17 @@ def smallest_share(world: World) -> int:
     """
     if world.device.type != "cuda":
         raise Misuse("--memory-limit device: the ranks are on the CPU; give a size, as in --memory-limit 16GiB")
-    _, total = torch.cuda.mem_get_info(world.device)
-    world.store.set(f"memory/share/{world.place.rank}", json.dumps(total // sharing(world.device.index)))
+    world.store.set(f"memory/share/{world.place.rank}", json.dumps(share_of(world.device)))
     what = "for the memory of its device"
     return min(
         int(json.loads(world.learn(f"memory/share/{rank}", rank, what, world.timeout))) for rank in world.place.ranks
     )
+
+
+def share_of(device: torch.device) -> int:
+    """The bytes of a GPU that are for each rank on it."""
+    _, total = torch.cuda.mem_get_info(device)
+    return total // sharing(device.index)
 
 
 def sharing(index: int) -> int:

@@ -19,6 +19,7 @@ from chimera_runtime.program import Group, KeptMicros
 from chimera_runtime.setting import Setting
 from chimera_runtime.sharding import Sharding
 from chimera_runtime.sizes import shown
+from chimera_runtime.tensors import generators_kept
 from chimera_runtime.ties import by_group
 
 
@@ -239,7 +240,7 @@ def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
 def state_bytes(make: Callable[[list[torch.nn.Parameter]], Any], parameters: list[torch.nn.Parameter]) -> int:
     """The bytes of an optimizer's state, from a step on parameters without memory; two per weight if that fails."""
     try:
-        with torch.random.fork_rng():
+        with generators_kept():
             steps = make([_stand_in(parameter) for parameter in parameters])
             with Calling("a step to measure the state of the optimizer", FAILED):
                 steps.step()

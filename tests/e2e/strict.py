@@ -113,6 +113,10 @@ class Posted(dist.Work):
         """Whether it is over."""
         return self._over.is_set()
 
+    def abort(self) -> None:
+        """Lets go of whoever waits for it, who is not told."""
+        self._over.set()
+
 
 class Stream:
     """Operations one after the other, in a thread; ``number`` is that of the stream on its device."""
@@ -291,6 +295,12 @@ class Communicator(dist.ProcessGroup):
                 ) from error
             self._streams[ranks] = DEVICE.stream(f"communicator of ranks {[self._members[rank] for rank in ranks]}")
         return self._streams[ranks]
+
+    def abort(self) -> None:
+        """What is under way ends, with whatever has come by then; waits return and raise nothing, as NCCL's do."""
+        for stream in self._streams.values():
+            for operation in [*stream.waiting]:
+                operation.abort()
 
     def _pair(self, other: int) -> Stream:
         return self._stream((min(self._rank, other), max(self._rank, other)))

@@ -90,6 +90,19 @@ def test_where_gloo_does_not_keep_the_time_a_rank_that_hangs_is_named_as_well(tw
     )
 
 
+def test_in_a_loop_of_ones_own_it_is_an_exception_where_the_backend_lets_go_of_what_it_waits_for(
+    tmp_path: Path,
+) -> None:
+    program = compiled(tmp_path, "dapple", D=2, N=2)
+    job = Job("late", HERE / "loops" / "late.py", (str(program),), model=None)
+    outcome = run_all(tmp_path, 2, [job])["late"]
+    outcome.assert_passed()
+    lost, misused = outcome.said[0].splitlines()[-2:]
+    assert lost.startswith("rank 0 (worker 0): wait ")
+    assert lost.endswith("rank 1: no answer within 2 s (--timeout); it may be stuck, or slower than that")
+    assert misused.startswith("an update has failed on this pipeline")
+
+
 def test_scripts_of_different_programs_are_one_message(two_stages: Path, tmp_path: Path) -> None:
     other = compiled(tmp_path, "chimera", D=2, N=2)
     mixed = Path(shutil.copytree(two_stages, tmp_path / "mixed"))

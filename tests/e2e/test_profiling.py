@@ -6,7 +6,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 
+from chimera_ir.measure.links import WARM_UP
 from chimera_ir.profile.read import read_cluster
 from chimera_ir.source import Source
 from tests import forking
@@ -24,6 +26,18 @@ sys.path.insert(0, str(templates()))
 from chimera_ir.measure import links
 if os.environ["RANK"] == "1":
     links._Bench.group = lambda *_: os._exit(1)
+{MAIN}
+"""
+
+STAGED = f"""
+import atexit, sys
+from chimera_runtime import world
+from chimera_runtime.staging import Staging
+from tests.unit.runtime.gpu_model import ModelGpu
+gpu = ModelGpu(("outgoing", "incoming"))
+world.staging_of = lambda _device, _backend: Staging(gpu)
+says = "posted by the thread: {{staging}} by the host: {{MainThread}}".format_map
+atexit.register(lambda: print(says(gpu.blocked)))
 {MAIN}
 """
 
@@ -78,6 +92,31 @@ def test_sums_are_measured_over_as_many_ranks_as_are_asked_for(tmp_path: Path) -
     done = launched(MAIN, 3, *asked, "--sum-ranks", "4")
     assert done.returncode != 0
     assert said(done) == ["chimera-profile: --sum-ranks 4: torchrun started 3 ranks; choose 2 to 3"]
+
+
+def test_with_gloo_for_gpus_messages_and_sums_are_staged(tmp_path: Path) -> None:
+    """On a model of a GPU: each message and each sum is posted by the thread, when its copy is over."""
+    out = tmp_path / "c.toml"
+    done = launched(STAGED, 2, "--out", str(out), "--rounds", "5", "--largest", "1")
+    assert done.returncode == 0, done.stderr
+    cluster = read_cluster(Source(out.name, out.read_text()))
+    assert cluster.within.alpha >= 0
+    assert cluster.sums.alpha >= 0
+    counts = re.findall(r"posted by the thread: (\d+) by the host: (\d+)", done.stdout)
+    assert len(counts) == 2
+    rounds, sizes, warm_up = 5, 3, 2 * WARM_UP
+    assert all(int(thread) >= sizes * 2 * (rounds + warm_up) for thread, _ in counts)
+    assert [host for _, host in counts] == ["0", "0"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("options", [("--device", "cuda"), ("--backend", "nccl")])
+def test_links_of_gpus_where_there_are_none_are_one_message(tmp_path: Path, options: tuple[str, ...]) -> None:
+    done = launched(MAIN, 2, "--out", str(tmp_path / "c.toml"), *options)
+    assert done.returncode != 0
+    (message,) = said(done)
+    assert message.startswith(f"chimera-profile: {' '.join(options)} needs ")
+    assert message.endswith(": use --device cpu --backend gloo")
 
 
 def test_a_rank_that_dies_is_named_in_one_message_and_nothing_is_written(tmp_path: Path) -> None:

@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from chimera_runtime import auxiliary_loss
-from chimera_runtime.auxiliary import listening, roots_of
+from chimera_runtime.auxiliary import AuxiliaryLosses, listening, roots_of
+from chimera_runtime.errors import BadModel
+from chimera_runtime.losses import Tally
+from chimera_runtime.readout import from_host
 
 
 def test_losses_are_heard_in_order_within_the_innermost_forward() -> None:
@@ -40,3 +43,20 @@ def test_after_an_error_nobody_listens() -> None:
 def test_an_auxiliary_loss_is_a_tensor_of_one_number(value: object) -> None:
     with pytest.raises(TypeError, match="the auxiliary loss a is to be a tensor of one number"):
         auxiliary_loss("a", value)  # type: ignore[arg-type]
+
+
+def test_what_a_stage_adds_is_added_up_by_update_and_name_once() -> None:
+    losses = AuxiliaryLosses(1, ("a", "b"), from_host)
+    for micro, update in enumerate((0, 0, 1)):
+        value = torch.tensor(micro + 1.0, requires_grad=True)
+        losses.add(micro, update, [("a", value), ("b", value * 2), ("a", value)])
+    losses.add(3, 1, [])
+    assert losses.take(0) == Tally(auxiliary={"a": 6.0, "b": 6.0})
+    assert losses.take(1) == Tally(auxiliary={"a": 6.0, "b": 6.0})
+    assert losses.take(1) == Tally()
+
+
+def test_one_that_comes_late_is_an_error() -> None:
+    losses = AuxiliaryLosses(1, ("a",), from_host)
+    with pytest.raises(BadModel, match="stage 1 has the auxiliary loss b for micro-batch 4, and had it not for the"):
+        losses.add(4, 0, [("a", torch.ones(())), ("b", torch.ones(()))])

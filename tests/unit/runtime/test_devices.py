@@ -1,11 +1,13 @@
 """Devices: what a backend is for, what is asked for, and ranks that share a GPU."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import HashStore
 
-from chimera_runtime.devices import device_of
+from chimera_runtime.devices import device_of, known_device, require_own_gpu
 from chimera_runtime.errors import Misuse
 from chimera_runtime.world import begin
 from tests.unit.runtime.ranks import alone_job
@@ -96,3 +98,44 @@ def test_every_rank_of_a_machine_with_too_few_gpus_is_told(gpus: list[int], monk
         device_of("nccl")
     assert device_of("gloo", "cuda") == torch.device("cuda", 0)
     assert gpus == [0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "count", "words"),
+    [
+        ("nosuch", 0, "device='nosuch': torch knows no such device; it is cpu, cuda or as in cuda:1"),
+        ("cuda", 0, "device='cuda' needs a GPU, and "),
+        ("cuda:5", 0, "device='cuda:5' needs a GPU, and "),
+        ("cuda:2", 2, "device='cuda:2': this machine has 2, and they count from cuda:0"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, asked: str, count: int, words: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(Misuse) as refused:
+        known_device(asked)
+    assert str(refused.value).startswith(words)
+
+
+def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert known_device("cuda") == torch.device("cuda", 3)
+    assert known_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
+    assert known_device("cpu") == torch.device("cpu")
+
+
+def test_two_ranks_on_one_gpu_are_refused_on_the_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever number each of them knows it by."""
+
+    class Properties(NamedTuple):
+        uuid: str
+
+    store, uuids = HashStore(), {0: "GPU-a", 1: "GPU-b"}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties(uuids[device.index]))
+    require_own_gpu(store, 0, torch.device("cuda", 0))
+    require_own_gpu(store, 1, torch.device("cuda", 1))
+    uuids[0] = "GPU-b"
+    with pytest.raises(Misuse, match=r"ranks 1 and 2 are on one GPU, cuda:0 of rank 2, .* torch\.cuda\.set_device"):
+        require_own_gpu(store, 2, torch.device("cuda", 0))

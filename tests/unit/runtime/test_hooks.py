@@ -26,7 +26,7 @@ def test_plain_hooks_make_plain_stages_and_a_plain_lane(alone: World) -> None:
 
 def test_without_tools_a_rank_that_is_not_answered_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[PeerLost] = []
-    monkeypatch.setattr(hooks, "abort", ended.append)
+    monkeypatch.setattr(hooks, "end_process", ended.append)
     error = PeerLost("nobody answers", [1])
     Hooks().lost(error)
     assert ended == [error]

@@ -1,10 +1,11 @@
-"""Time-outs where a wait does not block the host: the rank ends with a message of ours, in time."""
+"""Time-outs where a wait does not block the host: the error is raised where that is possible, else the rank ends."""
 
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -74,7 +75,7 @@ def ends() -> Ends:
 
 @pytest.fixture
 def monitor(ends: Ends) -> Iterator[Monitor]:
-    made = Monitor(TIMEOUT, ends)
+    made = Monitor(TIMEOUT, ends, grace=0.0)
     yield made
     made.close()
 
@@ -151,10 +152,109 @@ def test_what_blocks_the_host_has_the_time_out_too(monitor: Monitor, ends: Ends)
 
     with monitor.watching(lost):
         pass
-    with monitor.watching(lost):
+    words = r"wait for the first use: the other ranks: no answer within 0\.3 s"
+    with pytest.raises(PeerLost, match=words), monitor.watching(lost):
         assert ends.has_come()
-    assert "wait for the first use: the other ranks: no answer within 0.3 s" in str(ends.errors[0])
     assert len(ends.errors) == 1
+
+
+# The main thread, when it comes back.
+
+
+class Abortable(Endless):
+    """A communicator whose operations end when it is aborted: their waits return, and nothing says that they failed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_aborted = threading.Event()
+
+    def abort(self) -> None:
+        """Lets go of the device."""
+        for work in self.posted:
+            work.over.set()
+        self.is_aborted.set()
+
+
+class Stubborn:
+    """A communicator whose abort waits, as NCCL's may, for a kernel of another one."""
+
+    def __init__(self, other: Abortable) -> None:
+        self._other = other
+
+    def abort(self) -> None:
+        """Comes back when the other one has been aborted."""
+        self._other.is_aborted.wait(20)
+
+
+class Unabortable:
+    """A communicator of a backend that knows no abort."""
+
+    def abort(self) -> None:
+        """As torch.distributed.Backend's."""
+        raise RuntimeError("Backend strict does not support abort")
+
+
+def lost(error: Exception) -> PeerLost:
+    return Names(3, 1, 4, TIMEOUT).lost("recv m7 s2->s1", [1], error)
+
+
+def raised(call: Callable[[], object]) -> str:
+    with pytest.raises(PeerLost) as error:
+        call()
+    return str(error.value)
+
+
+MESSAGE = (
+    "rank 3 (worker 1): wait recv m7 s2->s1: rank 1: no answer within 0.3 s (--timeout); "
+    "it may be stuck, or slower than that"
+)
+
+
+def test_a_call_that_the_abort_lets_go_raises_the_error_and_the_rank_goes_on(ends: Ends) -> None:
+    group = Abortable()
+    monitor = Monitor(TIMEOUT, ends, [Stubborn(group), Unabortable(), object(), group], grace=TIMEOUT)  # type: ignore[list-item]
+    work = group.send([], 0, 0)
+    monitor.settle(work, lost)
+    assert work.over.wait(20), "as a call that reads from the device"
+    assert raised(monitor.check) == MESSAGE
+    assert raised(lambda: monitor.settle(group.send([], 0, 0), lost)) == MESSAGE, "and at every further call"
+    time.sleep(2 * TIMEOUT)
+    assert not ends.errors
+
+
+def test_a_wait_that_fails_by_the_abort_has_the_words_of_the_time_out(ends: Ends) -> None:
+    class Failing(Enqueued):
+        def wait(self, *_limit: object) -> bool:
+            self.over.wait(20)
+            raise RuntimeError("NCCL communicator was aborted on rank 3")
+
+    group = Abortable()
+    group.posted.append(Failing())
+    monitor = Monitor(TIMEOUT, ends, [group], grace=20.0)  # type: ignore[list-item]
+    assert raised(lambda: monitor.settle(group.posted[0], lost)) == MESSAGE
+    assert not ends.errors
+
+
+def test_what_blocks_the_host_raises_the_error_when_the_abort_lets_it_go(ends: Ends) -> None:
+    group = Abortable()
+    monitor = Monitor(TIMEOUT, ends, [group], grace=20.0)  # type: ignore[list-item]
+
+    def use() -> None:
+        with monitor.watching(lost):
+            group.is_aborted.wait(20)
+
+    assert raised(use) == MESSAGE
+    assert not ends.errors
+
+
+@pytest.mark.parametrize("group", [Abortable(), Unabortable()])
+def test_a_main_thread_that_does_not_come_back_ends_with_the_rank(ends: Ends, group: Any) -> None:
+    monitor = Monitor(TIMEOUT, ends, [group], grace=TIMEOUT)
+    start = time.monotonic()
+    monitor.settle(Enqueued(), lost)
+    assert ends.has_come()
+    assert time.monotonic() - start >= 2 * TIMEOUT
+    assert [str(error) for error in ends.errors] == [MESSAGE]
 
 
 def test_a_rank_without_tools_ends_with_the_message_and_a_status() -> None:
@@ -162,7 +262,7 @@ def test_a_rank_without_tools_ends_with_the_message_and_a_status() -> None:
     program = (
         "import threading; from chimera_runtime.monitor import Monitor; from chimera_runtime.messages import Names\n"
         "lost = lambda error: Names(0, 0, 2, 0.1).lost('recv m0 s1->s0', [1], error)\n"
-        "with Monitor(0.1).watching(lost): threading.Lock().acquire() and threading.Event().wait(60)\n"
+        "with Monitor(0.1, grace=0.1).watching(lost): threading.Lock().acquire() and threading.Event().wait(60)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == FAILED

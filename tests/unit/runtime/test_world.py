@@ -217,3 +217,16 @@ def test_where_gloo_does_not_keep_the_time_a_monitor_does(alone: World) -> None:
     world.wait("work", "what is lost")  # type: ignore[arg-type]
     world.close()
     assert seen == [("work", "what is lost"), "closed"]
+
+
+def test_after_a_time_out_whatever_a_rank_waits_for_raises_its_error(alone: World) -> None:
+    class Late:
+        def check(self) -> None:
+            raise PeerLost("rank 0 (worker 0): wait recv m0 s1->s0: rank 1: no answer", [1])
+
+    world = replace(alone, monitor=Late())  # type: ignore[arg-type]
+    for call in (world.check, world.catch_up, lambda: world.meet("for all")):
+        with pytest.raises(PeerLost, match="wait recv m0"):
+            call()
+    alone.check()
+    alone.catch_up()

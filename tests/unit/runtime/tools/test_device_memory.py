@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.tools.device_memory import smallest_share
+from chimera_runtime.tools.device_memory import share_of, smallest_share
 from chimera_runtime.world import World
 from tests.unit.runtime.ranks import job, together, worlds
 
@@ -29,6 +29,7 @@ def test_ranks_on_a_gpu_share_it_and_the_smallest_share_is_for_all(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, totals[device.index]))
     with worlds(alone, job()) as both:
         on_gpus = [replace(world, device=torch.device("cuda", world.place.rank % gpus)) for world in both]
+        assert min(share_of(world.device) for world in on_gpus) == share
         assert together([lambda world=world: smallest_share(world) for world in on_gpus]) == [share] * 2  # type: ignore[misc]
 
 
