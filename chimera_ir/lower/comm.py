@@ -36,6 +36,27 @@ Where operations hand values on in one direction only, as forwards alone do, not
     right before the first operation that, in the earliest run, begins when the operation that uses the message is over;
     if there is none, at the end of the lane. So the transfer has the time of an operation, and what is sent is let go
     soon after it was used. In the order in which operations begin in the earliest run, the receive is posted before.
+
+Where two workers share a communicator for both directions, both have to post the messages between them in one order:
+
+    worker 0:                    worker 1:
+      B m0 s0                      recv m2 s0->s1 from w0
+      F m2 s0                      B m1 s1
+      send m2 s0->s1 to w1         send m1 s1->s0 to w0
+      recv m1 s1->s0 from w1       wait recv m2 s0->s1
+      wait recv m1 s1->s0          F m2 s1
+      B m1 s0
+
+It is the order of the sums of two places: that of the operation that produces a message, in the sender's lane, and that
+of the first use, in the receiver's lane. Of two messages with the same sum the one from the lower worker is first; all
+messages of an operation have the sum of the first of them. There:
+
+``recv``
+    as above, but not before the worker's own send that precedes it in that order, and before the one that follows.
+
+So it is posted before its use. For a worker that uses y before it produces x would have to wait: where a use of y comes
+before the production of x on one worker, y was produced before any use of x on the other, and the sum of y is less. The
+order needs no times, and repeats as lanes do.
 """
 
 from bisect import bisect_left
@@ -51,6 +72,7 @@ from chimera_ir.flow.net import Net
 from chimera_ir.ir.ids import Stage, Worker
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Message
+from chimera_ir.ir.sharing import Communicators
 
 AHEAD = 1
 """How many operations before its use a receive is posted, unless a caller says otherwise."""
@@ -109,7 +131,10 @@ class Traffic:
 
 @dataclass(slots=True)
 class _Draft:
-    """The traffic of a lane while it is gathered, peer by peer; ``wanted`` holds (first use, transfer)."""
+    """The traffic of a lane while it is gathered, peer by peer.
+
+    ``wanted`` holds the receives, each with the place before which it is posted; a negative one is the lane's start.
+    """
 
     wanted: list[tuple[int, Transfer]] = field(default_factory=list)
     sent: dict[int, list[Transfer]] = field(default_factory=lambda: defaultdict(list))
@@ -134,7 +159,12 @@ def earliest_run(net: Net) -> EarliestRun:
     return EarliestRun(*([times[lane.start : lane.stop] for lane in net.lanes] for times in (begins, ends)))
 
 
-def communicate(schedule: Schedule, ahead: int, run: EarliestRun | None = None) -> Iterator[Traffic]:
+def communicate(
+    schedule: Schedule,
+    ahead: int,
+    run: EarliestRun | None = None,
+    communicators: Communicators = Communicators.DIRECTED,
+) -> Iterator[Traffic]:
     """The traffic of every lane, by the policy above.
 
     Parameters
@@ -145,13 +175,17 @@ def communicate(schedule: Schedule, ahead: int, run: EarliestRun | None = None) 
         How many operations before its use a receive is posted, at least 0.
     run
         The earliest run of the schedule, where operations hand values on in one direction only.
+    communicators
+        Which messages share one: those from one worker to another, or those between two.
     """
-    drafts = _drafts(schedule, run)[::-1]
+    drafts = _drafts(schedule, ahead, run, communicators)[::-1]
     while drafts:  # a draft is let go with its lane: all of them together take as much memory as the program
-        yield _traffic(drafts.pop(), ahead)
+        yield _traffic(drafts.pop())
 
 
-def _drafts(schedule: Schedule, run: EarliestRun | None) -> list[_Draft]:
+def _drafts(
+    schedule: Schedule, ahead: int, run: EarliestRun | None, communicators: Communicators
+) -> list[_Draft]:
     drafts = [_Draft() for _ in schedule.lanes]
     places = Flow(schedule.header, chain.from_iterable(map(enumerate, schedule.lanes)))
     links = _links(schedule, places)
@@ -160,23 +194,27 @@ def _drafts(schedule: Schedule, run: EarliestRun | None) -> list[_Draft]:
         links = _kept_for_sends(schedule.header, places, links, waits)
     for (sender, receiver), transfers in links.items():
         there, here = drafts[receiver], drafts[sender]
-        there.wanted += zip(_first_uses(transfers), transfers, strict=True)
+        answers = links.get((receiver, sender), [])
+        wanted = [use - ahead for use in _first_uses(transfers)]
+        if communicators is Communicators.PAIR:
+            wanted = [*_in_one_order(wanted, transfers, answers)]
+        there.wanted += zip(wanted, transfers, strict=True)
         for transfer in transfers:
             there.received[transfer.used].append(transfer)
             here.sent[transfer.produced].append(transfer)
         if run is None:
-            _retire(here, transfers, links.get((receiver, sender), []))
+            _retire(here, transfers, answers)
         else:
             _retire_before(here, transfers, waits, len(schedule.lanes[sender]))
     return drafts
 
 
-def _traffic(draft: _Draft, ahead: int) -> Traffic:
+def _traffic(draft: _Draft) -> Traffic:
     for transfers in (draft.unanswered, *draft.retired.values()):
         transfers.sort(key=attrgetter("produced"))
-    wanted = sorted(draft.wanted, key=itemgetter(0))  # of those with the same first use, the lower sender stays first
+    wanted = sorted(draft.wanted, key=itemgetter(0))  # of those with the same place, the lower sender stays first
     return Traffic(
-        postings=[Posting(max(0, use - ahead), transfer) for use, transfer in wanted],
+        postings=[Posting(max(0, before), transfer) for before, transfer in wanted],
         sent=draft.sent,
         received=draft.received,
         retired=draft.retired,
@@ -202,6 +240,26 @@ def _first_uses(transfers: Iterable[Transfer]) -> list[int]:
     for index in range(len(uses) - 2, -1, -1):
         uses[index] = min(uses[index], uses[index + 1])
     return uses
+
+
+def _in_one_order(wanted: Iterable[int], transfers: Sequence[Transfer], sends: Sequence[Transfer]) -> Iterator[int]:
+    """The places before which the receives of a link are posted, each between two of the receiver's sends back."""
+    ranks = _ranks(sends)
+    for place, transfer, rank in zip(wanted, transfers, _ranks(transfers), strict=True):
+        following = bisect_left(ranks, rank)
+        if following < len(sends):
+            place = min(place, sends[following].produced)
+        if following > 0:
+            place = max(place, sends[following - 1].produced + 1)
+        yield place
+
+
+def _ranks(transfers: Sequence[Transfer]) -> list[tuple[int, Worker]]:
+    """The ranks of a link's messages in the order of all messages between its two workers."""
+    sums: dict[int, int] = {}
+    for use, transfer in zip(_first_uses(transfers), transfers, strict=True):
+        sums.setdefault(transfer.produced, transfer.produced + use)
+    return [(sums[transfer.produced], transfer.sender) for transfer in transfers]
 
 
 def _retire(draft: _Draft, transfers: list[Transfer], answers: list[Transfer]) -> None:

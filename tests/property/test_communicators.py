@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chimera_ir.codegen.pace import paces
+from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
-from chimera_ir.verify.in_order import Communicators
 from chimera_ir.verify.verify import verify_program
 from tests.executor import verdict
 from tests.lowered import level

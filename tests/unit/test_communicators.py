@@ -18,10 +18,11 @@ from chimera_ir.cost import table
 from chimera_ir.errors import TextError
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import AllReduce, Recv, Send, WaitAllReduce, WaitRecv, WaitSend
+from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.text.printer import show
 from chimera_ir.lower.lower import lower
 from chimera_ir.verify.communicators import Communication
-from chimera_ir.verify.in_order import Communicators, replay_in_streams
+from chimera_ir.verify.in_order import replay_in_streams
 from chimera_ir.verify.verify import Verified, verify_program
 from tests.executor import verdict
 from tests.lowered import evaluated
