@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d as registry
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from chimera_runtime.accelerator import Cuda
-from chimera_runtime.communicators import DIRECTED, channels, require_proven
+from chimera_runtime.communicators import DIRECTED, channels, chosen
 from chimera_runtime.devices import device_of
 from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.meeting import learn
@@ -168,13 +168,13 @@ def join_group(
     layout: str,
     device: torch.device | str | None,
     timeout: float,
-    communicators: str = DIRECTED,
+    communicators: str | None = None,
     end: Callable[[PeerLost], None] = abort,
 ) -> World:
     """Sets up communicators over the ranks of a process group that is there, by default over all.
 
     Every rank of the default process group calls it, each with the group that it is a part of. ``communicators`` is one
-    of `communicators.CHOICES`. A `Monitor` calls ``end``.
+    of `communicators.CHOICES`, by default the last that the program is proven for. A `Monitor` calls ``end``.
 
     Raises
     ------
@@ -191,7 +191,7 @@ def join_group(
     if used.type == "cuda" and used.index is None:
         used = torch.device("cuda", torch.cuda.current_device())
     backend = _backend(group, used)
-    require_proven(job, backend, communicators)
+    communicators = chosen(job, backend, communicators)
     place = _place(job, members.index(dist.get_rank()), len(members), layout)
     store = PrefixStore(f"chimera/{next(_number)}/{members[0]}", registry._get_default_store())
     _agree_on_program(job, place, store, timeout)

@@ -37,26 +37,26 @@ Where operations hand values on in one direction only, as forwards alone do, not
     if there is none, at the end of the lane. So the transfer has the time of an operation, and what is sent is let go
     soon after it was used. In the order in which operations begin in the earliest run, the receive is posted before.
 
-Where two workers share a communicator for both directions, both have to post the messages between them in one order:
+With one communicator for both directions of a pair of workers, both post the messages between them in one order:
 
     worker 0:                    worker 1:
-      B m0 s0                      recv m2 s0->s1 from w0
-      F m2 s0                      B m1 s1
-      send m2 s0->s1 to w1         send m1 s1->s0 to w0
-      recv m1 s1->s0 from w1       wait recv m2 s0->s1
-      wait recv m1 s1->s0          F m2 s1
-      B m1 s0
+      F m2 s0                      recv m2 s0->s1 from w0
+      send m2 s0->s1 to w1         B m1 s1
+      recv m1 s1->s0 from w1       send m1 s1->s0 to w0
+      wait recv m1 s1->s0          wait recv m2 s0->s1
+      wait send m1 s0->s1          wait send m0 s1->s0
+      B m1 s0                      F m2 s1
 
-It is the order of the sums of two places: that of the operation that produces a message, in the sender's lane, and that
-of the first use, in the receiver's lane. Of two messages with the same sum the one from the lower worker is first; all
-messages of an operation have the sum of the first of them. There:
+A message comes in this order by the sum of two places: that of its producer in the sender's lane and that of its first
+use in the receiver's lane. Messages of one operation have the sum of the first of them. Of equal sums the one of the
+lower sender comes first. There:
 
 ``recv``
-    as above, but not before the worker's own send that precedes it in that order, and before the one that follows.
+    as above, but after the worker's own send that comes before it in this order, and before the one that comes next.
 
-So it is posted before its use. For a worker that uses y before it produces x would have to wait: where a use of y comes
-before the production of x on one worker, y was produced before any use of x on the other, and the sum of y is less. The
-order needs no times, and repeats as lanes do.
+Every receive is still posted before its use. Suppose that a worker uses y no later than it produces x. Then the peer
+has produced y before it uses x, so the sum of y is less, and the receive of y does not come after the send of x. The
+order does not depend on times, so it repeats as the lanes do.
 """
 
 from bisect import bisect_left
@@ -176,16 +176,14 @@ def communicate(
     run
         The earliest run of the schedule, where operations hand values on in one direction only.
     communicators
-        Which messages share one: those from one worker to another, or those between two.
+        Which messages share one: those from one worker to another, or those between two workers.
     """
     drafts = _drafts(schedule, ahead, run, communicators)[::-1]
     while drafts:  # a draft is let go with its lane: all of them together take as much memory as the program
         yield _traffic(drafts.pop())
 
 
-def _drafts(
-    schedule: Schedule, ahead: int, run: EarliestRun | None, communicators: Communicators
-) -> list[_Draft]:
+def _drafts(schedule: Schedule, ahead: int, run: EarliestRun | None, communicators: Communicators) -> list[_Draft]:
     drafts = [_Draft() for _ in schedule.lanes]
     places = Flow(schedule.header, chain.from_iterable(map(enumerate, schedule.lanes)))
     links = _links(schedule, places)
@@ -243,10 +241,10 @@ def _first_uses(transfers: Iterable[Transfer]) -> list[int]:
 
 
 def _in_one_order(wanted: Iterable[int], transfers: Sequence[Transfer], sends: Sequence[Transfer]) -> Iterator[int]:
-    """The places before which the receives of a link are posted, each between two of the receiver's sends back."""
-    ranks = _ranks(sends)
-    for place, transfer, rank in zip(wanted, transfers, _ranks(transfers), strict=True):
-        following = bisect_left(ranks, rank)
+    """The places before which a link's receives are posted, as near to what is wanted as the receiver's sends allow."""
+    keys = _keys(sends)
+    for place, key in zip(wanted, _keys(transfers), strict=True):
+        following = bisect_left(keys, key)
         if following < len(sends):
             place = min(place, sends[following].produced)
         if following > 0:
@@ -254,8 +252,8 @@ def _in_one_order(wanted: Iterable[int], transfers: Sequence[Transfer], sends: S
         yield place
 
 
-def _ranks(transfers: Sequence[Transfer]) -> list[tuple[int, Worker]]:
-    """The ranks of a link's messages in the order of all messages between its two workers."""
+def _keys(transfers: Sequence[Transfer]) -> list[tuple[int, Worker]]:
+    """The keys by which a link's messages come in the order of all messages between its two workers."""
     sums: dict[int, int] = {}
     for use, transfer in zip(_first_uses(transfers), transfers, strict=True):
         sums.setdefault(transfer.produced, transfer.produced + use)

@@ -37,9 +37,7 @@ from chimera_ir.lower.sync import Duration, Insertions
 from chimera_ir.lower.updates import update
 
 
-def lower_stream(
-    stream: ScheduleStream, ahead: int, duration: Duration, communicators: Communicators
-) -> ProgramStream:
+def lower_stream(stream: ScheduleStream, ahead: int, duration: Duration, communicators: Communicators) -> ProgramStream:
     """The program that runs a schedule without end; see `lower.lower`."""
     turn = 2 * _span(stream) + 2
     wide = _Wide(stream, stream.view((2 * turn + 1) * updates_a_turn(stream.header)), turn)
