@@ -129,6 +129,7 @@ def test_a_directory_that_is_not_ours_is_refused_whether_or_not_the_answer_is_kn
         ["tiny.chim", "--set", "D=3"],
         ["tiny.chim", "--cost", "F=2"],
         ["tiny.chim", "--max-operations", "999"],
+        ["tiny.chim", "--communicators", "pair"],
         ["tiny.chim", "--emit", "report"],
         ["tiny.chim", "--no-cache"],
     ],
