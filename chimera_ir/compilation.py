@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, TypeVar, assert_never
 from chimera_ir.diagnostics.catalogue.program import NothingTrained
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.diagnostics.render import blocks
-from chimera_ir.errors import AboveMaxOperations, NoSuchLevel, ParameterError, TextError, TooLarge
+from chimera_ir.errors import AboveMaxOperations, NoSuchLevel, NotProven, ParameterError, TextError, TooLarge
 from chimera_ir.ir.levels import MAX_PIPES, MAX_WORKERS, Plan, Program, Schedule
 from chimera_ir.ir.ops import NOWHERE
+from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import Level as Text
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream
 from chimera_ir.ir.text.printer import kinds_line
@@ -149,10 +150,15 @@ class Compilation:
 
         checked = self._ordered.checked
         self.tell("adding messages and gradient sums, verifying the program")
+        communicators = self.request.communicators
         if isinstance(self._entry, Program | ProgramStream):
-            return verify_program(self._entry, checked)
+            verified = verify_program(self._entry, checked)
+            if communicators is not Communicators.DIRECTED and (blocked := verified.blocked(communicators)):
+                raise NotProven(communicators.value, blocked)
+            return verified
         _, duration = ticks(checked.schedule.header, self._durations)
-        return verify_lowered(lower(checked.level, duration=duration, net=checked.net), checked)
+        program = lower(checked.level, duration=duration, net=checked.net, communicators=communicators)
+        return verify_lowered(program, checked)
 
     @property
     def evaluation(self) -> Program:
@@ -170,7 +176,7 @@ class Compilation:
         self.tell("ordering the forwards alone, verifying their program")
         checked = verify_schedule(forwards(schedule), None)
         raise_errors(checked.findings.diagnostics)
-        return verify_lowered(lower(checked.level, net=checked.net), checked)
+        return verify_lowered(lower(checked.level, net=checked.net, communicators=self._communicators), checked)
 
     @_level
     def timeline(self) -> "Timeline":
@@ -298,6 +304,13 @@ class Compilation:
         """How long operations take; costs of other stages than those of the text are refused."""
         header = self._outlined.header if isinstance(self._entry, Scheme) else self._entry.header
         return self.request.cost_model.durations(header)
+
+    @property
+    def _communicators(self) -> Communicators:
+        """Those that an evaluation is compiled for: where the text is a program, those with which that one finishes."""
+        if isinstance(self._entry, Program | ProgramStream):
+            return Communicators.DIRECTED if self.verified.blocked(Communicators.PAIR) else Communicators.PAIR
+        return self.request.communicators
 
     @_level
     def _ordered(self) -> _Ordered:

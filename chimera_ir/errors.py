@@ -68,6 +68,22 @@ class Incomparable(OptionError):
         return f"against {self.name}: {self.problem}"
 
 
+class NotProven(OptionError):
+    """The text of a program is not proven to finish with the communicators that are asked for."""
+
+    def __init__(self, communicators: str, blocked: str) -> None:
+        self.communicators, self.blocked = communicators, blocked
+        super().__init__(communicators, blocked)
+
+    @property
+    def problem(self) -> str:
+        """Where the program blocks, and what to do."""
+        return f"{self.blocked}; receives are posted as the text of a program says: compile its scheme instead"
+
+    def __str__(self) -> str:
+        return f"communicators {self.communicators}: {self.problem}"
+
+
 class UnreadableText(CompileError):
     """A file cannot be read, or the library has no scheme of that name."""
 

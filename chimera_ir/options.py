@@ -12,6 +12,7 @@ from chimera_ir import texts
 from chimera_ir.compilation import Compilation, require_settable
 from chimera_ir.cost.model import COST_LETTERS, Costs
 from chimera_ir.errors import OptionError, ParameterError, UnreadableText
+from chimera_ir.ir.sharing import Communicators
 from chimera_ir.request import MAX_OPERATIONS, Request, Tie
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme, SyncMode
@@ -28,6 +29,7 @@ Spell = Callable[[str], str]
 """How the user writes an option, by its name in `Options`."""
 
 _LAYOUTS = ("pipeline", "replica")
+_COMMUNICATORS = (Communicators.DIRECTED.value, Communicators.PAIR.value)
 _PREDICTING = ("profile", "cluster", "copies", "micro_batch_size", "layout", "split", "shard_optimizer")
 
 
@@ -48,6 +50,9 @@ class Options:
     tied
         Groups of stages that share parameters, each stage by its number, ``"first"`` or ``"last"``, as in
         ``[("first", "last")]``: what the model's ``tied`` says.
+    communicators
+        With which the program finishes, where messages are matched by their order, as NCCL does: with one per directed
+        pair of workers, ``"directed"``, which is the default, or with one for both directions, ``"pair"``.
     profile, cluster
         Paths of the files that say what the model's stages cost and what the model runs on.
     copies
@@ -78,6 +83,7 @@ class Options:
     recompute: bool = False
     sync: Literal["lazy", "eager", "eager_opt"] | SyncMode | None = None
     tied: Sequence[Sequence[int | str]] = ()
+    communicators: Literal["directed", "pair"] | None = None
     profile: str | PathLike[str] | None = None
     cluster: str | PathLike[str] | None = None
     copies: int | None = None
@@ -95,6 +101,8 @@ class Options:
         modes = [mode.value for mode in SyncMode]
         _require(self.sync in (None, *modes, *SyncMode), "sync", self.sync, f"it is one of {', '.join(modes)}")
         self.ties()
+        known = self.communicators in (None, *_COMMUNICATORS)
+        _require(known, "communicators", self.communicators, f"it is one of {', '.join(_COMMUNICATORS)}")
         for name in ("profile", "cluster"):
             path = getattr(self, name)
             _require(path is None or isinstance(path, str | PathLike), name, path, "it is the path of a file")
@@ -161,8 +169,17 @@ class Options:
         if forecast and self.costs:
             names = f"{spell('costs')}, {spell('profile')}"
             raise OptionError(f"{names}: both say how long operations take; leave one of them out")
-        against = self._against(spell)
-        return Request(source, settings, self.cost_model(), self.max_operations, change, forecast, self.ties(), against)
+        return Request(
+            source,
+            settings,
+            self.cost_model(),
+            self.max_operations,
+            change,
+            forecast,
+            self.ties(),
+            self._against(spell),
+            Communicators(self.communicators or Communicators.DIRECTED),
+        )
 
     def _against(self, spell: Spell) -> Source | None:
         try:

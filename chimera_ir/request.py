@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from chimera_ir.cost.model import CostModel, Costs
 from chimera_ir.errors import NoSuchTie
 from chimera_ir.ir.ids import Stage, WeightGroup
+from chimera_ir.ir.sharing import Communicators
 from chimera_ir.source import Source
 from chimera_ir.syntax.change import Change
 
@@ -25,7 +26,8 @@ Tie = tuple[int | str, ...]
 class Request:
     """A text, the parameters and clauses that the user set, durations, and a limit on its size.
 
-    ``ties`` are the stages that share parameters, which depends on the model and not on the scheme.
+    ``ties`` are the stages that share parameters, which depends on the model and not on the scheme. With the
+    ``communicators`` programs are to finish.
 
     With a ``forecast`` the durations come from its profile instead of ``costs``, and the report has a prediction.
     ``against`` is what the report compares with, if not with the library's baseline.
@@ -39,6 +41,7 @@ class Request:
     forecast: "Forecast | None" = None
     ties: tuple[Tie, ...] = ()
     against: Source | None = None
+    communicators: Communicators = Communicators.DIRECTED
 
     @property
     def cost_model(self) -> CostModel:

@@ -14,26 +14,30 @@ PAIR = "pair"
 CHOICES = (DIRECTED, PAIR)
 
 
-def require_proven(job: Job, backend: str, communicators: str) -> None:
-    """Passes if a program is proven to finish with a choice of communicators, and the backend leaves a choice.
+def chosen(job: Job, backend: str, communicators: str | None) -> str:
+    """The choice of communicators; where None is given, the fewest that the program is proven to finish with.
 
     Raises
     ------
     Misuse
-        If not.
+        If the program is not proven to finish with what is given, or the backend leaves no choice.
     """
+    if communicators is None:
+        return PAIR if PAIR in job.communicators else DIRECTED
     if communicators not in CHOICES:
         raise Misuse(f"communicators {communicators}: it is one of {', '.join(CHOICES)}")
     if communicators != DIRECTED and backend == "gloo":
         raise Misuse(
             f"communicators {communicators}: gloo finds messages by their tags, so there is nothing to choose: leave "
-            "it at directed"
+            "it out"
         )
     if communicators not in job.communicators:
         raise Misuse(
             f"communicators {communicators}: {job.name} could wait for ever with one communicator for both directions "
-            "of a pair of workers; under communicators, report.json says where: leave it at directed"
+            "of a pair of workers; under communicators, report.json says where: compile it with "
+            "--communicators pair, or leave it at directed"
         )
+    return communicators
 
 
 def channels(

@@ -71,7 +71,7 @@ class Pipeline(Holding):
         Which ranks are neighbours: those of one ``"pipeline"``, or the ``"replica"``\\ s of one worker.
     communicators
         Of messages, where the backend is not gloo: one for each direction between two workers, ``"directed"``, or for
-        both, ``"pair"``, if the program is proven to finish with that.
+        both, ``"pair"``, which is the default if the program is proven to finish with that.
     seed
         Of weights and dropout: with update, copy, micro-batch and stage it decides every number that is drawn.
     timeout
@@ -119,7 +119,7 @@ class Pipeline(Holding):
         group: dist.ProcessGroup | None = None,
         device: torch.device | str | None = None,
         layout: str = "pipeline",
-        communicators: str = "directed",
+        communicators: str | None = None,
         seed: int = 0,
         timeout: float = 60.0,
         tied: Sequence[Sequence[End]] | Callable[[int], Sequence[Sequence[End]]] = (),

@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d as registry
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from chimera_runtime.accelerator import Cuda
-from chimera_runtime.communicators import DIRECTED, channels, require_proven
+from chimera_runtime.communicators import DIRECTED, channels, chosen
 from chimera_runtime.devices import device_of, known_device, require_own_gpu
 from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.meeting import learn
@@ -188,13 +188,13 @@ def join_group(
     layout: str,
     device: torch.device | str | None,
     timeout: float,
-    communicators: str = DIRECTED,
+    communicators: str | None = None,
     end: Callable[[PeerLost], None] = end_process,
 ) -> World:
     """Sets up communicators over the ranks of a process group that is there, by default over all.
 
     Every rank of the default process group calls it, each with the group that it is a part of. ``communicators`` is one
-    of `communicators.CHOICES`. A `Monitor` calls ``end``.
+    of `communicators.CHOICES`, by default the last that the program is proven for. A `Monitor` calls ``end``.
 
     Raises
     ------
@@ -210,7 +210,7 @@ def join_group(
     members = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
     used = known_device(("cuda" if "nccl" in dist.get_backend(group) else "cpu") if device is None else device)
     backend = _backend(group, used)
-    require_proven(job, backend, communicators)
+    communicators = chosen(job, backend, communicators)
     place = _place(job, members.index(dist.get_rank()), len(members), layout)
     store = PrefixStore(f"chimera/{next(_number)}/{members[0]}", registry._get_default_store())
     _agree_on_program(job, place, store, timeout)

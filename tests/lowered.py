@@ -21,11 +21,11 @@ def lowered(schedule: Schedule, **how: Any) -> Program:
     return program if isinstance(program, Program) else program.view(schedule.header.updates)
 
 
-def evaluated(verified: Verified) -> Verified:
+def evaluated(verified: Verified, **how: Any) -> Verified:
     """The forwards of a verified program alone."""
     level = verified.level.schedule if isinstance(verified.level, ProgramStream) else verified.schedule
     checked = verify_schedule(forwards(level), None)
-    return verify_lowered(lower(checked.level, net=checked.net), checked)
+    return verify_lowered(lower(checked.level, net=checked.net, **how), checked)
 
 
 def scripts_of(verified: Verified) -> dict[str, str]:

@@ -52,7 +52,7 @@ IMPORTS = {
         *("source", "diagnostics", "syntax", "elaborate", "ir", "lower", "verify", "cost", "picture", "predict"),
         *("codegen", "errors", "library", "output", "request", "undisturbed"),
     },
-    "options": {"compilation", "cost", "errors", "predict", "profile", "request", "source", "syntax", "texts"},
+    "options": {"compilation", "cost", "errors", "ir", "predict", "profile", "request", "source", "syntax", "texts"},
     "console": {"visible"},
     "sweeps": {"compilation", "console", "cost", "diagnostics", "errors", "options", "request", "source", "texts"},
     "planner": {

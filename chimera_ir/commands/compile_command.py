@@ -22,6 +22,7 @@ from chimera_ir.errors import (
     Incomparable,
     NoSuchLevel,
     NoSuchTie,
+    NotProven,
     ParameterError,
     TooLarge,
     UnreadableText,
@@ -102,6 +103,11 @@ _SHARED = (
         callback=parse_ties,
         metavar="STAGE,STAGE",
         help="Stages that share parameters, as the model's tied() says: by number, first or last.",
+    ),
+    click.option(
+        "--communicators",
+        type=click.Choice(["directed", "pair"]),
+        help="Of messages on NCCL: one for each direction between two workers, or for both [default: directed].",
     ),
     click.option("--out", type=_FILE, metavar="DIR", help="Output directory [default: ./<scheme>.out]."),
     click.option(
@@ -249,6 +255,8 @@ def _as_misuse(source: Source) -> Iterator[None]:
         raise Misuse(f"--set: {error}") from error
     except NoSuchTie as error:
         raise Misuse(f"--tied {error.tie}: {error.problem}") from error
+    except NotProven as error:
+        raise Misuse(f"--communicators {error.communicators}: {error.problem}") from error
     except Incomparable as error:
         raise Misuse(f"--against {error.name}: {error.problem}") from error
     except NoSuchLevel as error:

@@ -100,11 +100,6 @@ _TRAINING = (
     ),
     click.option("--backend-module", type=click.Path(), metavar="FILE", help="A file that registers the backend."),
     click.option("--layout", type=click.Choice(["pipeline", "replica"]), help="Which ranks are neighbours."),
-    click.option(
-        "--communicators",
-        type=click.Choice(["directed", "pair"]),
-        help="Of messages: one for each direction between two workers, or for both.",
-    ),
 )
 """The options of train.py, by their names there; what is not given is left to it."""
 
@@ -171,6 +166,7 @@ def run_command(
     recompute: bool,
     sync: str | None,
     tied: list[list[int | str]],
+    communicators: str | None,
     out: Path | None,
     max_operations: int,
     library: tuple[Path, ...],
@@ -195,6 +191,7 @@ def run_command(
         "recompute": recompute,
         "sync": sync,
         "tied": tied,
+        "communicators": communicators,
         "max_operations": max_operations,
         "library": library,
     }
@@ -202,7 +199,12 @@ def run_command(
     assert answer.output is not None, "a whole compilation has an output directory"
     directory = delivered(answer.printed, answer.output, out)
     ranks = copies * answer.output.workers
-    started = ["--standalone", f"--nproc-per-node={ranks}", as_argument(f"{directory}/train.py"), *_words(training)]
+    started = [
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        as_argument(f"{directory}/train.py"),
+        *_words(training | {"communicators": communicators}),
+    ]
     started += ["--", *model_arguments] if model_arguments else []
     write(f"wrote {visible(str(directory))}, running\n  {command_line(('torchrun', *started))}\n")
     _become([sys.executable, "-P", "-m", "torch.distributed.run", *started])

@@ -36,6 +36,27 @@ Where operations hand values on in one direction only, as forwards alone do, not
     right before the first operation that, in the earliest run, begins when the operation that uses the message is over;
     if there is none, at the end of the lane. So the transfer has the time of an operation, and what is sent is let go
     soon after it was used. In the order in which operations begin in the earliest run, the receive is posted before.
+
+With one communicator for both directions of a pair of workers, both post the messages between them in one order:
+
+    worker 0:                    worker 1:
+      F m2 s0                      recv m2 s0->s1 from w0
+      send m2 s0->s1 to w1         B m1 s1
+      recv m1 s1->s0 from w1       send m1 s1->s0 to w0
+      wait recv m1 s1->s0          wait recv m2 s0->s1
+      wait send m1 s0->s1          wait send m0 s1->s0
+      B m1 s0                      F m2 s1
+
+A message comes in this order by the sum of two places: that of its producer in the sender's lane and that of its first
+use in the receiver's lane. Messages of one operation have the sum of the first of them. Of equal sums the one of the
+lower sender comes first. There:
+
+``recv``
+    as above, but after the worker's own send that comes before it in this order, and before the one that comes next.
+
+Every receive is still posted before its use. Suppose that a worker uses y no later than it produces x. Then the peer
+has produced y before it uses x, so the sum of y is less, and the receive of y does not come after the send of x. The
+order does not depend on times, so it repeats as the lanes do.
 """
 
 from bisect import bisect_left
@@ -51,6 +72,7 @@ from chimera_ir.flow.net import Net
 from chimera_ir.ir.ids import Stage, Worker
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Message
+from chimera_ir.ir.sharing import Communicators
 
 AHEAD = 1
 """How many operations before its use a receive is posted, unless a caller says otherwise."""
@@ -109,7 +131,10 @@ class Traffic:
 
 @dataclass(slots=True)
 class _Draft:
-    """The traffic of a lane while it is gathered, peer by peer; ``wanted`` holds (first use, transfer)."""
+    """The traffic of a lane while it is gathered, peer by peer.
+
+    ``wanted`` holds the receives, each with the place before which it is posted; a negative one is the lane's start.
+    """
 
     wanted: list[tuple[int, Transfer]] = field(default_factory=list)
     sent: dict[int, list[Transfer]] = field(default_factory=lambda: defaultdict(list))
@@ -134,7 +159,12 @@ def earliest_run(net: Net) -> EarliestRun:
     return EarliestRun(*([times[lane.start : lane.stop] for lane in net.lanes] for times in (begins, ends)))
 
 
-def communicate(schedule: Schedule, ahead: int, run: EarliestRun | None = None) -> Iterator[Traffic]:
+def communicate(
+    schedule: Schedule,
+    ahead: int,
+    run: EarliestRun | None = None,
+    communicators: Communicators = Communicators.DIRECTED,
+) -> Iterator[Traffic]:
     """The traffic of every lane, by the policy above.
 
     Parameters
@@ -145,13 +175,15 @@ def communicate(schedule: Schedule, ahead: int, run: EarliestRun | None = None) 
         How many operations before its use a receive is posted, at least 0.
     run
         The earliest run of the schedule, where operations hand values on in one direction only.
+    communicators
+        Which messages share one: those from one worker to another, or those between two workers.
     """
-    drafts = _drafts(schedule, run)[::-1]
+    drafts = _drafts(schedule, ahead, run, communicators)[::-1]
     while drafts:  # a draft is let go with its lane: all of them together take as much memory as the program
-        yield _traffic(drafts.pop(), ahead)
+        yield _traffic(drafts.pop())
 
 
-def _drafts(schedule: Schedule, run: EarliestRun | None) -> list[_Draft]:
+def _drafts(schedule: Schedule, ahead: int, run: EarliestRun | None, communicators: Communicators) -> list[_Draft]:
     drafts = [_Draft() for _ in schedule.lanes]
     places = Flow(schedule.header, chain.from_iterable(map(enumerate, schedule.lanes)))
     links = _links(schedule, places)
@@ -160,23 +192,27 @@ def _drafts(schedule: Schedule, run: EarliestRun | None) -> list[_Draft]:
         links = _kept_for_sends(schedule.header, places, links, waits)
     for (sender, receiver), transfers in links.items():
         there, here = drafts[receiver], drafts[sender]
-        there.wanted += zip(_first_uses(transfers), transfers, strict=True)
+        answers = links.get((receiver, sender), [])
+        wanted = [use - ahead for use in _first_uses(transfers)]
+        if communicators is Communicators.PAIR:
+            wanted = [*_in_one_order(wanted, transfers, answers)]
+        there.wanted += zip(wanted, transfers, strict=True)
         for transfer in transfers:
             there.received[transfer.used].append(transfer)
             here.sent[transfer.produced].append(transfer)
         if run is None:
-            _retire(here, transfers, links.get((receiver, sender), []))
+            _retire(here, transfers, answers)
         else:
             _retire_before(here, transfers, waits, len(schedule.lanes[sender]))
     return drafts
 
 
-def _traffic(draft: _Draft, ahead: int) -> Traffic:
+def _traffic(draft: _Draft) -> Traffic:
     for transfers in (draft.unanswered, *draft.retired.values()):
         transfers.sort(key=attrgetter("produced"))
-    wanted = sorted(draft.wanted, key=itemgetter(0))  # of those with the same first use, the lower sender stays first
+    wanted = sorted(draft.wanted, key=itemgetter(0))  # of those with the same place, the lower sender stays first
     return Traffic(
-        postings=[Posting(max(0, use - ahead), transfer) for use, transfer in wanted],
+        postings=[Posting(max(0, before), transfer) for before, transfer in wanted],
         sent=draft.sent,
         received=draft.received,
         retired=draft.retired,
@@ -202,6 +238,26 @@ def _first_uses(transfers: Iterable[Transfer]) -> list[int]:
     for index in range(len(uses) - 2, -1, -1):
         uses[index] = min(uses[index], uses[index + 1])
     return uses
+
+
+def _in_one_order(wanted: Iterable[int], transfers: Sequence[Transfer], sends: Sequence[Transfer]) -> Iterator[int]:
+    """The places before which a link's receives are posted, as near to what is wanted as the receiver's sends allow."""
+    keys = _keys(sends)
+    for place, key in zip(wanted, _keys(transfers), strict=True):
+        following = bisect_left(keys, key)
+        if following < len(sends):
+            place = min(place, sends[following].produced)
+        if following > 0:
+            place = max(place, sends[following - 1].produced + 1)
+        yield place
+
+
+def _keys(transfers: Sequence[Transfer]) -> list[tuple[int, Worker]]:
+    """The keys by which a link's messages come in the order of all messages between its two workers."""
+    sums: dict[int, int] = {}
+    for use, transfer in zip(_first_uses(transfers), transfers, strict=True):
+        sums.setdefault(transfer.produced, transfer.produced + use)
+    return [(sums[transfer.produced], transfer.sender) for transfer in transfers]
 
 
 def _retire(draft: _Draft, transfers: list[Transfer], answers: list[Transfer]) -> None:

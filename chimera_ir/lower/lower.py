@@ -21,6 +21,7 @@ from chimera_ir.flow.net import Net, net_of
 from chimera_ir.ir.ids import Slot
 from chimera_ir.ir.levels import Program, Schedule
 from chimera_ir.ir.ops import Instruction, Operation, WaitSend
+from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream
 from chimera_ir.lower.buffers import slots
 from chimera_ir.lower.comm import AHEAD, Traffic, communicate, earliest_run
@@ -35,18 +36,30 @@ def _unit_time(_: Operation) -> int:
 
 @overload
 def lower(
-    schedule: Schedule, ahead: int = AHEAD, duration: Duration = _unit_time, net: Net | None = None
+    schedule: Schedule,
+    ahead: int = AHEAD,
+    duration: Duration = _unit_time,
+    net: Net | None = None,
+    communicators: Communicators = Communicators.DIRECTED,
 ) -> Program: ...
 
 
 @overload
 def lower(
-    schedule: ScheduleStream, ahead: int = AHEAD, duration: Duration = _unit_time, net: Net | None = None
+    schedule: ScheduleStream,
+    ahead: int = AHEAD,
+    duration: Duration = _unit_time,
+    net: Net | None = None,
+    communicators: Communicators = Communicators.DIRECTED,
 ) -> ProgramStream: ...
 
 
 def lower(
-    schedule: Schedule | ScheduleStream, ahead: int = AHEAD, duration: Duration = _unit_time, net: Net | None = None
+    schedule: Schedule | ScheduleStream,
+    ahead: int = AHEAD,
+    duration: Duration = _unit_time,
+    net: Net | None = None,
+    communicators: Communicators = Communicators.DIRECTED,
 ) -> Program | ProgramStream:
     """The program that runs a schedule.
 
@@ -64,20 +77,26 @@ def lower(
         How long operations take, in any unit; this decides where a bubble is (`sync`).
     net
         The net of the schedule, where it is known already.
+    communicators
+        Those that the program finishes with: one per directed pair of workers, or one for both directions.
 
     Raises
     ------
     ValueError
-        If ``ahead`` is negative; for some updates of a stream, of which the stream can be lowered (`stream_of`).
+        If ``ahead`` is negative; for a single communicator; for some updates of a stream, of which the stream can be
+        lowered (`stream_of`).
     """
     if ahead < 0:
         raise ValueError("ahead must be at least 0")
+    if communicators is Communicators.SINGLE:
+        raise ValueError("no order of posts is known with which every program finishes with a single communicator")
     if isinstance(schedule, ScheduleStream):
-        return lower_stream(schedule, ahead, duration)
+        return lower_stream(schedule, ahead, duration, communicators)
     if schedule.header.asynchronous:
         raise ValueError("some updates of a stream are not lowered by themselves")
     net = net or net_of(schedule)
-    traffics = communicate(schedule, ahead, None if schedule.header.answers else earliest_run(net))
+    run = None if schedule.header.answers else earliest_run(net)
+    traffics = communicate(schedule, ahead, run, communicators)
     lanes = zip(schedule.lanes, traffics, synchronise(schedule, duration, net), strict=True)
     return Program(
         schedule.header,

@@ -27,6 +27,7 @@ from chimera_ir.ir.ids import Micro, Slot, Stage
 from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.ir.ops import Compute, Message, Operation
+from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream, stream_of
 from chimera_ir.ir.turns import Shelf, Turn, later, lines_before, shelf, updates_a_turn
 from chimera_ir.lower.buffers import rings
@@ -36,11 +37,12 @@ from chimera_ir.lower.sync import Duration, Insertions
 from chimera_ir.lower.updates import update
 
 
-def lower_stream(stream: ScheduleStream, ahead: int, duration: Duration) -> ProgramStream:
+def lower_stream(stream: ScheduleStream, ahead: int, duration: Duration, communicators: Communicators) -> ProgramStream:
     """The program that runs a schedule without end; see `lower.lower`."""
     turn = 2 * _span(stream) + 2
     wide = _Wide(stream, stream.view((2 * turn + 1) * updates_a_turn(stream.header)), turn)
-    return wide.lowered(ahead, list(update(wide.schedule, wide.durations(duration))))
+    traffics = communicate(wide.schedule, ahead, communicators=communicators)
+    return wide.lowered(traffics, list(update(wide.schedule, wide.durations(duration))))
 
 
 class Messages(NamedTuple):
@@ -88,9 +90,8 @@ class _Wide:
 
         return same
 
-    def lowered(self, ahead: int, insertions: Iterable[Insertions]) -> ProgramStream:
+    def lowered(self, traffics: Iterable[Traffic], insertions: Iterable[Insertions]) -> ProgramStream:
         """The turn in the middle with messages and insertions, as the first turn."""
-        traffics = communicate(self.schedule, ahead)
         lanes = zip(self.schedule.lanes, self._places, traffics, insertions, strict=True)
         start, period = self._turn * self._header.period, self._header.period
         turns: list[Turn] = []

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from chimera_ir.flow.run import Played
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Instruction, Recv, Send
+from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import line
 from chimera_ir.ir.turns import extent, lines_before, updates_a_turn
 from chimera_ir.verify.circles import shortest_circle
-from chimera_ir.verify.in_order import Communicators, Streams, posts_of, replay_in_streams
+from chimera_ir.verify.in_order import Streams, posts_of, replay_in_streams
 
 
 @dataclass(frozen=True, slots=True)

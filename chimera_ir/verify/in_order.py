@@ -9,52 +9,15 @@ worker 0:                  its stream to and from worker 1:
   send m1 s0->s1 to w1       send m1 s0->s1     starts when m0 s1->s0 has been sent
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from itertools import accumulate, pairwise
-from typing import assert_never
 
 from chimera_ir.flow.run import Played, play
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Parts, Program
+from chimera_ir.ir.sharing import Communicators
 from chimera_ir.verify.transport import awaited
-
-
-class Communicators(Enum):
-    """The messages that share a communicator; the values are the names in report.json.
-
-    ``DIRECTED``: those from one worker to another. ``PAIR``: those between two workers, in both directions. ``SINGLE``:
-    all.
-    """
-
-    DIRECTED = "directed"
-    PAIR = "pair"
-    SINGLE = "single"
-
-    def stream(self, worker: Worker, peer: Worker, sends: bool) -> tuple[int, ...]:
-        """The stream of a worker for what it sends to a peer, or receives from it."""
-        match self:
-            case Communicators.DIRECTED:
-                return worker, peer, sends
-            case Communicators.PAIR:
-                return worker, peer
-            case Communicators.SINGLE:
-                return (worker,)
-            case _:
-                assert_never(self)
-
-    def count(self, links: Collection[tuple[int, int]]) -> int:
-        """The communicators for the messages of one copy of the workers, by its senders and receivers."""
-        match self:
-            case Communicators.DIRECTED:
-                return len(links)
-            case Communicators.PAIR:
-                return len({frozenset(link) for link in links})
-            case Communicators.SINGLE:
-                return min(1, len(links))
-            case _:
-                assert_never(self)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from chimera_ir.flow.net import Net, Reads, net_of, reads_of
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import NOWHERE, Compute, singles
+from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream, stream_of, view_of
 from chimera_ir.verify.acyclic import acyclic
 from chimera_ir.verify.channels import Certificate, channels
@@ -107,6 +108,10 @@ class Verified:
     def communications(self) -> tuple[Communication, ...]:
         """What is known of it with fewer communicators than the rule "channels" asks for, and with these."""
         return tuple(communications(self.level, self.program, self.certificates[0].played))
+
+    def blocked(self, communicators: Communicators) -> str:
+        """Where it stops with some communicators, in a few words; empty if it is proven to finish."""
+        return next(known.blocked for known in self.communications if known.communicators is communicators)
 
     def with_evaluation(self, evaluation: "Callable[[], Verified]") -> tuple[Communication, ...]:
         """What is known of it together with the forwards alone, which are made only where it depends on them."""

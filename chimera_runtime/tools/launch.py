@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from chimera_runtime.blame import Located, ModelError, describe
-from chimera_runtime.communicators import require_proven
+from chimera_runtime.communicators import chosen
 from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT, TERMINATED, BadCheckpoint, BadModel, Misuse, PeerLost
 from chimera_runtime.exhaustion import memory_state
 from chimera_runtime.meeting import meet
@@ -94,7 +94,7 @@ def _run(
 ) -> None:
     """Joins the ranks, runs ``train`` and parts from them: together, or one would close what another reads from."""
     job = compiled.job
-    require_proven(job, options.backend, options.communicators)
+    chosen(job, options.backend, options.communicators)  # refused before ranks meet
     if options.backend_module is not None:
         register(options.backend, options.backend_module)
     place, device = begin(job, store, rank, size, options.layout, options.backend, options.timeout, options.device)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from chimera_runtime.communicators import CHOICES, DIRECTED
+from chimera_runtime.communicators import CHOICES
 from chimera_runtime.errors import Misuse
 from chimera_runtime.sizes import UNITS
 from chimera_runtime.tools.backends import BUILT_IN
@@ -184,8 +184,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--communicators",
         choices=CHOICES,
-        default=DIRECTED,
-        help="of messages: one for each direction between two workers (default), or for both",
+        help="of messages: one for each direction between two workers, or for both (default: as compiled)",
     )
     mine, theirs = list(arguments), []
     if "--" in mine:

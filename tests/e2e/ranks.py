@@ -20,12 +20,18 @@ MODELS = HERE / "models"
 PATIENCE = 400
 
 
-def compiled(folder: Path, scheme: str, tied: tuple[str, ...] = (), **parameters: int) -> Path:
-    """The output directory of a scheme: of the library, or a file; ``tied`` are the stages that share parameters."""
-    out = folder / "-".join([Path(scheme).stem, *(f"{k}{v}" for k, v in parameters.items()), *tied])
+def compiled(
+    folder: Path, scheme: str, tied: tuple[str, ...] = (), asked: tuple[str, ...] = (), **parameters: int
+) -> Path:
+    """The output directory of a scheme: of the library, or a file.
+
+    ``tied`` are the stages that share parameters, ``asked`` further options of the command.
+    """
+    values = (f"{name}{value}" for name, value in parameters.items())
+    out = folder / "-".join([Path(scheme).stem, *values, *tied, *(word.strip("-") for word in asked)])
     settings = [text for name, value in parameters.items() for text in ("--set", f"{name}={value}")]
     settings += [text for tie in tied for text in ("--tied", tie)]
-    result = CliRunner().invoke(compile_command, [scheme, *settings, "--out", str(out)])
+    result = CliRunner().invoke(compile_command, [scheme, *settings, *asked, "--out", str(out)])
     assert result.exit_code == 0, result.output
     add_bytecode(out)
     return out

@@ -6,25 +6,22 @@
 Each program runs with ``--check-only``: it trains some updates as one process does. Every rank delays each of its
 operations at random; a device has 8 hardware queues, and room for one collective. Changed programs: `strict_mutants`.
 
-With ``--communicators pair`` there is one for both directions between two workers. What is not proven to finish with it
-is left out; of each program there is a second one then, whose receives are posted where they are needed.
+With ``--communicators pair`` programs are compiled for one for both directions between two workers, and train with it.
 """
 
 import argparse
-import json
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import chimera_ir
 from chimera_ir import library
 from chimera_ir.errors import TextError
 from chimera_ir.ir.text.printer import show
 from chimera_ir.lower.order import order
 from tests.e2e.ranks import Job, Outcome, compiled, run_all
-from tests.e2e.test_strict import PAIR, STRICT, late
+from tests.e2e.test_strict import STRICT
 from tests.property.programs import random_plan
 
 RULES = {"STRICT_DELAY": "0.003", "STRICT_QUEUES": "8", "STRICT_ALONE": "1"}
@@ -34,20 +31,20 @@ TOGETHER = 40
 """Jobs under one torchrun."""
 
 
-def library_jobs(folder: Path, schemes: Sequence[str], seed: int) -> Iterator[tuple[int, Job]]:
+def library_jobs(folder: Path, schemes: Sequence[str], seed: int, asked: tuple[str, ...]) -> Iterator[tuple[int, Job]]:
     """Schemes of the library, at each size that they take, with their numbers of ranks."""
     for scheme in schemes:
         names = library.parameters(scheme)
         for workers, micro_batches in SIZES if "N" in names else SIZES[:2]:
             settings = {"P" if "P" in names else "D": workers} | ({"N": micro_batches} if "N" in names else {})
             try:
-                directory = compiled(folder / f"{workers}-{micro_batches}", scheme, **settings)
+                directory = compiled(folder / f"{workers}-{micro_batches}", scheme, asked=asked, **settings)
             except (AssertionError, TextError):
                 continue  # a size that the scheme refuses
             yield workers, job(f"{scheme} {workers} {micro_batches}", directory, seed)
 
 
-def random_jobs(folder: Path, count: int, seed: int) -> Iterator[tuple[int, Job]]:
+def random_jobs(folder: Path, count: int, seed: int, asked: tuple[str, ...]) -> Iterator[tuple[int, Job]]:
     """Random schedules without trouble, on two to four workers, and without ties: the model has none."""
     made = 0
     for number in range(seed, seed + 10 * count):
@@ -57,17 +54,8 @@ def random_jobs(folder: Path, count: int, seed: int) -> Iterator[tuple[int, Job]
             made += 1
             file = folder / f"random{number}.sir"
             file.write_text(show(order(plan)))
-            yield plan.header.workers, job(f"random {number}", compiled(folder, str(file)), seed)
-
-
-def paired(jobs: Iterable[tuple[int, Job]]) -> Iterator[tuple[int, Job]]:
-    """Of each program and the same with late receives, what is proven for one communicator for both directions."""
-    for ranks, early in jobs:
-        schedule = chimera_ir.compile(early.directory / "schedule.sir").schedule
-        changed = late(early.directory.with_name(f"{early.directory.name}-late"), schedule)
-        for name, directory in ((early.name, early.directory), (f"{early.name}, late", changed)):
-            if "pair" in json.loads((directory / "program.json").read_text())["communicators"]:
-                yield ranks, replace(early, name=name, directory=directory, arguments=PAIR)
+            directory = compiled(folder, str(file), asked=asked)
+            yield plan.header.workers, job(f"random {number}", directory, seed)
 
 
 def job(name: str, directory: Path, seed: int) -> Job:
@@ -102,16 +90,13 @@ def main() -> None:
     parser.add_argument("--schemes", nargs="*", choices=library.names(), default=library.names(), metavar="NAME")
     parser.add_argument("--communicators", choices=["directed", "pair"], default="directed")
     options = parser.parse_args()
+    asked = ("--communicators", options.communicators)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         jobs = [
-            *library_jobs(folder, options.schemes, options.seed),
-            *random_jobs(folder, options.random, options.seed),
+            *library_jobs(folder, options.schemes, options.seed, asked),
+            *random_jobs(folder, options.random, options.seed, asked),
         ]
-        if options.communicators == "pair":
-            proven = [*paired(jobs)]
-            print(f"{len(proven)} of {2 * len(jobs)} programs are proven for it", flush=True)
-            jobs = proven
         results = outcomes(folder, jobs)
         for name, outcome in results.items():
             if not passed(outcome):

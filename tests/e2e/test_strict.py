@@ -11,12 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import chimera_ir
 from chimera_ir import library
-from chimera_ir.ir.levels import Schedule
-from chimera_ir.ir.streams import ScheduleStream
-from chimera_ir.ir.text.printer import show
-from chimera_ir.lower.lower import lower
 from tests.e2e.ranks import HERE, Job, Outcome, compiled, run_all
 
 pytestmark = pytest.mark.e2e
@@ -155,16 +150,9 @@ BUGS = {
 PAIR = (*STRICT, "--communicators", "pair")
 
 
-def late(directory: Path, schedule: Schedule | ScheduleStream) -> Path:
-    """The output directory of a schedule whose receives are posted where they are needed."""
-    file = directory.with_suffix(".sir")
-    file.write_text(show(lower(schedule, ahead=0)))
-    return compiled(directory, str(file))
-
-
 @pytest.fixture(scope="module")
 def paired(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """Runs with one communicator for both directions: proven, not proven, and not proven but called so."""
+    """Runs with one communicator for both directions: compiled for it, not compiled for it, not but called so."""
     folder = tmp_path_factory.mktemp("paired")
     forced = compiled(folder / "forced", "dapple", D=4, N=4)
     program = forced / "program.json"
@@ -174,18 +162,22 @@ def paired(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     environment = {"STRICT_PATIENCE": "3"}
     slow = {"STRICT_DELAY": "0.003", "STRICT_SEED": "1", "STRICT_QUEUES": "8", "STRICT_ALONE": "1"}
     jobs = [
-        Job("proven", late(folder / "late", chimera_ir.compile("gpipe", D=4, N=8).schedule), PAIR, environment=slow),
+        *(
+            Job(scheme, compiled(folder, scheme, asked=("--communicators", "pair"), D=4, N=8), STRICT, environment=slow)
+            for scheme in ("dapple", "chimera", "pipedream_2bw")
+        ),
         Job("refused", compiled(folder, "dapple", D=4, N=4), PAIR),
         Job("forced", forced, PAIR, environment=environment),
     ]
     return run_all(folder, 4, jobs)
 
 
-def test_a_program_that_is_proven_for_it_trains_with_one_communicator_for_both_directions(
-    paired: dict[str, Outcome],
+@pytest.mark.parametrize("scheme", ["dapple", "chimera", "pipedream_2bw"])
+def test_a_program_that_is_compiled_for_it_trains_with_one_communicator_for_both_directions(
+    paired: dict[str, Outcome], scheme: str
 ) -> None:
-    paired["proven"].assert_passed()
-    assert "check: passed" in paired["proven"].said[0]
+    paired[scheme].assert_passed()
+    assert "check: passed" in paired[scheme].said[0]
 
 
 def test_a_program_that_is_not_proven_for_it_is_refused(paired: dict[str, Outcome]) -> None:

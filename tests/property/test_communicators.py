@@ -1,4 +1,7 @@
-"""Whatever the schedule: with the communicators that it is proven for a program finishes, and with no others."""
+"""Whatever the schedule: with the communicators that it is proven for a program finishes, and with no others.
+
+With those that it was compiled for it is always proven.
+"""
 
 from random import Random
 
@@ -6,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chimera_ir.codegen.pace import paces
+from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import ProgramStream
+from chimera_ir.lower.forwards import forwards
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
-from chimera_ir.verify.in_order import Communicators
-from chimera_ir.verify.verify import verify_program
+from chimera_ir.verify.verify import verify_lowered, verify_program, verify_schedule
 from tests.executor import verdict
 from tests.lowered import level
 from tests.property.programs import random_plan
@@ -19,29 +23,34 @@ from tests.repeatable import examples
 from tests.unit.test_pace import ends
 
 _FEW = examples(150)
+_SHARED = st.sampled_from([Communicators.DIRECTED, Communicators.PAIR])
 
 
-def stream(seed: int, ahead: int) -> ProgramStream:
+def stream(seed: int, ahead: int, communicators: Communicators) -> ProgramStream:
     drawn = random_stream(Random(seed))
-    made = level(drawn.schedule((2 * drawn.turns + 7) * 2), ahead=ahead)
+    made = level(drawn.schedule((2 * drawn.turns + 7) * 2), ahead=ahead, communicators=communicators)
     assert isinstance(made, ProgramStream)
     return made
 
 
 @_FEW
-@given(st.integers(0, 2**32), st.integers(0, 3))
-def test_a_program_finishes_exactly_if_that_is_proven(seed: int, ahead: int) -> None:
-    made = verify_program(lower(order(random_plan(seed, 0.0)), ahead))
+@given(st.integers(0, 2**32), st.integers(0, 3), _SHARED)
+def test_a_program_finishes_exactly_if_that_is_proven(seed: int, ahead: int, communicators: Communicators) -> None:
+    made = verify_program(lower(order(random_plan(seed, 0.0)), ahead, communicators=communicators))
+    assert not made.blocked(communicators)
     for known in made.communications:
         seen = {verdict(made.program, known.communicators.value, seed) for seed in range(2)}
         assert seen == ({"finished"} if known.finishes else {"stuck"}), known
 
 
 @_FEW
-@given(st.integers(0, 2**32), st.integers(0, 2))
-def test_a_stream_finishes_after_any_number_of_updates_if_that_is_proven(seed: int, ahead: int) -> None:
-    of = stream(seed, ahead)
+@given(st.integers(0, 2**32), st.integers(0, 2), _SHARED)
+def test_a_stream_finishes_after_any_number_of_updates_if_that_is_proven(
+    seed: int, ahead: int, communicators: Communicators
+) -> None:
+    of = stream(seed, ahead, communicators)
     made = verify_program(of)
+    assert not made.blocked(communicators)
     for known in made.communications[1:]:
         name, shown = known.communicators.value, made.program.header.updates
         if not known.finishes:
@@ -53,8 +62,17 @@ def test_a_stream_finishes_after_any_number_of_updates_if_that_is_proven(seed: i
 @_FEW
 @given(st.integers(0, 2**32), st.integers(0, 2))
 def test_updates_that_are_given_one_by_one_end_with_a_communicator_for_both_directions(seed: int, ahead: int) -> None:
-    of = stream(seed, ahead)
-    known = {each.communicators: each.finishes for each in verify_program(of).communications}
-    if known[Communicators.PAIR]:
-        for given_ in range(1, 8):
-            assert ends(of, paces(of), given_ * of.header.period // of.header.per_update, 1, ("pair",))
+    of = stream(seed, ahead, Communicators.PAIR)
+    for given_ in range(1, 8):
+        assert ends(of, paces(of), given_ * of.header.period // of.header.per_update, 1, ("pair",))
+
+
+@_FEW
+@given(st.integers(0, 2**32), st.integers(0, 3), _SHARED)
+def test_forwards_alone_finish_exactly_if_that_is_proven(seed: int, ahead: int, communicators: Communicators) -> None:
+    checked = verify_schedule(forwards(order(random_plan(seed, 0.0))), None)
+    made = verify_lowered(lower(checked.level, ahead, net=checked.net, communicators=communicators), checked)
+    assert not made.blocked(communicators)
+    for known in made.communications:
+        seen = {verdict(made.program, known.communicators.value, seed) for seed in range(2)}
+        assert seen == ({"finished"} if known.finishes else {"stuck"}), known

@@ -4,37 +4,48 @@ The oracle is `tests.executor`, which runs each choice by its rules and shares n
 """
 
 import json
-import re
 from collections import Counter
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 import chimera_ir
 from chimera_ir import library
+from chimera_ir.commands.common import WRONG_COMMAND
 from chimera_ir.console import printed
 from chimera_ir.cost import table
-from chimera_ir.errors import TextError
+from chimera_ir.errors import NotProven, TextError
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import AllReduce, Recv, Send, WaitAllReduce, WaitRecv, WaitSend
+from chimera_ir.ir.sharing import Communicators
+from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import show
+from chimera_ir.ir.turns import shelf
 from chimera_ir.lower.lower import lower
+from chimera_ir.predict.replay import pace
+from chimera_ir.profile.cluster import Link
 from chimera_ir.verify.communicators import Communication
-from chimera_ir.verify.in_order import Communicators, replay_in_streams
+from chimera_ir.verify.in_order import replay_in_streams
 from chimera_ir.verify.verify import Verified, verify_program
 from tests.executor import verdict
 from tests.lowered import evaluated
 from tests.sizes import on_workers
+from tests.unit.command import Run
+from tests.unit.test_replay import setting
 
 SIZES = ((2, 2), (2, 4), (4, 4), (4, 8))
 """Workers and micro-batches."""
 
 
-def verified(scheme: str, workers: int, micro_batches: int, ahead: int = 1) -> Verified:
+PAIR = chimera_ir.Options(communicators="pair")
+
+
+def verified(scheme: str, workers: int, micro_batches: int, ahead: int = 1, **how: Communicators) -> Verified:
     """A library scheme whose receives are posted so many operations before their use."""
     checked = chimera_ir.compile(scheme, **on_workers(scheme, workers, micro_batches)).verified.checked
-    return verify_program(lower(checked.level, ahead), checked)
+    return verify_program(lower(checked.level, ahead, **how), checked)
 
 
 def known(program: Verified) -> dict[Communicators, Communication]:
@@ -52,6 +63,15 @@ def assert_as_executed(made: Verified) -> None:
 def test_what_is_proven_is_what_happens(scheme: str, ahead: int) -> None:
     for size in SIZES:
         assert_as_executed(verified(scheme, *size, ahead))
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize("scheme", library.names())
+def test_what_is_compiled_for_both_directions_is_proven_for_them(scheme: str, ahead: int) -> None:
+    for size in SIZES:
+        made = verified(scheme, *size, ahead, communicators=Communicators.PAIR)
+        assert not made.blocked(Communicators.PAIR)
+        assert_as_executed(made)
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
@@ -155,11 +175,17 @@ def test_the_table_of_the_report_has_a_line_for_what_is_proven(scheme: str, line
 
 
 def test_evaluations_count_as_well() -> None:
-    """Those of a schedule in two directions cross, whatever the program of its training does."""
-    compilation = late("gems")
+    """Those of a schedule in two directions cross in other places than its training."""
+    compilation = chimera_ir.compile("amdp", D=8, N=16, options=PAIR)
     assert all(each.finishes for each in compilation.verified.communications)
-    assert [each.blocked[:14] for each in compilation.report.communicators] == ["", "in evaluations", "in evaluations"]
-    assert json.loads(compilation.files["program.json"])["communicators"] == ["directed"]
+    assert [each.blocked[:14] for each in compilation.report.communicators] == ["", "", "in evaluations"]
+    assert json.loads(compilation.files["program.json"])["communicators"] == ["directed", "pair"]
+
+
+def test_an_evaluation_of_a_text_finishes_with_what_the_text_finishes_with() -> None:
+    assert [each.finishes for each in verified("gems", 4, 4, ahead=0).communications] == [True] * 3
+    assert not evaluated(verified("gems", 4, 4)).communications[1].finishes
+    assert [each.blocked for each in late("gems").report.communicators] == [""] * 3
 
 
 def test_what_runs_a_program_knows_what_is_proven() -> None:
@@ -167,15 +193,45 @@ def test_what_runs_a_program_knows_what_is_proven() -> None:
     assert json.loads(late("dapple").files["program.json"])["communicators"] == ["directed"]
 
 
-ROW = r"^\| receives are posted (.+?) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$"
+@pytest.mark.parametrize("scheme", ["chimera", "pipedream_2bw"])
+def test_the_text_of_a_program_is_compiled_to_the_same_files(scheme: str) -> None:
+    first = chimera_ir.compile(scheme, options=PAIR).files
+    again = chimera_ir.compile(chimera_ir.Source(f"{scheme}.sir", first["schedule.sir"])).files
+    for name in ("schedule.sir", "evaluate.sir", "program.json"):
+        assert again[name] == first[name]
 
 
-@pytest.mark.parametrize(
-    ("ahead", "how"), [(1, "an operation ahead, as by the compiler"), (0, "where they are needed")]
-)
-def test_so_many_programs_of_the_library_are_proven_as_the_page_says(ahead: int, how: str) -> None:
-    """With 4 and 8 workers, and as many micro-batches or twice as many, where a scheme takes these."""
-    proven: Counter[str] = Counter()
+def test_the_text_of_a_program_that_is_not_proven_for_what_is_asked_is_refused(run: Run, tmp_path: Path) -> None:
+    """It says itself when receives are posted; that of a schedule does not."""
+    file = tmp_path / "a.sir"
+    for text, proven in (
+        (show(late("gpipe").program), True),
+        (show(chimera_ir.compile("dapple").schedule), True),
+        (show(chimera_ir.compile("dapple").program), False),
+    ):
+        file.write_text(text)
+        ended = run(str(file), "--communicators", "pair", "--emit", "program")
+        if proven:
+            assert ended.status == 0
+            continue
+        ended.assert_refused(WRONG_COMMAND, "--communicators pair: `recv m0 s1->s0 from w1 into 0` on worker 0 and")
+        with pytest.raises(NotProven, match="wait for each other; receives are posted as the text of a program says"):
+            _ = chimera_ir.compile(file, options=PAIR).program
+
+
+def test_the_command_asks_for_it_by_the_word_of_train_py(run: Run) -> None:
+    asked = run("dapple", "--communicators", "pair", "--emit", "program").out
+    assert asked == show(chimera_ir.compile("dapple", options=PAIR).program)
+    assert asked != run("dapple", "--communicators", "directed", "--emit", "program").out
+
+
+PAGE = (Path(library.__file__).parents[1] / "docs" / "gpus.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def programs() -> list[tuple[Verified, Verified]]:
+    """The library for one communicator per direction, and for both: 4 and 8 workers, as many micro-batches or twice."""
+    made: list[tuple[Verified, Verified]] = []
     for scheme, workers, factor in product(library.names(), (4, 8), (1, 2)):
         names = library.parameters(scheme)
         settings = {"P" if "P" in names else "D": workers} | ({"N": factor * workers} if "N" in names else {})
@@ -185,10 +241,48 @@ def test_so_many_programs_of_the_library_are_proven_as_the_page_says(ahead: int,
             checked = chimera_ir.compile(scheme, **settings).verified.checked
         except TextError:
             continue  # a size that the scheme refuses
-        made = verify_program(lower(checked.level, ahead), checked)
-        known = made.with_evaluation(lambda made=made: evaluated(made))  # type: ignore[misc]
-        proven["programs"] += 1
+        directed, pair = (verify_program(lower(checked.level, communicators=each), checked) for each in CHOICES)
+        made.append((directed, pair))
+    return made
+
+
+CHOICES = (Communicators.DIRECTED, Communicators.PAIR)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_so_many_programs_of_the_library_are_proven_as_the_page_says(
+    choice: Communicators, programs: list[tuple[Verified, Verified]]
+) -> None:
+    proven: Counter[str] = Counter()
+    for program in (each[CHOICES.index(choice)] for each in programs):
+        known = program.with_evaluation(lambda program=program: evaluated(program, communicators=choice))  # type: ignore[misc]
         proven.update(each.communicators.value for each in known if each.finishes)
-    rows = re.findall(ROW, (Path(library.__file__).parents[1] / "docs" / "gpus.md").read_text(), re.M)
-    counts = [str(proven[name]) for name in ("programs", *(each.value for each in Communicators))]
-    assert (how, *counts) in rows
+    counts = " | ".join(str(proven[each.value]) for each in Communicators)
+    assert f"| `--communicators {choice.value}` | {len(programs)} | {counts} |" in PAGE
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5])
+def test_so_much_longer_do_updates_take_as_the_page_says(
+    part: float, programs: list[tuple[Verified, Verified]]
+) -> None:
+    link = Link(part, part)
+    longer: list[float] = []
+    for pair_of_programs in programs:
+        of_stages = setting(pair_of_programs[0].program.header.stages, link=link, costs=(1.0, 2.0, 3.0))
+        directed, pair = (pace(each.program, of_stages) for each in pair_of_programs)
+        longer.append(100 * (pair / directed - 1))
+    assert f"| {part} + {part} | {fmean(longer):.1f} % | {min(longer):.1f} to {max(longer):.1f} % |" in PAGE
+
+
+def test_so_many_programs_need_other_receive_buffers_as_the_page_says(
+    programs: list[tuple[Verified, Verified]],
+) -> None:
+    changes = [buffers(pair.level) - buffers(directed.level) for directed, pair in programs]
+    fewer, more = sum(change < 0 for change in changes), sum(change > 0 for change in changes)
+    assert f"{fewer} of the {len(programs)} have fewer receive buffers, {more} have more" in " ".join(PAGE.split())
+
+
+def buffers(level: Program | ProgramStream) -> int:
+    if isinstance(level, ProgramStream):
+        return sum(count for turn in level.turns for _, count in turn.slots)
+    return sum(len({(shelf(recv.message), recv.slot) for recv in parts.recvs.lines}) for parts in level.parts)

@@ -119,6 +119,7 @@ def test_every_level_is_what_the_command_emits(run: Run, name: str) -> None:
             {},
             {"costs": {"B": 2.5}, "recompute": True, "sync": "lazy"},
         ),
+        (("--communicators", "pair"), {}, {"communicators": "pair"}),
         (
             (
                 "--profile",
@@ -134,7 +135,7 @@ def test_every_level_is_what_the_command_emits(run: Run, name: str) -> None:
             {**PREDICTED, "copies": 2},
         ),
     ],
-    ids=["plain", "parameters", "options", "predicted"],
+    ids=["plain", "parameters", "options", "communicators", "predicted"],
 )
 def test_what_is_written_is_what_the_command_writes(
     run: Run, tmp_path: Path, arguments: tuple[object, ...], parameters: dict[str, int], options: dict[str, Any]
@@ -294,6 +295,7 @@ def test_a_text_that_is_not_there_is_told(text: Any, words: str) -> None:
         ({"costs": 2}, "costs is 2: write them as in"),
         ({"recompute": 1}, "recompute is 1: it is True or False"),
         ({"sync": "eagre"}, "sync is 'eagre': it is one of lazy, eager, eager_opt"),
+        ({"communicators": "single"}, "communicators is 'single': it is one of directed, pair"),
         ({"copies": 0}, "copies is 0: it is a whole number from 1 to 1,000,000"),
         ({"micro_batch_size": True}, "micro_batch_size is True: it is a whole number from 1"),
         ({"layout": "ring"}, "layout is 'ring': it is one of pipeline, replica"),

@@ -8,6 +8,7 @@ import pytest
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Plan, Planned, Program, Schedule
 from chimera_ir.ir.ops import AllReduce, Compute, Recv, Send, Step, WaitAllReduce, WaitRecv, WaitSend
+from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.text.parser import parse
 from chimera_ir.ir.text.printer import line, show
 from chimera_ir.lower.lower import lower
@@ -64,6 +65,122 @@ def test_a_receive_is_posted_so_many_operations_before_its_use(ahead: int):
 def test_no_stage_posts_a_negative_number_of_operations_ahead():
     with pytest.raises(ValueError, match="at least 0"):
         lower(order(one_direction(2, 2)), -1)
+
+
+def test_no_order_of_posts_is_made_for_a_single_communicator():
+    with pytest.raises(ValueError, match="with a single communicator"):
+        lower(order(one_direction(2, 2)), communicators=Communicators.SINGLE)
+
+
+IN_TURN = """schedule in_turn
+workers 2
+stages 2
+micro_batches 3
+pipe down on 0 1 micros 0..3
+
+worker 0:
+  F m0 s0
+  F m1 s0
+  B m0 s0
+  F m2 s0
+  B m1 s0
+  B m2 s0
+
+worker 1:
+  F m0 s1
+  B m0 s1
+  F m1 s1
+  B m1 s1
+  F m2 s1
+  B m2 s1
+"""
+"""1F1B, where two workers send to each other in turn; the sums of the places:
+
+    m0 s0->s1: 0 + 0    m1 s0->s1: 1 + 2    m2 s0->s1: 3 + 4
+    m0 s1->s0: 1 + 2    m1 s1->s0: 3 + 4    m2 s1->s0: 5 + 5
+"""
+
+
+def posts_and_computes(program: Program) -> list[list[str]]:
+    return [[line(each) for each in lane if isinstance(each, Compute | Send | Recv)] for lane in program.lanes]
+
+
+def test_with_a_communicator_for_both_directions_two_workers_post_their_messages_in_one_order():
+    assert posts_and_computes(lower(read(IN_TURN), communicators=Communicators.PAIR)) == [
+        [
+            "F m0 s0",
+            "send m0 s0->s1 to w1",
+            "F m1 s0",
+            "send m1 s0->s1 to w1",
+            "recv m0 s1->s0 from w1 into 0",
+            "B m0 s0",
+            "F m2 s0",
+            "send m2 s0->s1 to w1",
+            "recv m1 s1->s0 from w1 into 1",
+            "recv m2 s1->s0 from w1 into 0",
+            "B m1 s0",
+            "B m2 s0",
+        ],
+        [
+            "recv m0 s0->s1 from w0 into 0",
+            "F m0 s1",
+            "recv m1 s0->s1 from w0 into 1",
+            "B m0 s1",
+            "send m0 s1->s0 to w0",
+            "F m1 s1",
+            "recv m2 s0->s1 from w0 into 0",
+            "B m1 s1",
+            "send m1 s1->s0 to w0",
+            "F m2 s1",
+            "B m2 s1",
+            "send m2 s1->s0 to w0",
+        ],
+    ]
+
+
+def test_a_receive_that_is_wanted_late_is_posted_before_the_send_that_comes_next():
+    """Posted where it is needed, m2 s0->s1 would come behind the send of m1 s1->s0."""
+    late = posts_and_computes(lower(read(IN_TURN), 0, communicators=Communicators.PAIR))
+    assert late[1].index("recv m2 s0->s1 from w0 into 0") == late[1].index("B m1 s1") - 1
+
+
+PAIRED = """schedule paired
+workers 2
+stages 2
+micro_batches 3
+pipe down on 0 1 micros 0..1
+pipe up on 1 0 micros 1..3
+
+worker 0:
+  F m1 s1
+  F m0 s0 & B m1 s1
+  B m0 s0
+  F m2 s1
+  B m2 s1
+
+worker 1:
+  F m1 s0
+  F m0 s1
+  B m0 s1
+  F m2 s0
+  B m1 s0
+  B m2 s0
+"""
+"""The pair sends two messages, which are first used at the places 1 and 4. Between them m0 s1->s0 is sent: 2 + 2."""
+
+
+@pytest.mark.parametrize("ahead", range(4))
+def test_what_one_operation_sends_is_posted_together(ahead: int):
+    program = lower(read(PAIRED), ahead, communicators=Communicators.PAIR)
+    assert (
+        posted(program, 0) == posted(program, 1) == ["m1 0->1", "m0 0->1", "m1 1->0", "m0 1->0", "m2 0->1", "m2 1->0"]
+    )
+
+
+def posted(program: Program, worker: int) -> list[str]:
+    """The messages that a worker posts, in this order."""
+    posts = [each.message for each in program.lanes[worker] if isinstance(each, Send | Recv)]
+    return [f"m{message.micros[0]} {message.source}->{message.target}" for message in posts]
 
 
 def test_receives_from_a_peer_are_posted_in_the_order_of_its_sends_even_if_used_in_another():

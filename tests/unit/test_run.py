@@ -1,6 +1,7 @@
 """``chimera run`` up to the moment in which it becomes torchrun; tests/e2e/test_run.py goes on from there."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -83,6 +84,20 @@ def test_train_py_gets_its_options_as_they_were_given(chimera: Chimera, started:
     for mode in (["--check-only"], ["--rehearse", "F=0.5,B=1"]):
         chimera("run", "gpipe", *MODEL, *mode)
         assert options.parse(started[-1][7:])
+
+
+def test_it_compiles_for_the_communicators_that_train_py_gets(
+    chimera: Chimera, started: list[list[str]], tmp_path: Path
+) -> None:
+    chimera("run", "dapple", *MODEL, "--backend", "nccl", "--communicators", "pair")
+    assert json.loads((tmp_path / "dapple.out" / "program.json").read_text())["communicators"][:2] == [
+        "directed",
+        "pair",
+    ]
+    assert options.parse(started[0][7:]).communicators == "pair"
+    chimera("run", "dapple", *MODEL)
+    assert json.loads((tmp_path / "dapple.out" / "program.json").read_text())["communicators"] == ["directed"]
+    assert options.parse(started[1][7:]).communicators is None
 
 
 def test_what_follows_two_dashes_is_the_model_files(chimera: Chimera, started: list[list[str]]) -> None:

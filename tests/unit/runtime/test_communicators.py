@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chimera_runtime.communicators import CHOICES, DIRECTED, PAIR, channels, require_proven
+from chimera_runtime.communicators import CHOICES, DIRECTED, PAIR, channels, chosen
 from chimera_runtime.errors import Misuse
 from chimera_runtime.program import Job, Place
 from tests.unit.runtime.ranks import job
@@ -61,11 +61,20 @@ def test_gloo_needs_none() -> None:
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl", "strict"])
 def test_one_for_each_direction_is_always_proven(backend: str) -> None:
-    require_proven(RING, backend, DIRECTED)
+    assert chosen(RING, backend, DIRECTED) == DIRECTED
 
 
 def test_what_is_proven_is_taken() -> None:
-    require_proven(replace(RING, communicators=("directed", "pair")), "nccl", PAIR)
+    assert chosen(replace(RING, communicators=("directed", "pair")), "nccl", PAIR) == PAIR
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize(
+    ("proven", "choice"),
+    [(("directed",), DIRECTED), (("directed", "pair"), PAIR), (("directed", "pair", "single"), PAIR)],
+)
+def test_by_default_it_is_the_fewest_that_are_proven(backend: str, proven: tuple[str, ...], choice: str) -> None:
+    assert chosen(replace(RING, communicators=proven), backend, None) == choice
 
 
 @pytest.mark.parametrize(
@@ -85,5 +94,5 @@ def test_what_could_wait_for_ever_or_means_nothing_is_refused(
     of: Job, backend: str, communicators: str, words: str
 ) -> None:
     with pytest.raises(Misuse) as error:
-        require_proven(of, backend, communicators)
+        chosen(of, backend, communicators)
     assert words in str(error.value)

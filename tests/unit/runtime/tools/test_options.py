@@ -23,7 +23,7 @@ def test_a_model_is_all_that_is_needed() -> None:
     options = parse(MODEL)
     assert (options.model, options.steps, options.micro_batch_size, options.seed) == (Path("m.py"), 10, 1, 0)
     assert (options.timeout, options.backend, options.layout) == (60.0, "gloo", "pipeline")
-    assert options.communicators == "directed"
+    assert options.communicators is None
     assert (options.check, options.check_only) == (False, False)
     assert {options.rehearse, options.metrics, options.trace, options.memory_limit} == {None}
 
