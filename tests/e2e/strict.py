@@ -34,221 +34,20 @@ micro-batch implies the pipe, as they are counted over all pipes, and the stages
 activations, to the one before gradients. A receive that meets another message is an error.
 """
 
-import os
-import random
 import sys
-import threading
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # a rank runs this file alone
+from tests.e2e.strict_computations import put_off
+from tests.e2e.strict_device import DEVICE, LIMIT, PATIENCE, Access, Posted, Stream, access
 from tests.e2e.strict_names import NOW, listen
-
-PATIENCE = float(os.environ.get("STRICT_PATIENCE", "30"))
-DELAY = float(os.environ.get("STRICT_DELAY", "0"))
-QUEUES = int(os.environ.get("STRICT_QUEUES", "0"))
-ALONE = "STRICT_ALONE" in os.environ
-_LIMIT = timedelta(seconds=2 * PATIENCE)
-
-
-class Access(NamedTuple):
-    """Bytes from ``start`` to before ``stop`` that an operation reads, or ``writes``."""
-
-    start: int
-    stop: int
-    writes: bool
-
-    def disturbs(self, other: "Access") -> bool:
-        """Whether the order of the two matters."""
-        return (self.writes or other.writes) and self.start < other.stop and other.start < self.stop
-
-    def __str__(self) -> str:
-        return "writes" if self.writes else "reads"
-
-
-def access(tensor: torch.Tensor, writes: bool) -> Access:
-    """The bytes of a tensor, and those between them."""
-    count = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.data_ptr()
-    return Access(start, start + count * tensor.element_size() if tensor.numel() else start, writes)
-
-
-class Posted(dist.Work):
-    """An operation of a stream, and the memory that it may touch until it has been waited for."""
-
-    def __init__(
-        self, what: str, body: Callable[[], object], memory: Sequence[Access], collective: bool = False
-    ) -> None:
-        super().__init__()
-        self.what, self.memory, self.collective = what, memory, collective
-        self._body = body
-        self._over = threading.Event()
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        """Runs it; ``wait`` raises what it raises."""
-        try:
-            self._body()
-        except BaseException as error:  # of any kind: the thread that waits for it must hear of it
-            self._error = error
-        self._over.set()
-
-    def wait(self, timeout: timedelta = _LIMIT) -> bool:
-        """Returns when it is over."""
-        if not self._over.wait(PATIENCE):
-            raise RuntimeError(f"{self.what} hangs; at the heads of the streams: {DEVICE.heads()}")
-        if self._error is not None:
-            raise RuntimeError(f"{self.what}: {self._error}") from self._error
-        DEVICE.waited_for(self)
-        return True
-
-    def is_completed(self) -> bool:
-        """Whether it is over."""
-        return self._over.is_set()
-
-
-class Stream:
-    """Operations one after the other, in a thread; ``number`` is that of the stream on its device."""
-
-    def __init__(self, name: str, number: int) -> None:
-        self.name = name
-        self.waiting: deque[Posted] = deque()
-        self.unwaited: list[Posted] = []
-        self._queue = number % QUEUES if QUEUES else number
-        self._posted = threading.Semaphore(0)
-        self._delays = random.Random(f"{os.environ.get('STRICT_SEED', '0')} {name}")
-        threading.Thread(target=self._run, name=name, daemon=True).start()
-
-    def post(self, operation: Posted) -> Posted:
-        """Puts an operation at the end; it starts no sooner than what the rank computed before."""
-        DEVICE.reach(operation.what, operation.memory, self)
-        self.unwaited.append(operation)
-        DEVICE.enter(operation, self._queue)
-        self.waiting.append(operation)
-        self._posted.release()
-        return operation
-
-    def _run(self) -> None:
-        while True:
-            self._posted.acquire()
-            operation = self.waiting[0]
-            DEVICE.begin(operation, self._queue)
-            threading.Event().wait(self._delays.uniform(0, DELAY))
-            operation.run()
-            self.waiting.popleft()
-            DEVICE.end(operation)
-
-
-class Device:
-    """The hardware queues of this rank's device, and what runs on it."""
-
-    def __init__(self) -> None:
-        self.streams: list[Stream] = []
-        self._changed = threading.Condition()
-        self._queues: dict[int, deque[Posted]] = defaultdict(deque)
-        self._collectives: deque[Posted] = deque()
-
-    def stream(self, name: str) -> Stream:
-        """The next one; which queue it is in follows from how many there are. Number 0 are the computations."""
-        self.streams.append(Stream(name, len(self.streams) + 1))
-        return self.streams[-1]
-
-    def enter(self, operation: Posted, queue: int) -> None:
-        """Puts an operation behind all that were posted before it, in its queue and among the collectives."""
-        with self._changed:
-            self._queues[queue].append(operation)
-            if operation.collective:
-                self._collectives.append(operation)
-
-    def begin(self, operation: Posted, queue: int) -> None:
-        """Returns when an operation may run: it is the next of its queue, and no collective is in its way."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._queues[queue][0] is operation and self._fits(operation))
-            self._queues[queue].popleft()
-            self._changed.notify_all()
-
-    def end(self, operation: Posted) -> None:
-        """Lets the next collective begin, if that is what is over."""
-        with self._changed:
-            if operation.collective:
-                self._collectives.remove(operation)
-            self._changed.notify_all()
-
-    def reach(self, what: str, memory: Sequence[Access], stream: Stream | None = None) -> None:
-        """Returns when the stream of computations may reach something: all before it in its hardware queue have begun.
-
-        That is an operation of torch, or the moment that an operation of a stream has to come after.
-
-        Raises
-        ------
-        RuntimeError
-            If that does not happen, or something that was not waited for is in its way.
-        """
-        self._require_untouched(what, memory, stream)
-        with self._changed:
-            if QUEUES and not self._changed.wait_for(lambda: not self._queues[0], PATIENCE):
-                raise RuntimeError(
-                    f"{what} hangs behind {self._queues[0][0].what} in its hardware queue; at the heads of the "
-                    f"streams: {self.heads()}"
-                )
-
-    def _require_untouched(self, what: str, memory: Sequence[Access], stream: Stream | None) -> None:
-        """Passes if nothing that an operation touches is in use by what was not waited for, in other streams."""
-        for posted in (posted for other in self.streams if other is not stream for posted in other.unwaited):
-            for mine in memory:
-                for theirs in posted.memory:
-                    if mine.disturbs(theirs):
-                        raise RuntimeError(
-                            f"{what} {mine} memory that {posted.what} {theirs}, and nothing has waited for that"
-                        )
-
-    def waited_for(self, operation: Posted) -> None:
-        """What is computed or posted from now on comes after an operation, and after those before it in its stream."""
-        for stream in self.streams:
-            if operation in stream.unwaited:
-                del stream.unwaited[: stream.unwaited.index(operation) + 1]
-
-    def _fits(self, operation: Posted) -> bool:
-        return not (ALONE and operation.collective) or self._collectives[0] is operation
-
-    def heads(self) -> str:
-        """The operations that the streams wait for."""
-        heads = [f"{stream.name}: {stream.waiting[0].what}" for stream in self.streams if stream.waiting]
-        return "; ".join(heads) or "none"
-
-
-DEVICE = Device()
-
-
-class Computations(TorchDispatchMode):
-    """What the rank computes, operation by operation: each has the device's leave before it runs."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operation of torch."""
-        kwargs = kwargs or {}
-        if not func.is_view and not func.__name__.startswith(("new_", "empty")) and "_like" not in func.__name__:
-            DEVICE.reach(str(func), [*_touched(func, args, kwargs)])
-        return func(*args, **kwargs)
-
-
-def _touched(func: Any, args: Any, kwargs: Any) -> Iterator[Access]:
-    for number, argument in enumerate(func._schema.arguments):
-        value = args[number] if number < len(args) else kwargs.get(argument.name)
-        writes = (argument.alias_info is not None and argument.alias_info.is_write) or func.namespace == "c10d"
-        for tensor in value if isinstance(value, list | tuple) else [value]:
-            if (
-                type(tensor) in (torch.Tensor, torch.nn.Parameter)
-                and tensor.layout == torch.strided
-                and not tensor.is_meta
-            ):
-                yield access(tensor, writes)
 
 
 class Communicator(dist.ProcessGroup):
@@ -259,7 +58,7 @@ class Communicator(dist.ProcessGroup):
         self._rank, self._size, self._name = rank, size, name
         self._members = list(members) or list(range(size))
         self._store = store
-        self._carrier = dist.ProcessGroupGloo(store, rank, size, _LIMIT)
+        self._carrier = dist.ProcessGroupGloo(store, rank, size, LIMIT)
         self._streams: dict[tuple[int, ...], Stream] = {}
         self._counts: dict[tuple[int, int], int] = defaultdict(int)
 
@@ -275,6 +74,10 @@ class Communicator(dist.ProcessGroup):
     def getBackendName(self) -> str:
         """As it was registered."""
         return "strict"
+
+    def shutdown(self) -> None:
+        """What has been posted and computed is over, but for what nobody has waited for."""
+        DEVICE.computing.finish()
 
     def _stream(self, ranks: tuple[int, ...]) -> Stream:
         """The stream of some of its ranks; the first time this returns when all of them ask for it."""
@@ -373,13 +176,11 @@ def _check(came: torch.Tensor, wanted: torch.Tensor, where: str) -> None:
 
 
 def _create(options: Any, _own: object) -> Communicator:
-    if not DEVICE.streams and not _COMPUTATIONS:
-        _COMPUTATIONS.append(Computations().__enter__())
+    put_off()
     return Communicator(
         options.store, options.group_rank, options.group_size, options.group_id, options.global_ranks_in_group
     )
 
 
-_COMPUTATIONS: list[Computations] = []
 listen()
 dist.Backend.register_backend("strict", _create, extended_api=True, devices=["cpu"])
