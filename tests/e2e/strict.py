@@ -46,7 +46,7 @@ import torch.distributed as dist
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # a rank runs this file alone
 from tests.e2e.strict_computations import put_off
-from tests.e2e.strict_device import DEVICE, LIMIT, PATIENCE, Access, Posted, Stream, access
+from tests.e2e.strict_device import DEVICE, LIMIT, PATIENCE, Posted, Stream
 from tests.e2e.strict_names import NOW, listen
 
 
@@ -100,7 +100,7 @@ class Communicator(dist.ProcessGroup):
 
     def send(self, tensors: list[torch.Tensor], target: int, tag: int = 0) -> Posted:
         """Posts a message, which is over when its receive has been reached."""
-        (tensor,), number, name = tensors, self._next(self._rank, target), NOW.message(tag)
+        tensor, number, name = tensors[0].detach(), self._next(self._rank, target), NOW.message(tag)
         peer = self._members[target]
 
         def body() -> None:
@@ -110,11 +110,11 @@ class Communicator(dist.ProcessGroup):
             _check(mine, wanted, f"rank {peer}")
             self._carrier.send([tensor], target, 3 * number + 2).wait()
 
-        return self._pair(target).post(Posted(f"send {name} to rank {peer}", body, [access(tensor, False)]))
+        return self._pair(target).post(Posted(f"send {name} to rank {peer}", body, [(tensors[0], False)], False))
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Posted:
         """Posts the receipt of the next message."""
-        (tensor,), number, name = tensors, self._next(source, self._rank), NOW.message(tag)
+        tensor, number, name = tensors[0].detach(), self._next(source, self._rank), NOW.message(tag)
         peer = self._members[source]
 
         def body() -> None:
@@ -124,14 +124,18 @@ class Communicator(dist.ProcessGroup):
             _check(came, wanted, f"rank {self._members[self._rank]}")
             self._carrier.recv([tensor], source, 3 * number + 2).wait()
 
-        return self._pair(source).post(Posted(f"recv {name} from rank {peer}", body, [access(tensor, True)]))
+        return self._pair(source).post(Posted(f"recv {name} from rank {peer}", body, [(tensors[0], True)], False))
 
     def _next(self, source: int, target: int) -> int:
         self._counts[source, target] += 1
         return self._counts[source, target]
 
     def _collective(
-        self, what: str, size: torch.Tensor, memory: Sequence[Access], begun: Callable[[], dist.Work]
+        self,
+        what: str,
+        size: torch.Tensor,
+        touched: Sequence[tuple[torch.Tensor, bool]],
+        begun: Callable[[], dist.Work],
     ) -> Posted:
         """Posts a collective of all ranks, which has to be the same one on all of them."""
         name = f"{what}{NOW.of_update()}"
@@ -144,19 +148,21 @@ class Communicator(dist.ProcessGroup):
                 _check(mine, other, f"rank {self._members[rank]}")
             begun().wait()
 
-        posted = Posted(f"{name} of {size.numel()} numbers", checked, memory, collective=True)
+        posted = Posted(f"{name} of {size.numel()} numbers", checked, touched, True)
         return self._stream(tuple(range(self._size))).post(posted)
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> Posted:
         """As every rank of the communicator posts it, in one order."""
-        memory = [access(tensor, True) for tensor in tensors]
-        return self._collective("all_reduce", tensors[0], memory, lambda: self._carrier.allreduce(tensors, opts))
+        touched = [(tensor, True) for tensor in tensors]
+        return self._collective("all_reduce", tensors[0], touched, lambda: self._carrier.allreduce(tensors, opts))
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> Posted:
         """As `allreduce`, for weights whose optimizer is sharded."""
-        memory = [access(tensor, False) for tensor in inputs]
-        memory += [access(tensor, True) for of_input in outputs for tensor in of_input]
-        return self._collective("all_gather", inputs[0], memory, lambda: self._carrier.allgather(outputs, inputs, opts))
+        touched = [(tensor, False) for tensor in inputs]
+        touched += [(tensor, True) for of_input in outputs for tensor in of_input]
+        return self._collective(
+            "all_gather", inputs[0], touched, lambda: self._carrier.allgather(outputs, inputs, opts)
+        )
 
 
 _LENGTH = 160

@@ -1,17 +1,19 @@
 """What a rank computes under the strict backend is put off: the stream of computations comes to it later, as on a GPU.
 
-The host has the result at once, as memory that is written later. What it needs is the result's shape, strides and
-dtype, which torch works out by itself on the device "meta". These operations are not put off:
+The host has the result at once, as memory that is written later. Its shape, strides and dtype are those that the same
+operation has of zeros, which is tried once. (The device "meta" knows other strides than the CPU, and what is drawn at
+random follows from strides.) These operations are not put off:
 
 - a view, and what makes a tensor from no values of others: they touch no memory that anything else may touch;
-- what torch cannot work out without the values, such as `.item()` or a selection by a mask;
+- what has a result whose shape follows from values, or a number of Python, such as a selection by a mask or `.item()`;
 - what draws random numbers, as the generator is that of the host;
 - what involves numbers alone, none of which is under way: such as the step that an optimizer counts;
 - those of other backends, and those that are given ``out``.
 
-Before these the host waits for what touches the same memory, and before it looks into the memory of a tensor by itself,
-as in `.cpu()`, `.tolist()`, `.numpy()` and when a tensor is pickled. (On CUDA it waits for the whole stream then.) What
-is read through an array of numpy or a pointer from before is not noticed: it is what the memory holds by then.
+Before these the host waits for the stream, if anything under way touches the same memory; and before it looks into the
+memory of a tensor by itself, as in `.cpu()`, `.tolist()`, `.numpy()` and when a tensor is pickled. What it reads or
+writes through an array of numpy or a pointer from before is not noticed: it is what the memory holds by then. Memory
+that ``copy_(.., non_blocking=True)`` writes may be made an array when `torch.cpu.synchronize` has returned.
 """
 
 import os
@@ -30,6 +32,13 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _READS = ("cpu", "tolist", "numpy", "__array__", "data_ptr", "__reduce_ex__", "__repr__")
 """Methods of a tensor by which the host looks into its memory."""
 _ALLOCATES = ("new_", "empty", "_unsafe_view")
+_HOST = {
+    torch.Tag.nondeterministic_seeded,
+    torch.Tag.data_dependent_output,
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.inplace_view,
+}
+_MASKS = (torch.bool, torch.uint8)
 
 
 class Layout(NamedTuple):
@@ -39,9 +48,14 @@ class Layout(NamedTuple):
     strides: tuple[int, ...]
     dtype: torch.dtype
 
-    def make(self, device: str) -> torch.Tensor:
+    def make(self) -> torch.Tensor:
         """Memory for it."""
-        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype)
+
+    def zeros(self) -> torch.Tensor:
+        """The same of zeros, also where numbers lie in the same place."""
+        count = 1 + sum((size - 1) * step for size, step in zip(self.shape, self.strides, strict=True))
+        return torch.zeros(max(count, 0), dtype=self.dtype).as_strided(self.shape, self.strides)
 
     @property
     def has_overlaps(self) -> bool:
@@ -102,44 +116,56 @@ class Computations(TorchDispatchMode):
 
 
 def _put_off(func: Any, args: Any, kwargs: Any, memory: list[Access], results: Results) -> Any:
-    made = [leaf.make("cpu") if isinstance(leaf, Layout) else None for leaf in results.leaves]
+    made = [leaf.make() if isinstance(leaf, Layout) else None for leaf in results.leaves]
+    own_args, own_kwargs = _aliases(args), {name: _aliases(value) for name, value in kwargs.items()}
     tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
 
     def run() -> None:
-        for target, value in zip(made, tree_leaves(func(*args, **kwargs)), strict=True):
+        for target, value in zip(made, tree_leaves(func(*own_args, **own_kwargs)), strict=True):
             if target is not None:
                 target.copy_(value)
 
     written = [access(tensor, True) for tensor in made if tensor is not None]
-    DEVICE.computing.put(str(func), [*memory, *written], run)
+    number = DEVICE.computing.put(str(func), [*memory, *written], run)
+    if func is torch.ops.aten.copy_.default and (kwargs.get("non_blocking") or args[2:] == (True,)):
+        DEVICE.computing.copied(memory[0], number)
     pairs = zip(results.leaves, made, strict=True)
     return tree_unflatten([tensors[leaf] if isinstance(leaf, int) else new for leaf, new in pairs], results.structure)
 
 
+def _aliases(value: Any) -> Any:
+    """Tensors of the same memory, which stay as they are when the program gives its own another form."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_aliases, value))
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
 def _worked_out(func: Any, args: Any, kwargs: Any) -> Results | None:
-    """The results of an operation, by torch's device without memory; None if only the host can tell."""
-    is_drawn = torch.Tag.nondeterministic_seeded in func.tags
-    if func.namespace != "aten" or is_drawn or any(argument.is_out for argument in func._schema.arguments):
+    """The results of an operation, as it has them of zeros; None if they depend on more than the form of arguments."""
+    is_index = func is torch.ops.aten.index.Tensor and not any(i is not None and i.dtype in _MASKS for i in args[1])
+    if func.namespace != "aten" or (_HOST.intersection(func.tags) and not is_index):
         return None
-    stand_ins: list[torch.Tensor] = []
+    if any(argument.is_out for argument in func._schema.arguments):
+        return None
+    zeros: list[torch.Tensor] = []
 
-    def without_memory(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            stand_ins.append(layout_of(value).make("meta"))
-            return stand_ins[-1]
-        return torch.device("meta") if isinstance(value, torch.device) else value
+    def of_zeros(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        zeros.append(layout_of(value).zeros())
+        return zeros[-1]
 
-    args, kwargs = tree_map(without_memory, args), tree_map(without_memory, kwargs)
+    args, kwargs = tree_map(of_zeros, args), tree_map(of_zeros, kwargs)
     try:
         values, structure = tree_flatten(func(*args, **kwargs))
-    except Exception:  # the host has it run as it is, and sees any error of the program
+    except Exception:  # the host runs it as it is, and sees any error of the program
         return None
     leaves: list[Layout | int | None] = []
     for value in values:
-        place = next((i for i, stand_in in enumerate(stand_ins) if stand_in is value), None)
+        place = next((i for i, tensor in enumerate(zeros) if tensor is value), None)
         if value is None or place is not None:
             leaves.append(place)
-        elif isinstance(value, torch.Tensor) and not layout_of(value).has_overlaps:
+        elif isinstance(value, torch.Tensor) and _is_dense(value) and not layout_of(value).has_overlaps:
             leaves.append(layout_of(value))
         else:
             return None
@@ -174,8 +200,10 @@ def _after_writes(method: Callable[..., Any], mode: Computations) -> Callable[..
     @wraps(method)
     def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if mode.is_on and not tensor.is_meta:
-            is_known = type(tensor) in _PLAIN and _is_dense(tensor)
-            DEVICE.computing.synchronise([access(tensor, False)] if is_known else None)
+            memory = [access(tensor, False)] if type(tensor) in _PLAIN and _is_dense(tensor) else None
+            if memory is not None and method.__name__ == "numpy":
+                DEVICE.computing.require_copied(memory)  # a tensor of the host, then: what is on a GPU has no array
+            DEVICE.computing.synchronise(memory)
         return method(tensor, *args, **kwargs)
 
     return read
@@ -187,5 +215,6 @@ def put_off() -> None:
     mode = Computations()
     for name in _READS:
         setattr(torch.Tensor, name, _after_writes(getattr(torch.Tensor, name), mode))
+    torch.cpu.synchronize = lambda _device=None: DEVICE.computing.synchronise()
     os.register_at_fork(after_in_child=partial(setattr, mode, "is_on", False))
     mode.__enter__()

@@ -31,6 +31,7 @@ _SELDOM = 50
 """One computation of so many is delayed."""
 _GRACE = 2.0
 """Seconds in which the host may come to hear of an error by itself."""
+_UNWAITED = "nothing has waited for that"
 _address = torch.Tensor.data_ptr
 
 
@@ -60,10 +61,12 @@ class Posted(dist.Work):
     """An operation of a stream, and the memory that it may touch until it has been waited for."""
 
     def __init__(
-        self, what: str, body: Callable[[], object], memory: Sequence[Access], collective: bool = False
+        self, what: str, body: Callable[[], object], touched: Sequence[tuple[torch.Tensor, bool]], collective: bool
     ) -> None:
         super().__init__()
-        self.what, self.memory, self.collective = what, memory, collective
+        self.what, self.collective = what, collective
+        self.tensors = [tensor for tensor, _ in touched]
+        self.memory = [access(tensor, writes) for tensor, writes in touched]
         self.event = 0
         self._body = body
         self._over = threading.Event()
@@ -145,6 +148,7 @@ class Computing:
         self._changed = threading.Condition()
         self._entries: deque[Entry] = deque()
         self._count = self._over = self._wanted = 0
+        self._copies: list[tuple[int, Access]] = []
         self._error: RuntimeError | None = None
         self._is_told = threading.Event()
         self._delays = random.Random(f"{SEED} computations")
@@ -171,15 +175,18 @@ class Computing:
             return self._over >= number
 
     def synchronise(self, memory: Sequence[Access] | None = None) -> None:
-        """Holds up the host until what touches some memory is over, by default all.
+        """Holds up the host until all is over: at once, if some memory is given that nothing under way touches.
 
         Raises
         ------
         RuntimeError
             If something has failed.
         """
-        if not self.wait(self._last(memory)):
-            self.require_well()
+        if memory is None or self.is_under_way(memory):
+            number = self._count
+            if not self.wait(number):
+                self.require_well()
+            self._copies = [copy for copy in self._copies if copy[0] > number]
 
     def require_well(self) -> None:
         """Raises as `synchronise` does, without waiting."""
@@ -189,12 +196,23 @@ class Computing:
 
     def is_under_way(self, memory: Sequence[Access]) -> bool:
         """Whether the stream has yet to do something that touches some memory."""
-        return self._last(memory) > 0
-
-    def _last(self, memory: Sequence[Access] | None) -> int:
         with self._changed:
-            entries = reversed(self._entries)
-            return next((entry.number for entry in entries if memory is None or _meet(entry.memory, memory)), 0)
+            return any(_meet(entry.memory, memory) for entry in self._entries)
+
+    def copied(self, target: Access, number: int) -> None:
+        """What was entered last with this number is a copy that the host need not wait for."""
+        self._copies.append((number, target))
+
+    def require_copied(self, memory: Sequence[Access]) -> None:
+        """Passes if the host has waited for the copies to some memory that it looks into.
+
+        Raises
+        ------
+        RuntimeError
+            If not.
+        """
+        if _meet([target for _, target in self._copies], memory):
+            raise RuntimeError(f"the host reads memory that a copy writes which does not block it, and {_UNWAITED}")
 
     def finish(self) -> None:
         """Returns when all is over.
@@ -316,12 +334,12 @@ class Device:
             If something is.
         """
         for posted in (posted for other in self.streams if other is not stream for posted in other.unwaited):
-            for mine in memory:
-                for theirs in posted.memory:
+            for tensor, theirs in zip(posted.tensors, posted.memory, strict=True):
+                if _address(tensor) != theirs.start:
+                    raise RuntimeError(f"memory that {posted.what} {theirs} is given back, and {_UNWAITED}")
+                for mine in memory:
                     if mine.disturbs(theirs):
-                        raise RuntimeError(
-                            f"{what} {mine} memory that {posted.what} {theirs}, and nothing has waited for that"
-                        )
+                        raise RuntimeError(f"{what} {mine} memory that {posted.what} {theirs}, and {_UNWAITED}")
 
     def wait_for(self, operation: Posted) -> None:
         """What is computed or posted from now on comes after an operation, and after those before it in its stream."""
@@ -332,7 +350,7 @@ class Device:
                 memory = [one for posted in over for one in posted.memory]
                 del stream.unwaited[: len(over)]
         self.computing.require_well()
-        self.computing.put(operation.what, memory, operation.finish)
+        self.computing.put(f"wait {operation.what}", memory, operation.finish)
 
     def _fits(self, operation: Posted) -> bool:
         return not (ALONE and operation.collective) or self._collectives[0] is operation
