@@ -109,6 +109,8 @@ class Computations(TorchDispatchMode):
         return _put_off(func, args, kwargs, memory, results)
 
     def _results(self, func: Any, args: Any, kwargs: Any) -> Results | None:
+        if func.namespace != "aten":
+            return None
         key = func, _form(args), _form([*kwargs.items()])
         if key not in self._known:
             self._known[key] = _worked_out(func, args, kwargs)
@@ -143,9 +145,8 @@ def _aliases(value: Any) -> Any:
 def _worked_out(func: Any, args: Any, kwargs: Any) -> Results | None:
     """The results of an operation, as it has them of zeros; None if they depend on more than the form of arguments."""
     is_index = func is torch.ops.aten.index.Tensor and not any(i is not None and i.dtype in _MASKS for i in args[1])
-    if func.namespace != "aten" or (_HOST.intersection(func.tags) and not is_index):
-        return None
-    if any(argument.is_out for argument in func._schema.arguments):
+    takes_out = any(argument.is_out for argument in func._schema.arguments)
+    if takes_out or (_HOST.intersection(func.tags) and not is_index):
         return None
     zeros: list[torch.Tensor] = []
 

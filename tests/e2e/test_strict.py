@@ -198,7 +198,8 @@ def test_a_program_that_is_not_proven_for_it_would_hang(paired: dict[str, Outcom
     assert "0" not in paired["forced"].statuses
     said = "\n".join(paired["forced"].said)
     assert re.search(
-        r"hangs; at the heads of the streams: communicator of ranks \[\d, \d\]: (send|recv) m\d+ s\d->s\d of update",
+        r"hangs; at the heads of the streams: computations: wait (send|recv) m\d+ s\d->s\d of update \d+ .*; "
+        r"communicator of ranks \[\d, \d\]: (send|recv) m\d+ s\d->s\d of update",
         said,
     ), said
 
