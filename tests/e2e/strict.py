@@ -11,23 +11,21 @@ gloo forgives much: it finds a message by its tag, and takes it before anyone as
 - The first operation of a communicator blocks the host until all of its ranks are there, and makes it
   (pytorch/pytorch#108378).
 - What is posted starts no sooner than all that was computed before (ProcessGroupNCCL::syncStream).
-- A wait holds up what the rank computes after it, and no stream of a communicator.
+- What the rank computes is a stream as well, and a wait is an entry in it that holds up what comes after. The host goes
+  on at once (ProcessGroupNCCL::WorkNCCL::synchronize), until it reads what is computed: `strict_computations`.
 - What is not waited for is under way: no computation, and no operation of another stream, may write what it reads, or
-  touch what it writes (torch.distributed.isend: undefined). This is looked at for each operation of torch, as
-  torch.cuda._sanitizer does, and depends on no delay.
+  touch what it writes (torch.distributed.isend: undefined), nor may its memory be given back by ``tensor.data = ..``.
+  This is looked at for each operation of torch, as torch.cuda._sanitizer does, and depends on no delay.
 - A device has ``STRICT_QUEUES`` hardware queues (CUDA_DEVICE_MAX_CONNECTIONS): streams that share one begin their
   operations in the order of posting. The first queue is that of what the rank computes, too (NVIDIA/nccl#783).
 - With ``STRICT_ALONE`` a rank runs one collective at a time, in the order of posting: nothing says that the kernels of
   two fit on a device (NCCL user guide, "Using multiple NCCL communicators concurrently").
 
-On a GPU the stream of computations is a queue, and a wait an entry in it. Here that stream is the host itself: eager
-torch on the CPU cannot put off what it computes. The order of starts is the same: what the host computes or posts after
-a wait starts after it on a GPU as well. But for the first operation of a communicator: a GPU does not hold up the host,
-which may come to it earlier there, and never later.
-
 By environment variables: ``STRICT_DELAY`` is the longest of the random delays before operations, in seconds, with
-``STRICT_SEED``. A rank that waits longer than ``STRICT_PATIENCE`` seconds says which operation is at the head of each
-of its streams.
+``STRICT_SEED``; one computation of fifty is delayed. With ``STRICT_LATE`` computations are as late as they may be: the
+stream runs nothing that neither the host nor another stream waits for. What a rank waits for longer than
+``STRICT_PATIENCE`` seconds is an error that says which operation is at the head of each of its streams. An error of the
+stream of computations is raised where the host next waits or reads; if that takes two seconds, it ends the rank.
 
 Every message carries what it is: micro-batch, stages and update, of chimera_runtime; of other programs the tag. The
 micro-batch implies the pipe, as they are counted over all pipes, and the stages the kind: to the next stage go

@@ -1,10 +1,8 @@
 """The device of a rank under the strict backend: streams, each a thread with a queue, and what they may do at a time.
 
-The stream of computations has entries: operations of torch, waits for what was posted, and events. What is posted to
-another stream starts no sooner than the event that was entered for it. The rules are at the top of `strict`.
-
-By environment variables, beside those of `strict`: with ``STRICT_LATE`` the stream of computations is as late as it may
-be: it runs nothing that neither the host nor another stream waits for.
+The stream of computations has entries: operations of torch, and waits for what was posted. What is posted to another
+stream starts when all is over that was entered before. The rules, and the environment variables that set them, are at
+the top of `strict`.
 """
 
 import os

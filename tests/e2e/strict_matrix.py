@@ -1,10 +1,12 @@
 """The whole matrix under the backend that keeps NCCL's rules; `test_strict` has a sample of it.
 
     .venv/bin/python -m tests.e2e.strict_matrix [--random 300] [--seed 0] [--schemes NAME ..]
+    .venv/bin/python -m tests.e2e.strict_matrix --late
     .venv/bin/python -m tests.e2e.strict_matrix --communicators pair
 
 Each program runs with ``--check-only``: it trains some updates as one process does. Every rank delays each of its
-operations at random; a device has 8 hardware queues, and room for one collective. Changed programs: `strict_mutants`.
+operations at random; a device has 8 hardware queues, and room for one collective. With ``--late`` ranks compute as late
+as they may. Changed programs: `strict_mutants`.
 
 With ``--communicators pair`` there is one for both directions between two workers. What is not proven to finish with it
 is left out; of each program there is a second one then, whose receives are posted where they are needed.
@@ -101,6 +103,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--schemes", nargs="*", choices=library.names(), default=library.names(), metavar="NAME")
     parser.add_argument("--communicators", choices=["directed", "pair"], default="directed")
+    parser.add_argument("--late", action="store_true", help="what ranks compute is as late as it may be")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -112,6 +115,8 @@ def main() -> None:
             proven = [*paired(jobs)]
             print(f"{len(proven)} of {2 * len(jobs)} programs are proven for it", flush=True)
             jobs = proven
+        if options.late:
+            jobs = [(ranks, replace(run, environment={**run.environment, "STRICT_LATE": "1"})) for ranks, run in jobs]
         results = outcomes(folder, jobs)
         for name, outcome in results.items():
             if not passed(outcome):

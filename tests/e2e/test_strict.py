@@ -35,9 +35,11 @@ def settings(scheme: str) -> dict[str, int]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     folder = tmp_path_factory.mktemp("strict")
     environment = {"STRICT_DELAY": "0.003", "STRICT_SEED": "1", "STRICT_QUEUES": "8", "STRICT_ALONE": "1"}
-    jobs = [
-        Job(scheme, compiled(folder, scheme, **settings(scheme)), STRICT, environment=environment) for scheme in SAMPLE
-    ]
+    jobs = []
+    for number, scheme in enumerate(SAMPLE):
+        late = {"STRICT_LATE": "1"} if number % 2 else {}
+        program = compiled(folder, scheme, **settings(scheme))
+        jobs.append(Job(scheme, program, STRICT, environment=environment | late))
     return run_all(folder, 4, jobs)
 
 
