@@ -32,12 +32,14 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _READS = ("cpu", "tolist", "numpy", "__array__", "data_ptr", "__reduce_ex__", "__repr__")
 """Methods of a tensor by which the host looks into its memory."""
 _ALLOCATES = ("new_", "empty", "_unsafe_view")
+"""How the names of operations begin that make a tensor from no values; so do those with "_like" in it."""
 _HOST = {
     torch.Tag.nondeterministic_seeded,
     torch.Tag.data_dependent_output,
     torch.Tag.dynamic_output_shape,
     torch.Tag.inplace_view,
 }
+"""What torch says of operations that cannot be put off; of `index` it says so whether or not there is a mask."""
 _MASKS = (torch.bool, torch.uint8)
 
 
@@ -50,12 +52,12 @@ class Layout(NamedTuple):
 
     def make(self) -> torch.Tensor:
         """Memory for it."""
-        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype)
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="cpu")
 
     def zeros(self) -> torch.Tensor:
         """The same of zeros, also where numbers lie in the same place."""
         count = 1 + sum((size - 1) * step for size, step in zip(self.shape, self.strides, strict=True))
-        return torch.zeros(max(count, 0), dtype=self.dtype).as_strided(self.shape, self.strides)
+        return torch.zeros(max(count, 0), dtype=self.dtype, device="cpu").as_strided(self.shape, self.strides)
 
     @property
     def has_overlaps(self) -> bool:
@@ -94,6 +96,8 @@ class Computations(TorchDispatchMode):
             return func(*args, **kwargs)
         arguments = [*_tensors(func, args, kwargs)]
         tensors = [tensor for tensor, _ in arguments]
+        if any(tensor.is_meta for tensor in tensors):
+            return func(*args, **kwargs)
         if not all(_is_dense(tensor) for tensor in tensors):
             DEVICE.computing.synchronise()
             return func(*args, **kwargs)
@@ -183,12 +187,12 @@ def _form(value: Any) -> object:
 
 
 def _tensors(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[torch.Tensor, bool]]:
-    """Those that have memory, and whether the operation writes them."""
+    """Those among the arguments, and whether the operation writes them."""
     for number, argument in enumerate(func._schema.arguments):
         value = args[number] if number < len(args) else kwargs.get(argument.name)
         writes = (argument.alias_info is not None and argument.alias_info.is_write) or func.namespace == "c10d"
         for tensor in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(tensor, torch.Tensor) and not tensor.is_meta:
+            if isinstance(tensor, torch.Tensor):
                 yield tensor, writes
 
 
