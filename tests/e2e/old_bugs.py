@@ -169,6 +169,54 @@ def posted_ahead(rank: int) -> None:
         require(answer, 7)
 
 
+def read_too_early(rank: int) -> None:
+    """What was received is copied to the host without blocking it, and read at once."""
+    group = communicator()
+    if rank == 0:
+        dist.send(torch.full((SIZE,), 3.0), 1, group)
+        return
+    came, on_host = torch.empty(SIZE), torch.zeros(SIZE)
+    dist.recv(came, 0, group)
+    on_host.copy_(2 * came, non_blocking=True)
+    require(torch.tensor(on_host.numpy().tolist()), 6)
+
+
+def staging_reused(rank: int) -> None:
+    """The host fills the memory that it copies from without blocking again, before the first copy is over."""
+    group = communicator()
+    first, second = torch.empty(SIZE), torch.empty(SIZE)
+    if rank == 1:
+        for tensor, value in ((first, 1), (second, 5)):
+            dist.recv(tensor, 0, group)
+            require(tensor, value)
+        return
+    staged = torch.empty(SIZE)
+    array = staged.numpy()
+    for tensor, value in ((first, 1), (second, 5)):
+        array[:] = value
+        tensor.copy_(staged, non_blocking=True)
+    works = [dist.isend(tensor, 1, group) for tensor in (first, second)]
+    for work in works:
+        work.wait()
+
+
+def sent_memory_given_back(rank: int) -> None:
+    """The memory of an output is given back while it is sent: only the graph of gradients is still needed of it."""
+    group = communicator()
+    if rank == 1:
+        came = torch.empty(SIZE)
+        dist.recv(came, 0, group)
+        require(came, 2)
+        return
+    weight = torch.ones(SIZE, requires_grad=True)
+    output = 2 * weight
+    time.sleep(0.5)
+    work = dist.isend(output, 1, group)
+    output.data = torch.empty(1)
+    (3 * weight).sum().backward()
+    work.wait()
+
+
 BUGS: dict[Callable[[int], None], str] = {
     sends_first: "NVIDIA/nccl#479, pytorch/pytorch#172668",
     tags_mixed_up: "pytorch/pytorch#94819, #125079",
@@ -178,6 +226,9 @@ BUGS: dict[Callable[[int], None], str] = {
     received_buffer_reused: "deepspeedai/DeepSpeed#2800: one buffer too few",
     made_by_first_message: "pytorch/pytorch#108378",
     posted_ahead: "NVIDIA/nccl#783: two streams need not progress independently; with CUDA_DEVICE_MAX_CONNECTIONS=1",
+    read_too_early: "pytorch/pytorch#127612, sgl-project/sglang#16493",
+    staging_reused: "1bit-MONSTER/1bit-MONSTER#2436, pytorch/tutorials#3261",
+    sent_memory_given_back: "NVIDIA/Megatron-LM#4047",
 }
 
 

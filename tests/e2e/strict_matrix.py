@@ -1,10 +1,12 @@
 """The whole matrix under the backend that keeps NCCL's rules; `test_strict` has a sample of it.
 
     .venv/bin/python -m tests.e2e.strict_matrix [--random 300] [--seed 0] [--schemes NAME ..]
+    .venv/bin/python -m tests.e2e.strict_matrix --late
     .venv/bin/python -m tests.e2e.strict_matrix --communicators pair
 
 Each program runs with ``--check-only``: it trains some updates as one process does. Every rank delays each of its
-operations at random; a device has 8 hardware queues, and room for one collective. Changed programs: `strict_mutants`.
+operations at random; a device has 8 hardware queues, and room for one collective. With ``--late`` ranks compute as late
+as they may. Changed programs: `strict_mutants`.
 
 With ``--communicators pair`` programs are compiled for one for both directions between two workers, and train with it.
 """
@@ -89,6 +91,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--schemes", nargs="*", choices=library.names(), default=library.names(), metavar="NAME")
     parser.add_argument("--communicators", choices=["directed", "pair"], default="directed")
+    parser.add_argument("--late", action="store_true", help="what ranks compute is as late as it may be")
     options = parser.parse_args()
     asked = ("--communicators", options.communicators)
     with tempfile.TemporaryDirectory() as place:
@@ -97,6 +100,8 @@ def main() -> None:
             *library_jobs(folder, options.schemes, options.seed, asked),
             *random_jobs(folder, options.random, options.seed, asked),
         ]
+        if options.late:
+            jobs = [(ranks, replace(run, environment={**run.environment, "STRICT_LATE": "1"})) for ranks, run in jobs]
         results = outcomes(folder, jobs)
         for name, outcome in results.items():
             if not passed(outcome):

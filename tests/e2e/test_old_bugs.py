@@ -9,7 +9,7 @@ from tests.e2e.ranks import HERE, Job, Outcome, run_all
 
 pytestmark = pytest.mark.e2e
 
-RULES = {"STRICT_PATIENCE": "2", "STRICT_ALONE": "1"}
+RULES = {"STRICT_PATIENCE": "2", "STRICT_ALONE": "1", "STRICT_LATE": "1"}
 SAID = {
     "sends_first": r"send tag 0 to rank 1 hangs; at the heads of the streams: .*: send tag 0 to rank 1",
     "tags_mixed_up": r"on rank 1 \(tag 1: .*\) meets \(tag 2: .*\): without tags, what is next is what comes",
@@ -18,7 +18,10 @@ SAID = {
     "sent_buffer_reused": r"recv tag 0 from rank 0 writes memory that send tag 0 to rank 0 reads, and nothing",
     "received_buffer_reused": r"aten\S+ reads memory that recv tag 0 from rank 0 writes, and nothing",
     "made_by_first_message": r"the first operation of a communicator of ranks \[0, 1\] blocks the host",
-    "posted_ahead": r"aten\S+ hangs behind recv tag 0 from rank 0 in its hardware queue",
+    "posted_ahead": r"wait recv tag 0 from rank 0 hangs behind recv tag 0 from rank 0 in its hardware queue",
+    "read_too_early": "the host reads memory that a copy writes which does not block it, and nothing has waited",
+    "staging_reused": r"(?s)tensor\(\[5\., .* in place of 1",
+    "sent_memory_given_back": r"memory that send tag 0 to rank 1 reads is given back, and nothing has waited",
 }
 
 
@@ -46,5 +49,5 @@ def test_gloo_lets_an_old_bug_pass(outcomes: dict[str, Outcome], name: str) -> N
 @pytest.mark.parametrize("name", SAID)
 def test_an_old_bug_fails_by_the_rules_of_nccl(outcomes: dict[str, Outcome], name: str) -> None:
     strict = outcomes[f"strict {name}"]
-    assert "0" not in strict.statuses
+    assert set(strict.statuses) != {"0"}
     assert re.search(SAID[name], "\n".join(strict.said)), strict.said

@@ -33,8 +33,18 @@ def main() -> None:
     if dist.get_rank() == 1:
         store.wait(["the other rank has seen it"])
         return
+
+    def update() -> None:
+        """As in a loop that looks at its gradients: that waits for the device, and gives what is not to be used."""
+        outcome = pipe.step(micro_batches=[example] * pipe.micro_batches)
+        assert outcome is not None
+        for parameter in pipe.parameters():
+            assert parameter.grad is not None
+            float(parameter.grad.sum())
+        assert outcome.loss > 0
+
     errors = []
-    for call in (lambda: pipe.step(micro_batches=[example] * pipe.micro_batches), pipe.state_dict):
+    for call in (update, pipe.state_dict):
         try:
             call()
         except (PeerLost, Misuse) as error:
