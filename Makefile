@@ -39,11 +39,11 @@ examples: $(READY)
 
 # Tests start hundreds of processes of the same modules; without bytecode each of them would compile these again.
 # Neighbours stay on one worker as far as can be, as they share what they compile. Ranks often wait, for one another and
-# for time to pass: in the end-to-end half three workers share two cores.
+# for time to pass: in the end-to-end half four workers share two cores.
 test: export PYTHONDONTWRITEBYTECODE =
 test: check browser examples
 	$(BIN)/pytest tests chimera_ir docs/paper_tables docs/conformance --doctest-modules --ignore=tests/e2e --numprocesses=auto --dist=worksteal
-	$(BIN)/pytest tests/e2e --ignore=tests/e2e/models --numprocesses=3 --dist=loadfile --no-loadscope-reorder
+	$(BIN)/pytest tests/e2e --ignore=tests/e2e/models --numprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 # What the steps are, and what they have to say: tests/gpu. GPU_PYTHON is an interpreter that has chimera_ir and a torch
 # for the machine's driver, if the torch of constraints.txt is none.

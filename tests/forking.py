@@ -186,8 +186,11 @@ def _as_script(training_script: str, *training_script_args: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.path[0] = os.path.dirname(os.path.abspath(training_script))
     sys.argv = [training_script, *training_script_args]
+    atexit._clear()  # what was registered by the processes that this one was forked from
     try:
         runpy.run_path(training_script, run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0):
             raise  # else torchrun would wait for what its function returns
+    finally:
+        atexit._run_exitfuncs()

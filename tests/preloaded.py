@@ -15,6 +15,15 @@ from pathlib import Path
 from types import ModuleType
 
 _PACKAGE = "chimera_runtime"
+_OF_TORCH = (
+    "torch._dynamo",  # as the first optimizer does
+    "torch.autograd.profiler",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.checkpoint.state_dict_saver",
+    "torch.distributed.run",
+    "torch.profiler._cupti_monitor",  # as the first step of an optimizer does
+    "torch.utils.data",
+)
 _AT_IMPORT = (f"{_PACKAGE}.tools", f"{_PACKAGE}.tools.parent")
 """What looks at its process, or changes it, when it is imported."""
 
@@ -59,6 +68,8 @@ class Preloaded(MetaPathFinder, Loader):
             reload(_MODULES[name])
 
 
+for _name in _OF_TORCH:
+    import_module(_name)
 _SOURCES = _sources(Path(__file__).resolve().parents[1] / _PACKAGE)
 _MODULES = _modules()
 sys.meta_path.insert(0, Preloaded())

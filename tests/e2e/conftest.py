@@ -3,18 +3,21 @@
 import pytest
 
 LONGEST = (
-    "test_transformers.py",
-    "test_training.py",
-    "test_failures.py",
-    "test_benchmarks.py",
     "test_examples.py",
-    "test_checkpoints.py",
-    "test_packaging.py",
-    "test_ends.py",
+    "test_training.py",
+    "test_benchmarks.py",
+    "test_transformers.py",
     "test_strict.py",
+    "test_failures.py",
+    "test_checkpoints.py",
+    "test_gpu.py",
+    "test_nodes.py",
+    "test_run.py",
+    "test_split_backwards.py",
+    "test_streams.py",
     "test_memory.py",
     "test_trace.py",
-    "test_old_bugs.py",
+    "test_packaging.py",
 )
 
 
