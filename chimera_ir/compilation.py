@@ -309,7 +309,8 @@ class Compilation:
     def _communicators(self) -> Communicators:
         """Those that an evaluation is compiled for: where the text is a program, those with which that one finishes."""
         if isinstance(self._entry, Program | ProgramStream):
-            return Communicators.DIRECTED if self.verified.blocked(Communicators.PAIR) else Communicators.PAIR
+            blocked = self.verified.blocked(Communicators.PAIR)
+            return Communicators.DIRECTED if blocked else Communicators.PAIR
         return self.request.communicators
 
     @_level

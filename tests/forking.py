@@ -2,7 +2,7 @@
 
 A launch takes a tenth of the CPU time of one from the command line. A rank is what it is there: its script is its
 ``__main__``, the directory of the script comes first on its path, and of the project nothing is imported but what
-the directory has a copy of (`tests.preloaded`).
+the directory has a copy of (`tests.e2e.preloaded`).
 """
 
 import atexit
@@ -26,7 +26,7 @@ from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["tests.preloaded"])
+_SERVER.set_forkserver_preload(["tests.e2e.preloaded"])
 
 
 def torchrun(

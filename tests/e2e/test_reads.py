@@ -1,6 +1,6 @@
 """What the host reads of the device in an update, and how often it waits for it: a wait leaves the device idle.
 
-On a board (tests/unit/runtime/board.py), where each operation of torch whose result is the host's is a read.
+On a board (tests/e2e/board.py), where each operation of torch whose result is the host's is a read.
 """
 
 import json

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from chimera_runtime import Pipeline, auxiliary_loss, world
 from chimera_runtime.readout import Readout
 from chimera_runtime.staging import Staging
-from tests.unit.runtime.board import BOARD, DEVICE, BoardGpu
+from tests.e2e.board import BOARD, DEVICE, BoardGpu
 from tests.unit.runtime.gpu_model import STREAMS
 
 WIDTH, SIZE, UPDATES = 4, 2, 6

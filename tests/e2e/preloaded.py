@@ -70,7 +70,7 @@ class Preloaded(MetaPathFinder, Loader):
 
 for _name in _OF_TORCH:
     import_module(_name)
-_SOURCES = _sources(Path(__file__).resolve().parents[1] / _PACKAGE)
+_SOURCES = _sources(Path(__file__).resolve().parents[2] / _PACKAGE)
 _MODULES = _modules()
 sys.meta_path.insert(0, Preloaded())
 gc.freeze()  # a collection would touch all objects, and a process that is forked copy their pages
