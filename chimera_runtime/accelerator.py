@@ -53,7 +53,7 @@ class Cuda:
 
     @property
     def computing(self) -> torch.cuda.Stream:
-        """Torch's current one."""
+        """That of the thread that asks: a loop may compute in a stream of its own."""
         return torch.cuda.current_stream(self._device)
 
     def stream(self) -> torch.cuda.Stream:

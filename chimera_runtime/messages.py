@@ -102,8 +102,8 @@ class Peer:
     """Another worker of the same copy, reached by messages.
 
     Posts to the group itself: what ``dist.isend`` looks up and checks each time is known before the first message.
-    ``rank`` is its number within the pipelines, ``member`` that in the default process group. ``staged``
-    makes of a communicator what tensors of a GPU are posted to instead of it.
+    ``rank`` is its number within the pipelines, ``member`` that in the default process group. ``staged`` makes
+    of a communicator what tensors of a GPU are posted to instead of it.
     """
 
     def __init__(

@@ -293,7 +293,7 @@ def staging_of(device: torch.device, backend: str) -> Staging | None:
 
 
 def reader_of(device: torch.device) -> Read:
-    """What reads losses."""
+    """How losses are read: of a GPU by copies that the host waits for at the end of an update."""
     return Readout(Cuda(device)) if device.type == "cuda" else from_host
 
 

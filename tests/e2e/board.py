@@ -125,10 +125,10 @@ class Generators:
         return False
 
     def manual_seed_all(self, seed: int) -> None:
-        """Nothing is seeded."""
+        """Torch calls it with every torch.manual_seed; a board has no generator."""
 
     def device_count(self) -> int:
-        """One board."""
+        """``board:0`` is all there is: ranks are processes, each with its own."""
         return 1
 
 

@@ -51,7 +51,7 @@ class Layout(NamedTuple):
     dtype: torch.dtype
 
     def make(self) -> torch.Tensor:
-        """Memory for it."""
+        """Memory on the host, with whatever is in it, until the stream writes the result there."""
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="cpu")
 
     def zeros(self) -> torch.Tensor:

@@ -349,7 +349,7 @@ class Device:
         for stream in self.streams:
             if operation in stream.unwaited:
                 over = stream.unwaited[: stream.unwaited.index(operation) + 1]
-                memory = [one for posted in over for one in posted.memory]
+                memory = [touched for posted in over for touched in posted.memory]
                 del stream.unwaited[: len(over)]
         self.computing.require_well()
         self.computing.put(f"wait {operation.what}", memory, operation.finish)

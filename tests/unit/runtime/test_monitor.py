@@ -190,7 +190,7 @@ class Unabortable:
     """A communicator of a backend that knows no abort."""
 
     def abort(self) -> None:
-        """As torch.distributed.Backend's."""
+        """Raises what torch.distributed.Backend does where a backend has not written its own."""
         raise RuntimeError("Backend strict does not support abort")
 
 
