@@ -4,8 +4,7 @@ import ctypes
 import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import cache
+from contextlib import contextmanager
 from hashlib import blake2b, sha256
 from typing import Any
 
@@ -64,36 +63,14 @@ def seed_all(seed: int) -> None:
 def all_generators_kept() -> Iterator[None]:
     """Afterwards all that `seed_all` seeds is as before; it is for what draws after that alone."""
     numpy: Any = sys.modules.get("numpy")
-    state = random.getstate()
+    states = random.getstate(), numpy and numpy.random.get_state(legacy=False)
     try:
-        with generators_kept(), nullcontext() if numpy is None else _numpy_kept(numpy.random):
+        with generators_kept():
             yield
     finally:
-        random.setstate(state)
-
-
-@contextmanager
-def _numpy_kept(numpy_random: Any) -> Iterator[None]:
-    """Afterwards NumPy's global generator is as before.
-
-    Inside it draws from other bits than its own, so that these need not be written back, which takes 25 us. Except if
-    it has half of a pair of normal numbers left, which it forgets with every change of its bits.
-    """
-    state, bits = numpy_random.get_state(legacy=False), numpy_random.get_bit_generator()
-    others = _other_bits()
-    numpy_random.set_bit_generator(others)
-    try:
-        yield
-    finally:
-        numpy_random.set_bit_generator(bits)
-        if state["has_gauss"] or bits is others:
-            numpy_random.set_state(state)
-
-
-@cache
-def _other_bits() -> Any:
-    numpy: Any = sys.modules["numpy"]
-    return numpy.random.MT19937(0)
+        random.setstate(states[0])
+        if numpy is not None:
+            numpy.random.set_state(states[1])
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
