@@ -4,11 +4,19 @@
     pytest tests/property --hypothesis-profile=search                            # others each time
     pytest tests/property --hypothesis-profile=search --hypothesis-seed=7        # those of seed 7
 
+Of mutants, which are changes of programs, a run tries a third, the same in every run, and a search all.
+
 A search that fails prints the smallest example it finds, and keeps it in `.hypothesis/` for the next search: write it
 down as `@example(..)`, so that every run tries it.
 """
 
+import random
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
 from hypothesis import settings
+
+T = TypeVar("T")
 
 PROFILE = "repeatable"
 """The profile of every run that asks for no other."""
@@ -27,3 +35,9 @@ settings.register_profile("search", _USUAL, max_examples=FACTOR * _USUAL.max_exa
 def examples(number: int) -> settings:
     """A property test with so many examples; in a search, with `FACTOR` times as many. A busy machine is no failure."""
     return settings(max_examples=number if settings().derandomize else FACTOR * number)
+
+
+def some(mutants: Iterable[T]) -> Iterator[T]:
+    """A third of these, the same in every run; in a search all."""
+    rng = random.Random(0)
+    return (mutant for mutant in mutants if not settings().derandomize or rng.random() < 1 / 3)

@@ -1,4 +1,4 @@
-"""Every single change of a program's text is rejected by the rule that should, or shown harmless by the executor."""
+"""A change of a line of a program's text is rejected by the rule that should, or shown harmless by the executor."""
 
 from collections.abc import Iterator
 from functools import cache
