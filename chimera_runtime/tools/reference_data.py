@@ -77,9 +77,16 @@ def _nothing(_epoch: int) -> None:
     """What a dataset or a sampler does that does not ask for its epoch."""
 
 
+def seed_devices(seed: int) -> None:
+    """As torch.manual_seed, which formats a stack of calls for every kind of device that is not in use."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
+
+
 def _seed_all(seed: int) -> None:
     """Seeds what an item may draw from: the generators of torch, Python, and NumPy if it is in use."""
-    torch.manual_seed(seed)
+    seed_devices(seed)
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % 2**32)
