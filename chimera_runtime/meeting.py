@@ -9,6 +9,9 @@ from torch.distributed.rendezvous import rendezvous
 
 from chimera_runtime.errors import Misuse, PeerLost
 
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01
+"""Seconds between two questions to the store."""
+
 
 def meet(timeout: float) -> tuple[Store, int, int]:
     """The store, the rank and the world size that torchrun gave.
@@ -37,9 +40,10 @@ def learn(store: Store, key: str, source: int, what: str, seconds: float) -> byt
     PeerLost
         If it takes longer than ``seconds``.
     """
-    deadline = time.monotonic() + seconds
+    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
     while not store.check([key]):
         if time.monotonic() > deadline:
             raise PeerLost(f"{what}: no answer from rank {source} within {seconds:g} s (--timeout)", [source])
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
     return bytes(store.get(key))

@@ -4,7 +4,8 @@
     pytest tests/property --hypothesis-profile=search                            # others each time
     pytest tests/property --hypothesis-profile=search --hypothesis-seed=7        # those of seed 7
 
-Of mutants, which are changes of programs, a run tries a third, the same in every run, and a search all.
+Of mutants, which are changes of programs, a run tries a third, the same in every run, and a search all. GPT-2 trains
+under some schemes of the library, and in a search under all: `pytest tests/e2e/test_examples.py` with the profile.
 
 A search that fails prints the smallest example it finds, and keeps it in `.hypothesis/` for the next search: write it
 down as `@example(..)`, so that every run tries it.
@@ -34,10 +35,15 @@ settings.register_profile("search", _USUAL, max_examples=FACTOR * _USUAL.max_exa
 
 def examples(number: int) -> settings:
     """A property test with so many examples; in a search, with `FACTOR` times as many. A busy machine is no failure."""
-    return settings(max_examples=number if settings().derandomize else FACTOR * number)
+    return settings(max_examples=FACTOR * number if searching() else number)
+
+
+def searching() -> bool:
+    """Whether this run is a search."""
+    return not settings().derandomize
 
 
 def some(mutants: Iterable[T]) -> Iterator[T]:
     """A third of these, the same in every run; in a search all."""
     rng = random.Random(0)
-    return (mutant for mutant in mutants if not settings().derandomize or rng.random() < 1 / 3)
+    return (mutant for mutant in mutants if searching() or rng.random() < 1 / 3)

@@ -59,8 +59,7 @@ def test_a_rank_that_fails_gives_the_status_of_torchrun(tmp_path: Path) -> None:
     assert not ranks_left(out)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_reaches_the_ranks_and_is_waited_for(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_reaches_the_ranks_and_is_waited_for(tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ("chimera", "--set", "D=2", "--model", str(MODELS / "failing.py"), "--steps", "100000", "--out", str(out))
     process = subprocess.Popen(
@@ -72,7 +71,7 @@ def test_a_signal_reaches_the_ranks_and_is_waited_for(tmp_path: Path, number: si
         said += line
         if " 5/100000" in line:
             assert len(ranks_left(out, seconds=0)) == 3, "torchrun and two ranks"
-            process.send_signal(number)
+            process.send_signal(signal.SIGTERM)
             break
     said += process.communicate(timeout=PATIENCE)[0]
     assert process.returncode != 0

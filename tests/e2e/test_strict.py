@@ -17,7 +17,7 @@ from tests.e2e.ranks import HERE, Job, Outcome, compiled, run_all
 pytestmark = pytest.mark.e2e
 
 STRICT = ("--check-only", "--micro-batch-size", "2", "--backend", "strict", "--backend-module", str(HERE / "strict.py"))
-SAMPLE = ("chimera", "chimera_halving", "dualpipe_v", "gems", "interleaved", "pipedream_2bw", "zb_h2", "zb_v")
+SAMPLE = ("chimera", "chimera_halving", "interleaved", "pipedream_2bw", "zb_v")
 
 
 def settings(scheme: str) -> dict[str, int]:

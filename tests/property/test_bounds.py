@@ -81,13 +81,13 @@ def assert_bounds_hold(text: str, costs: tuple[StageCosts, ...], recompute: bool
     event("bounded" if bounded(one, change, costs) else "weighed")
 
 
-@examples(300)
+@examples(150)
 @given(texts(asynchronous=False), costs(), st.booleans())
 def test_with_a_flush(text: str, costs: tuple[StageCosts, ...], recompute: bool) -> None:
     assert_bounds_hold(text, costs, recompute)
 
 
-@examples(100)
+@examples(50)
 @given(texts(asynchronous=True), costs(), st.booleans())
 def test_without_a_flush(text: str, costs: tuple[StageCosts, ...], recompute: bool) -> None:
     assert_bounds_hold(text, costs, recompute)

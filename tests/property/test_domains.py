@@ -84,7 +84,7 @@ def has_value_throughout(expression: ast.Expression, scope: Scope) -> bool:
     return not any(isinstance(value, Fault) for value in values)
 
 
-@examples(150)
+@examples(75)
 @given(cases())
 def test_integers_columns_and_laws_are_the_naive_values_or_refused(case: Case) -> None:
     expression, scope = case.parsed()

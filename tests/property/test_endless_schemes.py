@@ -13,7 +13,7 @@ from chimera_ir.verify.repeats import repeats
 from tests.repeatable import examples
 
 LIMIT = 20_000
-_SOME = examples(200)
+_SOME = examples(100)
 
 
 @st.composite

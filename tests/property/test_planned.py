@@ -15,10 +15,11 @@ from chimera_ir.commands.compile_command import compile_command
 from chimera_ir.commands.plan_command import plan_command
 from chimera_ir.compilation import Compilation
 from chimera_ir.request import Request
+from tests.repeatable import FACTOR, searching
 from tests.sizes import all_sizes
 from tests.unit.test_plan import cluster, profile
 
-SEEDS = range(40)
+SEEDS = range(FACTOR * 20 if searching() else 20)
 
 Plan = Callable[..., dict[str, Any]]
 

@@ -189,7 +189,7 @@ def test_the_steady_period_is_what_many_updates_take_on_average(name: str) -> No
     assert replay(few, setting).seconds == pytest.approx((spans[1] - spans[0]) / 120, rel=1e-12)
 
 
-@_FEW
+@examples(60)
 @given(SEEDS)
 def test_the_pace_is_what_updates_take_on_average_that_follow_one_another(seed: int) -> None:
     program = random_program(seed)

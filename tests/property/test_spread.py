@@ -15,6 +15,7 @@ from chimera_ir.predict.replay import expected, pace
 from chimera_ir.predict.setting import Setting
 from tests.lowered import level
 from tests.property.test_replay import STREAMS, random_program, random_setting
+from tests.repeatable import FACTOR, searching
 from tests.simulator import Simulator
 
 UPDATES, FIRST = 400, 40
@@ -63,13 +64,13 @@ def agrees(level: Program | ProgramStream, setting: Setting, seed: int) -> None:
     assert expected(program, setting) == pytest.approx(mean(taken), abs=known)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(FACTOR * 12 if searching() else 6))
 def test_many_updates_take_it_on_average(seed: int) -> None:
     program = random_program(seed)
     agrees(program, noisy(random_setting(program.header, Random(seed)), Random(seed)), seed)
 
 
-@pytest.mark.parametrize("number", range(0, len(STREAMS), 3))
+@pytest.mark.parametrize("number", range(0, len(STREAMS), 1 if searching() else 5))
 def test_so_it_is_without_a_flush(number: int) -> None:
     stream = [*STREAMS.values()][number]
     program = level(stream.schedule(2 * stream.turns + 3))

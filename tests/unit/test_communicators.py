@@ -5,6 +5,7 @@ The oracle is `tests.executor`, which runs each choice by its rules and shares n
 
 import json
 from collections import Counter
+from functools import cache
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -28,7 +29,7 @@ from chimera_ir.predict.replay import pace
 from chimera_ir.profile.cluster import Link
 from chimera_ir.verify.communicators import Communication
 from chimera_ir.verify.in_order import replay_in_streams
-from chimera_ir.verify.verify import Verified, verify_program
+from chimera_ir.verify.verify import Checked, Verified, verify_program
 from tests.executor import verdict
 from tests.lowered import evaluated
 from tests.sizes import on_workers
@@ -42,9 +43,14 @@ SIZES = ((2, 2), (2, 4), (4, 4), (4, 8))
 PAIR = chimera_ir.Options(communicators="pair")
 
 
+@cache
+def checked_library(scheme: str, workers: int, micro_batches: int) -> Checked:
+    return chimera_ir.compile(scheme, **on_workers(scheme, workers, micro_batches)).verified.checked
+
+
 def verified(scheme: str, workers: int, micro_batches: int, ahead: int = 1, **how: Communicators) -> Verified:
     """A library scheme whose receives are posted so many operations before their use."""
-    checked = chimera_ir.compile(scheme, **on_workers(scheme, workers, micro_batches)).verified.checked
+    checked = checked_library(scheme, workers, micro_batches)
     return verify_program(lower(checked.level, ahead, **how), checked)
 
 
