@@ -41,7 +41,8 @@ examples: $(READY)
 # Neighbours stay on one worker as far as can be, as they share what they compile. Ranks often wait, for one another and
 # for time to pass: in the end-to-end half four workers share two cores.
 test: export PYTHONDONTWRITEBYTECODE =
-test: check browser examples
+test: $(READY)
+	@$(MAKE) --jobs=3 check browser examples
 	$(BIN)/pytest tests chimera_ir docs/paper_tables docs/conformance --doctest-modules --ignore=tests/e2e --numprocesses=auto --dist=worksteal
 	$(BIN)/pytest tests/e2e --ignore=tests/e2e/models --numprocesses=4 --dist=loadfile --no-loadscope-reorder
 
