@@ -35,7 +35,7 @@ settings.register_profile("search", _USUAL, max_examples=FACTOR * _USUAL.max_exa
 
 def examples(number: int) -> settings:
     """A property test with so many examples; in a search, with `FACTOR` times as many. A busy machine is no failure."""
-    return settings(max_examples=FACTOR * number if searching() else number)
+    return settings(max_examples=tries(number))
 
 
 def searching() -> bool:
@@ -43,7 +43,12 @@ def searching() -> bool:
     return not settings().derandomize
 
 
+def tries(number: int) -> int:
+    """So many, and in a search `FACTOR` times as many."""
+    return FACTOR * number if searching() else number
+
+
 def some(mutants: Iterable[T]) -> Iterator[T]:
     """A third of these, the same in every run; in a search all."""
-    rng = random.Random(0)
-    return (mutant for mutant in mutants if searching() or rng.random() < 1 / 3)
+    rng, part = random.Random(0), 1 if searching() else 1 / 3
+    return (mutant for mutant in mutants if rng.random() < part)

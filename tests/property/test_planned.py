@@ -15,11 +15,11 @@ from chimera_ir.commands.compile_command import compile_command
 from chimera_ir.commands.plan_command import plan_command
 from chimera_ir.compilation import Compilation
 from chimera_ir.request import Request
-from tests.repeatable import FACTOR, searching
+from tests.repeatable import tries
 from tests.sizes import all_sizes
 from tests.unit.test_plan import cluster, profile
 
-SEEDS = range(FACTOR * 20 if searching() else 20)
+SEEDS = range(tries(20))
 
 Plan = Callable[..., dict[str, Any]]
 

@@ -15,7 +15,7 @@ from chimera_ir.predict.replay import expected, pace
 from chimera_ir.predict.setting import Setting
 from tests.lowered import level
 from tests.property.test_replay import STREAMS, random_program, random_setting
-from tests.repeatable import FACTOR, searching
+from tests.repeatable import searching, tries
 from tests.simulator import Simulator
 
 UPDATES, FIRST = 400, 40
@@ -64,7 +64,7 @@ def agrees(level: Program | ProgramStream, setting: Setting, seed: int) -> None:
     assert expected(program, setting) == pytest.approx(mean(taken), abs=known)
 
 
-@pytest.mark.parametrize("seed", range(FACTOR * 12 if searching() else 6))
+@pytest.mark.parametrize("seed", range(tries(6)))
 def test_many_updates_take_it_on_average(seed: int) -> None:
     program = random_program(seed)
     agrees(program, noisy(random_setting(program.header, Random(seed)), Random(seed)), seed)
