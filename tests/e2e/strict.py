@@ -47,6 +47,9 @@ from tests.e2e.strict_computations import put_off
 from tests.e2e.strict_device import DEVICE, LIMIT, PATIENCE, Posted, Stream
 from tests.e2e.strict_names import NOW, listen
 
+START = timedelta(minutes=1)
+"""How long a communicator waits until all of its ranks have started, on a machine that is busy with others."""
+
 
 class Communicator(dist.ProcessGroup):
     """A process group with the rules above; gloo carries what they allow."""
@@ -187,9 +190,16 @@ def _check(came: torch.Tensor, wanted: torch.Tensor, where: str) -> None:
 
 def _create(options: Any, _own: object) -> Communicator:
     put_off()
+    _meet(options.store, options.group_rank, options.group_size)
     return Communicator(
         options.store, options.group_rank, options.group_size, options.group_id, options.global_ranks_in_group
     )
+
+
+def _meet(store: dist.Store, rank: int, size: int) -> None:
+    """Returns when all ranks are there: how much later than another one a rank starts is no matter of the rules."""
+    store.set(f"strict/came/{rank}", "here")
+    store.wait([f"strict/came/{other}" for other in range(size)], START)
 
 
 listen()
