@@ -42,7 +42,8 @@ class Job:
     """A generated program and the options to run it with.
 
     Without a ``model``, ``directory`` is a script of its own and the arguments are all that it gets. ``imports`` are
-    modules that take long to import, and are imported once for all jobs.
+    modules that take long to import, and are imported once for all jobs. When a rank has failed, the others have
+    ``grace`` seconds to say what they know before they get a SIGTERM; torchrun leaves them none.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Job:
     model: str | None = "zoo.py"
     environment: Mapping[str, str] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
+    grace: float = 0
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def run_all(folder: Path, ranks: int, jobs: Sequence[Job]) -> dict[str, Outcome]
             "path": [] if job.model else [str(HERE.parent.parent)],
             "environment": dict(job.environment),
             "imports": job.imports,
+            "grace": job.grace,
         }
         for job in jobs
     ]

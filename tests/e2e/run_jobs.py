@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node=4 run_jobs.py JOBS.json
 
-JOBS.json is a list of {"train", "arguments", "log", "path", "environment", "imports"}. Rank r writes what the job's
-rank r said to LOG.r, and its exit status to LOG.r.status. What every child would import is imported before, the first
-step of an optimizer included, and so are the imports of all jobs.
+JOBS.json is a list of {"train", "arguments", "log", "path", "environment", "imports", "grace"}. Rank r writes what the
+job's rank r said to LOG.r, and its exit status to LOG.r.status. What every child would import is imported before, the
+first step of an optimizer included, and so are the imports of all jobs.
 """
 
 import importlib
@@ -86,7 +86,7 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             child(job, log)
-        status = wait_like_torchrun(pid, Path(f"{job['log']}.failed"))
+        status = wait_like_torchrun(pid, Path(f"{job['log']}.failed"), job["grace"])
         Path(f"{log}.status").write_text(str(status))
     while len(list(log.parent.glob(f"{log.stem}.*.status"))) < int(os.environ["WORLD_SIZE"]):
         time.sleep(POLL)
@@ -94,8 +94,11 @@ def main() -> None:
         os.kill(keeper, signal.SIGKILL)
 
 
-def wait_like_torchrun(pid: int, failed: Path) -> int:
-    """The exit status of a rank; when another rank of its job fails first, it gets a SIGTERM, as from torchrun."""
+def wait_like_torchrun(pid: int, failed: Path, grace: float) -> int:
+    """The exit status of a rank; when another rank of its job fails first, it gets a SIGTERM, as from torchrun.
+
+    Unlike there, it has some seconds to end by itself before.
+    """
     told = False
     while True:
         found, code = os.waitpid(pid, os.WNOHANG)
@@ -104,7 +107,7 @@ def wait_like_torchrun(pid: int, failed: Path) -> int:
             if status:
                 failed.touch()
             return status
-        if failed.exists() and not told:
+        if not told and failed.exists() and time.time() >= failed.stat().st_mtime + grace:
             os.kill(pid, signal.SIGTERM)
             told = True
         time.sleep(POLL)

@@ -10,6 +10,9 @@ from tests.e2e.ranks import HERE, Job, Outcome, run_all
 pytestmark = pytest.mark.e2e
 
 RULES = {"STRICT_PATIENCE": "2", "STRICT_ALONE": "1", "STRICT_LATE": "1"}
+GRACE = 10.0
+"""Both ranks of a hang give up at about the same time, and one of them knows the cause."""
+
 SAID = {
     "sends_first": r"send tag 0 to rank 1 hangs; at the heads of the streams: .*: send tag 0 to rank 1",
     "tags_mixed_up": r"on rank 1 \(tag 1: .*\) meets \(tag 2: .*\): without tags, what is next is what comes",
@@ -32,7 +35,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
         rules = RULES | ({"STRICT_QUEUES": "1"} if name == "posted_ahead" else {})
         for backend in ("gloo", "strict"):
             program = HERE / "old_bugs.py"
-            jobs.append(Job(f"{backend} {name}", program, (name, backend), model=None, environment=rules))
+            jobs.append(Job(f"{backend} {name}", program, (name, backend), model=None, environment=rules, grace=GRACE))
     return run_all(tmp_path_factory.mktemp("old"), 2, jobs)
 
 
