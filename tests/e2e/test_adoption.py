@@ -10,6 +10,7 @@ from tests.e2e.ranks import Job, Outcome, compiled, run_all
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPTS = ROOT / "docs" / "examples" / "from_pipelining"
+LOOP = ROOT / "docs" / "examples" / "loop.py"
 INSIDE = Path(__file__).resolve().parent / "loops" / "inside.py"
 EXACT = ("checkpoint", "aot_eager", "wrapped")
 CAST = ("autocast inside", "autocast around")
@@ -32,16 +33,17 @@ def scripts(name: str) -> list[str]:
 
 
 def jobs(folder: Path) -> Iterator[Job]:
-    sizes = {"dapple.out": (4, 4), "gpipe.out": (4, 4), "schedule.out": (4, 8), "two.out": (2, 4)}
+    sizes = {"chimera": (4, 4), "dapple": (4, 4), "gpipe": (4, 4), "schedule": (4, 8), "two": (2, 4)}
     for out, (depth, micro_batches) in sizes.items():
-        scheme = "gpipe" if out == "gpipe.out" else "dapple"
-        compiled(folder, scheme, D=depth, N=micro_batches).rename(folder / out)
+        scheme = out if out in ("chimera", "gpipe") else "dapple"
+        compiled(folder, scheme, D=depth, N=micro_batches).rename(folder / f"{out}.out")
     for number, script in enumerate(scripts("training.md")):
         file = folder / f"page{number}.py"
         file.write_text(script)
         yield Job(f"page{number}", file, (), model=None)
     for whose in ("theirs", "ours"):
         yield Job(whose, SCRIPTS / f"{whose}.py", (), model=None)
+    yield Job("loop", LOOP, (), model=None)
     for way in (*EXACT, *CAST):
         yield Job(way, INSIDE, (way, str(folder / "dapple.out")), model=None)
 
@@ -60,6 +62,15 @@ def test_what_the_page_on_training_shows_runs(runs: dict[str, Outcome], script: 
 
 def test_the_page_on_training_has_two_scripts() -> None:
     assert len(scripts("training.md")) == 2
+
+
+def test_the_loop_of_the_readme_runs_and_is_the_file_that_it_names(runs: dict[str, Outcome]) -> None:
+    shown = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    assert LOOP.read_text(encoding="utf-8").partition("\n\n")[2] in shown
+    runs["loop"].assert_passed()
+    losses = [line for line in runs["loop"].said[0].splitlines() if line.startswith("loss ")]
+    assert len(losses) == 4
+    assert all(losses == said.splitlines() for said in runs["loop"].said)
 
 
 def test_both_scripts_print_what_the_page_says(runs: dict[str, Outcome]) -> None:
