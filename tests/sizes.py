@@ -34,6 +34,16 @@ def of_stages(name: str, stages: int, micro_batches: int) -> dict[str, int]:
     return _first(library.source(name), stages, micro_batches, lambda header: header.stages == stages)
 
 
+def usual() -> list[tuple[str, dict[str, int]]]:
+    """The library with 4 and 8 workers, and as many micro-batches or twice as many: each size once."""
+    sizes: list[tuple[str, dict[str, int]]] = []
+    for name, workers, factor in product(library.names(), (4, 8), (1, 2)):
+        size = name, on_workers(name, workers, factor * workers)
+        if size not in sizes:
+            sizes.append(size)
+    return sizes
+
+
 def all_sizes(
     source: Source, sizes: tuple[int, ...], micro_batches: tuple[int, ...], largest: int = LARGEST
 ) -> Iterator[tuple[dict[str, int], Header]]:
