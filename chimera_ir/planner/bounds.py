@@ -13,10 +13,9 @@ from operator import mul
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Header
 from chimera_ir.lower.comm import AHEAD
-from chimera_ir.planner.compiled import CompiledScheme
+from chimera_ir.planner.compiled import Changed, CompiledScheme
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.costs import Timing
-from chimera_ir.syntax.change import Change
 
 _EARLY = 2 * (AHEAD + 1)
 """Messages per stage whose receives are posted before they are needed, beside those that `_under_way` counts.
@@ -34,9 +33,9 @@ def standing(header: Header, setting: Setting) -> list[int]:
     return [sum(sizes[stage] for stage in stages) for stages in header.stages_of]
 
 
-def least(compiled: CompiledScheme, change: Change, setting: Setting) -> list[int]:
+def least(changed: Changed, setting: Setting) -> list[int]:
     """Lower bound on the bytes that each worker needs: messages count only while they wait for a backward."""
-    header = compiled.header(change)
+    compiled, header = changed.compiled, changed.header
     kept = [_kept(header, setting.timing(stage), stage, compiled.splits) for stage in range(header.stages)]
     return _peaks(compiled, header, setting, kept)
 
@@ -53,14 +52,14 @@ def _peaks(compiled: CompiledScheme, header: Header, setting: Setting, kept: Seq
     ]
 
 
-def most(compiled: CompiledScheme, change: Change, setting: Setting) -> list[int] | None:
+def most(changed: Changed, setting: Setting) -> list[int] | None:
     """Upper bound on the bytes that each worker needs: as many messages are under way as there can be.
 
     A stage that recomputes holds the activations of one more micro-batch during a backward, one stage at a time. None
     for an asynchronous schedule whose streams are not in order: there a receive may be posted any time before its use.
     None either for one that splits backwards: there received gradients may stay in their buffers.
     """
-    header = compiled.header(change)
+    compiled, header = changed.compiled, changed.header
     if header.asynchronous and (compiled.splits or not compiled.streams_in_order):
         return None
     timings = [setting.timing(stage) for stage in range(header.stages)]

@@ -20,7 +20,7 @@ from chimera_ir.ir.streams import ProgramStream, stream_of, view_of
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
 from chimera_ir.lower.streaming import Messages, messages_of
-from chimera_ir.lower.sync import Duration, launches
+from chimera_ir.lower.sync import launches
 from chimera_ir.lower.updates import copies
 from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.setting import Setting
@@ -30,25 +30,31 @@ from chimera_ir.syntax.change import Change
 from chimera_ir.verify.holdings import Holdings, Receiving, fullest, holdings, sending
 
 if TYPE_CHECKING:
-    from chimera_ir.verify.verify import Checked
+    from chimera_ir.verify.verify import Checked, Verified
 
-_Pattern = tuple[int, ...]
-"""Relative durations, one for each `Alike`; launches of gradient sums depend on nothing else."""
+Pattern = tuple[int, ...]
+"""Relative durations, one for each `Alike`; launches of gradient sums depend on nothing else.
+
+It is empty where no worker has several gradient sums to launch.
+"""
+
+Launched = tuple[tuple[tuple[int, WeightGroup], ...], ...]
+"""For each worker the gradient sums that it launches: after how many of its operations, and of which group."""
 
 
 class CompiledScheme:
-    """A scheme with its parameters, at each level on demand and for any change that is asked beyond its text.
+    """A scheme with its parameters, at each level on demand. What depends on a change beyond its text is in `under`.
 
-    ``change`` is one of those changes; all have the same lanes. A ``trusted`` text is not verified again, unless it is
-    without a flush and ``ties`` say that stages share parameters; any other has to pass `check` before its lanes are
-    used.
+    All changes have the same lanes; ``change`` is the one whose plan gives them. A ``trusted`` text is not verified
+    again, unless it is without a flush and ``ties`` say that stages share parameters; any other has to pass
+    `Changed.check` before its lanes are used.
 
     Raises
     ------
     Rejected
-        By any method or property, if the scheme has errors.
+        By any method or property, also of `Changed`, if the scheme has errors.
     NoSuchTie
-        By any method or property, if the scheme lacks a stage of a tie.
+        By any method or property, also of `Changed`, if the scheme lacks a stage of a tie.
     """
 
     def __init__(
@@ -60,95 +66,59 @@ class CompiledScheme:
         trusted: bool,
         ties: tuple[Tie, ...] = (),
     ) -> None:
+        self.trusted = trusted
         self._scheme, self._settings, self._change = scheme, dict(settings), change
-        self._max_operations, self._trusted, self._ties = max_operations, trusted, ties
-        self._outlines: dict[Change, Outline] = {}
-        self._alike: dict[Change, list[Alike]] = {}
-        self._samples: dict[Change, dict[Alike, Operation]] = {}
-        self._checked: dict[Change, Checked] = {}
-        self._proven: set[tuple[Change, _Pattern]] = set()
-        self._lowered: dict[tuple[Change, _Pattern], Program | ProgramStream] = {}
-        self._held: dict[Change, tuple[Holdings, ...]] = {}
-        self._launched: dict[tuple[Change, _Pattern], tuple[tuple[tuple[int, WeightGroup], ...], ...]] = {}
+        self._max_operations, self._ties = max_operations, ties
+        self._changed: dict[Change, Changed] = {}
 
-    def header(self, change: Change) -> Header:
-        """The header of the plan, the schedule and the program."""
-        return self._outline(change).header
+    def under(self, change: Change) -> "Changed":
+        """The scheme with a change."""
+        if change not in self._changed:
+            self._changed[change] = Changed(self, change)
+        return self._changed[change]
 
-    def _outline(self, change: Change) -> Outline:
-        if change not in self._outlines:
-            outlined = outline(change.of(self._scheme), self._settings, self._max_operations)
-            header = outlined.header
-            self._outlines[change] = replace(outlined, header=replace(header, ties=groups(self._ties, header.stages)))
-        return self._outlines[change]
+    def outline(self, change: Change) -> Outline:
+        """The outline of the scheme with a change; its header has the ties."""
+        outlined = outline(change.of(self._scheme), self._settings, self._max_operations)
+        header = outlined.header
+        return replace(outlined, header=replace(header, ties=groups(self._ties, header.stages)))
+
+    @property
+    def _first(self) -> "Changed":
+        return self.under(self._change)
 
     @cached_property
-    def _plan(self) -> Plan:
-        return self._outline(self._change).plan()
+    def plan(self) -> Plan:
+        """The plan with the first change."""
+        return self._first.outline.plan()
 
     @cached_property
     def lanes(self) -> tuple[tuple[Operation, ...], ...]:
         """The lanes of the schedule."""
-        return order(self._plan).lanes
-
-    def check(self, change: Change) -> None:
-        """Verify the schedule, unless it is trusted.
-
-        Raises
-        ------
-        Rejected
-            With the errors that a compilation finds in the schedule.
-        """
-        if self._trusts(change) or change in self._checked:
-            return
-        from chimera_ir.verify.verify import verify_schedule  # with networkx, which takes a while
-
-        checked = verify_schedule(self.schedule(change), replace(self._plan, header=self.header(change)))
-        raise_errors(checked.findings.diagnostics)
-        self._checked[change] = checked
-
-    def _trusts(self, change: Change) -> bool:
-        """Whether nothing is to be verified. Stages of a stream that share parameters must read the same versions."""
-        header = self.header(change)
-        return self._trusted and not (header.ties and header.asynchronous)
-
-    def prove(self, change: Change, setting: Setting) -> None:
-        """Verify the program of a scheme without a flush, unless it is trusted.
-
-        Errors in versions, and gradient sums that some workers have no part in, show only in the program. With a flush,
-        the program of a schedule that passes `check` has no errors (tests/property/test_random_schemes.py).
-
-        Raises
-        ------
-        Rejected
-            With the errors that a compilation finds in the program.
-        """
-        key = change, self._pattern(change, setting)
-        if self._trusts(change) or not self.header(change).asynchronous or key in self._proven:
-            return
-        from chimera_ir.verify.verify import verify_lowered
-
-        self.check(change)
-        verify_lowered(self._level(change, setting), self._checked[change])
-        self._proven.add(key)
+        return order(self.plan).lanes
 
     @cached_property
     def skeleton(self) -> Skeleton:
         """The skeleton of every timeline."""
-        return skeleton(self.schedule(self._change))
+        return skeleton(self._first.schedule)
 
     @cached_property
     def copies(self) -> tuple[dict[Stage, int], ...]:
         """For each worker and each of its stages, the most copies of the weights that it keeps at once."""
-        schedule = self.schedule(self._change)
+        schedule = self._first.schedule
         if not schedule.header.asynchronous:
             return tuple(dict.fromkeys(stages, 1) for stages in schedule.header.stages_of)
         return tuple(copies(schedule))
 
     @cached_property
+    def messages(self) -> tuple[Messages, ...]:
+        """The messages of a schedule without a flush."""
+        return tuple(messages_of(self._first.schedule))
+
+    @cached_property
     def growth(self) -> tuple[tuple[list[Stage], list[int]], ...]:
         """For each worker the stages of its operations, and the change in waiting micro-batches by each operation."""
-        growth = self.header(self._change).growth
+        growth = self._first.header.growth
         return tuple(
             (
                 [operation.stage for operation in singles(lane)],
@@ -158,10 +128,21 @@ class CompiledScheme:
         )
 
     @cached_property
+    def begun(self) -> list[int]:
+        """By stage, the most micro-batches that have run their forward on a worker and not yet their backward."""
+        most = [0] * self._first.header.stages
+        for stages, counts in self.growth:
+            alive: dict[Stage, int] = defaultdict(int)
+            for stage, more in zip(stages, counts, strict=True):
+                alive[stage] += more
+                most[stage] = max(most[stage], alive[stage])
+        return most
+
+    @cached_property
     def splits(self) -> bool:
         """Whether any backward is split; the lanes are asked only if a line of the scheme says one."""
         halves = {kind for kind in KINDS.values() if kind.keeps and not kind.opens}
-        lines = chain.from_iterable(shape.operations for shape in self._outline(self._change).shapes)
+        lines = chain.from_iterable(shape.operations for shape in self._first.outline.shapes)
         written = {KINDS[subject.letter.value] for line in lines for subject in line.subjects}
         if halves.isdisjoint(written):
             return False
@@ -170,7 +151,7 @@ class CompiledScheme:
     @cached_property
     def streams_in_order(self) -> bool:
         """Whether there is one pipe, with one stage per worker, and each worker takes single micro-batches in order."""
-        workers = [pipe.workers for pipe in self.header(self._change).pipes]
+        workers = [pipe.workers for pipe in self._first.header.pipes]
         micros = (
             [operation.micros for operation in singles(lane) if operation.kind is kind]
             for lane in self.lanes
@@ -182,50 +163,89 @@ class CompiledScheme:
             and all(groups == sorted(groups) and all(len(group) == 1 for group in groups) for groups in micros)
         )
 
+
+class Changed:
+    """A compiled scheme with a change beyond its text, and what follows from it."""
+
+    def __init__(self, compiled: CompiledScheme, change: Change) -> None:
+        self.compiled, self._change = compiled, change
+        self._lowerings: dict[Pattern, Lowering] = {}
+        self._holdings: tuple[Holdings, ...] = ()
+
     @cached_property
-    def begun(self) -> list[int]:
-        """By stage, the most micro-batches that have run their forward on a worker and not yet their backward."""
-        most = [0] * self.header(self._change).stages
-        for stages, counts in self.growth:
-            alive: dict[Stage, int] = defaultdict(int)
-            for stage, more in zip(stages, counts, strict=True):
-                alive[stage] += more
-                most[stage] = max(most[stage], alive[stage])
-        return most
+    def outline(self) -> Outline:
+        """The outline of the plan."""
+        return self.compiled.outline(self._change)
 
-    def schedule(self, change: Change) -> Schedule:
-        """The schedule with what a change asks for."""
-        return Schedule(self.header(change), self.lanes)
+    @property
+    def header(self) -> Header:
+        """The header of the plan, the schedule and the program."""
+        return self.outline.header
 
-    def lowered(self, change: Change, setting: Setting) -> Program:
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The schedule; a text that is not trusted has to pass `check` before it is used."""
+        return Schedule(self.header, self.compiled.lanes)
+
+    def check(self) -> None:
+        """Verify the schedule, unless it is trusted.
+
+        Raises
+        ------
+        Rejected
+            With the errors that a compilation finds in the schedule.
+        """
+        if not self._is_trusted:
+            _ = self.checked
+
+    def prove(self, setting: Setting) -> None:
+        """Verify the program of a scheme without a flush, unless it is trusted.
+
+        Errors in versions, and gradient sums that some workers have no part in, show only in the program. With a flush,
+        the program of a schedule that passes `check` has no errors (tests/property/test_random_schemes.py).
+
+        Raises
+        ------
+        Rejected
+            With the errors that a compilation finds in the program.
+        """
+        if self.header.asynchronous and not self._is_trusted:
+            _ = self._in(setting).verified
+
+    @property
+    def _is_trusted(self) -> bool:
+        """Whether nothing is to be verified. Stages of a stream that share parameters must read the same versions."""
+        return self.compiled.trusted and not (self.header.ties and self.header.asynchronous)
+
+    @cached_property
+    def checked(self) -> "Checked":
+        """The schedule as `verify_schedule` passes it; errors as of `check`."""
+        from chimera_ir.verify.verify import verify_schedule  # with networkx, which takes a while
+
+        checked = verify_schedule(self.schedule, replace(self.compiled.plan, header=self.header))
+        raise_errors(checked.findings.diagnostics)
+        return checked
+
+    def lowered(self, setting: Setting) -> Program:
         """The program, as a compilation gives it; of a stream as many updates as show all that ever happens."""
-        return view_of(self._level(change, setting))
+        return view_of(self._in(setting).level)
 
-    def _level(self, change: Change, setting: Setting) -> Program | ProgramStream:
-        key = change, self._pattern(change, setting)
-        if key not in self._lowered:
-            schedule = self.schedule(change)
-            duration = self._duration(*key)
-            self._lowered[key] = (
-                lower(stream_of(schedule), duration=duration)
-                if schedule.header.asynchronous
-                else lower(schedule, duration=duration, net=self.skeleton.net)
-            )
-        return self._lowered[key]
+    def launched(self, setting: Setting) -> Launched:
+        """The gradient sums of each worker in a setting; none without a flush."""
+        return ((),) * len(self.schedule.lanes) if self.header.asynchronous else self._in(setting).launched
 
-    def holdings(self, change: Change, setting: Setting) -> tuple[Holdings, ...]:
-        """What memory each worker's part of the program needs follows from."""
-        if change not in self._held:
-            streams = self.header(change).asynchronous
-            held = self._held_in_stream(change) if streams else holdings(self.lowered(change, setting))
-            self._held[change] = tuple(held)
-        return self._held[change]
+    def holdings(self, setting: Setting) -> tuple[Holdings, ...]:
+        """The holdings of each worker, from which its memory follows; they are the same in every setting."""
+        if not self._holdings:
+            streams = self.header.asynchronous
+            self._holdings = tuple(self._held_in_stream() if streams else holdings(self.lowered(setting)))
+        return self._holdings
 
-    def _held_in_stream(self, change: Change) -> Iterator[Holdings]:
+    def _held_in_stream(self) -> Iterator[Holdings]:
         """The holdings of a program without a flush, without the program."""
-        header = self.header(change)
+        compiled, header = self.compiled, self.header
         for stages, counts, lane, messages in zip(
-            header.stages_of, self.copies, self.lanes, self._messages, strict=True
+            header.stages_of, compiled.copies, compiled.lanes, compiled.messages, strict=True
         ):
             yield Holdings(
                 fullest(header, stages, singles(lane[: messages.end])),
@@ -235,65 +255,73 @@ class CompiledScheme:
                 tuple(Receiving(*way, slots) for way, slots in messages.slots),
             )
 
-    @cached_property
-    def _messages(self) -> tuple[Messages, ...]:
-        """The messages of a schedule without a flush; they are the same for every change."""
-        return tuple(messages_of(self.schedule(self._change)))
+    def _in(self, setting: Setting) -> "Lowering":
+        pattern = self._pattern(setting)
+        if pattern not in self._lowerings:
+            self._lowerings[pattern] = Lowering(self, pattern)
+        return self._lowerings[pattern]
 
-    def launched(self, change: Change, setting: Setting) -> tuple[tuple[tuple[int, WeightGroup], ...], ...]:
-        """For each worker the gradient sums that it launches: after how many of its operations, and of which group."""
-        if self.header(change).asynchronous:
-            return ((),) * len(self.lanes)
-        key = change, self._pattern(change, setting)
-        if key not in self._launched:
-            net = self.skeleton.net
-            durations = self._durations(*key)
-            ends = net.ends(durations)
-            launched = launches(
-                self.schedule(change),
-                [durations[lane.start : lane.stop] for lane in net.lanes],
-                [ends[lane.start : lane.stop] for lane in net.lanes],
-            )
-            self._launched[key] = tuple(tuple((after + 1, group) for after, group in lane) for lane in launched)
-        return self._launched[key]
-
-    def _representatives(self, change: Change) -> dict[Alike, Operation]:
-        """One operation of each that take equally long."""
-        if change not in self._samples:
-            operations = chain.from_iterable(self.lanes)
-            self._samples[change] = dict(zip(self._all_alike(change), operations, strict=True))
-        return self._samples[change]
-
-    def _all_alike(self, change: Change) -> list[Alike]:
-        """Of each operation, lane by lane, what those have in common that take equally long."""
-        if change not in self._alike:
-            header = self.header(change)
-            self._alike[change] = [alike(operation, header) for operation in chain.from_iterable(self.lanes)]
-        return self._alike[change]
-
-    def _duration(self, change: Change, pattern: _Pattern) -> Duration:
-        """The duration of an operation, as a function, by a pattern."""
-        if not pattern:
-            return lambda _: 1
-        header, known = self.header(change), self._patterned(change, pattern)
-        return lambda operation: known[alike(operation, header)]
-
-    def _durations(self, change: Change, pattern: _Pattern) -> list[int]:
-        """The durations of all operations, lane by lane, by a pattern."""
-        keys = self._all_alike(change)
-        return list(map(self._patterned(change, pattern).__getitem__, keys)) if pattern else [1] * len(keys)
-
-    def _patterned(self, change: Change, pattern: _Pattern) -> dict[Alike, int]:
-        return dict(zip(self._representatives(change), pattern, strict=True))
-
-    def _pattern(self, change: Change, setting: Setting) -> _Pattern:
-        """The relative durations in a setting; empty where no worker has several gradient sums to launch."""
-        header = self.header(change)
-        if all(len(held) < 2 for held in header.groups_of):
+    def _pattern(self, setting: Setting) -> Pattern:
+        """The relative durations in a setting."""
+        if all(len(held) < 2 for held in self.header.groups_of):
             return ()
         measured = Measured.of(setting)
-        times = [measured.duration(operation, header) for operation in self._representatives(change).values()]
+        times = [measured.duration(operation, self.header) for operation in self.representatives.values()]
         unit = lcm(*(time.denominator for time in times))
         whole = [time.numerator * (unit // time.denominator) for time in times]
         common = gcd(*whole)
         return tuple(ticks // common for ticks in whole)
+
+    @cached_property
+    def representatives(self) -> dict[Alike, Operation]:
+        """One operation of each that take equally long."""
+        return dict(zip(self.all_alike, chain.from_iterable(self.compiled.lanes), strict=True))
+
+    @cached_property
+    def all_alike(self) -> list[Alike]:
+        """Of each operation, lane by lane, what those have in common that take equally long."""
+        return [alike(operation, self.header) for operation in chain.from_iterable(self.compiled.lanes)]
+
+
+class Lowering:
+    """A scheme with a change, lowered for certain relative durations: these decide when sums are launched."""
+
+    def __init__(self, changed: Changed, pattern: Pattern) -> None:
+        self._changed = changed
+        self._known = dict(zip(changed.representatives, pattern, strict=True)) if pattern else {}
+
+    @cached_property
+    def level(self) -> Program | ProgramStream:
+        """The program, or without a flush its stream."""
+        changed = self._changed
+        if changed.header.asynchronous:
+            return lower(stream_of(changed.schedule), duration=self._duration)
+        return lower(changed.schedule, duration=self._duration, net=changed.compiled.skeleton.net)
+
+    @cached_property
+    def verified(self) -> "Verified":
+        """The program as `verify_lowered` passes it; errors as of `Changed.prove`."""
+        from chimera_ir.verify.verify import verify_lowered
+
+        return verify_lowered(self.level, self._changed.checked)
+
+    @cached_property
+    def launched(self) -> Launched:
+        """The gradient sums of each worker, where there is a flush."""
+        changed, net = self._changed, self._changed.compiled.skeleton.net
+        durations = self._durations()
+        ends = net.ends(durations)
+        launched = launches(
+            changed.schedule,
+            [durations[lane.start : lane.stop] for lane in net.lanes],
+            [ends[lane.start : lane.stop] for lane in net.lanes],
+        )
+        return tuple(tuple((after + 1, group) for after, group in lane) for lane in launched)
+
+    def _duration(self, operation: Operation) -> int:
+        return self._known[alike(operation, self._changed.header)] if self._known else 1
+
+    def _durations(self) -> list[int]:
+        """The durations of all operations, lane by lane."""
+        keys = self._changed.all_alike
+        return list(map(self._known.__getitem__, keys)) if self._known else [1] * len(keys)

@@ -190,34 +190,35 @@ class _Bench:
         return verdict
 
     def _verdict(self, choice: Choice) -> Verdict:
-        setting, compiled, change = self._judge.setting(choice), self._compiled(choice), choice.change
-        header = compiled.header(change)
+        setting, compiled = self._judge.setting(choice), self._compiled(choice)
+        changed = compiled.under(choice.change)
+        header = changed.header
         if (header.whole_micro_batches, header.stages) != (choice.micro_batches, choice.stages):
             detail = f"it makes {counted(header.whole_micro_batches, 'micro-batch')} of {choice.micro_batches}"
             return LeftOut.of(choice, Reason.REFUSED, detail)
         if not setting.halves_known and compiled.splits:
             detail = "it has no times of split backwards: input_gradient and weight_gradient"
             return LeftOut.of(choice, Reason.PROFILE, detail)
-        compiled.check(change)
+        changed.check()
         rejection = self._over(choice, standing(header, setting), "at least ")
         if rejection:
             return rejection
-        rejection = self._over(choice, least(compiled, change, setting), "at least ")
+        rejection = self._over(choice, least(changed, setting), "at least ")
         if rejection:
             return rejection
-        enough = most(compiled, change, setting)
+        enough = most(changed, setting)
         fits = enough is not None and max(enough) <= self._judge.available
         needed = [] if fits else self._needed(choice)
         rejection = self._over(choice, needed, "")
         if rejection:
             return rejection
-        compiled.prove(change, setting)
+        changed.prove(setting)
         return Judged(
             choice,
             header.scheme,
             header.asynchronous,
             any(pipe.recompute for pipe in header.pipes),
-            seconds_of(compiled.schedule(change), compiled.skeleton, compiled.launched(change, setting), setting),
+            seconds_of(changed.schedule, compiled.skeleton, changed.launched(setting), setting),
             tuple(needed),
             sum(map(len, compiled.lanes)),
         )
@@ -229,13 +230,12 @@ class _Bench:
     def replayed(self, judged: Judged) -> Judged:
         """The configuration with the time of its replay."""
         choice, setting = judged.choice, self._judge.setting(judged.choice)
-        program = self._compiled(choice).lowered(choice.change, setting)
+        program = self._compiled(choice).under(choice.change).lowered(setting)
         return replace(judged, replayed=replay(program, setting).seconds)
 
     def _needed(self, choice: Choice) -> list[int]:
-        setting = self._judge.setting(choice)
-        compiled, change = self._compiled(choice), choice.change
-        needed = memory_of(compiled.header(change), setting, compiled.holdings(change, setting))
+        setting, changed = self._judge.setting(choice), self._compiled(choice).under(choice.change)
+        needed = memory_of(changed.header, setting, changed.holdings(setting))
         return [worker.total for worker in needed]
 
     def _compiled(self, choice: Choice) -> CompiledScheme:

@@ -25,7 +25,7 @@ def best_split(
     many micro-batches as wait at most, on each stage of a worker by itself. Messages do not count. None if no split
     is within the limit; None for the limit is no limit.
     """
-    header, size = compiled.header(choice.change), choice.micro_batch_size
+    header, size = compiled.under(choice.change).header, choice.micro_batch_size
     everywhere = all(stage in pipe.recompute for pipe in header.pipes for stage in range(header.stages))
     seconds = durations(layers, size, recomputing=everywhere)
     if limit is None:

@@ -73,12 +73,12 @@ def costs(draw: st.DrawFn) -> tuple[StageCosts, ...]:
 
 def assert_bounds_hold(text: str, costs: tuple[StageCosts, ...], recompute: bool) -> None:
     change = Change(recompute)
-    one = CompiledScheme(parse(Source("a.chim", text)), (), change, LIMIT, trusted=False)
+    one = CompiledScheme(parse(Source("a.chim", text)), (), change, LIMIT, trusted=False).under(change)
     try:
-        one.check(change)
+        one.check()
     except Rejected:
         assume(False)
-    event("bounded" if bounded(one, change, costs) else "weighed")
+    event("bounded" if bounded(one, costs) else "weighed")
 
 
 @examples(150)

@@ -1,18 +1,17 @@
 """What the planner knows of a configuration's memory, against the program that is compiled in the end."""
 
 from chimera_ir.planner.bounds import least, most, standing
-from chimera_ir.planner.compiled import CompiledScheme
+from chimera_ir.planner.compiled import Changed
 from chimera_ir.predict.memory import memory, memory_of
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster
 from chimera_ir.profile.costs import StageCosts
-from chimera_ir.syntax.change import Change
 from chimera_ir.verify.holdings import holdings
 
 ALONE = Cluster("any", 10**6, 1, 10**12, 0, FREE, FREE, FREE)
 
 
-def bounded(one: CompiledScheme, change: Change, costs: tuple[StageCosts, ...]) -> bool:
+def bounded(one: Changed, costs: tuple[StageCosts, ...]) -> bool:
     """Whether there is an upper bound; all that is known is right.
 
     Raises
@@ -20,14 +19,14 @@ def bounded(one: CompiledScheme, change: Change, costs: tuple[StageCosts, ...]) 
     Rejected
         If the scheme says nothing that can be run.
     """
-    one.check(change)
-    setting = Setting(costs[: one.header(change).stages], ALONE, 1, 1)
-    program = one.lowered(change, setting)
+    one.check()
+    setting = Setting(costs[: one.header.stages], ALONE, 1, 1)
+    program = one.lowered(setting)
     needed = [each.total for each in memory(program, setting)]
-    held = one.holdings(change, setting)
+    held = one.holdings(setting)
     assert [each.total for each in memory_of(program.header, setting, held)] == needed
-    assert [dict(each.copies) for each in holdings(program)] == list(one.copies)
-    at_least, at_most = least(one, change, setting), most(one, change, setting)
+    assert [dict(each.copies) for each in holdings(program)] == list(one.compiled.copies)
+    at_least, at_most = least(one, setting), most(one, setting)
     assert all(map(int.__le__, standing(program.header, setting), at_least))
     assert all(map(int.__le__, at_least, needed)), f"{at_least} {needed}"
     assert at_most is None or all(map(int.__le__, needed, at_most)), f"{needed} {at_most}"

@@ -3,7 +3,7 @@
 import pytest
 
 from chimera_ir import library
-from chimera_ir.planner.compiled import CompiledScheme
+from chimera_ir.planner.compiled import Changed, CompiledScheme
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.source import Source
 from chimera_ir.syntax.change import Change
@@ -74,8 +74,8 @@ pipe p {
 TEXTS = {**{name: library.source(name) for name in library.names()}, "floods": Source("floods.chim", FLOODS)}
 
 
-def compiled(name: str, change: Change, **settings: int) -> CompiledScheme:
-    return CompiledScheme(parse(TEXTS[name]), tuple(settings.items()), change, 10**6, trusted=True)
+def compiled(name: str, change: Change, **settings: int) -> Changed:
+    return CompiledScheme(parse(TEXTS[name]), tuple(settings.items()), change, 10**6, trusted=True).under(change)
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -86,7 +86,7 @@ def test_what_a_worker_needs_lies_between_the_bounds(name: str, recompute: bool)
         one = compiled(name, change, **settings)
         for sizes in SIZES:
             unknown = header.asynchronous and len(header.pipes) > 1
-            assert bounded(one, change, uneven(header.stages, *sizes)) or unknown, f"{settings} {sizes}"
+            assert bounded(one, uneven(header.stages, *sizes)) or unknown, f"{settings} {sizes}"
             seen += 1
     assert seen >= 15
 
@@ -95,7 +95,7 @@ def test_a_stream_of_groups_has_no_upper_bound() -> None:
     """45,402 bytes on the first stage; with one micro-batch a message they would be 44,402 at most."""
     timing = Timing(1.0, 2.0, 3.0, activations=3000, input=500, output=500, gradient=500)
     one = CompiledScheme(parse(Source("grouped.chim", GROUPED)), (), Change(), 10**6, trusted=False)
-    assert not bounded(one, Change(), (StageCosts(100, 1, 1, {1: timing}),) * 2)
+    assert not bounded(one.under(Change()), (StageCosts(100, 1, 1, {1: timing}),) * 2)
 
 
 @pytest.mark.parametrize(
@@ -109,4 +109,4 @@ def test_a_stream_of_groups_has_no_upper_bound() -> None:
 )
 def test_copies_of_weights_are_those_of_the_papers(name: str, settings: dict[str, int], copies: list[int]) -> None:
     """PipeDream: D - s versions on stage s; 2BW: two."""
-    assert compiled(name, Change(), **settings).copies == tuple({s: count} for s, count in enumerate(copies))
+    assert compiled(name, Change(), **settings).compiled.copies == tuple({s: count} for s, count in enumerate(copies))
