@@ -20,7 +20,7 @@ from chimera_ir.ir.streams import ProgramStream, stream_of, view_of
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
 from chimera_ir.lower.streaming import Messages, messages_of
-from chimera_ir.lower.sync import launches
+from chimera_ir.lower.sync import Duration, launches
 from chimera_ir.lower.updates import copies
 from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.setting import Setting
@@ -177,7 +177,7 @@ class Changed:
         """The outline of the plan."""
         return self.compiled.outline(self._change)
 
-    @property
+    @cached_property
     def header(self) -> Header:
         """The header of the plan, the schedule and the program."""
         return self.outline.header
@@ -280,7 +280,8 @@ class Changed:
     @cached_property
     def all_alike(self) -> list[Alike]:
         """Of each operation, lane by lane, what those have in common that take equally long."""
-        return [alike(operation, self.header) for operation in chain.from_iterable(self.compiled.lanes)]
+        header = self.header
+        return [alike(operation, header) for operation in chain.from_iterable(self.compiled.lanes)]
 
 
 class Lowering:
@@ -318,8 +319,13 @@ class Lowering:
         )
         return tuple(tuple((after + 1, group) for after, group in lane) for lane in launched)
 
-    def _duration(self, operation: Operation) -> int:
-        return self._known[alike(operation, self._changed.header)] if self._known else 1
+    @property
+    def _duration(self) -> Duration:
+        """The duration of an operation, as a function."""
+        if not self._known:
+            return lambda _: 1
+        header, known = self._changed.header, self._known
+        return lambda operation: known[alike(operation, header)]
 
     def _durations(self) -> list[int]:
         """The durations of all operations, lane by lane."""
