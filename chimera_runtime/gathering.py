@@ -48,9 +48,9 @@ def gathered(world: World, workers: Sequence[int], mine: dict[int, Any]) -> dict
         else:
             length = torch.zeros(1, dtype=torch.int64)
             world.recv(length, source, _OUTPUTS)
-            bits = torch.empty(int(length), dtype=torch.uint8)
-            world.recv(bits, source, _OUTPUTS)
-            content = torch.load(io.BytesIO(bits.numpy().tobytes()), weights_only=False)
+            received = bytearray(int(length))
+            world.recv(torch.frombuffer(received, dtype=torch.uint8), source, _OUTPUTS)
+            content = torch.load(io.BytesIO(received), weights_only=False)
         known |= content
     return {micro: known[micro] for micro in sorted(known)}
 

@@ -35,6 +35,18 @@ def test_outputs_are_on_every_rank_of_their_copy_in_order(alone: World) -> None:
         assert {text for _, text in outputs.values()} == {"plain"}
 
 
+def test_outputs_are_gathered_where_there_is_no_numpy(alone: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def numpy(*_: object, **__: object) -> None:
+        raise RuntimeError("Numpy is not available")
+
+    monkeypatch.setattr(torch.Tensor, "numpy", numpy)
+    with worlds(alone, job()) as ranks:
+        calls = [
+            partial(gathered, world, [0], {0: torch.ones(2)} if rank == 0 else {}) for rank, world in enumerate(ranks)
+        ]
+        assert [outputs[0].tolist() for outputs in together(calls)] == [[1.0, 1.0]] * 2
+
+
 def test_of_a_view_only_its_part_travels(alone: World) -> None:
     large = torch.arange(1e6)
     with worlds(alone, job()) as ranks:
