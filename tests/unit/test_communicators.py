@@ -31,6 +31,7 @@ from chimera_ir.verify.in_order import replay_in_streams
 from chimera_ir.verify.verify import Checked, Verified, verify_program
 from tests.executor import verdict
 from tests.lowered import evaluated
+from tests.pages import compare
 from tests.sizes import on_workers, usual
 from tests.unit.command import Run
 from tests.unit.test_replay import setting
@@ -230,13 +231,6 @@ def test_the_command_asks_for_it_by_the_word_of_train_py(run: Run) -> None:
     assert asked != run("dapple", "--communicators", "directed", "--emit", "program").out
 
 
-PAGE = (Path(library.__file__).parents[1] / "docs" / "gpus.md").read_text()
-
-
-def require(sentence: str) -> None:
-    assert sentence in " ".join(PAGE.split()), f"docs/gpus.md has to say: {sentence}"
-
-
 CHOICES = (Communicators.DIRECTED, Communicators.PAIR)
 
 
@@ -253,19 +247,20 @@ def programs() -> list[tuple[Verified, Verified]]:
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_so_many_programs_of_the_library_are_proven_as_the_page_says(
-    choice: Communicators, programs: list[tuple[Verified, Verified]]
+    choice: Communicators, programs: list[tuple[Verified, Verified]], update_goldens: bool
 ) -> None:
     proven: Counter[str] = Counter()
     for program in (each[CHOICES.index(choice)] for each in programs):
         known = program.with_evaluation(lambda program=program: evaluated(program, communicators=choice))  # type: ignore[misc]
         proven.update(each.communicators.value for each in known if each.finishes)
-    counts = " | ".join(str(proven[each.value]) for each in Communicators)
-    require(f"| `--communicators {choice.value}` | {len(programs)} | {counts} |")
+    counts = [proven[each.value] for each in Communicators]
+    sentence = f"| `--communicators {choice.value}` | {{}} | {{}} | {{}} | {{}} |"
+    compare("gpus.md", sentence, len(programs), *counts, update=update_goldens)
 
 
 @pytest.mark.parametrize("part", [0.1, 0.5])
 def test_so_much_longer_do_updates_take_as_the_page_says(
-    part: float, programs: list[tuple[Verified, Verified]]
+    part: float, programs: list[tuple[Verified, Verified]], update_goldens: bool
 ) -> None:
     link = Link(part, part)
     longer: list[float] = []
@@ -273,15 +268,17 @@ def test_so_much_longer_do_updates_take_as_the_page_says(
         of_stages = setting(pair_of_programs[0].program.header.stages, link=link, costs=(1.0, 2.0, 3.0))
         directed, pair = (pace(each.program, of_stages) for each in pair_of_programs)
         longer.append(100 * (pair / directed - 1))
-    require(f"| {part} + {part} | {fmean(longer):.1f} % | {min(longer):.1f} to {max(longer):.1f} % |")
+    figures = (f"{number:.1f}" for number in (fmean(longer), min(longer), max(longer)))
+    compare("gpus.md", f"| {part} + {part} | {{}} % | {{}} to {{}} % |", *figures, update=update_goldens)
 
 
 def test_so_many_programs_need_other_receive_buffers_as_the_page_says(
-    programs: list[tuple[Verified, Verified]],
+    programs: list[tuple[Verified, Verified]], update_goldens: bool
 ) -> None:
     changes = [buffers(pair.level) - buffers(directed.level) for directed, pair in programs]
     fewer, more = sum(change < 0 for change in changes), sum(change > 0 for change in changes)
-    require(f"{fewer} of the {len(programs)} have fewer receive buffers, {more} have more")
+    sentence = "{} of the {} have fewer receive buffers, {} have more"
+    compare("gpus.md", sentence, fewer, len(programs), more, update=update_goldens)
 
 
 def buffers(level: Program | ProgramStream) -> int:
