@@ -30,7 +30,7 @@ from chimera_ir.syntax.change import Change
 from chimera_ir.verify.holdings import Holdings, Receiving, fullest, holdings, sending
 
 if TYPE_CHECKING:
-    from chimera_ir.verify.verify import Checked, Verified
+    from chimera_ir.verify.verify import Checked
 
 Pattern = tuple[int, ...]
 """Relative durations, one for each `Alike`; launches of gradient sums depend on nothing else.
@@ -43,7 +43,7 @@ Launched = tuple[tuple[tuple[int, WeightGroup], ...], ...]
 
 
 class CompiledScheme:
-    """A scheme with its parameters, at each level on demand. What depends on a change beyond its text is in `under`.
+    """A scheme with its parameters: what is the same for every change beyond its text, on demand.
 
     All changes have the same lanes; ``change`` is the one whose plan gives them. A ``trusted`` text is not verified
     again, unless it is without a flush and ``ties`` say that stages share parameters; any other has to pass
@@ -69,28 +69,24 @@ class CompiledScheme:
         self.trusted = trusted
         self._scheme, self._settings, self._change = scheme, dict(settings), change
         self._max_operations, self._ties = max_operations, ties
-        self._changed: dict[Change, Changed] = {}
-
-    def under(self, change: Change) -> "Changed":
-        """The scheme with a change."""
-        if change not in self._changed:
-            self._changed[change] = Changed(self, change)
-        return self._changed[change]
+        self._outlines: dict[Change, Outline] = {}
 
     def outline(self, change: Change) -> Outline:
         """The outline of the scheme with a change; its header has the ties."""
-        outlined = outline(change.of(self._scheme), self._settings, self._max_operations)
-        header = outlined.header
-        return replace(outlined, header=replace(header, ties=groups(self._ties, header.stages)))
+        if change not in self._outlines:
+            outlined = outline(change.of(self._scheme), self._settings, self._max_operations)
+            header = outlined.header
+            self._outlines[change] = replace(outlined, header=replace(header, ties=groups(self._ties, header.stages)))
+        return self._outlines[change]
 
     @property
-    def _first(self) -> "Changed":
-        return self.under(self._change)
+    def _outline(self) -> Outline:
+        return self.outline(self._change)
 
     @cached_property
     def plan(self) -> Plan:
         """The plan with the first change."""
-        return self._first.outline.plan()
+        return self._outline.plan()
 
     @cached_property
     def lanes(self) -> tuple[tuple[Operation, ...], ...]:
@@ -100,12 +96,16 @@ class CompiledScheme:
     @cached_property
     def skeleton(self) -> Skeleton:
         """The skeleton of every timeline."""
-        return skeleton(self._first.schedule)
+        return skeleton(self._schedule)
+
+    @cached_property
+    def _schedule(self) -> Schedule:
+        return Schedule(self._outline.header, self.lanes)
 
     @cached_property
     def copies(self) -> tuple[dict[Stage, int], ...]:
         """For each worker and each of its stages, the most copies of the weights that it keeps at once."""
-        schedule = self._first.schedule
+        schedule = self._schedule
         if not schedule.header.asynchronous:
             return tuple(dict.fromkeys(stages, 1) for stages in schedule.header.stages_of)
         return tuple(copies(schedule))
@@ -113,12 +113,12 @@ class CompiledScheme:
     @cached_property
     def messages(self) -> tuple[Messages, ...]:
         """The messages of a schedule without a flush."""
-        return tuple(messages_of(self._first.schedule))
+        return tuple(messages_of(self._schedule))
 
     @cached_property
     def growth(self) -> tuple[tuple[list[Stage], list[int]], ...]:
         """For each worker the stages of its operations, and the change in waiting micro-batches by each operation."""
-        growth = self._first.header.growth
+        growth = self._outline.header.growth
         return tuple(
             (
                 [operation.stage for operation in singles(lane)],
@@ -130,7 +130,7 @@ class CompiledScheme:
     @cached_property
     def begun(self) -> list[int]:
         """By stage, the most micro-batches that have run their forward on a worker and not yet their backward."""
-        most = [0] * self._first.header.stages
+        most = [0] * self._outline.header.stages
         for stages, counts in self.growth:
             alive: dict[Stage, int] = defaultdict(int)
             for stage, more in zip(stages, counts, strict=True):
@@ -142,7 +142,7 @@ class CompiledScheme:
     def splits(self) -> bool:
         """Whether any backward is split; the lanes are asked only if a line of the scheme says one."""
         halves = {kind for kind in KINDS.values() if kind.keeps and not kind.opens}
-        lines = chain.from_iterable(shape.operations for shape in self._first.outline.shapes)
+        lines = chain.from_iterable(shape.operations for shape in self._outline.shapes)
         written = {KINDS[subject.letter.value] for line in lines for subject in line.subjects}
         if halves.isdisjoint(written):
             return False
@@ -151,7 +151,7 @@ class CompiledScheme:
     @cached_property
     def streams_in_order(self) -> bool:
         """Whether there is one pipe, with one stage per worker, and each worker takes single micro-batches in order."""
-        workers = [pipe.workers for pipe in self._first.header.pipes]
+        workers = [pipe.workers for pipe in self._outline.header.pipes]
         micros = (
             [operation.micros for operation in singles(lane) if operation.kind is kind]
             for lane in self.lanes
@@ -170,17 +170,13 @@ class Changed:
     def __init__(self, compiled: CompiledScheme, change: Change) -> None:
         self.compiled, self._change = compiled, change
         self._lowerings: dict[Pattern, Lowering] = {}
+        self._proven: set[Pattern] = set()
         self._holdings: tuple[Holdings, ...] = ()
-
-    @cached_property
-    def outline(self) -> Outline:
-        """The outline of the plan."""
-        return self.compiled.outline(self._change)
 
     @cached_property
     def header(self) -> Header:
         """The header of the plan, the schedule and the program."""
-        return self.outline.header
+        return self.compiled.outline(self._change).header
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -196,7 +192,7 @@ class Changed:
             With the errors that a compilation finds in the schedule.
         """
         if not self._is_trusted:
-            _ = self.checked
+            _ = self._checked
 
     def prove(self, setting: Setting) -> None:
         """Verify the program of a scheme without a flush, unless it is trusted.
@@ -209,8 +205,13 @@ class Changed:
         Rejected
             With the errors that a compilation finds in the program.
         """
-        if self.header.asynchronous and not self._is_trusted:
-            _ = self._in(setting).verified
+        pattern = self._pattern(setting)
+        if self._is_trusted or not self.header.asynchronous or pattern in self._proven:
+            return
+        from chimera_ir.verify.verify import verify_lowered
+
+        verify_lowered(self._lowering(pattern).level, self._checked)
+        self._proven.add(pattern)
 
     @property
     def _is_trusted(self) -> bool:
@@ -218,7 +219,7 @@ class Changed:
         return self.compiled.trusted and not (self.header.ties and self.header.asynchronous)
 
     @cached_property
-    def checked(self) -> "Checked":
+    def _checked(self) -> "Checked":
         """The schedule as `verify_schedule` passes it; errors as of `check`."""
         from chimera_ir.verify.verify import verify_schedule  # with networkx, which takes a while
 
@@ -228,11 +229,13 @@ class Changed:
 
     def lowered(self, setting: Setting) -> Program:
         """The program, as a compilation gives it; of a stream as many updates as show all that ever happens."""
-        return view_of(self._in(setting).level)
+        return view_of(self._lowering(self._pattern(setting)).level)
 
     def launched(self, setting: Setting) -> Launched:
         """The gradient sums of each worker in a setting; none without a flush."""
-        return ((),) * len(self.schedule.lanes) if self.header.asynchronous else self._in(setting).launched
+        if self.header.asynchronous:
+            return ((),) * len(self.compiled.lanes)
+        return self._lowering(self._pattern(setting)).launched
 
     def holdings(self, setting: Setting) -> tuple[Holdings, ...]:
         """The holdings of each worker, from which its memory follows; they are the same in every setting."""
@@ -255,10 +258,11 @@ class Changed:
                 tuple(Receiving(*way, slots) for way, slots in messages.slots),
             )
 
-    def _in(self, setting: Setting) -> "Lowering":
-        pattern = self._pattern(setting)
+    def _lowering(self, pattern: Pattern) -> "Lowering":
         if pattern not in self._lowerings:
-            self._lowerings[pattern] = Lowering(self, pattern)
+            keys = self._all_alike if pattern else []
+            known = dict(zip(self._representatives, pattern, strict=True)) if pattern else {}
+            self._lowerings[pattern] = Lowering(self.schedule, self.compiled.skeleton, keys, known)
         return self._lowerings[pattern]
 
     def _pattern(self, setting: Setting) -> Pattern:
@@ -266,54 +270,51 @@ class Changed:
         if all(len(held) < 2 for held in self.header.groups_of):
             return ()
         measured = Measured.of(setting)
-        times = [measured.duration(operation, self.header) for operation in self.representatives.values()]
+        times = [measured.duration(operation, self.header) for operation in self._representatives.values()]
         unit = lcm(*(time.denominator for time in times))
         whole = [time.numerator * (unit // time.denominator) for time in times]
         common = gcd(*whole)
         return tuple(ticks // common for ticks in whole)
 
     @cached_property
-    def representatives(self) -> dict[Alike, Operation]:
+    def _representatives(self) -> dict[Alike, Operation]:
         """One operation of each that take equally long."""
-        return dict(zip(self.all_alike, chain.from_iterable(self.compiled.lanes), strict=True))
+        return dict(zip(self._all_alike, chain.from_iterable(self.compiled.lanes), strict=True))
 
     @cached_property
-    def all_alike(self) -> list[Alike]:
+    def _all_alike(self) -> list[Alike]:
         """Of each operation, lane by lane, what those have in common that take equally long."""
         header = self.header
         return [alike(operation, header) for operation in chain.from_iterable(self.compiled.lanes)]
 
 
 class Lowering:
-    """A scheme with a change, lowered for certain relative durations: these decide when sums are launched."""
+    """A schedule lowered for certain relative durations: these decide when gradient sums are launched.
 
-    def __init__(self, changed: Changed, pattern: Pattern) -> None:
-        self._changed = changed
-        self._known = dict(zip(changed.representatives, pattern, strict=True)) if pattern else {}
+    ``known`` has the duration of all operations that are alike, ``keys`` what each is like, lane by lane. Without them
+    every operation takes 1.
+    """
+
+    def __init__(self, schedule: Schedule, skeleton: Skeleton, keys: list[Alike], known: dict[Alike, int]) -> None:
+        self._schedule, self._skeleton, self._keys, self._known = schedule, skeleton, keys, known
 
     @cached_property
     def level(self) -> Program | ProgramStream:
         """The program, or without a flush its stream."""
-        changed = self._changed
-        if changed.header.asynchronous:
-            return lower(stream_of(changed.schedule), duration=self._duration)
-        return lower(changed.schedule, duration=self._duration, net=changed.compiled.skeleton.net)
-
-    @cached_property
-    def verified(self) -> "Verified":
-        """The program as `verify_lowered` passes it; errors as of `Changed.prove`."""
-        from chimera_ir.verify.verify import verify_lowered
-
-        return verify_lowered(self.level, self._changed.checked)
+        schedule = self._schedule
+        if schedule.header.asynchronous:
+            return lower(stream_of(schedule), duration=self._duration)
+        return lower(schedule, duration=self._duration, net=self._skeleton.net)
 
     @cached_property
     def launched(self) -> Launched:
         """The gradient sums of each worker, where there is a flush."""
-        changed, net = self._changed, self._changed.compiled.skeleton.net
-        durations = self._durations()
+        net = self._skeleton.net
+        count = sum(map(len, self._schedule.lanes))
+        durations = [self._known[key] for key in self._keys] if self._known else [1] * count
         ends = net.ends(durations)
         launched = launches(
-            changed.schedule,
+            self._schedule,
             [durations[lane.start : lane.stop] for lane in net.lanes],
             [ends[lane.start : lane.stop] for lane in net.lanes],
         )
@@ -324,10 +325,5 @@ class Lowering:
         """The duration of an operation, as a function."""
         if not self._known:
             return lambda _: 1
-        header, known = self._changed.header, self._known
+        header, known = self._schedule.header, self._known
         return lambda operation: known[alike(operation, header)]
-
-    def _durations(self) -> list[int]:
-        """The durations of all operations, lane by lane."""
-        keys = self._changed.all_alike
-        return list(map(self._known.__getitem__, keys)) if self._known else [1] * len(keys)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.errors import NoSuchTie
 from chimera_ir.planner.bounds import least, most, standing
-from chimera_ir.planner.compiled import CompiledScheme
+from chimera_ir.planner.compiled import Changed, CompiledScheme
 from chimera_ir.planner.space import Choice, LeftOut, Reason, Recomputation, refusal
 from chimera_ir.planner.splits import best_split
 from chimera_ir.plural import counted
@@ -25,6 +25,7 @@ from chimera_ir.profile.layers import stages_of
 from chimera_ir.request import Tie
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
+from chimera_ir.syntax.change import Change
 
 MODES = {
     Recomputation.WHERE_NEEDED: (False, True),
@@ -154,6 +155,7 @@ class _Bench:
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
         self._last: tuple[object, CompiledScheme] | None = None
+        self._changed: dict[Change, Changed] = {}
 
     def verdict(self, choice: Choice) -> Verdict:
         """The prediction, or why the configuration is left out."""
@@ -176,7 +178,7 @@ class _Bench:
         limit: int | None = None
         verdict: Verdict = LeftOut.of(choice, Reason.MEMORY, "no split of the layers fits the workers")
         for _ in range(_TRIES):
-            split = best_split(judge.profile.layers, self._compiled(choice), choice, limit, judge.sharded_optimizer)
+            split = best_split(judge.profile.layers, self._under(choice), choice, limit, judge.sharded_optimizer)
             if split is None:
                 return verdict
             tried = replace(choice, split=split)
@@ -190,9 +192,8 @@ class _Bench:
         return verdict
 
     def _verdict(self, choice: Choice) -> Verdict:
-        setting, compiled = self._judge.setting(choice), self._compiled(choice)
-        changed = compiled.under(choice.change)
-        header = changed.header
+        setting, changed = self._judge.setting(choice), self._under(choice)
+        compiled, header = changed.compiled, changed.header
         if (header.whole_micro_batches, header.stages) != (choice.micro_batches, choice.stages):
             detail = f"it makes {counted(header.whole_micro_batches, 'micro-batch')} of {choice.micro_batches}"
             return LeftOut.of(choice, Reason.REFUSED, detail)
@@ -230,24 +231,24 @@ class _Bench:
     def replayed(self, judged: Judged) -> Judged:
         """The configuration with the time of its replay."""
         choice, setting = judged.choice, self._judge.setting(judged.choice)
-        program = self._compiled(choice).under(choice.change).lowered(setting)
+        program = self._under(choice).lowered(setting)
         return replace(judged, replayed=replay(program, setting).seconds)
 
     def _needed(self, choice: Choice) -> list[int]:
-        setting, changed = self._judge.setting(choice), self._compiled(choice).under(choice.change)
+        setting, changed = self._judge.setting(choice), self._under(choice)
         needed = memory_of(changed.header, setting, changed.holdings(setting))
         return [worker.total for worker in needed]
 
-    def _compiled(self, choice: Choice) -> CompiledScheme:
-        """The scheme of a configuration with its parameters."""
-        judge, key = self._judge, (choice.source, choice.settings)
+    def _under(self, choice: Choice) -> Changed:
+        """The scheme of a configuration with its parameters and its change."""
+        judge, key, change = self._judge, (choice.source, choice.settings), choice.change
         if self._last is None or self._last[0] != key:
             scheme, trusted = judge.schemes[choice.source], choice.source in judge.trusted
-            self._last = (
-                key,
-                CompiledScheme(scheme, choice.settings, choice.change, judge.max_operations, trusted, judge.ties),
-            )
-        return self._last[1]
+            limit, ties = judge.max_operations, judge.ties
+            self._last, self._changed = (key, CompiledScheme(scheme, choice.settings, change, limit, trusted, ties)), {}
+        if change not in self._changed:
+            self._changed[change] = Changed(self._last[1], change)
+        return self._changed[change]
 
     def _over(self, choice: Choice, needed: Sequence[int], prefix: str) -> LeftOut | None:
         """The refusal of a configuration that does not fit, by the worker that needs most; None if it fits."""

@@ -5,7 +5,7 @@ from functools import cache
 from itertools import accumulate
 
 from chimera_ir.ir.ids import Stage
-from chimera_ir.planner.compiled import CompiledScheme
+from chimera_ir.planner.compiled import Changed
 from chimera_ir.planner.space import Choice
 from chimera_ir.profile.balance import balanced
 from chimera_ir.profile.costs import StageCosts
@@ -14,7 +14,7 @@ from chimera_ir.profile.layers import durations
 
 def best_split(
     layers: Sequence[StageCosts],
-    compiled: CompiledScheme,
+    changed: Changed,
     choice: Choice,
     limit: int | None,
     sharded_optimizer: bool = False,
@@ -25,7 +25,7 @@ def best_split(
     many micro-batches as wait at most, on each stage of a worker by itself. Messages do not count. None if no split
     is within the limit; None for the limit is no limit.
     """
-    header, size = compiled.under(choice.change).header, choice.micro_batch_size
+    compiled, header, size = changed.compiled, changed.header, choice.micro_batch_size
     everywhere = all(stage in pipe.recompute for pipe in header.pipes for stage in range(header.stages))
     seconds = durations(layers, size, recomputing=everywhere)
     if limit is None:

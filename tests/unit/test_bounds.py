@@ -75,7 +75,8 @@ TEXTS = {**{name: library.source(name) for name in library.names()}, "floods": S
 
 
 def compiled(name: str, change: Change, **settings: int) -> Changed:
-    return CompiledScheme(parse(TEXTS[name]), tuple(settings.items()), change, 10**6, trusted=True).under(change)
+    one = CompiledScheme(parse(TEXTS[name]), tuple(settings.items()), change, 10**6, trusted=True)
+    return Changed(one, change)
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -95,7 +96,7 @@ def test_a_stream_of_groups_has_no_upper_bound() -> None:
     """45,402 bytes on the first stage; with one micro-batch a message they would be 44,402 at most."""
     timing = Timing(1.0, 2.0, 3.0, activations=3000, input=500, output=500, gradient=500)
     one = CompiledScheme(parse(Source("grouped.chim", GROUPED)), (), Change(), 10**6, trusted=False)
-    assert not bounded(one.under(Change()), (StageCosts(100, 1, 1, {1: timing}),) * 2)
+    assert not bounded(Changed(one, Change()), (StageCosts(100, 1, 1, {1: timing}),) * 2)
 
 
 @pytest.mark.parametrize(
