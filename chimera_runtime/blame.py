@@ -121,18 +121,21 @@ class Located:
 
     So an uncaught one is shown as the user's traceback and the line from which the user came here. An error for lack of
     memory, the user's or not, gets a note with what ``memory_state`` returns. Afterwards ``failed`` says that there was
-    an error.
+    an error, and ``closed`` that nothing more is to be done. ``abandon`` is called when another rank is lost.
     """
 
-    def __init__(self, rank: int, worker: int, memory_state: Callable[[], str]) -> None:
+    def __init__(
+        self, rank: int, worker: int, memory_state: Callable[[], str], abandon: Callable[[], None] = lambda: None
+    ) -> None:
         self._rank = rank
         self._worker = worker
         self._memory_state = memory_state
-        self.failed = False
+        self._abandon = abandon
+        self.failed = self.closed = False
 
     def alike(self) -> "Located":
         """A context of the same place, in which an error leaves this one as it is."""
-        return Located(self._rank, self._worker, self._memory_state)
+        return Located(self._rank, self._worker, self._memory_state, self._abandon)
 
     def __enter__(self) -> None:
         pass
@@ -141,6 +144,8 @@ class Located:
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self.failed = self.failed or error is not None
+        if isinstance(error, PeerLost):
+            self._abandon()
         if error is not None and not hasattr(error, "__notes__") and (ran_out(error) or ran_out(error.__cause__)):
             error.add_note(self._memory_state())
         if isinstance(error, ModelError):

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from chimera_runtime.errors import BadCheckpoint, Misuse
 from chimera_runtime.state import State
@@ -38,12 +37,13 @@ def export_weights(state: State, path: Path) -> None:
     require_writable(path)
     tensors = state.whole()
     complaint = None
-    if dist.get_rank() == 0:
+    talk = Talk(state.group)
+    if talk.rank == 0:
         try:
             _write(path, tensors, state.aliases)
         except Exception as error:  # safetensors has a class of its own, and the other ranks wait for this one
             complaint = f"{path} cannot be written: {getattr(error, 'strerror', None) or error}"
-    Talk(state.group).require_none(complaint, BadCheckpoint)
+    talk.require_none(complaint, BadCheckpoint)
 
 
 def load_weights(state: State, path: Path) -> list[str]:

@@ -254,6 +254,8 @@ class Holding:
             self._schedule.finish()
 
     def _require_sound(self) -> None:
+        if self._located.closed:
+            raise Misuse("the pipeline is closed: call its methods before close(), or inside the with block")
         if self._located.failed:
             raise Misuse("an update has failed on this pipeline: make a new one, from the last checkpoint")
         with self._located:

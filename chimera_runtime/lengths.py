@@ -15,7 +15,7 @@ from chimera_runtime.blame import Calling
 from chimera_runtime.boundary import Boundary
 from chimera_runtime.errors import FAILED, BadModel, Misuse
 from chimera_runtime.feed import Feed
-from chimera_runtime.nested import leaves, taken_apart, to_device
+from chimera_runtime.nested import leaves, mapped, taken_apart, to_device
 from chimera_runtime.probe import Findings, restore
 from chimera_runtime.shards import rest
 from chimera_runtime.stage import Stage
@@ -132,7 +132,8 @@ class Lengths:
         """What a stage is called on."""
         world = self._world
         if number == 0:
-            return to_device(self._feed.input(update, 0), world.device)
+            inputs = to_device(self._feed.input(update, 0), world.device)
+            return mapped(inputs, torch.clone)  # the stage may change them in place
         before = known[-1]
         if number - 1 in outputs:
             return before.form.filled(outputs[number - 1])

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,14 +22,14 @@ def total_norm(world: World, gradients: Mapping[Group, Sequence[torch.Tensor]], 
     counted = [g for group, tensors in gradients.items() if _counts(world, group) for g in tensors]
     norms = [whole(torch.nn.utils.get_total_norm(tensors, norm_type)) for tensors in by_layout(counted)]
     numbers = torch.tensor([float(norm) for norm in norms], dtype=torch.float64)
-    largest = math.isinf(norm_type)
-    total = (numbers.amax() if largest and norms else (numbers**norm_type).sum()).reshape(1)
+    largest, power = math.isinf(norm_type), norm_type or 1.0  # a norm of order 0 is a count, and counts add up
+    total = (numbers.amax() if largest and norms else (numbers**power).sum()).reshape(1)
     with world.waiting("for the norm of the gradients"):
         work = dist.all_reduce(
             total, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=world.chat, async_op=True
         )
     world.settle(work, "for the norm of the gradients")
-    return (total if largest else total ** (1 / norm_type)).reshape(())
+    return (total if largest else total ** (1 / power)).reshape(())
 
 
 def _counts(world: World, group: Group) -> bool:
@@ -53,11 +54,20 @@ def scale_down(parameters: Iterable[torch.nn.Parameter], max_norm: float, norm: 
         torch._foreach_mul_(parts, share.to(parts[0].device))
 
 
-def largest_anywhere(world: World, numbers: Sequence[torch.Tensor]) -> None:
-    """Makes each number the largest that any rank has in its place; every rank calls it with as many."""
-    together = torch.tensor([float(number) for number in numbers], dtype=torch.float64)
-    with world.waiting("for the largest of all ranks"):
-        work = dist.all_reduce(together, dist.ReduceOp.MAX, group=world.chat, async_op=True)
-    world.settle(work, "for the largest of all ranks")
-    for number, largest in zip(numbers, together, strict=True):
-        number.fill_(float(largest))
+def unscale(world: World, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+    """As ``scaler.unscale_(optimizer)``, and what any rank has found infinite is so for all; every rank calls it.
+
+    A rank without gradients, such as one with a frozen stage, has found nothing, and skips a step with the others.
+    """
+    if not scaler.is_enabled():
+        return
+    scaler.unscale_(optimizer)
+    flags: dict[Any, torch.Tensor] = scaler._found_inf_per_device(optimizer)
+    if not flags:
+        flags[world.device] = torch.zeros((), device=world.device)
+    largest = torch.tensor([max(map(float, flags.values()))], dtype=torch.float64)
+    with world.waiting("for what any rank has found infinite"):
+        work = dist.all_reduce(largest, dist.ReduceOp.MAX, group=world.chat, async_op=True)
+    world.settle(work, "for what any rank has found infinite")
+    for flag in flags.values():
+        flag.fill_(float(largest))

@@ -25,7 +25,7 @@ from chimera_runtime.lengths import Lengths
 from chimera_runtime.losses import Loss
 from chimera_runtime.model import Model, file_of
 from chimera_runtime.naming import parameters_by_name
-from chimera_runtime.norms import gradients_of, largest_anywhere, scale_down, total_norm
+from chimera_runtime.norms import gradients_of, scale_down, total_norm, unscale
 from chimera_runtime.outcome import Outcome
 from chimera_runtime.program import load
 from chimera_runtime.ranges import Ranges, Unranged
@@ -143,7 +143,9 @@ class Pipeline(Holding):
         world = join_group(job, group, layout, device, timeout, communicators, hooks.lost)
         script, facts = compiled.script(world.place.worker), compiled.ranks[world.place.worker]
         # After an error inside it nothing more is to be run: messages may still be under way.
-        self._located = Located(world.place.rank, world.place.worker, lambda: memory_state(world.device, facts))
+        self._located = Located(
+            world.place.rank, world.place.worker, lambda: memory_state(world.device, facts), world.abandon
+        )
         file, of_stages = file_of(build_stage), tied if callable(tied) else lambda _stages: tied
         model = Model(file, build_stage, loss, tied=of_stages, name=name)
         self._feed = Feed(job, size)
@@ -157,12 +159,10 @@ class Pipeline(Holding):
             for of_worker in compiled.ranks
         ]
         self._messages = Messages()
-        source = self._feed if hooks.loads else None
-        named = Ranges(world.device) if ranges else Unranged()
-        self._setting = Setting(world, script, facts, model, findings, seed, source, named)
+        loaded, named = self._feed if hooks.loads else None, Ranges(world.device) if ranges else Unranged()
+        self._setting = Setting(world, script, facts, model, findings, seed, loaded, named)
         hooks.ready(self._setting, built)
-        self._modules = built
-        self._named = parameters_by_name(model, built, self._setting.ties)
+        self._modules, self._named = built, parameters_by_name(model, built, self._setting.ties)
         self._groups = by_group(built, self._setting.ties)
         self._steppers = None if steps is None else Steppers(built, self._named, steps, self._setting.ties)
         self._stages = assemble.assemble(
@@ -283,10 +283,8 @@ class Pipeline(Holding):
         Every rank calls it, between `step` and ``scaler.step(optimizer)``, with an optimizer of this rank's parameters.
         """
         self._require_flush("stages step without a scaler: train in bfloat16, which needs none")
-        scaler.unscale_(optimizer)
-        seen = scaler._found_inf_per_device(optimizer)
         with self._located:
-            largest_anywhere(self._setting.world, [*seen.values()])
+            unscale(self._setting.world, scaler, optimizer)
 
     def sharded_optimizer(self, make: Callable[[Named], Any], elementwise: bool = False) -> ShardedOptimizer:
         """An optimizer whose state is sharded over the replicas of each stage: weights are those of one that is not.
@@ -378,9 +376,11 @@ class Pipeline(Holding):
 
         Outcomes can be read afterwards: what is under way of them is waited for.
         """
+        if self._located.closed:
+            return
         if not self._located.failed:
             self._outcomes.settle()
-        self._located.failed = True
+        self._located.failed = self._located.closed = True
         self._setting.world.close()
 
     def __enter__(self) -> Self:

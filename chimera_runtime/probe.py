@@ -20,7 +20,7 @@ from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.keywords import Keywords, accepted
 from chimera_runtime.losses import as_pair, expected_count
 from chimera_runtime.model import Model
-from chimera_runtime.nested import ONE_TENSOR, Form, is_rows, leaves, to_device
+from chimera_runtime.nested import ONE_TENSOR, Form, is_rows, leaves, mapped, to_device
 from chimera_runtime.saved import Footprint, Saved, memory_of
 from chimera_runtime.sendable import require_here, require_sendable
 from chimera_runtime.shards import rest
@@ -246,7 +246,8 @@ class _Prober:
         """What a stage is called on: the first inputs of the dataset, or what the stage before returned."""
         device = self._world.device
         if before is None:
-            return to_device(self._batches.input(0, 0), device)
+            inputs = to_device(self._batches.input(0, 0), device)
+            return mapped(inputs, torch.clone)  # the stage may change them in place
         if self._is_mine(stage - 1):
             return self._runs[stage - 1].outputs
         buffers = before.buffers(torch.device("cpu"))

@@ -109,6 +109,7 @@ class Versions(Weights):
         self._shown = tensors
         for parameter, tensor in zip(self._parameters, tensors, strict=True):
             parameter.data = tensor
+        torch.clear_autocast_cache()  # which knows a parameter by its object, whatever it shows
 
     def select_newest(self) -> None:
         """Makes the module's parameters show the version that the last step made."""
@@ -135,6 +136,7 @@ class Versions(Weights):
             if hasattr(parameter, "main_grad"):
                 master.main_grad = parameter.main_grad  # type: ignore[attr-defined]
         super().step()
+        torch.clear_autocast_cache()
         if self._alive[self._newest] is self._front:
             del self._alive[self._newest]
         self._newest += 1

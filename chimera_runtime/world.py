@@ -1,5 +1,6 @@
 """The ranks of the job: process groups for messages, gradient sums and progress."""
 
+import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -138,6 +139,14 @@ class World:
         incoming = self.channels.get((worker, mine), self.chat)
         staged = None if self.staging is None else self.staging.staged
         return Peer(rank, self.members[rank], outgoing, incoming, self.names, self.wait, staged)
+
+    def abandon(self) -> None:
+        """Keeps gloo's communicators for ever: a process cannot end while it destroys one that still waits for a rank.
+
+        Gloo has no other way to give up an operation before its own time-out, which is a day.
+        """
+        for group in {self.chat, *(_groups_of(self.sums, self.channels) if self.backend == "gloo" else ())}:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     def close(self) -> None:
         """Lets the communicators go; the default process group stays."""

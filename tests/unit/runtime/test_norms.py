@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from chimera_runtime.norms import largest_anywhere, total_norm
+from chimera_runtime.norms import total_norm, unscale
 from chimera_runtime.program import Group
 from chimera_runtime.tensors import Tensors
 from chimera_runtime.world import World
@@ -59,8 +59,34 @@ def test_nan_on_one_rank_is_known_to_all(alone: World) -> None:
     assert all(norm.isnan() for norm in norms)
 
 
-def test_the_largest_number_of_any_rank_is_everybodys(alone: World) -> None:
-    numbers = [[torch.tensor([0.0]), torch.tensor(7.0)], [torch.tensor([1.0]), torch.tensor(2.0)]]
+@pytest.mark.parametrize("order", [0.0, 1.0, 3.0, float("inf")])
+def test_a_norm_of_any_order_is_that_of_one_process(alone: World, order: float) -> None:
+    tensors = [torch.tensor([3.0, 4.0]), torch.zeros(2), torch.tensor([1.0, -2.0, 0.0])]
     with worlds(alone, job()) as ranks:
-        together([partial(largest_anywhere, world, mine) for world, mine in zip(ranks, numbers, strict=True)])
-    assert numbers == [[torch.tensor([1.0]), torch.tensor(7.0)]] * 2
+        held: list[dict[Group, Tensors]] = [{(0,): tuple(tensors[:2])}, {(1,): (tensors[2],)}]
+        norms = together([partial(total_norm, world, mine, order) for world, mine in zip(ranks, held, strict=True)])
+    assert [float(norm) for norm in norms] == pytest.approx([float(torch.nn.utils.get_total_norm(tensors, order))] * 2)
+
+
+@pytest.mark.parametrize(("gradient", "steps"), [(1.0, True), (float("inf"), False)])
+def test_all_ranks_skip_a_step_together_also_one_whose_parameters_are_frozen(
+    alone: World, gradient: float, steps: bool
+) -> None:
+    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    weights[1].grad = torch.full((2,), gradient)
+    optimizers = [torch.optim.SGD([weight], lr=1.0) for weight in weights]
+    scalers = [torch.amp.GradScaler("cpu", init_scale=1.0) for _ in weights]
+    for scaler in scalers:
+        scaler.scale(torch.zeros(()))
+    with worlds(alone, job()) as ranks:
+        together([partial(unscale, *each) for each in zip(ranks, scalers, optimizers, strict=True)])
+    for scaler, optimizer in zip(scalers, optimizers, strict=True):
+        scaler.step(optimizer)
+        scaler.update()
+    assert weights[1].tolist() == ([-gradient] * 2 if steps else [0.0] * 2)
+    assert [scaler.get_scale() for scaler in scalers] == [1.0 if steps else 0.5] * 2
+
+
+def test_a_scaler_that_is_off_does_nothing(alone: World) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    unscale(alone, torch.amp.GradScaler("cpu", enabled=False), optimizer)
