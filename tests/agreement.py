@@ -20,8 +20,8 @@ from tests.sizes import with_a_flush
 
 LOOP = Path(__file__).resolve().parent / "e2e" / "loops" / "agree.py"
 LIMITS = {"losses": 1e-12, "norms": 1e-12, "gradients": 1e-12, "weights": 1e-9}
-CONCATENATED = ("chimera_doubling", "chimera_halving")
-"""Schemes that differ from `chimera` in what they do with more micro-batches than workers."""
+FOR_MORE = ("chimera_doubling", "chimera_halving", "dualpipe", "dualpipe_v")
+"""Schemes for more micro-batches than workers: two that equal `chimera` otherwise, and two that require more."""
 START, END = "<!-- agreement -->\n", "<!-- /agreement -->\n"
 
 
@@ -54,9 +54,9 @@ class Case:
 
 
 def sizes(scheme: str, workers: int) -> dict[str, int]:
-    """As many micro-batches as workers, whatever the scheme calls these; twice as many for those in `CONCATENATED`."""
+    """As many micro-batches as workers, whatever the scheme calls these; twice as many for those in `FOR_MORE`."""
     names = library.parameters(scheme)
-    micro_batches = workers * (2 if scheme in CONCATENATED else 1)
+    micro_batches = workers * (2 if scheme in FOR_MORE else 1)
     return {name: micro_batches if name == "N" else workers for name in names if name in ("D", "P", "N")}
 
 

@@ -9,14 +9,14 @@ from paper_tables.formula import Size
 _HEAD = """\
 # Conformance
 
-Each published schedule that is in the library: where it is defined, whose code there is, where its stages are, and the
-published numbers beside those that the library's scheme compiles to. Only what is published is typed in
-([published.toml](conformance/published.toml), to which a row is added): `python docs/conformance` compiles the schemes
-and prints this page, and a test compares the two.
+Every published schedule in the library: where it is defined, whose code exists, where its stages are placed, and
+its published numbers, compared with those of the library's scheme. Only published data is entered by hand
+([published.toml](conformance/published.toml); a new schedule is a new row there): `python docs/conformance` compiles
+the schemes and prints this page, and a test compares the two.
 
-D is the number of stages, P that of workers, N that of micro-batches. Makespans are communication free, in the costs
-named below each heading; activations count micro-batches on stages (M_a), weights copies of stages (M_theta). "Bubble
-ratio" is that of the makespan unless the row says whose ([the report](performance.md#the-report)).
+D is the number of stages, P of workers, N of micro-batches. Makespans are for free communication and the costs given
+below each heading; activations are counted in micro-batches on a stage (M_a), weights in copies of a stage (M_theta).
+"Bubble ratio" is that of the makespan unless the row says otherwise ([the report](performance.md#the-report)).
 """
 
 
