@@ -11,7 +11,10 @@ from chimera_runtime.sums import main_gradient, show
 
 
 class Accumulation:
-    """Before a step: are the gradients of the one before cleared? After it: their mean with those that were kept.
+    """Refuses a step on gradients that were not cleared, or averages its gradients with those that are kept.
+
+    Each parameter counts the steps since its own gradient was cleared, also steps that gave it none. Whether a
+    parameter without a gradient was cleared follows from the others of this rank; if none had one, it was not.
 
     Parameters
     ----------
@@ -24,7 +27,7 @@ class Accumulation:
         self._parameters = [parameter for parameter, trained in self._named.values() if trained]
         self._kept: dict[torch.nn.Parameter, torch.Tensor] = {}
         self._left: dict[torch.nn.Parameter, int] = {}
-        self._before: list[Outcome] = []
+        self._steps: dict[torch.nn.Parameter, list[Outcome]] = {parameter: [] for parameter in self._parameters}
 
     def begin(self, accumulate: bool) -> None:
         """A step begins, and will make new gradients.
@@ -47,31 +50,37 @@ class Accumulation:
                 f"{next(iter(present))} still has the gradient of the step before: call optimizer.zero_grad() after "
                 "optimizer.step(), or step(accumulate=True) to add to it"
             )
-        self._before = self._before if present else []
         self._kept = {p: g.clone() for p in present.values() if (g := main_gradient(p)) is not None}
+        for parameter, steps in self._steps.items():
+            if not accumulate or (parameter not in self._kept and self._is_cleared(parameter)):
+                steps.clear()
 
     @torch.no_grad()
     def end(self, outcome: Outcome) -> None:
         """The step is over: each gradient is the mean over it and the steps that were kept, by what they weigh."""
-        if self._kept:
-            before = sum(kept.weight for kept in self._before)
-            self._add_kept(before / (before + outcome.weight) if before else 0.0)
-        self._before.append(outcome)
+        for parameter, steps in self._steps.items():
+            if steps:
+                before = sum(step.weight for step in steps)
+                self._add_kept(parameter, before / (before + outcome.weight) if before else 0.0)
+            steps.append(outcome)
+        self._kept = {}
         self._left = {p: local(p.grad)._version for p in self._parameters if p.grad is not None}
 
-    def _add_kept(self, share: float) -> None:
-        """Makes each gradient the mean; those that were kept have this share in it."""
-        for parameter in self._parameters:
-            kept, made = self._kept.get(parameter), main_gradient(parameter)
-            if made is None:
-                made = kept if kept is None else kept.mul_(share)
-            else:
-                made.mul_(1 - share)
-                if kept is not None:
-                    made.add_(kept, alpha=share)
-            if made is not None:
-                show(parameter, made)
-        self._kept = {}
+    def _add_kept(self, parameter: torch.nn.Parameter, share: float) -> None:
+        """Makes a gradient the mean of the new one and the one that was kept, which has this share in it."""
+        kept, made = self._kept.get(parameter), main_gradient(parameter)
+        if made is None:
+            made = kept if kept is None else kept.mul_(share)
+        else:
+            made.mul_(1 - share)
+            if kept is not None:
+                made.add_(kept, alpha=share)
+        if made is not None:
+            show(parameter, made)
+
+    def _is_cleared(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether the gradient of a parameter that has none now was cleared since the last step."""
+        return parameter in self._left or (bool(self._left) and not self._kept)
 
     def _is_set(self, parameter: torch.nn.Parameter) -> bool:
         """Whether a gradient is there: more than the zeros that ``zero_grad(set_to_none=False)`` has written since."""

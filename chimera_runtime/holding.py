@@ -171,6 +171,8 @@ class Holding:
             refuse_order("shuffle=True" if sampler is None else "a sampler")
         if shuffle and sampler is not None:
             raise Misuse("a sampler decides the order: leave shuffle=True out")
+        if getattr(sampler, "num_replicas", 1) > 1:
+            raise Misuse("the sampler gives every rank other items, and so does the loader: use shuffle=True instead")
         drawn_by = self._setting.seed if seed is None else seed
         self._loaders += 1
         readers = frozenset(worker for worker, used in enumerate(self._uses) if used)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from chimera_runtime.errors import Misuse
 from chimera_runtime.program import Group
 from chimera_runtime.shards import by_layout, local, whole
 from chimera_runtime.sums import main_gradient
@@ -45,7 +46,15 @@ def gradients_of(parameters: Mapping[Group, Iterable[torch.nn.Parameter]]) -> di
 
 
 def scale_down(parameters: Iterable[torch.nn.Parameter], max_norm: float, norm: torch.Tensor) -> None:
-    """Scales gradients in place to a norm of at most ``max_norm``, as torch.nn.utils.clip_grads_with_norm_ does."""
+    """Scales gradients in place to a norm of at most ``max_norm``, as torch.nn.utils.clip_grads_with_norm_ does.
+
+    Raises
+    ------
+    Misuse
+        If ``max_norm`` is negative, which would turn the gradients around, or not a number.
+    """
+    if not max_norm >= 0:
+        raise Misuse(f"max_norm={max_norm}: a norm is 0 or more")
     share = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     shown = [(parameter.grad, main_gradient(parameter)) for parameter in parameters]
     gradients = {id(gradient): gradient for pair in shown for gradient in pair if gradient is not None}

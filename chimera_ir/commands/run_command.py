@@ -1,5 +1,6 @@
 """``chimera run``: compiles a scheme and becomes the torchrun that trains with it, on this machine."""
 
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -207,7 +208,8 @@ def run_command(
     ]
     started += ["--", *model_arguments] if model_arguments else []
     write(f"wrote {visible(str(directory))}, running\n  {command_line(('torchrun', *started))}\n")
-    _become([sys.executable, "-P", "-m", "torch.distributed.run", *started])
+    program = json.loads(answer.output.files["program.json"])["program"]
+    _become([sys.executable, "-P", "-m", "torch.distributed.run", *started], {"CHIMERA_PROGRAM": program})
 
 
 def _refuse_together(training: Mapping[str, Any]) -> None:
@@ -232,11 +234,14 @@ def _words(training: Mapping[str, Any]) -> Iterator[str]:
             yield f"{option}={value}"
 
 
-def _become(command: list[str]) -> NoReturn:
-    """Goes on as another program in this process, which so gets every signal, and whose exit status is ours."""
+def _become(command: list[str], variables: dict[str, str]) -> NoReturn:
+    """Continues as another program in this process: it gets every signal, and its exit status is that of the command.
+
+    ``variables`` join its environment.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        os.execv(command[0], command)
+        os.execve(command[0], command, os.environ | variables)
     except OSError as error:
         raise Misuse(f"{command[0]}: {error.strerror}") from error

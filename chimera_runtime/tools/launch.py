@@ -1,6 +1,7 @@
 """From the command line to trained weights: what surrounds the training loop of train.py on every rank."""
 
 import argparse
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -29,6 +30,9 @@ from chimera_runtime.tools.saving import Terminated
 from chimera_runtime.tools.streams import Unwritable, let_go, tell
 from chimera_runtime.world import begin
 
+_EXPECTED = "CHIMERA_PROGRAM"
+"""The variable in which `chimera run` passes on the digest of what it has compiled."""
+
 
 def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
     """Runs this rank to its end; every failure of any rank is one message and a non-zero status.
@@ -55,6 +59,8 @@ def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
         compiled = load_program(directory)
         if compiled.job.program != program:
             raise Misuse(f"{directory / 'train.py'} is of another program than what lies beside it: compile again")
+        if program != os.environ.get(_EXPECTED, program):
+            raise Misuse(f"another program has come into {directory} since this run compiled: give each run its --out")
         _run(train, compiled, store, rank, size, options, faults)
     except (Misuse, BadModel, Unwritable, BadCheckpoint) as error:
         faults.end(f"train.py: {error}", MISUSED)

@@ -17,5 +17,6 @@ with Pipeline("chimera.out", build_stage, loss, example) as pipe:
         norm = pipe.clip_grad_norm_(1.0)  # of the whole model
         optimizer.step()
         optimizer.zero_grad()
-        print(f"loss {outcome.loss:.4f}  norm {norm:.4f}")  # the same on every rank
+        if dist.get_rank() == 0:  # the numbers are the same on every rank
+            print(f"loss {outcome.loss:.4f}  norm {norm:.4f}")
 dist.destroy_process_group()

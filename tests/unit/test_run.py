@@ -30,12 +30,14 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The command lines that this process would have become."""
     lines: list[list[str]] = []
 
-    def execute(path: str, words: list[str]) -> None:
+    def execute(path: str, words: list[str], environment: dict[str, str]) -> None:
         assert path == words[0]
+        script = next(word for word in words if word.endswith("train.py"))
+        assert environment["CHIMERA_PROGRAM"] in Path(script).read_text()
         lines.append(words)
         sys.exit(7)
 
-    monkeypatch.setattr(os, "execv", execute)
+    monkeypatch.setattr(os, "execve", execute)
     return lines
 
 
@@ -200,7 +202,7 @@ def test_an_interpreter_that_cannot_be_started_is_named(chimera: Chimera, monkey
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_nothing_is_started_where_nothing_can_be_printed(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("")
-    program = "import os; from chimera_ir.start import chimera\nos.execv = lambda *_: os._exit(7)\nchimera()"
+    program = "import os; from chimera_ir.start import chimera\nos.execve = lambda *_: os._exit(7)\nchimera()"
     command = [sys.executable, "-c", program, "run", "gems", *MODEL]
     for target, status in (("/dev/full", WRONG_COMMAND), (os.devnull, 7)):
         with Path(target).open("w") as output:

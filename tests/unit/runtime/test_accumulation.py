@@ -50,6 +50,26 @@ def test_clearing_the_gradients_begins_anew() -> None:
     assert weight.grad == torch.tensor([3.0])
 
 
+def test_a_parameter_that_was_cleared_by_itself_begins_anew_by_itself() -> None:
+    weight, bias = parameter(1.0), parameter(1.0)
+    accumulation = Accumulation({"weight": weight, "bias": bias})
+    for value in (4.0, 8.0):
+        bias.grad = None
+        accumulation.begin(accumulate=True)
+        weight.grad, bias.grad = torch.tensor([value]), torch.tensor([value])
+        accumulation.end(SimpleNamespace(weight=1.0))  # type: ignore[arg-type]
+    assert (weight.grad, bias.grad) == (torch.tensor([6.0]), torch.tensor([8.0]))
+
+
+def test_a_rank_whose_first_step_gave_no_gradient_counts_that_step() -> None:
+    weight = parameter(1.0)
+    accumulation = Accumulation({"w": weight})
+    accumulation.begin(accumulate=False)
+    accumulation.end(SimpleNamespace(weight=1.0))  # type: ignore[arg-type]
+    steps(accumulation, weight, torch.tensor([3.0]))
+    assert weight.grad == torch.tensor([1.5])
+
+
 @pytest.mark.parametrize("gradient", [torch.tensor([1.0]), torch.tensor([float("nan")])])
 def test_a_gradient_that_was_not_cleared_is_refused_by_its_name(gradient: torch.Tensor) -> None:
     weight = parameter(1.0)

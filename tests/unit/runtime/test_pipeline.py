@@ -337,3 +337,25 @@ def test_an_evaluation_divides_sums_by_counts(alone: World, compiled: Path) -> N
         assert math.isnan(pipeline.evaluate([(x, -y.abs())]))
         with pytest.raises(Misuse, match="there is nothing to evaluate: no batch was given"):
             pipeline.evaluate([])
+
+
+def test_a_sampler_that_divides_items_among_ranks_is_refused(make: Callable[..., Pipeline]) -> None:
+    items = [*zip(*batch(), strict=True)]
+    sampler = torch.utils.data.DistributedSampler(items, num_replicas=2, rank=0)  # type: ignore[arg-type]
+    with pytest.raises(Misuse, match="and so does the loader: use shuffle=True"):
+        make().loader(items, sampler=sampler)
+
+
+def test_a_negative_norm_is_refused(make: Callable[..., Pipeline]) -> None:
+    pipeline = make()
+    pipeline.step(batch())
+    with pytest.raises(Misuse, match=r"max_norm=-1\.0: a norm is 0 or more"):
+        pipeline.clip_grad_norm_(-1.0)
+
+
+def test_a_closed_pipeline_says_so(make: Callable[..., Pipeline]) -> None:
+    pipeline = make()
+    pipeline.close()
+    pipeline.close()
+    with pytest.raises(Misuse, match="the pipeline is closed"):
+        pipeline.step(batch())

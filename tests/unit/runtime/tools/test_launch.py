@@ -104,6 +104,15 @@ def test_a_run_is_checked_measured_recorded_and_trained(directory: Path) -> None
     assert end["ended"] is None
 
 
+def test_a_program_that_was_replaced_since_it_was_compiled_is_refused(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHIMERA_PROGRAM", "theirs")
+    done = started(directory)
+    assert done.returncode == MISUSED
+    assert "since this run compiled: give each run its --out" in done.stderr
+
+
 def test_a_run_that_fails_leaves_a_bundle_for_a_bug_report(directory: Path) -> None:
     (directory / "compiled" / "rank_0.py").write_text(SCRIPT + "    lane.no_such_thing")
     (directory / "compiled" / "report.json").write_text("{}")
