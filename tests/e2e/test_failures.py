@@ -22,6 +22,7 @@ from tests.e2e.ranks import (
     run_all,
     torchrun,
 )
+from tests.programs import TORCHRUN
 
 FAILING = str(MODELS / "failing.py")
 
@@ -325,3 +326,18 @@ def test_a_world_of_the_wrong_size_is_one_clear_message(two_stages: Path) -> Non
     (message,) = ours(done)
     assert "runs on 2 workers and there are 3 ranks" in message
     assert "--nproc-per-node=2 or 4" in message
+
+
+def test_a_rank_that_has_lost_another_in_a_sum_can_end(two_stages: Path) -> None:
+    """In a process of its own, as only the end of an interpreter destroys communicators."""
+    words = ("--standalone", "--nproc-per-node=2", str(HERE / "loops" / "stuck.py"), str(two_stages))
+    done = subprocess.run(
+        [*TORCHRUN, *words],
+        env=environment() | {"PYTHONPATH": str(HERE.parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "PeerLost: rank 1 (worker 1): wait for the norm of the gradients" in done.stderr
