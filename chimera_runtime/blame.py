@@ -120,8 +120,9 @@ class Located:
     """A context around what a rank does: a `ModelError` learns its rank and worker, and loses the frames inside.
 
     So an uncaught one is shown as the user's traceback and the line from which the user came here. An error for lack of
-    memory, the user's or not, gets a note with what ``memory_state`` returns. Afterwards ``failed`` says that there was
-    an error, and ``closed`` that nothing more is to be done. ``abandon`` is called when another rank is lost.
+    memory, the user's or not, gets a note with what ``memory_state`` returns. ``abandon`` is called when another rank
+    is lost. Afterwards ``failed`` says that there was an error: messages may still be under way, and nothing more is to
+    be run. ``closed`` says that the pipeline was closed.
     """
 
     def __init__(

@@ -63,14 +63,11 @@ def scale_down(parameters: Iterable[torch.nn.Parameter], max_norm: float, norm: 
         torch._foreach_mul_(parts, share.to(parts[0].device))
 
 
-def unscale(world: World, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-    """As ``scaler.unscale_(optimizer)``, and what any rank has found infinite is so for all; every rank calls it.
+def agree_on_infinite(world: World, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+    """After ``scaler.unscale_(optimizer)``: gradients that any rank has found infinite make all ranks skip the step.
 
-    A rank without gradients, such as one with a frozen stage, has found nothing, and skips a step with the others.
+    Every rank calls it. A rank without gradients, such as one with a frozen stage, has found nothing.
     """
-    if not scaler.is_enabled():
-        return
-    scaler.unscale_(optimizer)
     flags: dict[Any, torch.Tensor] = scaler._found_inf_per_device(optimizer)
     if not flags:
         flags[world.device] = torch.zeros((), device=world.device)

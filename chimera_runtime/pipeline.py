@@ -25,7 +25,7 @@ from chimera_runtime.lengths import Lengths
 from chimera_runtime.losses import Loss
 from chimera_runtime.model import Model, file_of
 from chimera_runtime.naming import parameters_by_name
-from chimera_runtime.norms import gradients_of, scale_down, total_norm, unscale
+from chimera_runtime.norms import agree_on_infinite, gradients_of, scale_down, total_norm
 from chimera_runtime.outcome import Outcome
 from chimera_runtime.program import load
 from chimera_runtime.ranges import Ranges, Unranged
@@ -141,11 +141,9 @@ class Pipeline(Holding):
                 f"{job.name} cuts every micro-batch into {job.parts}, and dimension 0 of the example is {size}"
             )
         world = join_group(job, group, layout, device, timeout, communicators, hooks.lost)
-        script, facts = compiled.script(world.place.worker), compiled.ranks[world.place.worker]
-        # After an error inside it nothing more is to be run: messages may still be under way.
-        self._located = Located(
-            world.place.rank, world.place.worker, lambda: memory_state(world.device, facts), world.abandon
-        )
+        place = world.place
+        script, facts = compiled.script(place.worker), compiled.ranks[place.worker]
+        self._located = Located(place.rank, place.worker, lambda: memory_state(world.device, facts), world.abandon)
         file, of_stages = file_of(build_stage), tied if callable(tied) else lambda _stages: tied
         model = Model(file, build_stage, loss, tied=of_stages, name=name)
         self._feed = Feed(job, size)
@@ -283,8 +281,10 @@ class Pipeline(Holding):
         Every rank calls it, between `step` and ``scaler.step(optimizer)``, with an optimizer of this rank's parameters.
         """
         self._require_flush("stages step without a scaler: train in bfloat16, which needs none")
-        with self._located:
-            unscale(self._setting.world, scaler, optimizer)
+        if scaler.is_enabled():
+            scaler.unscale_(optimizer)
+            with self._located:
+                agree_on_infinite(self._setting.world, scaler, optimizer)
 
     def sharded_optimizer(self, make: Callable[[Named], Any], elementwise: bool = False) -> ShardedOptimizer:
         """An optimizer whose state is sharded over the replicas of each stage: weights are those of one that is not.

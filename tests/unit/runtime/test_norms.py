@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from chimera_runtime.norms import total_norm, unscale
+from chimera_runtime.norms import agree_on_infinite, total_norm
 from chimera_runtime.program import Group
 from chimera_runtime.tensors import Tensors
 from chimera_runtime.world import World
@@ -76,17 +76,13 @@ def test_all_ranks_skip_a_step_together_also_one_whose_parameters_are_frozen(
     weights[1].grad = torch.full((2,), gradient)
     optimizers = [torch.optim.SGD([weight], lr=1.0) for weight in weights]
     scalers = [torch.amp.GradScaler("cpu", init_scale=1.0) for _ in weights]
-    for scaler in scalers:
+    for scaler, optimizer in zip(scalers, optimizers, strict=True):
         scaler.scale(torch.zeros(()))
+        scaler.unscale_(optimizer)
     with worlds(alone, job()) as ranks:
-        together([partial(unscale, *each) for each in zip(ranks, scalers, optimizers, strict=True)])
+        together([partial(agree_on_infinite, *each) for each in zip(ranks, scalers, optimizers, strict=True)])
     for scaler, optimizer in zip(scalers, optimizers, strict=True):
         scaler.step(optimizer)
         scaler.update()
     assert weights[1].tolist() == ([-gradient] * 2 if steps else [0.0] * 2)
     assert [scaler.get_scale() for scaler in scalers] == [1.0 if steps else 0.5] * 2
-
-
-def test_a_scaler_that_is_off_does_nothing(alone: World) -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    unscale(alone, torch.amp.GradScaler("cpu", enabled=False), optimizer)

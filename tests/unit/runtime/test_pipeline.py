@@ -359,3 +359,13 @@ def test_a_closed_pipeline_says_so(make: Callable[..., Pipeline]) -> None:
     pipeline.close()
     with pytest.raises(Misuse, match="the pipeline is closed"):
         pipeline.step(batch())
+
+
+def test_a_scaler_that_is_off_leaves_gradients_as_they_are(make: Callable[..., Pipeline]) -> None:
+    pipeline = make()
+    scaler, optimizer = torch.amp.GradScaler("cpu", enabled=False), torch.optim.SGD(pipeline.parameters(), lr=RATE)
+    pipeline.step(batch(), scaler=scaler)
+    expected = [None if p.grad is None else p.grad.clone() for p in pipeline.parameters()]
+    pipeline.unscale_(scaler, optimizer)
+    for parameter, gradient in zip(pipeline.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=0)
