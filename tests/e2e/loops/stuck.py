@@ -10,7 +10,7 @@ from torch import nn
 from chimera_runtime import Pipeline
 
 dist.init_process_group("gloo")
-x = torch.randn(8, 4)
+x = torch.ones(8, 4)
 pipe = Pipeline(sys.argv[1], lambda *_: nn.Linear(4, 4), nn.functional.mse_loss, example=(x[:2], x[:2]), timeout=2)
 pipe.step((x, x))
 if dist.get_rank() == 0:

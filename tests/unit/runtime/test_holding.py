@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import BadCheckpoint, Misuse
 from chimera_runtime.world import World
 from tests.unit.runtime.kept import B, N, mini_batch, pipeline
@@ -45,7 +46,13 @@ def test_nothing_is_read_of_a_pipeline_that_has_failed_or_is_closed(
     alone: World, one_worker: Path, tmp_path: Path
 ) -> None:
     pipe = pipeline(one_worker)
-    pipe.close()
-    for call in (pipe.state_dict, lambda: pipe.export_weights(tmp_path / "m.pt"), lambda: pipe.load_weights("m.pt")):
+    calls = pipe.state_dict, lambda: pipe.export_weights(tmp_path / "m.pt"), lambda: pipe.load_weights("m.pt")
+    with pytest.raises(ModelError):
+        pipe.step(lambda _: 1 / 0)
+    for call in calls:
         with pytest.raises(Misuse, match="make a new one, from the last checkpoint"):
+            call()
+    pipe.close()
+    for call in calls:
+        with pytest.raises(Misuse, match="the pipeline is closed"):
             call()
