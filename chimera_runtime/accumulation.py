@@ -1,6 +1,6 @@
 """Gradients of several steps as those of one larger mini-batch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -27,7 +27,8 @@ class Accumulation:
         self._parameters = [parameter for parameter, trained in self._named.values() if trained]
         self._kept: dict[torch.nn.Parameter, torch.Tensor] = {}
         self._left: dict[torch.nn.Parameter, int] = {}
-        self._steps: dict[torch.nn.Parameter, list[Outcome]] = {parameter: [] for parameter in self._parameters}
+        self._before: list[Outcome] = []
+        self._since = dict.fromkeys(self._parameters, 0)  # the first step that a parameter counts, in `_before`
 
     def begin(self, accumulate: bool) -> None:
         """A step begins, and will make new gradients.
@@ -51,20 +52,28 @@ class Accumulation:
                 "optimizer.step(), or step(accumulate=True) to add to it"
             )
         self._kept = {p: g.clone() for p in present.values() if (g := main_gradient(p)) is not None}
-        for parameter, steps in self._steps.items():
+        for parameter in self._parameters:
             if not accumulate or (parameter not in self._kept and self._is_cleared(parameter)):
-                steps.clear()
+                self._since[parameter] = len(self._before)
+        if all(since == len(self._before) for since in self._since.values()):
+            self._before, self._since = [], dict.fromkeys(self._parameters, 0)
 
     @torch.no_grad()
     def end(self, outcome: Outcome) -> None:
         """The step is over: each gradient is the mean over it and the steps that were kept, by what they weigh."""
-        for parameter, steps in self._steps.items():
-            if steps:
-                before = sum(step.weight for step in steps)
-                self._add_kept(parameter, before / (before + outcome.weight) if before else 0.0)
-            steps.append(outcome)
+        if self._before:
+            shares = {since: self._share(self._before[since:], outcome) for since in {*self._since.values()}}
+            for parameter, since in self._since.items():
+                if since < len(self._before):
+                    self._add_kept(parameter, shares[since])
+        self._before.append(outcome)
         self._kept = {}
         self._left = {p: local(p.grad)._version for p in self._parameters if p.grad is not None}
+
+    def _share(self, before: Sequence[Outcome], outcome: Outcome) -> float:
+        """The share of the steps before in their mean with this one, by what they weigh."""
+        weight = sum(step.weight for step in before)
+        return weight / (weight + outcome.weight) if weight else 0.0
 
     def _add_kept(self, parameter: torch.nn.Parameter, share: float) -> None:
         """Makes a gradient the mean of the new one and the one that was kept, which has this share in it."""

@@ -7,7 +7,7 @@ its own lane. No event is ever undone, so each lane comes equally far whatever t
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import NamedTuple, TypeVar
 
 Time = TypeVar("Time", int, float)
@@ -51,15 +51,18 @@ def play(lanes: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> Pla
     order = array("q")
     done = bytearray(len(before))
     places = [0] * len(lanes)
+    upcoming = [iter(lane) for lane in lanes]  # iterators, not slices: a lane may be woken up for each of its events
+    blocked: list[tuple[int, ...]] = [()] * len(lanes)
     sleepers: dict[int, list[int]] = {}
     awake = list(range(len(lanes)))
     while awake:
         number = awake.pop()
         begun = len(order)
-        for event in lanes[number][places[number] :]:
+        for event in chain(blocked[number], upcoming[number]):
             for other in before[event]:
                 if not done[other]:
                     sleepers.setdefault(other, []).append(number)
+                    blocked[number] = (event,)
                     break
             else:
                 done[event] = 1

@@ -205,8 +205,10 @@ class Changed:
         Rejected
             With the errors that a compilation finds in the program.
         """
+        if self._is_trusted or not self.header.asynchronous:
+            return
         pattern = self._pattern(setting)
-        if self._is_trusted or not self.header.asynchronous or pattern in self._proven:
+        if pattern in self._proven:
             return
         from chimera_ir.verify.verify import verify_lowered
 
