@@ -38,7 +38,7 @@ class Names:
         return f"{verb} m{micro} s{source}->s{source - 1 if backwards else source + 1}"
 
     def lost(self, operation: str, peers: Sequence[int], error: Exception) -> PeerLost:
-        """The one message that a failed wait leaves behind; no peers stand for all ranks."""
+        """The one message that a failed wait leaves behind; no peers stand for all others."""
         peer = f"rank{'s' if len(peers) > 1 else ''} {', '.join(map(str, peers))}" if peers else "the other ranks"
         text = str(error)
         if "imed out" in text:

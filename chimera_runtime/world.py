@@ -83,7 +83,12 @@ class World:
             yield
         except RuntimeError as error:
             self.check()
-            raise self.names.lost(operation, peers, error) from error
+            raise self.lost(operation, peers, error) from error
+
+    def lost(self, operation: str, peers: Sequence[int], error: Exception) -> PeerLost:
+        """The one message that a failed wait leaves behind; no peers stand for all others, of two ranks the other."""
+        only = [1 - self.place.rank] if len(self.members) == 2 else []
+        return self.names.lost(operation, peers or only, error)
 
     def check(self) -> None:
         """Passes as long as every wait has ended in time; errors as of `Monitor.check`."""
@@ -355,7 +360,7 @@ def _warm_up(world: World) -> None:
     where posting must not block, that could close a cycle.
     """
     assert world.monitor is not None
-    with world.monitor.watching(lambda error: world.names.lost("for the first use of communicators", (), error)):
+    with world.monitor.watching(lambda error: world.lost("for the first use of communicators", (), error)):
         _use_all(world)
 
 

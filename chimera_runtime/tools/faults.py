@@ -28,6 +28,8 @@ _MOMENT = 0.5
 
 _SPEAKERS = "faults/speakers"
 _SAID = "faults/said"
+_LOST = "faults/lost"
+_FIRST = "faults/first"
 
 
 class Faults:
@@ -94,19 +96,34 @@ class Faults:
 
         A rank that gives up closes its connections, and its neighbours fail in turn; and where one rank is stuck, all
         others time out together. So every rank says in the store whom it waited for, gives the others a moment to do
-        the same, and follows the waits to the last rank that said anything. What this one saw is kept for a bug report.
+        the same, and follows the waits to the last rank that said anything. Who waited for many ranks, in a sum, and
+        cannot tell which of them it was, follows the wait of the first rank that waited for one alone. What this one
+        saw is kept for a bug report.
         """
         last_lines.append(message)
         try:
-            self._store.set(f"faults/lost/{self._rank}", json.dumps([message, list(peers)]))
+            self._store.set(f"{_LOST}/{self._rank}", json.dumps([message, list(peers)]))
+            if len(peers) == 1:
+                self._store.compare_set(_FIRST, "", str(self._rank))
             time.sleep(_MOMENT)
-            seen = {self._rank}
-            while len(peers) == 1 and peers[0] not in seen and self._store.check([f"faults/lost/{peers[0]}"]):
-                seen.add(peers[0])
-                message, peers = json.loads(self._store.get(f"faults/lost/{peers[0]}"))
+            message, is_silent = self._followed(self._rank)
+            if not is_silent and self._store.check([_FIRST]):
+                other, is_silent = self._followed(int(self._store.get(_FIRST)))
+                message = other if is_silent else message
         except (RuntimeError, ValueError):
             pass
         return message
+
+    def _followed(self, rank: int) -> tuple[str, bool]:
+        """The last message along the waits from a rank, and whether the rank that it is about has said nothing."""
+        message, seen = "", set[int]()
+        while self._store.check([f"{_LOST}/{rank}"]):
+            seen.add(rank)
+            message, peers = json.loads(self._store.get(f"{_LOST}/{rank}"))
+            if len(peers) != 1 or peers[0] in seen:
+                return message, False
+            (rank,) = peers
+        return message, True
 
     def watch_signals(self, size: int) -> None:
         """From now on SIGINT and SIGTERM end one of ``size`` ranks promptly, with a message that says why.

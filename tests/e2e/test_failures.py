@@ -51,6 +51,14 @@ def test_a_rank_that_is_killed_ends_the_others_with_one_message(two_stages: Path
     assert "rank 1: the connection was closed" in message
 
 
+def test_a_rank_that_is_killed_while_all_wait_for_the_last_losses_is_named(two_stages: Path) -> None:
+    done = torchrun(two_stages, 2, "--model", FAILING, "--steps", "5", "--timeout", "20", FAIL="kill-in-step:1:9")
+    assert done.returncode != 0
+    (message,) = ours(done)
+    words = "wait for the losses and times of a step: rank 1: the connection was closed; it has died or ended"
+    assert message == f"train.py: rank 0 (worker 0): {words}"
+
+
 def test_a_rank_that_dies_while_the_other_computes_is_named_and_the_other_leaves_a_bundle(
     two_stages: Path, tmp_path: Path
 ) -> None:

@@ -106,6 +106,8 @@ def dataset():
 
 class Counting(torch.optim.SGD):
     def step(self, closure=None):
+        if now("kill-in-step"):
+            die()
         super().step(closure)
         STEPS["done"] += 1
 

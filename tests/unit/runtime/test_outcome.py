@@ -65,7 +65,7 @@ def test_a_rank_that_never_ends_its_step_is_given_up(alone: World) -> None:
     with worlds(alone, job(), timeout=0.05) as (first, _):
         outcome = Outcomes(first, False).launch(0, Tally(1.0, 1))
         assert not outcome.is_there
-        with pytest.raises(PeerLost, match="for the loss of a step: the other ranks: no answer within"):
+        with pytest.raises(PeerLost, match="for the loss of a step: rank 1: no answer within"):
             _ = outcome.loss
 
 

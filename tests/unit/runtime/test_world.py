@@ -149,7 +149,7 @@ def test_all_ranks_meet(two: list[World]) -> None:
     ("call", "words"),
     [
         (lambda world: world.recv(torch.zeros(1), 1, "for a test"), "wait for a test: rank 1: no answer within 0.05 s"),
-        (lambda world: world.meet("for the end"), "wait for the end: the other ranks: no answer within 0.05 s"),
+        (lambda world: world.meet("for the end"), "wait for the end: rank 1: no answer within 0.05 s"),
     ],
 )
 def test_a_rank_that_does_not_answer_is_given_up(alone: World, call: Any, words: str) -> None:

@@ -99,10 +99,18 @@ def test_waits_in_a_circle_end_somewhere() -> None:
     assert lost(store, 0, 1) in ("rank 0 waited for (1,)", "rank 1 waited for (0,)")
 
 
-def test_a_wait_for_several_or_for_nobody_known_is_not_followed() -> None:
+def test_who_waited_for_several_follows_the_first_that_waited_for_one() -> None:
     store = HashStore()
     lost(store, 1, 2)
+    assert lost(store, 0, 1, 2) == "rank 1 waited for (2,)"
+    assert lost(store, 3) == "rank 1 waited for (2,)"
+
+
+def test_a_wait_for_several_is_not_blamed_by_those_that_it_left_behind() -> None:
+    """Rank 0 waited in a sum and gave up, and only then rank 1, that waited for it."""
+    store = HashStore()
     assert lost(store, 0, 1, 2) == "rank 0 waited for (1, 2)"
+    assert lost(store, 1, 0) == "rank 0 waited for (1, 2)"
     assert lost(store, 3) == "rank 3 waited for ()"
 
 
