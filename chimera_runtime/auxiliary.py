@@ -9,7 +9,7 @@ import torch
 
 from chimera_runtime.errors import BadModel
 from chimera_runtime.losses import Tally, added
-from chimera_runtime.readout import Numbers, Read
+from chimera_runtime.readout import Numbers, Reader
 
 Auxiliary = list[tuple[str, torch.Tensor]]
 """The auxiliary losses of a forward, by name; a name may come several times."""
@@ -61,7 +61,7 @@ def roots_of(auxiliary: Auxiliary) -> tuple[torch.Tensor, ...]:
 class AuxiliaryLosses:
     """Those of a stage, added up by update; ``names`` are those that it had for the first micro-batch."""
 
-    def __init__(self, stage: int, names: Collection[str], read: Read) -> None:
+    def __init__(self, stage: int, names: Collection[str], read: Reader) -> None:
         self._stage = stage
         self._names = names
         self._read = read

@@ -19,7 +19,7 @@ from chimera_runtime.errors import FAILED, MISUSED, Misuse
 from chimera_runtime.loading import Failure, Loading, MiniBatch, Uses, failure, sendable
 from chimera_runtime.order import Share
 from chimera_runtime.orphans import signal_when_parent_ends
-from chimera_runtime.reading import End, Stream
+from chimera_runtime.reading import EpochEnd, Stream
 from chimera_runtime.tensors import all_generators_kept
 
 _STARTING = Calling("starting the data workers", MISUSED)
@@ -96,7 +96,7 @@ def _by_rank(loaded: Iterator[Any], pins_memory: bool) -> Iterator[Any]:
     while True:
         with all_generators_kept():
             element = next(loaded)
-        yield element.pin_memory() if pins_memory and not isinstance(element, End) else element
+        yield element.pin_memory() if pins_memory and not isinstance(element, EpochEnd) else element
 
 
 def _by_workers(source: Keyed | Stream, tasks: Iterable[Task] | None, workers: Workers) -> Iterator[Any]:

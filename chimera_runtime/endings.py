@@ -12,7 +12,7 @@ from chimera_runtime.errors import BadModel
 from chimera_runtime.losses import Loss, Tally, added, as_pair
 from chimera_runtime.nested import is_rows, leaves, parts, taken_apart
 from chimera_runtime.numbering import Numbering
-from chimera_runtime.readout import Numbers, Read, from_host
+from chimera_runtime.readout import Numbers, Reader, from_host
 from chimera_runtime.tensors import Tensors
 
 Finished = tuple[Tensors, Tensors]
@@ -106,7 +106,7 @@ class Judging:
         share: float,
         numbering: Numbering,
         counted: bool = False,
-        read: Read = from_host,
+        read: Reader = from_host,
     ) -> None:
         self.scale = 1.0
         self._loss = loss

@@ -28,7 +28,7 @@ from chimera_runtime.tensors import Tensors, join, plain
 from chimera_runtime.turns import StreamIncoming, StreamOutgoing
 
 
-class Ending(Protocol):
+class EvaluationEnding(Protocol):
     """The end of a stage in an evaluation."""
 
     def finish(self, micro: int, items: int, returned: Any, target: Any) -> Tensors:
@@ -133,7 +133,7 @@ class EvaluationStage:
         number: int,
         module: torch.nn.Module,
         before: Boundary | None,
-        ending: Ending,
+        ending: EvaluationEnding,
         now: _Now,
         last: bool,
         load_keywords: Callable[[int], Keywords] = lambda _micro: {},
@@ -285,7 +285,7 @@ class Evaluation:
 
     def _stage(self, number: int, stage: Stage, last: Weighing | Keeping) -> EvaluationStage:
         is_last = number == len(self._boundaries)
-        ending: Ending = last if is_last else Passing(number, self._boundaries[number], self._whole)
+        ending: EvaluationEnding = last if is_last else Passing(number, self._boundaries[number], self._whole)
         before = self._boundaries[number - 1] if number else None
         names = self._keywords[number]
 

@@ -66,7 +66,7 @@ def as_pair(loss: Loss) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 
 def expected_count(count: float | None, micro_batches: int) -> float | None:
-    """What an update may count, to begin backwards with; None where the loss is a mean.
+    """A guess at what an update counts, by which gradients are divided at first; None where the loss is a mean.
 
     It is the power of 2 next to the ``count`` of one micro-batch times their number: to multiply and to divide by it
     rounds nothing, so that gradients do not depend on it.
@@ -82,7 +82,7 @@ class Count:
     Parameters
     ----------
     expected
-        What all gradients have been divided by.
+        What all gradients have been divided by: see `expected_count`.
     """
 
     def __init__(self, stage: int, expected: float, device: torch.device) -> None:

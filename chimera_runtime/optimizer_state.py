@@ -13,7 +13,7 @@ import torch
 
 from chimera_runtime.errors import BadCheckpoint, Misuse
 
-Names = Mapping[torch.Tensor, str]
+NameOf = Mapping[torch.Tensor, str]
 """The name of each parameter that an optimizer may step."""
 
 Settings = tuple[tuple[str, Any], ...]
@@ -28,7 +28,7 @@ class OptimizerState:
     groups: dict[str, Settings] = field(default_factory=dict)
 
 
-def by_name(optimizers: Iterable[torch.optim.Optimizer], names: Names) -> OptimizerState:
+def by_name(optimizers: Iterable[torch.optim.Optimizer], names: NameOf) -> OptimizerState:
     """The state of some optimizers; its tensors are theirs.
 
     Raises
@@ -52,7 +52,7 @@ def by_name(optimizers: Iterable[torch.optim.Optimizer], names: Names) -> Optimi
 _OF_THE_GROUP = ("params", "param_names")
 
 
-def restore(optimizers: Iterable[torch.optim.Optimizer], names: Names, saved: OptimizerState) -> None:
+def restore(optimizers: Iterable[torch.optim.Optimizer], names: NameOf, saved: OptimizerState) -> None:
     """Gives optimizers the state that `by_name` read from others of the same kind.
 
     Raises
@@ -80,7 +80,7 @@ def restore(optimizers: Iterable[torch.optim.Optimizer], names: Names, saved: Op
         optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _name(parameter: torch.Tensor, names: Names) -> str:
+def _name(parameter: torch.Tensor, names: NameOf) -> str:
     if parameter not in names:
         raise Misuse(
             "an optimizer steps a parameter that the pipeline does not have: make it of pipe.named_parameters()"

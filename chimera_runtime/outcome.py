@@ -11,7 +11,7 @@ from chimera_runtime.losses import Tally
 from chimera_runtime.world import World
 
 _AT_ONCE = 16
-"""How many sums may be under way: a rank that waits for nothing else, as it holds no stage, would never stop."""
+"""How many sums may be under way: a rank that holds no stage waits for nothing else and would run ahead for ever."""
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Outcome:
     def loss(self) -> float:
         """The loss of the mini-batch on the weights that it was computed with: the same number on every rank.
 
-        Where ``loss`` returns sums and counts it is the one through the other, and not a number if the count is 0.
+        Where ``loss`` returns sums and counts, it is their quotient, and not a number if the count is 0.
         The sum over ranks is under way since the end of the step; reading it waits for it, and starts nothing.
 
         Raises

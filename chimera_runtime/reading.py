@@ -48,7 +48,7 @@ class Read:
 
 
 @dataclass(frozen=True)
-class End:
+class EpochEnd:
     """The stream has ended, and begins anew: the next epoch."""
 
 
@@ -78,16 +78,16 @@ class Stream(IterableDataset[Any]):
         starts = {micro: share.start(micro) for micro in uses}
         self._micro_at = {start + i: micro for micro, start in starts.items() for i in range(share.micro_batch_size)}
 
-    def __iter__(self) -> Iterator[Read | End | Failure]:
+    def __iter__(self) -> Iterator[Read | EpochEnd | Failure]:
         worker = get_worker_info()
         if worker is None:
             for element in self._elements():
-                yield End() if isinstance(element, End) else self._read(element)
+                yield EpochEnd() if isinstance(element, EpochEnd) else self._read(element)
             return
         try:
             for number, element in enumerate(self._elements()):
                 if number % worker.num_workers == worker.id:
-                    if isinstance(element, End):
+                    if isinstance(element, EpochEnd):
                         yield element
                     else:
                         read = self._read(element)
@@ -104,11 +104,11 @@ class Stream(IterableDataset[Any]):
         batch = MiniBatch(self._share.held(gathered.count), self._share, triples)
         return Read(batch, gathered.count, gathered.state)
 
-    def _elements(self) -> Iterator[_Gathered | End]:
+    def _elements(self) -> Iterator[_Gathered | EpochEnd]:
         point = self._begin
         while True:
             yield from self._epoch(point)
-            yield End()
+            yield EpochEnd()
             point = Point(point.epoch + 1)
 
     def _epoch(self, point: Point) -> Iterator[_Gathered]:

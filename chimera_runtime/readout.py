@@ -16,17 +16,17 @@ from chimera_runtime.staging import Rooms
 Numbers = Callable[[], list[float]]
 """Returns the numbers, once; waits until they are there."""
 
-Read = Callable[[Sequence[torch.Tensor]], Numbers]
+Reader = Callable[[Sequence[torch.Tensor]], Numbers]
 """Begins to read tensors of one number each, in the order of what is computed."""
 
 
 def from_host(tensors: Sequence[torch.Tensor]) -> Numbers:
-    """A `Read` of tensors of the host."""
+    """A `Reader` of tensors of the host."""
     return lambda: [tensor.item() for tensor in tensors]
 
 
 class Readout:
-    """A `Read` of tensors of a GPU, by way of pinned memory."""
+    """A `Reader` of tensors of a GPU, by way of pinned memory."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from chimera_runtime.program import Group, RankFacts, RankScript
 from chimera_runtime.ranges import Unranged
 from chimera_runtime.stage import Stage
 from chimera_runtime.ties import Tie, declared
-from chimera_runtime.turns import Driver, Run, StreamLane
+from chimera_runtime.turns import Driver, RunLength, StreamLane
 from chimera_runtime.world import World
 
 
@@ -46,9 +47,10 @@ class Setting:
 
     @property
     def share(self) -> float:
-        """What backwards begin with: what the loss of a micro-batch counts in that of its update, over all copies.
+        """The weight of one micro-batch's loss in the loss of its update, over all copies: backwards begin with it.
 
-        Where it is a sum and a count that is known after the last forward; until then it is what can be expected.
+        Where ``loss`` returns sums and counts, it is 1 / `losses.expected_count`; the sum of the gradients is corrected
+        by what the update has counted.
         """
         return 1 / (self.findings.expected_count or self.world.job.passes * self.world.place.copies)
 
@@ -58,9 +60,9 @@ class Setting:
         ranged = {number: self.ranges.stage(number, stage) for number, stage in stages.items()}
         return Parts(ranged, {worker: self.world.peer(worker) for worker in self.facts.peers}, *self.loads(), ties)
 
-    @property
+    @cached_property
     def ties(self) -> tuple[Tie, ...]:
-        """The parameters that stages share."""
+        """The parameters that stages share; the model is asked once."""
         return declared(self.model, self.world.job)
 
     def loads(self) -> tuple[Load, Load]:
@@ -104,7 +106,7 @@ class Setting:
         loads = parts.load_input, parts.load_target
         if not job.period:
             return Lane(parts.stages, incoming, outgoing, *loads, parts.ties)
-        return StreamLane(parts.stages, incoming, outgoing, *loads, Run(job.passes), facts.initial, parts.ties)
+        return StreamLane(parts.stages, incoming, outgoing, *loads, RunLength(job.passes), facts.initial, parts.ties)
 
     def _incoming(self, parts: Parts, source: int, target: int, worker: int) -> Incoming:
         stage, facts = parts.stages[target], self.facts.stages[target]

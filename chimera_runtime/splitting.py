@@ -33,7 +33,7 @@ _WHOLE = {
 }
 """Nodes that must be in one run of the engine with all others, and what they are from."""
 
-Gradients = list[tuple[GradientEdge, torch.Tensor]]
+EdgeGradients = list[tuple[GradientEdge, torch.Tensor]]
 """Gradients, each with the place in the graph from which it goes on to the weights."""
 
 
@@ -60,7 +60,7 @@ class Late(NamedTuple):
     gradients: tuple[torch.Tensor | None, ...]
 
 
-Group = tuple[Gradients, list[Late]]
+Joint = tuple[EdgeGradients, list[Late]]
 """Gradients that are there, and forks that give others, all of which have to go on to the weights in one run."""
 
 
@@ -83,7 +83,7 @@ class Split:
         way = (
             _way([start.node for start in starts], [get_gradient_edge(leaf).node for leaf in wanted]) if wanted else {}
         )
-        self._parts: list[tuple[Gradients, Late | None]] = [
+        self._parts: list[tuple[EdgeGradients, Late | None]] = [
             ([(start, gradient)], None)
             for start, gradient in zip(starts, gradients, strict=True)
             if start.node not in way
@@ -161,9 +161,9 @@ def _edge(node: Node, number: int) -> GradientEdge:
     return GradientEdge(other, input_number)
 
 
-def _batches(groups: Iterable[Group]) -> Iterator[Group]:
+def _batches(groups: Iterable[Joint]) -> Iterator[Joint]:
     """Groups to be run together: small ones, for a run of the engine takes its time; large ones by themselves."""
-    early: Gradients = []
+    early: EdgeGradients = []
     late: list[Late] = []
     size = 0
     for more_early, more_late in groups:
@@ -181,17 +181,17 @@ def _size(edge: GradientEdge) -> int:
     return int(math.prod(expected.shape) * expected.dtype.itemsize)
 
 
-def _joint(parts: Iterable[tuple[Gradients, Late | None]]) -> list[Group]:
+def _joint(parts: Iterable[tuple[EdgeGradients, Late | None]]) -> list[Joint]:
     """Parts that share a node behind them together: the node has to run once, with all gradients for it.
 
     Where parts share a weight alone, each adds to its gradient.
     """
-    groups: list[Group] = []
-    group_of: dict[Node, Group] = {}
+    groups: list[Joint] = []
+    group_of: dict[Node, Joint] = {}
     for early, late in parts:
         behind = {edge.node for edge, _ in early} | ({_edge(late.node, i).node for i in late.edges} if late else set())
         nodes = [node for node in _closure(behind) if node.next_functions]
-        joined: Group = ([*early], [late] if late else [])
+        joined: Joint = ([*early], [late] if late else [])
         for group in {id(group_of[node]): group_of[node] for node in nodes if node in group_of}.values():
             joined[0].extend(group[0])
             joined[1].extend(group[1])
@@ -214,11 +214,11 @@ def _closure(nodes: Iterable[Node]) -> set[Node]:
     return reached
 
 
-def _called_again(forks: Sequence[Late]) -> Gradients:
+def _called_again(forks: Sequence[Late]) -> EdgeGradients:
     """What forks give for their edges to weights, and for no other edge."""
     if not forks:
         return []
-    made: Gradients = []
+    made: EdgeGradients = []
 
     def call() -> None:
         for node, edges, received in forks:

@@ -19,7 +19,7 @@ from chimera_runtime.losses import Tally
 from chimera_runtime.nested import joined
 from chimera_runtime.numbering import Micros, Numbering
 from chimera_runtime.pairs import Calls, together
-from chimera_runtime.readout import Read, from_host
+from chimera_runtime.readout import Reader, from_host
 from chimera_runtime.splitting import Halfway, Split, Whole
 from chimera_runtime.sums import GradientSum
 from chimera_runtime.tensors import Tensors, join, part, plain, seed_torch
@@ -27,7 +27,7 @@ from chimera_runtime.versions import Weights
 from chimera_runtime.weights import WeightGroup
 
 
-class Saved(NamedTuple):
+class Graph(NamedTuple):
     """A micro-batch between its forward and its backward: the graph, from its leaves to its roots.
 
     ``auxiliary`` are further roots, those of auxiliary losses.
@@ -105,7 +105,7 @@ class Stage(WeightGroup):
         recomputed: Set[int] = frozenset(),
         ties: Sequence[WeightGroup] = (),
         load_keywords: Callable[[int, int], Keywords] | None = None,
-        read: Read = from_host,
+        read: Reader = from_host,
     ) -> None:
         super().__init__((number,), weights, gradients, numbering)
         self.ties = ties
@@ -120,7 +120,7 @@ class Stage(WeightGroup):
         self._ending = ending
         self._traits = traits
         self._recomputed = recomputed
-        self._waiting: dict[int, Saved | Kept] = {}
+        self._waiting: dict[int, Graph | Kept] = {}
         self._begun: dict[int, Begun] = {}
         self._auxiliary = AuxiliaryLosses(number, traits.auxiliary, read)
         self._outputs: dict[Micros, Tensors] = {}
@@ -210,7 +210,7 @@ class Stage(WeightGroup):
         passed = self._run(micro, inputs, self._keywords_of(micro))
         results, roots = self._ending.finish((micro,), passed.returned, (target,))
         self._auxiliary.add(micro, self._numbering.place(micro)[0], passed.auxiliary)
-        self._waiting[micro] = Saved(passed.leaves, roots, roots_of(passed.auxiliary))
+        self._waiting[micro] = Graph(passed.leaves, roots, roots_of(passed.auxiliary))
         return _payload(results)
 
     def _forward_several(self, micros: tuple[int, ...], inputs: Any, targets: Any) -> Tensors:
@@ -355,14 +355,14 @@ class Stage(WeightGroup):
             if group.group[0] == self.number:
                 group.count(counts)
 
-    def _graph(self, micro: int) -> Saved:
+    def _graph(self, micro: int) -> Graph:
         """The graph of a micro-batch: as its forward left it, or made again."""
         waiting = self._waiting.pop(micro)
-        if isinstance(waiting, Saved):
+        if isinstance(waiting, Graph):
             return waiting
         passed = self._run_again(waiting)
         _, roots = self._ending.finish((micro,), passed.returned, (waiting.target,))
-        return Saved(passed.leaves, roots, roots_of(passed.auxiliary))
+        return Graph(passed.leaves, roots, roots_of(passed.auxiliary))
 
     def _operation(self, kind: str, micros: Micros) -> Operation:
         return self._numbering.operation(kind, micros, self.number)

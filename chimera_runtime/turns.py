@@ -17,7 +17,7 @@ from chimera_runtime.tensors import Tensors
 
 
 @dataclass
-class Run:
+class RunLength:
     """The length of a run: so many updates, of ``per_update`` micro-batches each."""
 
     per_update: int
@@ -47,7 +47,7 @@ class StreamWeights:
     dropped: the first micro-batches read version 0 in place of versions below.
     """
 
-    def __init__(self, weights: Any, run: Run, stashed: int, dropped: int) -> None:
+    def __init__(self, weights: Any, run: RunLength, stashed: int, dropped: int) -> None:
         self._weights = weights
         self._run = run
         self._stashed = stashed
@@ -82,7 +82,7 @@ class StreamWeights:
 class StreamStage(StreamWeights):
     """A stage in a run: calls about other micro-batches or versions than the run's do nothing."""
 
-    def __init__(self, stage: Any, run: Run, stashed: int, dropped: int) -> None:
+    def __init__(self, stage: Any, run: RunLength, stashed: int, dropped: int) -> None:
         super().__init__(stage, run, stashed, dropped)
         self._stage = stage
         self._version = 0
@@ -178,7 +178,7 @@ class StreamLane(Lane):
         outgoing: Mapping[Route, Outgoing],
         load_input: Load,
         load_target: Load,
-        run: Run,
+        run: RunLength,
         initial: Mapping[tuple[int, ...], tuple[int, int]],
         ties: Mapping[tuple[int, ...], Any] = MappingProxyType({}),
     ) -> None:
@@ -202,9 +202,9 @@ class StreamLane(Lane):
 
 
 class Driver:
-    """Runs a stream of which the updates are given one by one, and each of its turns as soon as that can end.
+    """Runs a stream whose updates are given one by one; a turn runs as soon as all that it needs has been given.
 
-    What it runs until it is drained is, call by call, what a run of so many updates is.
+    After n updates and a drain it has made the same calls in the same order as a loop over n updates.
     """
 
     def __init__(self, turn: Callable[[Lane, int], None], lane: StreamLane, turns: Turns) -> None:

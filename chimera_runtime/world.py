@@ -23,7 +23,7 @@ from chimera_runtime.meeting import learn
 from chimera_runtime.messages import Names, Peer, Pending, Settle, waiter
 from chimera_runtime.monitor import Monitor, end_process
 from chimera_runtime.program import Group, Job, Place
-from chimera_runtime.readout import Read, Readout, from_host
+from chimera_runtime.readout import Reader, Readout, from_host
 from chimera_runtime.staging import Staging
 from chimera_runtime.tensors import plain
 
@@ -55,7 +55,7 @@ class World:
     channels: dict[tuple[int, int], dist.ProcessGroup]
     staging: Staging | None = None
     monitor: Monitor | None = None
-    read: Read = from_host
+    read: Reader = from_host
 
     def learn(self, key: str, source: int, what: str, seconds: float) -> bytes:
         """What another rank leaves in the store.
@@ -306,7 +306,7 @@ def staging_of(device: torch.device, backend: str) -> Staging | None:
     return Staging(Cuda(device)) if device.type == "cuda" and backend == "gloo" else None
 
 
-def reader_of(device: torch.device) -> Read:
+def reader_of(device: torch.device) -> Reader:
     """How losses are read: of a GPU by copies that the host waits for at the end of an update."""
     return Readout(Cuda(device)) if device.type == "cuda" else from_host
 

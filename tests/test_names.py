@@ -110,6 +110,19 @@ def test_no_two_classes_share_a_name() -> None:
     assert {name: count for name, count in sorted(counts.items()) if count > 1} == SHARED_CLASSES
 
 
+def test_no_two_types_of_the_runtime_share_a_name() -> None:
+    """Neither classes nor names of types, as in ``Group = tuple[int, ...]``; what has an underscore is read in its own
+    module alone.
+    """
+    counts: Counter[str] = Counter()
+    for path in python(RUNTIME):
+        for node in tree(path).body:
+            match node:
+                case ast.ClassDef(name=name) | ast.Assign(targets=[ast.Name(id=name)]):
+                    counts[name] += name[0].isupper() and not name.isupper()
+    assert [name for name, count in counts.items() if count > 1] == []
+
+
 def test_vague_names_are_seen_wherever_a_value_is_bound() -> None:
     text = """
 def f(each, *, own=1):

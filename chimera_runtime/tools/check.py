@@ -80,7 +80,7 @@ def check(
     with all_generators_kept():
         beside = _beside_own_model(setting, model, reference)
         rebuilt = build.modules(world, model, setting.seed)
-        in_common = [Kept(tensor) for tensor in shared(built, rebuilt)]
+        in_common = [Snapshot(tensor) for tensor in shared(built, rebuilt)]
         recorded = _run(setting, model, rebuilt, updates, is_sharded)
         for kept in in_common:
             kept.restore()
@@ -123,7 +123,7 @@ def _tensors(modules: dict[int, torch.nn.Module]) -> Iterator[torch.Tensor]:
         yield from (*module.parameters(), *module.buffers())
 
 
-class Kept:
+class Snapshot:
     """A tensor with what it holds now, and where."""
 
     def __init__(self, tensor: torch.Tensor) -> None:

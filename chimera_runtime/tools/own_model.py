@@ -15,11 +15,9 @@ from chimera_runtime.blame import Calling
 from chimera_runtime.errors import FAILED, MISUSED, Misuse
 from chimera_runtime.model import ModelFile
 from chimera_runtime.naming import names_in_model
+from chimera_runtime.ties import End
 from chimera_runtime.tools.compare import TOLERANCES, CheckFailed, share_of, tolerance
 from chimera_runtime.tools.reference import Reference, differences, size
-
-Place = tuple[int, str]
-"""A parameter of a stage: the stage, and the name in it."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Agreement:
         )
 
 
-def compare(reference: Reference, model: ModelFile, tied: Iterable[Sequence[Place]] = ()) -> Agreement:
+def compare(reference: Reference, model: ModelFile, tied: Iterable[Sequence[End]] = ()) -> Agreement:
     """Compares loss and gradients of the first update, after the weights of the stages went into the user's model.
 
     Both run in evaluation mode: in training mode dropout would draw other numbers for each.
@@ -94,7 +92,7 @@ class Partners:
         stages: Sequence[torch.nn.Module],
         whole: torch.nn.Module,
         names: Sequence[dict[str, str]],
-        tied: Iterable[Sequence[Place]],
+        tied: Iterable[Sequence[End]],
     ) -> None:
         self._stages = stages
         self._names = names
@@ -102,7 +100,7 @@ class Partners:
         self._buffers = dict(whole.named_buffers())
         self._whole = whole
         self._tied = [list(places) for places in tied]
-        self.pairs: dict[Place, torch.nn.Parameter] = {}
+        self.pairs: dict[End, torch.nn.Parameter] = {}
         self.wrong = [
             *self._without_partner(),
             *self._left_out(),
@@ -111,7 +109,7 @@ class Partners:
             *self._unlike(),
         ]
 
-    def mine(self, place: Place) -> torch.nn.Parameter:
+    def mine(self, place: End) -> torch.nn.Parameter:
         """A parameter of a stage."""
         return self._stages[place[0]].get_parameter(place[1])
 
@@ -146,7 +144,7 @@ class Partners:
 
     def _in_two_places(self) -> Iterator[str]:
         """Parameters of the user's model that several stages hold without having said so."""
-        places: dict[int, list[Place]] = {}
+        places: dict[int, list[End]] = {}
         for place, theirs in self.pairs.items():
             places.setdefault(id(theirs), []).append(place)
         for several in places.values():
@@ -160,7 +158,7 @@ class Partners:
     def _apart(self) -> Iterator[str]:
         """Ties of which the user's model has the ends as several parameters."""
         for group in self._tied:
-            first_of: dict[int, Place] = {}
+            first_of: dict[int, End] = {}
             for place in group:
                 if place in self.pairs:
                     first_of.setdefault(id(self.pairs[place]), place)
@@ -179,7 +177,7 @@ class Partners:
             if here != there:
                 yield f"its {self._name(place)} is {there}; {place[1]} of stage {place[0]} is {here}"
 
-    def _name(self, place: Place) -> str:
+    def _name(self, place: End) -> str:
         return self._names[place[0]][place[1]]
 
     @torch.no_grad()

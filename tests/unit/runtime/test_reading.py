@@ -12,7 +12,7 @@ from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import Misuse
 from chimera_runtime.loading import Loading
 from chimera_runtime.order import Share
-from chimera_runtime.reading import End, Point, Read, Stream
+from chimera_runtime.reading import EpochEnd, Point, Read, Stream
 from tests.unit.runtime.datasets import Flowing, Sized, Stateful, numbers
 
 SHARE = Share(2, 2, 2, 1)
@@ -34,7 +34,7 @@ def test_all_is_read_and_what_is_used_is_collated_epoch_after_epoch() -> None:
 
     dataset = Flowing(20)
     elements = [*islice(stream(dataset, collate=collate), 4)]
-    assert [type(element) for element in elements] == [Read, Read, End, Read]
+    assert [type(element) for element in elements] == [Read, Read, EpochEnd, Read]
     assert [numbers(read.batch) for read in elements if isinstance(read, Read)] == [[6, 7], [14, 15], [6, 7]]
     assert [(read.items, read.batch.items) for read in elements if isinstance(read, Read)] == [(8, 4)] * 3
     assert collated == [6, 7, 14, 15, 6, 7]
@@ -65,7 +65,7 @@ def test_a_state_is_that_after_the_mini_batch_and_no_view_of_it() -> None:
 def test_a_length_ends_the_reading_though_more_would_come() -> None:
     dataset = Sized(30, said=17)
     elements = [*islice(stream(dataset), 3)]
-    assert [type(element) for element in elements] == [Read, Read, End]
+    assert [type(element) for element in elements] == [Read, Read, EpochEnd]
     assert dataset.read == [*range(17)]
 
 
@@ -92,6 +92,6 @@ def test_a_stream_that_is_too_short_is_refused_with_what_a_mini_batch_takes() ->
         next(stream(Flowing(7)))
     (read, end) = islice(stream(Flowing(7), drop_last=False), 2)
     assert (read.items, read.batch.items, numbers(read.batch)) == (7, 3, [6])
-    assert end == End()
+    assert end == EpochEnd()
     with pytest.raises(Misuse, match="the dataset ended after 0 items"):
         next(stream(Flowing(0), drop_last=False))

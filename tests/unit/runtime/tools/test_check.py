@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from chimera_runtime.lane import Lane
-from chimera_runtime.tools.check import Kept, WatchedOptimizer, check, shared
+from chimera_runtime.tools.check import Snapshot, WatchedOptimizer, check, shared
 from chimera_runtime.tools.compare import CheckFailed
 from chimera_runtime.versions import Versions, masters
 from chimera_runtime.world import World
@@ -33,7 +33,7 @@ def test_modules_that_are_made_once_are_put_back_with_their_buffers(wrapped: typ
     """Also where weights had versions since: the parameters then show other memory."""
     module = Normed()
     before, places = state(module), [p.data_ptr() for p in module.parameters()]
-    kept = [Kept(tensor) for tensor in shared({3: module}, {3: wrapped(module)})]
+    kept = [Snapshot(tensor) for tensor in shared({3: module}, {3: wrapped(module)})]
     parameters = list(module.parameters())
     stepped = masters(parameters)
     versions = Versions(parameters, stepped, torch.optim.SGD(stepped, lr=0.1))
@@ -55,7 +55,7 @@ def test_modules_that_are_made_once_are_put_back_with_their_buffers(wrapped: typ
 def test_a_weight_in_the_same_memory_is_put_back() -> None:
     table = torch.ones(4)
     first, second = nn.ParameterList([nn.Parameter(table)]), nn.ParameterList([nn.Parameter(table)])
-    (kept,) = [Kept(tensor) for tensor in shared({0: first}, {0: second})]
+    (kept,) = [Snapshot(tensor) for tensor in shared({0: first}, {0: second})]
     with torch.no_grad():
         second[0].zero_()
     kept.restore()
