@@ -94,9 +94,7 @@ def test_where_gloo_does_not_keep_the_time_a_rank_that_hangs_is_named_as_well(tw
     done = torchrun(two_stages, 2, "--model", FAILING, "--steps", "9", "--timeout", "5", *backend, **variables)
     assert done.returncode != 0
     (message,) = ours(done)
-    assert re.match(
-        r"train\.py: rank 0 \(worker 0\): wait (send|recv) m\d s\d->s\d: rank 1: no answer within 5 s", message
-    )
+    assert re.match(r"train\.py: rank 0 \(worker 0\): wait \w+ [^:]*: rank 1: no answer within 5 s", message)
 
 
 def test_in_a_loop_of_ones_own_it_is_an_exception_where_the_backend_lets_go_of_what_it_waits_for(
