@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from chimera_runtime.content import FORMAT, About, Content, Stateful, about_of, names_in
 from chimera_runtime.errors import BadCheckpoint, Misuse
 from chimera_runtime.pipeline import Pipeline
+from chimera_runtime.shards import local
 from chimera_runtime.storage import Lock, Writer, beside, damage, is_whole, update_of, whole
 from chimera_runtime.talk import Talk
 
@@ -84,6 +85,9 @@ class Checkpoints:
         self._is_locked = False
         self._saving: tuple[int, Future[Any]] | None = None  # the update, and what ends with it
         self._begun = pipe.updates, 0  # the updates and items before this job's
+        self._stepped: int | None = None  # the update that an optimizer has stepped for last
+        for optimizer in of_loop:
+            optimizer.register_step_post_hook(self._note_step)
 
     # ---- saving
 
@@ -103,15 +107,40 @@ class Checkpoints:
         ------
         BadCheckpoint
             If the save before could not be written, or another job saves in the directory.
+        Misuse
+            If `step` has made gradients and no optimizer has stepped with them: a resumed run would lack an update.
         PeerLost
             If another rank has ended.
         """
         self.wait()
+        self._require_applied()
         self.claim()
         writer = Writer(self._directory, self._pipe.updates, self._keep)
         state = self._content.saved(self.items)
         saving = cast(Future[Any], async_save(state, storage_writer=writer, process_group=self._talk.group))
         self._saving = self._pipe.updates, saving
+
+    def _require_applied(self) -> None:
+        """Refuses to save in the middle of an update; every rank calls it."""
+        applied = self._talk.heard(self._has_applied())
+        if False in applied and True not in applied:
+            raise Misuse(
+                f"the gradients of update {self._pipe.updates} are there and no optimizer has stepped with them: save "
+                "after optimizer.step() and optimizer.zero_grad(), as gradients are not saved"
+            )
+
+    def _has_applied(self) -> bool | None:
+        """Whether the gradients on this rank have been stepped with, or are to be skipped; None if there are none.
+
+        It is not known before a first step of an optimizer has been seen.
+        """
+        gradients = [local(parameter.grad) for parameter in self._pipe.parameters() if parameter.grad is not None]
+        if self._stepped is None or not any(bool(gradient.any()) for gradient in gradients):
+            return None
+        return self._stepped == self._pipe.updates or not all(bool(g.isfinite().all()) for g in gradients)
+
+    def _note_step(self, *_: object) -> None:
+        self._stepped = self._pipe.updates
 
     def wait(self) -> None:
         """Returns when the last save is whole; errors as in `save`."""
