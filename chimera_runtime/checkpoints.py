@@ -4,25 +4,32 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooLate
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as registry
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.distributed_c10d import PrefixStore
 
 from chimera_runtime.content import FORMAT, About, Content, Stateful, about_of, names_in
 from chimera_runtime.errors import BadCheckpoint, Misuse
+from chimera_runtime.meeting import exchange
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.shards import local
 from chimera_runtime.storage import Lock, Writer, beside, damage, is_whole, update_of, whole
 from chimera_runtime.talk import Talk
 
 _PATIENCE = 600.0
+
+_number = count()
+"""Of those made so far, the same on all ranks."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,14 @@ class Checkpoints:
     keep
         How many checkpoints stay, the newest.
     timeout
-        Seconds that a save may take once it is waited for.
+        Seconds that a save may take once it is waited for, and that ranks wait for one that looks at files.
+
+    Raises
+    ------
+    Misuse
+        If ``keep`` is less than 1.
+    PeerLost
+        If a rank makes none in time.
     """
 
     def __init__(
@@ -80,7 +94,10 @@ class Checkpoints:
         self._pipe = pipe
         self._keep = keep
         self._timeout = timeout
-        self._talk = Talk(dist.new_group(backend="gloo"))
+        store = PrefixStore(f"chimera/checkpoints/{next(_number)}", registry._get_default_store())
+        what = f"rank {dist.get_rank()}: wait for all ranks of the default process group to make Checkpoints"
+        exchange(store, "made", dist.get_rank(), dist.get_world_size(), "", what, timeout)
+        self._talk = Talk(dist.new_group(backend="gloo"), f"the checkpoints in {directory}", timeout)
         self._lock: Lock | None = None
         self._is_locked = False
         self._saving: tuple[int, Future[Any]] | None = None  # the update, and what ends with it
