@@ -22,11 +22,17 @@ from chimera_runtime.content import FORMAT, About, Content, Stateful, about_of, 
 from chimera_runtime.errors import BadCheckpoint, Misuse
 from chimera_runtime.meeting import exchange
 from chimera_runtime.pipeline import Pipeline
-from chimera_runtime.shards import local
+from chimera_runtime.shards import is_spread, local
 from chimera_runtime.storage import Lock, Writer, beside, damage, is_whole, update_of, whole
 from chimera_runtime.talk import Talk
+from chimera_runtime.tensors import digest
 
 _PATIENCE = 600.0
+
+_ONE_MODEL = (
+    "all ranks save one model in one directory; of pipelines of several models save pipe.state_dict() with "
+    "torch.distributed.checkpoint, each over the process group of its pipeline"
+)
 
 _number = count()
 """Of those made so far, the same on all ranks."""
@@ -67,7 +73,7 @@ class Checkpoints:
     Raises
     ------
     Misuse
-        If ``keep`` is less than 1.
+        If ``keep`` is less than 1, or if ranks name different directories or train different models.
     PeerLost
         If a rank makes none in time.
     """
@@ -96,7 +102,9 @@ class Checkpoints:
         self._timeout = timeout
         store = PrefixStore(f"chimera/checkpoints/{next(_number)}", registry._get_default_store())
         what = f"rank {dist.get_rank()}: wait for all ranks of the default process group to make Checkpoints"
-        exchange(store, "made", dist.get_rank(), dist.get_world_size(), "", what, timeout)
+        directories = exchange(store, "made", dist.get_rank(), dist.get_world_size(), f"{directory}", what, timeout)
+        if len({*directories}) > 1:
+            raise Misuse(f"Checkpoints of {' and '.join(sorted({*directories}))} at once: {_ONE_MODEL}")
         self._talk = Talk(dist.new_group(backend="gloo"), f"the checkpoints in {directory}", timeout)
         self._lock: Lock | None = None
         self._is_locked = False
@@ -105,6 +113,7 @@ class Checkpoints:
         self._stepped: int | None = None  # the update that an optimizer has stepped for last
         for optimizer in of_loop:
             optimizer.register_step_post_hook(self._note_step)
+        self._require_one_model()
 
     # ---- saving
 
@@ -131,11 +140,24 @@ class Checkpoints:
         """
         self.wait()
         self._require_applied()
+        self._require_one_model()
         self.claim()
         writer = Writer(self._directory, self._pipe.updates, self._keep)
         state = self._content.saved(self.items)
         saving = cast(Future[Any], async_save(state, storage_writer=writer, process_group=self._talk.group))
         self._saving = self._pipe.updates, saving
+
+    def _require_one_model(self) -> None:
+        """Refuses pipelines beside this one that hold something else under a name: one would resume from the other."""
+        if self._pipe.copies * self._pipe.job.workers == self._talk.size:
+            return
+        mine = {name: digest([tensor]) for name, tensor in self._pipe.named_parameters() if not is_spread(tensor)}
+        known: dict[str, tuple[int, str]] = {}
+        for rank, digests in enumerate(self._talk.heard(mine)):
+            for name, value in digests.items():
+                first, expected = known.setdefault(name, (rank, value))
+                if value != expected:
+                    raise Misuse(f"{name} of rank {rank} is not that of rank {first}: {_ONE_MODEL}")
 
     def _require_applied(self) -> None:
         """Refuses to save in the middle of an update; every rank calls it."""
