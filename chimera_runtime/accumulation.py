@@ -49,7 +49,7 @@ class Accumulation:
         if present and not accumulate:
             raise Misuse(
                 f"{next(iter(present))} still has the gradient of the step before: call optimizer.zero_grad() after "
-                "optimizer.step(), or step(accumulate=True) to add to it"
+                "optimizer.step(), of an optimizer that holds pipe.parameters(), or step(accumulate=True) to add to it"
             )
         self._kept = {p: g.clone() for p in present.values() if (g := main_gradient(p)) is not None}
         for parameter in self._parameters:

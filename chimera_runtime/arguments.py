@@ -23,11 +23,7 @@ def bound(function: Callable[..., Any], positional: int, offered: Mapping[str, A
     Misuse
         If it needs something else.
     """
-    try:
-        parameters = [*inspect.signature(function).parameters.values()]
-    except (TypeError, ValueError):
-        return function
-    by_name = [p for p in parameters[positional:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    by_name = _by_name(function, positional)
     given = {p.name: offered[p.name] for p in by_name if p.name in offered}
     unknown = [p.name for p in by_name if p.name not in offered and p.default is p.empty]
     if unknown:
@@ -43,6 +39,20 @@ def bound(function: Callable[..., Any], positional: int, offered: Mapping[str, A
         return function(*arguments, **given)
 
     return called
+
+
+def takes(function: Any, positional: int, name: str) -> bool:
+    """Whether `bound` would give the function what is offered under this name."""
+    return any(parameter.name == name for parameter in _by_name(function, positional))
+
+
+def _by_name(function: Any, positional: int) -> list[inspect.Parameter]:
+    """The parameters behind the first ones that may be given by name; none if the function does not tell."""
+    try:
+        parameters = [*inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError):
+        return []
+    return [p for p in parameters[positional:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
 
 
 def takes_names(optimizer: Callable[..., Any]) -> bool:

@@ -4,24 +4,38 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooLate
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as registry
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.distributed_c10d import PrefixStore
 
 from chimera_runtime.content import FORMAT, About, Content, Stateful, about_of, names_in
 from chimera_runtime.errors import BadCheckpoint, Misuse
+from chimera_runtime.meeting import exchange
 from chimera_runtime.pipeline import Pipeline
+from chimera_runtime.shards import is_spread, local
 from chimera_runtime.storage import Lock, Writer, beside, damage, is_whole, update_of, whole
 from chimera_runtime.talk import Talk
+from chimera_runtime.tensors import digest
 
 _PATIENCE = 600.0
+
+_ONE_MODEL = (
+    "all ranks save one model in one directory; of pipelines of several models save pipe.state_dict() with "
+    "torch.distributed.checkpoint, each over the process group of its pipeline"
+)
+
+_number = count()
+"""Of those made so far, the same on all ranks."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +68,14 @@ class Checkpoints:
     keep
         How many checkpoints stay, the newest.
     timeout
-        Seconds that a save may take once it is waited for.
+        Seconds that a save may take once it is waited for, and that ranks wait for one that looks at files.
+
+    Raises
+    ------
+    Misuse
+        If ``keep`` is less than 1, or if ranks name different directories or train different models.
+    PeerLost
+        If a rank makes none in time.
     """
 
     def __init__(
@@ -79,11 +100,20 @@ class Checkpoints:
         self._pipe = pipe
         self._keep = keep
         self._timeout = timeout
-        self._talk = Talk(dist.new_group(backend="gloo"))
+        store = PrefixStore(f"chimera/checkpoints/{next(_number)}", registry._get_default_store())
+        what = f"rank {dist.get_rank()}: wait for all ranks of the default process group to make Checkpoints"
+        directories = exchange(store, "made", dist.get_rank(), dist.get_world_size(), f"{directory}", what, timeout)
+        if len({*directories}) > 1:
+            raise Misuse(f"Checkpoints of {' and '.join(sorted({*directories}))} at once: {_ONE_MODEL}")
+        self._talk = Talk(dist.new_group(backend="gloo"), f"the checkpoints in {directory}", timeout)
         self._lock: Lock | None = None
         self._is_locked = False
         self._saving: tuple[int, Future[Any]] | None = None  # the update, and what ends with it
         self._begun = pipe.updates, 0  # the updates and items before this job's
+        self._stepped: int | None = None  # the update that an optimizer has stepped for last
+        for optimizer in of_loop:
+            optimizer.register_step_post_hook(self._note_step)
+        self._require_one_model()
 
     # ---- saving
 
@@ -103,15 +133,53 @@ class Checkpoints:
         ------
         BadCheckpoint
             If the save before could not be written, or another job saves in the directory.
+        Misuse
+            If `step` has made gradients and no optimizer has stepped with them: a resumed run would lack an update.
         PeerLost
             If another rank has ended.
         """
         self.wait()
+        self._require_applied()
+        self._require_one_model()
         self.claim()
         writer = Writer(self._directory, self._pipe.updates, self._keep)
         state = self._content.saved(self.items)
         saving = cast(Future[Any], async_save(state, storage_writer=writer, process_group=self._talk.group))
         self._saving = self._pipe.updates, saving
+
+    def _require_one_model(self) -> None:
+        """Refuses pipelines beside this one that hold something else under a name: one would resume from the other."""
+        if self._pipe.copies * self._pipe.job.workers == self._talk.size:
+            return
+        mine = {name: digest([tensor]) for name, tensor in self._pipe.named_parameters() if not is_spread(tensor)}
+        known: dict[str, tuple[int, str]] = {}
+        for rank, digests in enumerate(self._talk.heard(mine)):
+            for name, value in digests.items():
+                first, expected = known.setdefault(name, (rank, value))
+                if value != expected:
+                    raise Misuse(f"{name} of rank {rank} is not that of rank {first}: {_ONE_MODEL}")
+
+    def _require_applied(self) -> None:
+        """Refuses to save in the middle of an update; every rank calls it."""
+        applied = self._talk.heard(self._has_applied())
+        if False in applied and True not in applied:
+            raise Misuse(
+                f"the gradients of update {self._pipe.updates} are there and no optimizer has stepped with them: save "
+                "after optimizer.step() and optimizer.zero_grad(), as gradients are not saved"
+            )
+
+    def _has_applied(self) -> bool | None:
+        """Whether the gradients on this rank have been stepped with, or are to be skipped; None if there are none.
+
+        It is not known before a first step of an optimizer has been seen.
+        """
+        gradients = [local(parameter.grad) for parameter in self._pipe.parameters() if parameter.grad is not None]
+        if self._stepped is None or not any(bool(gradient.any()) for gradient in gradients):
+            return None
+        return self._stepped == self._pipe.updates or not all(bool(g.isfinite().all()) for g in gradients)
+
+    def _note_step(self, *_: object) -> None:
+        self._stepped = self._pipe.updates
 
     def wait(self) -> None:
         """Returns when the last save is whole; errors as in `save`."""

@@ -1,11 +1,16 @@
 """Communicators of messages, where a backend matches messages by their order as NCCL does: which ones share one."""
 
-from collections.abc import Callable, Sequence
+from __future__ import annotations
 
-import torch.distributed as dist
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.program import Job, Place
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from chimera_runtime.program import Job, Place
 
 DIRECTED = "directed"
 """One communicator per directed pair of workers: every program is proven to finish."""

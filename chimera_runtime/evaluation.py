@@ -16,6 +16,7 @@ from chimera_runtime.boundary import Boundary
 from chimera_runtime.errors import FAILED, BadModel, Misuse
 from chimera_runtime.keywords import Keywords
 from chimera_runtime.lane import Lane
+from chimera_runtime.lengths import First, Lengths
 from chimera_runtime.links import Incoming, Outgoing
 from chimera_runtime.losses import Loss, as_pair
 from chimera_runtime.nested import mapped, taken_apart, to_device
@@ -38,14 +39,15 @@ class EvaluationEnding(Protocol):
 class Passing:
     """The end of a stage that has a next one; raises BadModel if tensors differ from those of training."""
 
-    def __init__(self, number: int, after: Boundary, whole: int) -> None:
+    def __init__(self, number: int, now: "_Now", whole: int) -> None:
         self._number = number
-        self._after = after
+        self._now = now
         self._whole = whole
 
     def finish(self, micro: int, items: int, returned: Any, _target: Any) -> Tensors:
         """The tensors that were returned."""
-        after = self._after if items == self._whole else self._after.of_items(items, self._whole)
+        boundary = self._now.boundaries[self._number]
+        after = boundary if items == self._whole else boundary.of_items(items, self._whole)
         assert after is not None, "Evaluation.rounds has refused that"
         tensors, form = taken_apart(returned)
         wrong = after.mismatch(tensors, form, 1)
@@ -107,9 +109,10 @@ class Keeping:
 
 
 class _Now:
-    """The round that is under way."""
+    """The round that is under way, and what the stages hand on of a whole micro-batch of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, boundaries: Sequence[Boundary]) -> None:
+        self.boundaries = boundaries
         self.round = Round((), lambda _micro: (None, None, {}))
 
     def size(self, micros: Micros) -> int:
@@ -186,7 +189,7 @@ def _share(tensor: torch.Tensor, start: int, end: int, items: int) -> torch.Tens
 
 
 class _PartlyIncoming(Incoming):
-    """An incoming link whose messages may hold fewer items than a slot has room for."""
+    """An incoming link whose messages may hold fewer items than a slot has room for, and smaller ones."""
 
     def __init__(
         self, link: tuple[Any, int, int, int], slots: Sequence[Tensors], rooms: Sequence[int], now: _Now, whole: int
@@ -197,9 +200,8 @@ class _PartlyIncoming(Incoming):
 
     def _buffers(self, micros: Micros, into: int) -> Tensors:
         items, room = self._now.size(micros), self._rooms[into] * self._whole
-        if items == room:
-            return self._slots[into]
-        return tuple(_share(tensor, 0, items, room) for tensor in self._slots[into])
+        buffers = self._now.boundaries[self._source].views(self._slots[into], self._rooms[into])
+        return buffers if items == room else tuple(_share(tensor, 0, items, room) for tensor in buffers)
 
 
 class Evaluation:
@@ -215,16 +217,26 @@ class Evaluation:
         The items of a micro-batch as it was at start.
     last
         What becomes of what the last stage returns.
+    lengths
+        Where batches may be of other shapes than the example: what the stages hand on then.
     """
 
-    def __init__(self, setting: Setting, stages: Mapping[int, Stage], size: int, last: Weighing | Keeping) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        stages: Mapping[int, Stage],
+        size: int,
+        last: Weighing | Keeping,
+        lengths: Lengths | None = None,
+    ) -> None:
+        self._lengths = lengths
         world, facts, self._boundaries = setting.world, setting.facts.evaluation, setting.findings.boundaries
         job, device = world.job, world.device
         self._device = device
         self._keywords = [traits.keywords for traits in setting.findings.traits]
         self._script, self._stages, self._job, self._size = setting.script, stages, job, size
         whole = self._whole = size // job.parts
-        now = self._now = _Now()
+        now = self._now = _Now(self._boundaries)
         slots = {
             s: [self._boundaries[s - 1].buffers(device, room) for room in rooms] for s, rooms in facts.slots.items()
         }
@@ -255,9 +267,12 @@ class Evaluation:
         Raises
         ------
         Misuse
-            As `rounds`, and if a micro-batch lacks items and a stage hands on tensors whose rows are not of items.
+            As `rounds`, and if a micro-batch lacks items and a stage hands on tensors whose rows are not of items, or
+            if a tensor is larger than that of the example.
         """
         for of in rounds(self._job, self._size, batch):
+            if self._lengths is not None:
+                self._lengths.require_fitting(self._first(of))
             for size in {*of.sizes} - {0, self._whole}:
                 self._require_rows_of_items(size)
             yield of
@@ -271,8 +286,19 @@ class Evaluation:
             If a forward or a message fails.
         """
         self._now.round = of
+        if self._lengths is not None:
+            self._now.boundaries = self._lengths.boundaries(self._first(of))
         with evaluating([stage.newest().module for stage in self._stages.values()]):
             self._script.evaluate(self._lane)
+
+    def _first(self, of: Round) -> First:
+        """The first micro-batch, whole: what it lacks is there with items repeated."""
+        inputs, _, keywords = of.load(0)
+
+        def fill(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor[torch.arange(self._whole, device=tensor.device) % of.sizes[0]]
+
+        return mapped((inputs, keywords), fill) if of.sizes[0] < self._whole else (inputs, keywords)
 
     def _require_rows_of_items(self, size: int) -> None:
         for stage, boundary in enumerate(self._boundaries):
@@ -285,7 +311,7 @@ class Evaluation:
 
     def _stage(self, number: int, stage: Stage, last: Weighing | Keeping) -> EvaluationStage:
         is_last = number == len(self._boundaries)
-        ending: EvaluationEnding = last if is_last else Passing(number, self._boundaries[number], self._whole)
+        ending: EvaluationEnding = last if is_last else Passing(number, self._now, self._whole)
         before = self._boundaries[number - 1] if number else None
         names = self._keywords[number]
 

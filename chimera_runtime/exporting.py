@@ -21,6 +21,9 @@ from chimera_runtime.talk import Talk
 
 _SAFE = ".safetensors"
 
+_PATIENCE = 3600.0
+"""Seconds that ranks wait for one that reads or writes the file; one that has ended is noticed at once."""
+
 
 def require_writable(path: Path) -> None:
     """Passes if weights can be exported to a path, as far as that is known beforehand; errors as when they are."""
@@ -37,7 +40,7 @@ def export_weights(state: State, path: Path) -> None:
     require_writable(path)
     tensors = state.whole()
     complaint = None
-    talk = Talk(state.group)
+    talk = Talk(state.group, f"{path}", _PATIENCE)
     if talk.rank == 0:
         try:
             _write(path, tensors, state.aliases)
@@ -55,7 +58,7 @@ def load_weights(state: State, path: Path) -> list[str]:
             state.take(tensors)
     except BadCheckpoint as error:
         complaint = f"{path}: {error}"
-    talk = Talk(state.group)
+    talk = Talk(state.group, f"{path}", _PATIENCE)
     talk.require_none(complaint, BadCheckpoint)
     return sorted(there.difference(*talk.heard(state.names)))
 

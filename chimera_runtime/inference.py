@@ -7,6 +7,7 @@ from chimera_runtime.blame import Located
 from chimera_runtime.errors import Misuse
 from chimera_runtime.evaluation import Evaluation, Keeping, Weighing
 from chimera_runtime.gathering import added_over_all, gathered
+from chimera_runtime.lengths import Lengths
 from chimera_runtime.losses import Tally
 from chimera_runtime.nested import is_rows, joined
 from chimera_runtime.setting import Setting
@@ -23,13 +24,18 @@ class Inference:
         The items of a micro-batch.
     located
         The context of what the pipeline runs: after an error inside nothing more runs on it.
+    lengths
+        Of a pipeline whose updates may have several shapes.
     """
 
-    def __init__(self, setting: Setting, stages: Mapping[int, Stage], size: int, located: Located) -> None:
+    def __init__(
+        self, setting: Setting, stages: Mapping[int, Stage], size: int, located: Located, lengths: Lengths | None = None
+    ) -> None:
         self._setting = setting
         self._stages = stages
         self._size = size
         self._located = located
+        self._lengths = lengths
 
     def mean_loss(self, batches: Iterable[Any]) -> float:
         """The mean loss over all items of this copy's batches and those of the others: the same on every rank.
@@ -74,4 +80,4 @@ class Inference:
         return outputs_of
 
     def _evaluation(self, last: Weighing | Keeping) -> Evaluation:
-        return Evaluation(self._setting, self._stages, self._size, last)
+        return Evaluation(self._setting, self._stages, self._size, last, self._lengths)

@@ -15,6 +15,7 @@ from chimera_runtime.blame import Calling
 from chimera_runtime.boundary import Boundary
 from chimera_runtime.errors import FAILED, BadModel, Misuse
 from chimera_runtime.feed import Feed
+from chimera_runtime.keywords import Keywords
 from chimera_runtime.nested import leaves, mapped, taken_apart, to_device
 from chimera_runtime.probe import Findings, restore
 from chimera_runtime.shards import rest
@@ -23,6 +24,9 @@ from chimera_runtime.tensors import Tensors, draw_seed, generators_kept
 from chimera_runtime.world import World
 
 Shapes = tuple[tuple[int, ...], ...]
+
+First = tuple[Any, Keywords]
+"""The inputs and the keyword arguments of a micro-batch that is as large as the example in dimension 0."""
 
 
 class Lengths:
@@ -51,7 +55,7 @@ class Lengths:
         self._stages = stages
         self._traits = findings.traits
         self._largest = findings.boundaries
-        self._example = self._shapes(0)
+        self._example = _shapes(self._first(0))
         self._current = self._example
         self._boundaries = {self._example: list(findings.boundaries)}
 
@@ -67,32 +71,39 @@ class Lengths:
         PeerLost
             If another rank does not answer in time, or has ended.
         """
-        shapes = self._shapes(update)
-        if shapes == self._current:
+        first = self._first(update)
+        if _shapes(first) == self._current:
             return
-        if shapes not in self._boundaries:
-            with generators_kept():
-                self._boundaries[shapes] = self._found(update, shapes)
-        boundaries = self._boundaries[shapes]
+        boundaries = self.boundaries(first)
         for number, stage in self._stages.items():
             before = boundaries[number - 1] if number else None
             stage.resize(before, boundaries[number] if number < len(boundaries) else None)
-        self._current = shapes
+        self._current = _shapes(first)
 
-    def _shapes(self, update: int) -> Shapes:
-        """Of all tensors that stages are called on."""
-        first = self._feed.input(update, 0), self._feed.keywords(update, 0)
-        return tuple(tuple(leaf.shape) for leaf in leaves(first) if isinstance(leaf, torch.Tensor))
+    def boundaries(self, first: First) -> list[Boundary]:
+        """What the stages hand on for micro-batches of these shapes; when and with which errors as in `begin`."""
+        shapes = _shapes(first)
+        if shapes not in self._boundaries:
+            with generators_kept():
+                self._boundaries[shapes] = self._found(first, shapes)
+        return self._boundaries[shapes]
+
+    def _first(self, update: int) -> First:
+        return self._feed.input(update, 0), self._feed.keywords(update, 0)
 
     def check(self, update: int) -> None:
-        """Passes if an update is no larger than the example.
+        """Passes if an update is no larger than the example; errors as in `require_fitting`."""
+        self.require_fitting(self._first(update))
+
+    def require_fitting(self, first: First) -> None:
+        """Passes if a micro-batch is no larger than the example; no rank has sent anything yet.
 
         Raises
         ------
         Misuse
             If it is.
         """
-        shapes = self._shapes(update)
+        shapes = _shapes(first)
         if len(shapes) != len(self._example):
             raise Misuse(
                 f"a micro-batch has other tensors than the example: {len(shapes)} and not {len(self._example)}"
@@ -108,7 +119,7 @@ class Lengths:
         place = self._world.place
         return place.rank_of(place.copy, self._world.job.placement[0][stage])
 
-    def _found(self, update: int, shapes: Shapes) -> list[Boundary]:
+    def _found(self, first: First, shapes: Shapes) -> list[Boundary]:
         """One micro-batch goes down the first pipe of this copy; nothing of it remains."""
         world = self._world
         name = f"shapes/{world.place.copy}/{blake2b(repr(shapes).encode(), digest_size=8).hexdigest()}"
@@ -116,8 +127,8 @@ class Lengths:
         outputs: dict[int, Tensors] = {}
         for number, largest in enumerate(self._largest):
             if self._rank(number) == world.place.rank:
-                handed = self._handed(number, known, outputs, update)
-                outputs[number] = self._run(number, handed, update)
+                handed = self._handed(number, known, outputs, first)
+                outputs[number] = self._run(number, handed, first)
                 world.store.set(f"{name}/{number}", json.dumps([list(t.shape) for t in outputs[number]]))
                 after = self._rank(number + 1)
                 if after != world.place.rank and number + 1 < len(self._largest):
@@ -128,11 +139,11 @@ class Lengths:
             known.append(replace(largest, shapes=tuple(map(tuple, heard))))
         return known
 
-    def _handed(self, number: int, known: list[Boundary], outputs: dict[int, Tensors], update: int) -> Any:
+    def _handed(self, number: int, known: list[Boundary], outputs: dict[int, Tensors], first: First) -> Any:
         """What a stage is called on."""
         world = self._world
         if number == 0:
-            inputs = to_device(self._feed.input(update, 0), world.device)
+            inputs = to_device(first[0], world.device)
             return mapped(inputs, torch.clone)  # the stage may change them in place
         before = known[-1]
         if number - 1 in outputs:
@@ -143,12 +154,12 @@ class Lengths:
         return before.form.filled([t.to(world.device) for t in buffers])
 
     @torch.no_grad()
-    def _run(self, number: int, handed: Any, update: int) -> Tensors:
+    def _run(self, number: int, handed: Any, first: First) -> Tensors:
         module, largest = self._modules[number], self._largest[number]
         names = self._traits[number].keywords
-        loaded = to_device(self._feed.keywords(update, 0), self._world.device) if names else {}
+        loaded = to_device(first[1], self._world.device) if names else {}
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        torch.manual_seed(draw_seed("shapes", update, number))
+        torch.manual_seed(draw_seed("shapes", number))
         with Calling(f"the forward of stage {number}", FAILED):
             tensors, form = taken_apart(module(handed, **{name: loaded[name] for name in names}))
         restore(module, buffers)
@@ -156,3 +167,8 @@ class Lengths:
         if wrong := largest.excess(tensors, form):
             raise BadModel(f"stage {number} returned for shapes that are no larger than the example's: {wrong}")
         return tensors
+
+
+def _shapes(first: First) -> Shapes:
+    """Of all tensors that stages are called on."""
+    return tuple(tuple(leaf.shape) for leaf in leaves(first) if isinstance(leaf, torch.Tensor))

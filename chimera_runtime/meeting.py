@@ -47,3 +47,9 @@ def learn(store: Store, key: str, source: int, what: str, seconds: float) -> byt
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
     return bytes(store.get(key))
+
+
+def exchange(store: Store, key: str, rank: int, size: int, value: str, what: str, seconds: float) -> list[str]:
+    """What each rank leaves in the store, under a key of its own; all ranks call it. Errors as in `learn`."""
+    store.set(f"{key}/{rank}", value)
+    return [learn(store, f"{key}/{other}", other, what, seconds).decode() for other in range(size)]

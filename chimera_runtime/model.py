@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.arguments import bound, takes_names, with_names
+from chimera_runtime.arguments import bound, takes, takes_names, with_names
 from chimera_runtime.blame import Calling
 from chimera_runtime.errors import FAILED, MISUSED, Misuse
 from chimera_runtime.keywords import Stack
@@ -31,7 +31,11 @@ _FUNCTIONS = {
     "optimizer": "optimizer(parameters) -> torch.optim.Optimizer",
 }
 
-_OPTIONAL = {
+_STAGES = {"build_stage": 2, "layers": 0}
+_OTHERS = {
+    "loss": 2,
+    "dataset": 0,
+    "optimizer": 1,
     "reference": 0,
     "name": 2,
     "tied": 1,
@@ -41,7 +45,7 @@ _OPTIONAL = {
     "validation": 0,
     "on_step": 2,
 }
-"""What a model file may have beside these: how many arguments it is called with."""
+"""The functions of a model file, each with the number of arguments that it is called with."""
 
 _JUDGING = Calling("the loss", FAILED)
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -239,8 +243,8 @@ def load(path: Path, offered: Mapping[str, Any] = _NOTHING, split: Sequence[int]
     Raises
     ------
     Misuse
-        If the file cannot be read, lacks a function, or one needs what is not offered; if the split is not one of its
-        layers.
+        If the file cannot be read, lacks a function, or one needs what is not offered; if ``args`` are offered and none
+        takes them; if the split is not one of its layers.
     ModelError
         If it cannot be run.
     """
@@ -267,28 +271,30 @@ def load(path: Path, offered: Mapping[str, Any] = _NOTHING, split: Sequence[int]
         raise Misuse(
             f"{path} lacks the function{'s' if len(missing) > 1 else ''} {', '.join(_FUNCTIONS[n] for n in missing)}"
         )
+    functions = {name: getattr(module, name, None) for name in _STAGES | _OTHERS}
+    if offered.get("args") and not any(takes(functions[n], count, "args") for n, count in (_STAGES | _OTHERS).items()):
+        raise Misuse(
+            f"{path}: none of its functions takes args, so nothing reads what follows -- on the command line: give one "
+            "of them a parameter args, or leave the words out"
+        )
+    tied = functions["tied"]
+    if tied is not None and not callable(tied):
+        raise Misuse(f"{path}: tied is {_kind(tied)}, not a function: def tied(num_stages: int) -> list[list[tuple]]")
     given: dict[str, Any] = {
-        name: bound(getattr(module, name), positional, offered, file)
-        for name, positional in (("loss", 2), ("dataset", 0), ("optimizer", 1))
+        name: bound(function, positional, offered, file)
+        for name, positional in _OTHERS.items()
+        if callable(function := functions[name])
     }
     if takes_names(module.optimizer):
         given["optimizer"] = with_names(given["optimizer"])
     if layered:
         given["build_stage"] = _layers(module, offered, split, file)
     elif split is None:
-        given["build_stage"] = bound(module.build_stage, 2, offered, file)
+        given["build_stage"] = bound(module.build_stage, _STAGES["build_stage"], offered, file)
     else:
         raise Misuse(
             f"--split: the build_stage of {path} decides what a stage is; with layers() in its place a split does"
         )
-    tied = getattr(module, "tied", None)
-    if tied is not None and not callable(tied):
-        raise Misuse(f"{path}: tied is {_kind(tied)}, not a function: def tied(num_stages: int) -> list[list[tuple]]")
-    given |= {
-        other: bound(function, positional, offered, file)
-        for other, positional in _OPTIONAL.items()
-        if callable(function := getattr(module, other, None))
-    }
     return ModelFile(file, **given)
 
 
@@ -299,7 +305,7 @@ def _layers(module: ModuleType, offered: Mapping[str, Any], split: Sequence[int]
     if not callable(module.layers):
         raise Misuse(f"{file}: layers is {_kind(module.layers)}, not a function: def layers() -> list[Callable]")
     with Calling("layers()", MISUSED):
-        listed = bound(module.layers, 0, offered, file)()
+        listed = bound(module.layers, _STAGES["layers"], offered, file)()
     if not isinstance(listed, Sequence):
         raise Misuse(f"{file}: layers() returned {_kind(listed)}, not a list of functions, each of which makes a layer")
     return Layers(listed, split)

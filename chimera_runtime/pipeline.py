@@ -171,9 +171,9 @@ class Pipeline(Holding):
         running = (self._setting, lane, self._stages, self._feed, self._outcomes)
         accumulation = Accumulation(dict(self.named_parameters()))
         self._schedule = Streaming(*running) if job.period else Flushing(*running, accumulation, sum_dtype is not None)
-        self._inference = Inference(self._setting, self._stages, size, self._located)
-        self._state = State(self._setting, built, dict(self.named_parameters()))
         self._lengths = Lengths(world, self._feed, built, self._stages, findings) if varying else None
+        self._inference = Inference(self._setting, self._stages, size, self._located, self._lengths)
+        self._state = State(self._setting, built, dict(self.named_parameters()))
 
     # ---- training
 

@@ -107,7 +107,8 @@ class State:
         """All parameters, and the buffers of the first replicas, on the CPU of rank 0; every rank calls it."""
         world = self._setting.world
         mine = self._parameters() | {name: tensor.detach() for replica, name, tensor in self._buffers() if not replica}
-        heard = Talk(self.group).heard({name: (tensor.shape, tensor.dtype) for name, tensor in mine.items()})
+        talk = Talk(self.group, "the weights that are exported", world.timeout)
+        heard = talk.heard({name: (tensor.shape, tensor.dtype) for name, tensor in mine.items()})
         gathered: dict[str, torch.Tensor] = {}
         for name in sorted(set[str]().union(*heard)):
             owner = next(rank for rank, known in enumerate(heard) if name in known)

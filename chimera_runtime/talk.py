@@ -1,7 +1,9 @@
 """What ranks tell each other outside of training: values of any kind, and complaints that all of them raise."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -12,14 +14,23 @@ from chimera_runtime.errors import PeerLost
 class Talk:
     """Ranks that talk, over a group of gloo; all of them call each method.
 
+    Parameters
+    ----------
+    what
+        What they talk about, for messages.
+    timeout
+        Seconds that one of them waits for another, which may have files to read or write first.
+
     Raises
     ------
     PeerLost
-        In every method, if a rank has ended or does not answer.
+        In every method, if a rank has ended or does not answer in time.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, what: str, timeout: float) -> None:
         self.group = group
+        self._what = what
+        self._timeout = timedelta(seconds=timeout)
         self.size = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
 
@@ -31,6 +42,7 @@ class Talk:
         """What each rank knows, in the order of ranks."""
         values: list[Any] = [None] * self.size
         with self.lost():
+            dist.monitored_barrier(self.group, self._timeout)  # the gather has no time-out of its own
             dist.all_gather_object(values, value, group=self.group)
         return values
 
@@ -47,4 +59,7 @@ class Talk:
             yield
         except RuntimeError as error:
             said = str(error).splitlines()[0]
-            raise PeerLost(f"rank {dist.get_rank()}: wait for what other ranks say of a checkpoint: {said}") from error
+            late = re.search(r"Rank (\d+) failed to pass", said)
+            if late is not None:
+                said = f"no answer from rank {late[1]} within {self._timeout.total_seconds():g} s (timeout=)"
+            raise PeerLost(f"rank {self.rank}: wait for what other ranks say of {self._what}: {said}") from error

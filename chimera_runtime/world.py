@@ -8,7 +8,6 @@ from datetime import timedelta
 from functools import cached_property
 from itertools import count
 from operator import itemgetter
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,15 +18,14 @@ from chimera_runtime.accelerator import Cuda
 from chimera_runtime.communicators import DIRECTED, channels, chosen
 from chimera_runtime.devices import device_of, known_device, require_own_gpu
 from chimera_runtime.errors import Misuse, PeerLost
-from chimera_runtime.meeting import learn
+from chimera_runtime.meeting import exchange, learn
+from chimera_runtime.membership import A_DAY, Groups
 from chimera_runtime.messages import Names, Peer, Pending, Settle, waiter
 from chimera_runtime.monitor import Monitor, end_process
 from chimera_runtime.program import Group, Job, Place
 from chimera_runtime.readout import Reader, Readout, from_host
 from chimera_runtime.staging import Staging
 from chimera_runtime.tensors import plain
-
-_A_DAY = timedelta(days=1)
 
 Sums = dict[Group, tuple[dist.ProcessGroup | None, tuple[int, ...]]]
 """By weight group, its communicator, None where a single rank holds it, and the ranks that do."""
@@ -178,14 +176,15 @@ def begin(
     place = _place(job, rank, size, layout)
     device = device_of(backend, on)
     _agree_on_program(job, place, store, timeout)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_A_DAY)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=A_DAY)
     return place, device
 
 
 def join_all(job: Job, place: Place, store: Store, device: torch.device, timeout: float) -> World:
     """Sets up communicators over all ranks of a process group that `begin` made."""
     backend = _backend(dist.group.WORLD, device)
-    return _connect(job, place, tuple(place.ranks), store, device, timeout, backend, dist.group.WORLD, DIRECTED)
+    groups = Groups(place.rank, tuple(place.ranks), store, timeout)
+    return _connect(job, place, groups, store, device, timeout, backend, dist.group.WORLD)
 
 
 def join(
@@ -226,11 +225,13 @@ def join_group(
     backend = _backend(group, used)
     communicators = chosen(job, backend, communicators)
     place = _place(job, members.index(dist.get_rank()), len(members), layout)
-    store = PrefixStore(f"chimera/{next(_number)}/{members[0]}", registry._get_default_store())
+    of_all = PrefixStore(f"chimera/{next(_number)}", registry._get_default_store())
+    store = PrefixStore(f"{members[0]}", of_all)
     _agree_on_program(job, place, store, timeout)
     if backend == "nccl":
         require_own_gpu(store, place.rank, used)
-    return _connect(job, place, members, store, used, timeout, backend, None, communicators, end)
+    groups = Groups(place.rank, members, of_all, timeout)
+    return _connect(job, place, groups, store, used, timeout, backend, None, communicators, end)
 
 
 _number = count()
@@ -249,9 +250,9 @@ def _place(job: Job, rank: int, size: int, layout: str) -> Place:
 
 
 def _agree_on_program(job: Job, place: Place, store: Store, timeout: float) -> None:
-    store.set(f"here/{place.rank}", job.program)
     what = f"rank {place.rank} (worker {place.worker}): wait for all ranks to start"
-    if any(learn(store, f"here/{other}", other, what, timeout).decode() != job.program for other in place.ranks):
+    programs = exchange(store, "here", place.rank, len(place.ranks), job.program, what, timeout)
+    if {*programs} != {job.program}:
         raise Misuse(
             "the ranks run different programs: compile again before they start, or copy the whole directory to every "
             "machine again"
@@ -261,7 +262,7 @@ def _agree_on_program(job: Job, place: Place, store: Store, timeout: float) -> N
 def _connect(
     job: Job,
     place: Place,
-    members: tuple[int, ...],
+    groups: Groups,
     store: Store,
     device: torch.device,
     timeout: float,
@@ -271,14 +272,13 @@ def _connect(
     end: Callable[[PeerLost], None] = end_process,
 ) -> World:
     """The world; ``chat`` is a group of gloo over all members, if there is one that nobody else uses."""
-    groups = _Groups(place, members)
     everyone = groups.everyone() if chat is None or backend != "gloo" else chat
     sums = _sums(job, place, backend, groups)
     by_link = channels(job, place, backend, groups.make, communicators)
     world = World(
         job=job,
         place=place,
-        members=members,
+        members=groups.members,
         device=device,
         names=Names(place.rank, place.worker, job.stages, timeout),
         store=store,
@@ -319,40 +319,6 @@ def _backend(group: dist.ProcessGroup | None, device: torch.device) -> str:
     return "gloo" if device.type == "cpu" else "nccl"
 
 
-class _Groups:
-    """Makes communicators: all ranks of the default process group make all of them, in the same order.
-
-    Where the pipelines are over a part of the ranks, the ranks beside them have pipelines of their own.
-    """
-
-    def __init__(self, place: Place, members: tuple[int, ...]) -> None:
-        self._place = place
-        self._mine = members
-        self._all = [members]
-        if len(members) < dist.get_world_size():
-            listed: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(listed, members)
-            self._all = sorted(set(listed))
-
-    def make(self, ranks: Sequence[int], backend: str) -> dist.ProcessGroup | None:
-        """A communicator over ranks of the pipelines, for the one who is among them.
-
-        Its own clock runs from the launch of an operation and says nothing: every wait has a limit.
-        """
-        made: dist.ProcessGroup | None = None
-        for members in self._all:
-            group = dist.new_group([members[rank] for rank in ranks], timeout=_A_DAY, backend=backend)
-            if members == self._mine and self._place.rank in ranks:
-                made = group
-        return made
-
-    def everyone(self) -> dist.ProcessGroup:
-        """A communicator of gloo over all ranks of the pipelines."""
-        group = self.make(self._place.ranks, "gloo")
-        assert group is not None
-        return group
-
-
 def _warm_up(world: World) -> None:
     """Uses every communicator once, in one order on all ranks.
 
@@ -384,7 +350,7 @@ def _synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _sums(job: Job, place: Place, backend: str, groups: _Groups) -> Sums:
+def _sums(job: Job, place: Place, backend: str, groups: Groups) -> Sums:
     """One communicator per weight group, over every rank that holds any of it; none where that is a single rank."""
     sums: Sums = {}
     for stages in job.groups:

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,6 +16,8 @@ from chimera_ir.commands.common import Misuse, parse_settings, require_torch, wr
 from chimera_ir.commands.compile_command import Function, answered, compiling, delivered, setting
 from chimera_ir.options import MOST
 from chimera_ir.visible import as_argument, command_line, visible
+from chimera_runtime.errors import Misuse as Refused
+from chimera_runtime.tools.options import parse
 
 _TRAINING = (
     click.option(
@@ -186,7 +188,8 @@ def run_command(
     once torchrun has started, its own.
     """
     require_torch("training")
-    _refuse_together(training)
+    of_train = [*_words(training | {"communicators": communicators})]
+    _require_valid(of_train)
     options = {
         "costs": costs,
         "recompute": recompute,
@@ -204,7 +207,7 @@ def run_command(
         "--standalone",
         f"--nproc-per-node={ranks}",
         as_argument(f"{directory}/train.py"),
-        *_words(training | {"communicators": communicators}),
+        *of_train,
     ]
     started += ["--", *model_arguments] if model_arguments else []
     write(f"wrote {visible(str(directory))}, running\n  {command_line(('torchrun', *started))}\n")
@@ -212,16 +215,12 @@ def run_command(
     _become([sys.executable, "-P", "-m", "torch.distributed.run", *started], {"CHIMERA_PROGRAM": program})
 
 
-def _refuse_together(training: Mapping[str, Any]) -> None:
+def _require_valid(words: Iterable[str]) -> None:
     """Refuses what train.py would refuse on every rank, before anything is compiled or started."""
-    modes = [name for name in ("check", "check_only", "rehearse") if training[name]]
-    if len(modes) > 1:
-        given = ", ".join(word.partition("=")[0] for word in _words({name: training[name] for name in modes}))
-        raise Misuse(f"{given}: these exclude each other; give one of them")
-    recording = next((word for word in _words(training) if word.startswith(("--trace=", "--torch-profile="))), None)
-    if recording and training["check_only"]:
-        option = recording.partition("=")[0]
-        raise Misuse(f"{option}: there is no training to record with --check-only; give --check instead")
+    try:
+        parse([*words])
+    except Refused as error:
+        raise Misuse(str(error)) from error
 
 
 def _words(training: Mapping[str, Any]) -> Iterator[str]:

@@ -9,8 +9,6 @@ import torch.distributed as dist
 from chimera_runtime.blame import Calling
 from chimera_runtime.errors import MISUSED, Misuse
 
-BUILT_IN = ("gloo", "nccl")
-
 
 def register(backend: str, module: Path) -> None:
     """Runs the file that registers a backend.

@@ -1,8 +1,11 @@
 """``--log-file``: a line of JSON for each update, in the file as soon as the update is over on all ranks."""
 
+import fcntl
 import json
 import math
 import os
+import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ class Log:
     Raises
     ------
     Unwritable
-        If the file cannot be opened.
+        If the file cannot be opened, or another run appends to it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -25,6 +28,18 @@ class Log:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
             raise Unwritable(f"--log-file {path}: {error.strerror}") from error
+        if stat.S_ISREG(os.fstat(self._file).st_mode) and self._is_taken():
+            os.close(self._file)
+            raise Unwritable(f"--log-file {path}: another run appends to it; give each run a file of its own")
+
+    def _is_taken(self) -> bool:
+        """Whether another process has the lock of the file; else it is ours, and no child's, until this one ends."""
+        with suppress(OSError):  # a file system without locks refuses nobody
+            try:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                return True
+        return False
 
     def add(self, content: dict[str, Any]) -> None:
         """A line; null is what is no finite number. After one that cannot be written no further one is tried."""

@@ -1,4 +1,4 @@
-"""The command line of train.py."""
+"""The command line of train.py. It is read without torch: `chimera run` does so before it starts torchrun."""
 
 import argparse
 import math
@@ -10,9 +10,9 @@ from typing import NoReturn
 from chimera_runtime.communicators import CHOICES
 from chimera_runtime.errors import Misuse
 from chimera_runtime.sizes import UNITS
-from chimera_runtime.tools.backends import BUILT_IN
 from chimera_runtime.tools.streams import say
 
+_BUILT_IN = ("gloo", "nccl")
 _KINDS = ("F", "B", "I", "W", "pair")
 _LONGEST = 10**9
 """Seconds; the clocks behind a wait count nanoseconds in 63 bits."""
@@ -191,9 +191,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         mine, theirs = mine[: mine.index("--")], mine[mine.index("--") + 1 :]
     options = parser.parse_args(mine)
     options.args = theirs
-    if options.backend in BUILT_IN and options.backend_module is not None:
+    if options.backend in _BUILT_IN and options.backend_module is not None:
         parser.error("--backend-module: --backend NAME says which backend the file registers")
-    if options.backend not in BUILT_IN and options.backend_module is None:
+    if options.backend not in _BUILT_IN and options.backend_module is None:
         parser.error(f"--backend {options.backend}: gloo, nccl, or a backend that --backend-module FILE registers")
     if options.backend == "nccl" and options.device == "cpu":
         parser.error("--device cpu --backend nccl: NCCL is for GPUs; leave --device out, or take --backend gloo")

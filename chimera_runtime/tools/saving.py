@@ -92,6 +92,8 @@ class Saving:
                 self._say(f"resumed from {resumed.path}, after update {resumed.update}, item {resumed.items}")
                 for remark in resumed.remarks:
                     self._say(remark)
+                if resumed.update >= (updates := options.steps) and not options.check_only:
+                    self._say(f"nothing left to do: {resumed.update} of {updates} updates are done (--steps)")
         if options.save is not None and self._checkpoints is not None:
             self._checkpoints.claim()
 

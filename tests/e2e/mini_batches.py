@@ -333,6 +333,25 @@ def lengths(directory: str) -> None:
         larger = f"({B}, {LENGTH + 1}, {WIDTH}), and the example's is ({B}, {LENGTH}, {WIDTH})"
         with pytest.raises(Misuse, match=re.escape(larger)):
             pipeline.step(batch(0, both.items, LENGTH + 1))
+        evaluate_lengths(pipeline, both, batch, larger)
+
+
+def evaluate_lengths(pipeline: Pipeline, both: Beside, batch: Callable[[int, int, int], Any], larger: str) -> None:
+    """Batches of several lengths, seen in training or not, in several rounds or less than a micro-batch."""
+    sizes = [(2 * both.items + 1, 3), (1, 4), (both.items, LENGTH), (B + 1, 2), (1, 4)]
+    batches = [batch(20 + number, *size) for number, size in enumerate(sizes)]
+    with pytest.raises(Misuse, match=re.escape(larger)):
+        pipeline.evaluate([*batches[:1], batch(0, 1, LENGTH + 1)])
+    total, outputs = 0.0, []
+    with torch.no_grad():
+        for x, y, keywords in batches:
+            for stage in both.stages:
+                x = stage(x, **keywords)
+            outputs.append(x)
+            total += float((x - y).square().mean()) * len(y)
+    assert pipeline.evaluate(batches) == pytest.approx(total / sum(items for items, _ in sizes), rel=1e-12)
+    for output, expected in zip(pipeline.predict(batches), outputs, strict=True):
+        torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
 
 
 CASES: dict[str, Callable[[str], None]] = {

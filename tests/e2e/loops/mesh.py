@@ -6,6 +6,7 @@ torchrun --nproc-per-node=4 mesh.py DIRECTORY shards|tensors
 import sys
 from functools import partial
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -13,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from chimera_runtime import Pipeline
+from chimera_runtime import Checkpoints, Misuse, Pipeline
 
 B, N, WIDTH, ROWS, STAGES = 2, 2, 6, 2, 2
 
@@ -52,6 +53,28 @@ def skipped(pipe: Pipeline, optimizer: torch.optim.Optimizer, batch: torch.Tenso
     scaler.update()
     assert scaler.get_scale() == 2.0
     assert all(torch.equal(whole(p), weight) for p, weight in zip(pipe.parameters(), before, strict=True))
+
+
+def saved(pipe: Pipeline, optimizer: torch.optim.Optimizer, directory: str, row: int) -> None:
+    """The rows are one model, which resumes as it was; those of several models are refused."""
+    checkpoints = Checkpoints(directory, pipe, optimizer)
+    checkpoints.save()
+    before = [whole(p).detach().clone() for p in pipe.parameters()]
+    with torch.no_grad():
+        for parameter in pipe.parameters():
+            parameter.zero_()
+    checkpoints.wait()
+    assert checkpoints.resume() is not None
+    assert all(torch.equal(whole(p), weight) for p, weight in zip(pipe.parameters(), before, strict=True))
+    checkpoints.close()
+    refused = [f"{directory}.{row}"]
+    plain = next((p for p in pipe.parameters() if not hasattr(p, "device_mesh")), None)
+    if plain is not None:
+        plain.data.add_(row)
+        refused.append(directory)
+    for name in refused:
+        with pytest.raises(Misuse, match="all ranks save one model in one directory"):
+            Checkpoints(name, pipe, optimizer)
 
 
 def main() -> None:
@@ -98,6 +121,7 @@ def main() -> None:
         print(f"rank {dist.get_rank()}: {remark}", flush=True)
     kinds = {type(p).__name__ for p in pipe.parameters()}
     print(f"rank {dist.get_rank()}: {' '.join(sorted(kinds))}: off by {worst:.1e}", flush=True)
+    saved(pipe, optimizer, f"{directory}.{how}", mesh["other"].get_local_rank())
     with pipe:
         pass
     dist.destroy_process_group()

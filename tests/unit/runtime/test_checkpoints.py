@@ -21,7 +21,7 @@ from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.storage import Lock, Writer
 from chimera_runtime.world import World
 from tests.unit.runtime.format_1 import lean
-from tests.unit.runtime.kept import UPDATES, B, Loop, N, adam, compiled
+from tests.unit.runtime.kept import UPDATES, B, Loop, N, adam, compiled, mini_batch
 
 FORMAT_1 = Path(__file__).resolve().parents[2] / "data" / "checkpoint-format-1"
 
@@ -154,6 +154,34 @@ def test_a_save_that_takes_too_long_or_misses_a_rank_is_an_error(
     with pytest.raises(PeerLost, match=r"Connection closed by peer$"):
         loop.checkpoints.wait()
     loop.close()
+
+
+def fused(pipe: Pipeline) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(pipe.parameters(), lr=0.0, fused=True)
+
+
+def sharded(pipe: Pipeline) -> torch.optim.Optimizer:
+    return pipe.sharded_optimizer(lambda named: torch.optim.SGD([p for _, p in named], lr=0.0))
+
+
+@pytest.mark.parametrize("optimizer", [adam, rated, fused, sharded])
+def test_a_save_between_a_step_and_that_of_the_optimizer_is_refused_and_can_be_made_up_for(
+    alone: World, one_worker: Path, tmp_path: Path, optimizer: Any
+) -> None:
+    """A resumed run would lack an update. What was stepped with may be there, and what is not finite."""
+    loop = Loop(one_worker, tmp_path, optimizer=optimizer)
+    loop.train(1)
+    loop.pipe.step(mini_batch(1))
+    with pytest.raises(Misuse, match="the gradients of update 2 are there and no optimizer has stepped with them"):
+        loop.checkpoints.save()
+    loop.optimizer.step()
+    loop.checkpoints.save()
+    loop.optimizer.zero_grad()
+    loop.pipe.step(mini_batch(2))
+    next(loop.pipe.parameters()).grad.mul_(float("inf"))  # type: ignore[union-attr]
+    loop.checkpoints.save()
+    loop.close()
+    assert [path.name for path in storage.whole(tmp_path)] == ["update-00000002", "update-00000003"]
 
 
 def test_what_is_no_checkpoint_of_ours_or_of_a_later_format_is_refused(

@@ -11,7 +11,7 @@ from chimera_runtime import assemble, evaluation
 from chimera_runtime.blame import ModelError
 from chimera_runtime.boundary import Boundary
 from chimera_runtime.errors import BadModel, Misuse
-from chimera_runtime.evaluation import Evaluation, Keeping, Passing, Weighing, evaluating
+from chimera_runtime.evaluation import Evaluation, Keeping, Passing, Weighing, _Now, evaluating
 from chimera_runtime.lane import Lane
 from chimera_runtime.nested import ONE_TENSOR
 from chimera_runtime.program import EvaluationFacts
@@ -65,10 +65,10 @@ def test_outputs_are_kept_in_memory_of_their_own() -> None:
 
 @torch.no_grad()
 def test_what_is_handed_on_is_as_in_training_but_for_its_items() -> None:
-    passing = Passing(3, Boundary(ONE_TENSOR, ((4, 5),), (DOUBLE,), (True,), (True,)), whole=2)
+    passing = Passing(0, _Now([Boundary(ONE_TENSOR, ((4, 5),), (DOUBLE,), (True,), (True,))]), whole=2)
     assert passing.finish(0, 2, torch.zeros(4, 5, dtype=DOUBLE), None)[0].shape == (4, 5)
     assert passing.finish(0, 1, torch.zeros(2, 5, dtype=DOUBLE), None)[0].shape == (2, 5)
-    with pytest.raises(BadModel, match=r"stage 3 returned for micro-batch 7 of an evaluation: tensor 0 is \(4, 4\)"):
+    with pytest.raises(BadModel, match=r"stage 0 returned for micro-batch 7 of an evaluation: tensor 0 is \(4, 4\)"):
         passing.finish(7, 2, torch.zeros(4, 4, dtype=DOUBLE), None)
 
 

@@ -6,7 +6,7 @@ import pytest
 from torch.distributed import HashStore
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.meeting import learn, meet
+from chimera_runtime.meeting import exchange, learn, meet
 
 TIMEOUT = 20.0
 
@@ -15,6 +15,12 @@ def test_what_another_rank_leaves_is_learned() -> None:
     store = HashStore()
     store.set("key", "value")
     assert learn(store, "key", 1, "rank 0: wait", TIMEOUT) == b"value"
+
+
+def test_all_ranks_get_what_each_leaves_in_the_order_of_ranks() -> None:
+    store = HashStore()
+    store.set("key/0", "a")
+    assert exchange(store, "key", 1, 2, "b", "rank 1: wait", TIMEOUT) == ["a", "b"]
 
 
 def test_a_program_that_torchrun_did_not_start_says_how_to(monkeypatch: pytest.MonkeyPatch) -> None:

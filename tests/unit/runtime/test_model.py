@@ -71,6 +71,29 @@ def test_functions_that_a_file_may_have_take_what_they_need_by_name(tmp_path: Pa
     assert file.scheduler is not None
 
 
+@pytest.mark.parametrize(
+    ("takes", "is_read"),
+    [
+        ("", False),
+        ("def loss(output, args): ...\n", False),
+        ("def dataset(**args): ...\n", False),
+        ("def dataset(args): ...\n", True),
+        ("def build_stage(s, n, *, args): ...\n", True),
+        ("def reference(args=()): ...\n", True),
+    ],
+)
+def test_words_for_the_model_file_are_refused_unless_a_function_takes_them(
+    tmp_path: Path, takes: str, is_read: bool
+) -> None:
+    (tmp_path / "model.py").write_text(f"def build_stage(s, n): ...\nloss = dataset = optimizer = print\n{takes}")
+    assert load(tmp_path / "model.py", {"args": []})
+    if is_read:
+        assert load(tmp_path / "model.py", {"args": ["--wide"]})
+        return
+    with pytest.raises(Misuse, match="none of its functions takes args, so nothing reads what follows --"):
+        load(tmp_path / "model.py", {"args": ["--wide"]})
+
+
 def test_a_file_without_on_step_is_told_of_no_update_and_an_error_in_one_is_its_own(tmp_path: Path) -> None:
     made().stepped(None, None)
     (tmp_path / "model.py").write_text(

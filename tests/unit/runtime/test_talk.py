@@ -17,7 +17,7 @@ from tests.unit.runtime.ranks import groups, together
 
 
 @contextmanager
-def talks(size: int) -> Iterator[list[Talk]]:
+def talks(size: int, timeout: float = 20.0) -> Iterator[list[Talk]]:
     """Those of so many ranks, each of them on a thread."""
     with groups(size) as members:
         wrapped = [dist.ProcessGroup(HashStore(), rank, size) for rank in range(size)]
@@ -26,7 +26,7 @@ def talks(size: int) -> Iterator[list[Talk]]:
             registry._world.pg_map[group] = ("gloo", None)
             registry._world.pg_group_ranks[group] = {0: rank}  # a thread's number in the default group is 0
         try:
-            yield [Talk(group) for group in wrapped]
+            yield [Talk(group, "a checkpoint", timeout) for group in wrapped]
         finally:
             for group in wrapped:
                 del registry._world.pg_map[group], registry._world.pg_group_ranks[group]
@@ -67,4 +67,12 @@ def test_a_rank_that_does_not_answer_is_an_error_that_says_for_what(
             talk.heard(1)
     assert str(lost.value) == (
         "rank 0: wait for what other ranks say of a checkpoint: Connection closed by peer [127.0.0.1]:1234"
+    )
+
+
+def test_a_rank_that_does_not_come_is_named_in_time(alone: World) -> None:
+    with talks(2, 0.2) as (talk, _), pytest.raises(PeerLost) as lost:
+        talk.heard(1)
+    assert str(lost.value) == (
+        "rank 0: wait for what other ranks say of a checkpoint: no answer from rank 1 within 0.2 s (timeout=)"
     )

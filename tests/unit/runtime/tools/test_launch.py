@@ -55,7 +55,7 @@ def loss(output, target):
 def dataset():
     return [(torch.ones(2) * i, torch.ones(1)) for i in range(8)]
 
-def optimizer(parameters):
+def optimizer(parameters, args):
     return torch.optim.SGD(parameters, lr=0.01)
 """
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,35 @@ def test_a_line_is_there_as_soon_as_it_is_added_behind_those_of_an_earlier_run(t
         {"update": 7},
         {"update": 1, "loss": None, "learning_rates": {"0": [0.5]}},
     ]
+    log.close()
+
+
+def test_a_log_of_another_run_that_goes_on_is_refused_also_beside_its_children(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    program = f"""
+import os, pathlib, sys
+from chimera_runtime.tools.log import Log
+log = Log(pathlib.Path({str(path)!r}))
+if os.fork():
+    print("opened", flush=True)
+sys.stdin.read()
+"""
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == "opened\n"
+        with pytest.raises(Unwritable, match=r"log.jsonl: another run appends to it; give each run a file of its own"):
+            Log(path)
+        other.kill()
+        other.wait()
+        Log(path).close()
+
+
+def test_what_is_no_file_may_be_the_log_of_several_runs() -> None:
+    program = "import pathlib; from chimera_runtime.tools.log import Log; Log(pathlib.Path('/dev/null'))"
+    log = Log(Path("/dev/null"))
+    subprocess.run([sys.executable, "-c", program], check=True)
     log.close()
 
 

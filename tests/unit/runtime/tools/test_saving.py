@@ -114,6 +114,22 @@ def test_a_run_saves_once_at_its_end_exports_and_the_next_goes_on(make: Callable
     assert all(map(torch.equal, resumed.parameters(), pipe.parameters()))
 
 
+def test_a_run_that_is_over_already_says_so(make: Callable[..., Any], tmp_path: Path) -> None:
+    saving, pipe, _ = make(save=tmp_path, steps=3)
+    saving.begin()
+    train(pipe, 3)
+    saving.end()
+    for steps, more in ((4, []), (3, ["nothing left to do: 3 of 3 updates are done (--steps)"])):
+        again, _, said = make(resume=tmp_path, steps=steps)
+        again.begin()
+        again.end()
+        assert said[1:] == more
+    check, _, said = make(resume=tmp_path, steps=3, check_only=True)
+    check.begin()
+    check.end()
+    assert len(said) == 1
+
+
 def test_a_run_that_is_ended_saves_and_says_where_and_exports_nothing(make: Callable[..., Any], tmp_path: Path) -> None:
     saving, pipe, said = make(save=tmp_path / "saved", export=tmp_path / "model.pt")
     saving.begin()
