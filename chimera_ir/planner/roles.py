@@ -12,6 +12,7 @@ from pathlib import Path
 from chimera_ir import library
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.elaborate import outline, parameter_names
+from chimera_ir.elaborate.settings import SettingError
 from chimera_ir.errors import UnreadableText
 from chimera_ir.ir.levels import Header
 from chimera_ir.source import Source
@@ -107,5 +108,5 @@ def _variations(name: str, defaults: Mapping[str, int]) -> Iterator[dict[str, in
 def _header(scheme: Scheme, settings: Mapping[str, int], max_operations: int) -> Header | None:
     try:
         return outline(scheme, settings, max_operations).header
-    except Rejected:
+    except (Rejected, SettingError):
         return None
