@@ -7,7 +7,6 @@ two files have is refused where it is used, so that a name means the same wherev
 
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from chimera_ir import resources
+from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.errors import UnreadableText
 from chimera_ir.source import Source, contents
@@ -173,10 +173,15 @@ def _text(path: Path) -> str:
 
 def _beside(folder: Path) -> dict[str, Any]:
     """The file beside the schemes of a directory."""
+    from chimera_ir.profile.document import entries  # with the messages of profiles, which few calls need
+
+    source = Source(str(folder / _BESIDE), _text(folder / _BESIDE))
     try:
-        return tomllib.loads(_text(folder / _BESIDE))
-    except tomllib.TOMLDecodeError as error:
-        raise UnreadableText(f"{folder / _BESIDE}: {error}") from error
+        return entries(source)
+    except Rejected as rejected:
+        first = rejected.diagnostics[0]
+        line, column = source.position(first.span.start)
+        raise UnreadableText(f"{source.name}:{line}:{column}: {first.fill(first.title)}") from rejected
 
 
 @cache
