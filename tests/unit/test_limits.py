@@ -74,9 +74,7 @@ def test_a_huge_number_is_refused_with_work_that_does_not_depend_on_it(name: str
         assert calls < CALLS
 
 
-@pytest.mark.parametrize(
-    "line", ["B m-900000 s0 v", "B m s0 v-900000", "send m-900000 s0->s0 to w0", "drop s0 v-900000"]
-)
+@pytest.mark.parametrize("line", ["B m-900000 s0 v-900000", "send m-900000 s0->s0 to w0", "drop s0 v-900000"])
 def test_lines_that_are_many_turns_apart_are_refused_before_any_turn_is_made(line: str) -> None:
     said, calls = counted(turn(f"{line}\n  F m s0 v"))
     assert said.startswith("what shows the turns of the text, warm-up and drain included, has ")
