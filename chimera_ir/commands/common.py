@@ -59,7 +59,9 @@ def _settings(given: tuple[str, ...]) -> dict[str, str]:
     """What stands behind each name, before it is looked at."""
     settings: dict[str, str] = {}
     for text in given:
-        name, _, value = text.partition("=")
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise Misuse(f"--set {text}: write NAME=INTEGER, as in --set D=8")
         if name in settings:
             raise Misuse(f"--set {name}: given twice")
         settings[name] = value

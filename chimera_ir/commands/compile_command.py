@@ -171,7 +171,7 @@ def compiling(function: Function) -> Function:
 @click.option(
     "--table",
     type=click.Choice([form.value for form in TableForm]),
-    help="TableForm of the table that --set with several values prints [default: text].",
+    help="Form of the table that --set with several values prints [default: text].",
 )
 @click.option("--list", "listing", is_flag=True, help="List the library schemes.")
 @click.version_option(__version__)
