@@ -26,6 +26,7 @@ from chimera_ir.errors import (
     ParameterError,
     TooLarge,
     UnreadableText,
+    WrongOption,
 )
 from chimera_ir.options import MOST, Options
 from chimera_ir.request import MAX_OPERATIONS, Request
@@ -253,6 +254,8 @@ def _as_misuse(source: Source) -> Iterator[None]:
         yield
     except ParameterError as error:
         raise Misuse(f"--set: {error}") from error
+    except WrongOption as error:
+        raise Misuse(f"{_as_written(error.option)}{error.problem}") from error
     except NoSuchTie as error:
         raise Misuse(f"--tied {error.tie}: {error.problem}") from error
     except NotProven as error:
