@@ -195,12 +195,16 @@ def _lacks(depths: Mapping[int, tuple[StageCosts, ...]], wanted: Wanted, source:
         yield NotThatDeep(span, counted(wanted.stages, "stage"), wanted.stages, _listed(depths))
         return
     stages, depth = depths[wanted.stages], [*depths].index(wanted.stages)
-    lacking = [number for number, stage in enumerate(stages) if wanted.micro_batch_size not in stage.at]
-    if lacking:
-        places = TomlPlaces(source.text)
-        for number in lacking:
-            span, sizes = places.key(("depth", depth, "stage", number)), _listed(stages[number].at)
-            yield NotThatSize(span, number, wanted.stages, wanted.micro_batch_size, sizes)
+    lacking: dict[str, list[int]] = {}
+    for number, stage in enumerate(stages):
+        if wanted.micro_batch_size not in stage.at:
+            lacking.setdefault(_listed(stage.at), []).append(number)
+    if not lacking:
+        return
+    places = TomlPlaces(source.text)
+    for sizes, (first, *others) in lacking.items():
+        span = places.key(("depth", depth, "stage", first))
+        yield NotThatSize(span, first, wanted.stages, wanted.micro_batch_size, sizes, 1 + len(others))
 
 
 def _layers_lack(model: ModelProfile, wanted: Wanted, source: Source) -> Iterator[Diagnostic]:
