@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from chimera_ir import library
-from chimera_ir.diagnostics.model import Rejected, titles
+from chimera_ir.diagnostics.model import Rejected, raise_errors, titles
 from chimera_ir.errors import AboveMaxOperations, Incomparable, TextError, TooLarge
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.plural import counted
@@ -46,6 +46,8 @@ def request_against(against: Source, request: Request, like: Header) -> Request:
     ------
     Incomparable
         If there are none.
+    TextError
+        If the text has mistakes, whatever its parameters.
     """
     settings = {} if against.is_ir else _fitting(against, like, request.max_operations)
     return replace(request, source=against, settings=settings, change=Change(), forecast=None, ties=(), against=None)
@@ -53,12 +55,17 @@ def request_against(against: Source, request: Request, like: Header) -> Request:
 
 def _fitting(against: Source, like: Header, max_operations: int) -> Mapping[str, int]:
     from chimera_ir.elaborate.fitting import fitting
+    from chimera_ir.elaborate.names import check
     from chimera_ir.syntax.parser import parse
 
-    with refusing(against.name, like):
-        settings = fitting(parse(against), like, max_operations)
-        if isinstance(settings, Rejected):
-            raise settings
+    try:
+        scheme = parse(against)
+        raise_errors(check(scheme))
+    except Rejected as rejected:
+        raise TextError([(against, rejected.diagnostics)]) from None
+    settings = fitting(scheme, like, max_operations)
+    if isinstance(settings, Rejected):
+        raise Incomparable(against.name, f"it does not compile {_size(like)}: {titles(settings.diagnostics)}")
     if settings is None:
         raise Incomparable(against.name, f"with no values of its parameters is it a schedule {_size(like)}")
     return settings
@@ -78,17 +85,15 @@ def require_same_size(header: Header, like: Header, name: str) -> None:
 
 @contextmanager
 def refusing(name: str, like: Header) -> Iterator[None]:
-    """Errors of a text to compare with become one message that says at which size.
+    """A text to compare with that is too large becomes one message that says at which size.
 
     Raises
     ------
     Incomparable
-        In place of any of them.
+        In place of `TooLarge`.
     """
     try:
         yield
-    except (Rejected, TextError) as error:
-        raise Incomparable(name, f"it does not compile {_size(like)}: {titles(error.diagnostics)}") from None
     except TooLarge as error:
         excess = error.excess if isinstance(error, AboveMaxOperations) else str(error)
         raise Incomparable(name, f"it does not compile {_size(like)}: {excess}") from None

@@ -46,6 +46,17 @@ class OptionError(CompileError):
     """An option has a value that it cannot have, or conflicts with another option."""
 
 
+class WrongOption(OptionError):
+    """An option, by its name in `Options`, that does not go with what is compiled; ``problem`` follows its name."""
+
+    def __init__(self, option: str, problem: str) -> None:
+        self.option, self.problem = option, problem
+        super().__init__(option, problem)
+
+    def __str__(self) -> str:
+        return f"{self.option}{self.problem}"
+
+
 class NoSuchTie(OptionError):
     """A tie names a stage that the scheme does not have, or one stage alone."""
 

@@ -7,14 +7,15 @@ two files have is refused where it is used, so that a name means the same wherev
 
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
 from chimera_ir import resources
+from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.errors import UnreadableText
 from chimera_ir.source import Source, contents
@@ -48,13 +49,15 @@ def further(named: Iterable[str | os.PathLike[str]] = (), option: str = "library
     Raises
     ------
     UnreadableText
-        If one of them is no directory.
+        If one of them cannot be listed, as it is no directory.
     """
     listed = [(option, Path(path)) for path in named]
     listed += [(VARIABLE, Path(path)) for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
     for origin, path in listed:
-        if not path.is_dir():
-            raise UnreadableText(f"{origin} {path}: {'it is no directory' if path.exists() else 'it does not exist'}")
+        try:
+            os.listdir(path)
+        except OSError as error:
+            raise UnreadableText(f"{origin} {path}: {error.strerror}") from error
     unique = {path.resolve(): path for _, path in reversed(listed)}
     unique.pop(resources.schemes().resolve(), None)
     return tuple(unique.values())[::-1]
@@ -119,7 +122,7 @@ def missing(name: str, directories: Further = ()) -> str:
     guess = closest(name, names(directories))
     advice = f"did you mean {guess}?" if guess else f"there are {', '.join(names(directories))}"
     file = Path(f"{name}{_ENDING}")
-    here = f"; for the file here write {file}" if file.is_file() else ""
+    here = f"; for the file here write {file}" if isfile(file) else ""
     return f"no library scheme is called '{name}' ({advice}){here}; further directories: --library or {VARIABLE}"
 
 
@@ -140,12 +143,12 @@ def stated(text: Source) -> Mapping[str, object]:
     path = Path(text.name)
     if path.stem in names() and source(path.stem) == text:
         path = resources.schemes() / path
-    beside = _beside(path.parent) if (path.parent / _BESIDE).is_file() else {}
+    beside = _beside(path.parent) if isfile(path.parent / _BESIDE) else {}
     table = beside.get("parameters", {})
     entry = table.get(path.stem, {}) if isinstance(table, dict) else table
     if not isinstance(entry, dict):
         raise UnreadableText(f"{path.parent / _BESIDE}: write [parameters.{path.stem}], and a line for each parameter")
-    missing_files = [name for name in table if not (path.parent / f"{name}{_ENDING}").is_file()]
+    missing_files = [name for name in table if not isfile(path.parent / f"{name}{_ENDING}")]
     if missing_files:
         where = f"{path.parent / _BESIDE}: [parameters.{missing_files[0]}]"
         raise UnreadableText(f"{where}: there is no {missing_files[0]}{_ENDING} beside it")
@@ -170,10 +173,15 @@ def _text(path: Path) -> str:
 
 def _beside(folder: Path) -> dict[str, Any]:
     """The file beside the schemes of a directory."""
+    from chimera_ir.profile.document import entries  # with the messages of profiles, which few calls need
+
+    source = Source(str(folder / _BESIDE), _text(folder / _BESIDE))
     try:
-        return tomllib.loads(_text(folder / _BESIDE))
-    except tomllib.TOMLDecodeError as error:
-        raise UnreadableText(f"{folder / _BESIDE}: {error}") from error
+        return entries(source)
+    except Rejected as rejected:
+        first = rejected.diagnostics[0]
+        line, column = source.position(first.span.start)
+        raise UnreadableText(f"{source.name}:{line}:{column}: {first.fill(first.title)}") from rejected
 
 
 @cache

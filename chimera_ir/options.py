@@ -260,9 +260,16 @@ def require_parameters(settings: Mapping[str, object], scheme: Scheme) -> None:
 
 def read_inputs(profile: Path, cluster: Path, spell: Spell) -> "Inputs":
     """A profile and a cluster from their files; errors as in `Options.request`."""
-    from chimera_ir.profile.choose import read_both
+    from chimera_ir.profile.choose import Unfit, are_swapped, read_both
 
-    return read_both(texts.read(profile, spell("profile")), texts.read(cluster, spell("cluster")))
+    sources = texts.read(profile, spell("profile")), texts.read(cluster, spell("cluster"))
+    try:
+        return read_both(*sources)
+    except Unfit:
+        if not are_swapped(*sources):
+            raise
+    said = f"{spell('profile')} {profile} is a cluster file, and {spell('cluster')} {cluster} a profile"
+    raise OptionError(f"{said}: exchange them")
 
 
 def _require(holds: bool, name: str, value: object, says: str) -> None:

@@ -14,6 +14,17 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else plural(noun)}"
 
 
+def and_more(count: int) -> str:
+    """What follows the first of ``count`` things that are alike; nothing behind the only one.
+
+    Examples
+    --------
+    >>> and_more(3), and_more(1)
+    (' (and 2 more like it)', '')
+    """
+    return f" (and {count - 1} more like it)" if count > 1 else ""
+
+
 def plural(noun: str) -> str:
     """The plural of a noun, or of the last of some words."""
     if re.search("[^aeiou]y$", noun):

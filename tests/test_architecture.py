@@ -41,7 +41,7 @@ IMPORTS = {
     "predict": {"cost", "ir", "flow", "profile", "verify", "undisturbed"},
     "measure": {"profile", "output"},
     "trace": {"predict", "profile", "cost", "flow", "ir", "picture", "verify", "diagnostics", "source"},
-    "library": {"diagnostics", "errors", "source", "resources", "syntax"},
+    "library": {"diagnostics", "errors", "profile", "source", "resources", "syntax"},
     "texts": {"errors", "library", "source"},
     "request": {"cost", "errors", "ir", "predict", "source", "syntax"},
     "comparison": {

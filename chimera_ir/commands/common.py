@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from importlib.util import find_spec
+from math import isfinite
 from typing import Any, NoReturn, TextIO, cast
 
 import click
@@ -25,6 +26,17 @@ class Misuse(click.ClickException):
     """Something on the command line is wrong."""
 
     exit_code = WRONG_COMMAND
+
+
+class FiniteRange(click.FloatRange):
+    """A range of finite numbers; comparing with the ends of a range, as click does, accepts ``nan``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; a usage error if it is not finite, or out of the range."""
+        number = super().convert(value, param, ctx)
+        if not isfinite(number):
+            self.fail(f"{value} is no finite number.", param, ctx)
+        return number
 
 
 def parse_settings(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, int]:
@@ -47,7 +59,9 @@ def _settings(given: tuple[str, ...]) -> dict[str, str]:
     """What stands behind each name, before it is looked at."""
     settings: dict[str, str] = {}
     for text in given:
-        name, _, value = text.partition("=")
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise Misuse(f"--set {text}: write NAME=INTEGER, as in --set D=8")
         if name in settings:
             raise Misuse(f"--set {name}: given twice")
         settings[name] = value

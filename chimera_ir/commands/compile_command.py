@@ -26,6 +26,7 @@ from chimera_ir.errors import (
     ParameterError,
     TooLarge,
     UnreadableText,
+    WrongOption,
 )
 from chimera_ir.options import MOST, Options
 from chimera_ir.request import MAX_OPERATIONS, Request
@@ -171,7 +172,7 @@ def compiling(function: Function) -> Function:
 @click.option(
     "--table",
     type=click.Choice([form.value for form in TableForm]),
-    help="TableForm of the table that --set with several values prints [default: text].",
+    help="Form of the table that --set with several values prints [default: text].",
 )
 @click.option("--list", "listing", is_flag=True, help="List the library schemes.")
 @click.version_option(__version__)
@@ -253,6 +254,8 @@ def _as_misuse(source: Source) -> Iterator[None]:
         yield
     except ParameterError as error:
         raise Misuse(f"--set: {error}") from error
+    except WrongOption as error:
+        raise Misuse(f"{_as_written(error.option)}{error.problem}") from error
     except NoSuchTie as error:
         raise Misuse(f"--tied {error.tie}: {error.problem}") from error
     except NotProven as error:

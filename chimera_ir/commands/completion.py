@@ -1,6 +1,6 @@
 """What a shell may complete: names of library schemes, and the parameters of the scheme on the command line."""
 
-from pathlib import Path
+from os.path import isfile
 
 import click
 from click.shell_completion import CompletionItem
@@ -28,7 +28,7 @@ def settings(context: click.Context, _: click.Parameter, incomplete: str) -> lis
     name = next(filter(None, positional), "")
     given = context.params.get("settings") or {}
     chosen = {name: value if isinstance(value, int) else value[0] for name, value in given.items()}
-    if name not in library.names() and not Path(name).is_file():
+    if name not in library.names() and not isfile(name):
         return []
     try:
         scheme = parse(texts.scheme_or_ir(name))

@@ -10,7 +10,7 @@ import click
 
 from chimera_ir import __version__, library, progress, texts
 from chimera_ir.commands import completion
-from chimera_ir.commands.common import WRONG_TEXT, Misuse, parse_settings, parse_ties, run, write
+from chimera_ir.commands.common import WRONG_TEXT, FiniteRange, Misuse, parse_settings, parse_ties, run, write
 from chimera_ir.compilation import Compilation
 from chimera_ir.console import printed
 from chimera_ir.elaborate.elaborate import parameter_names
@@ -110,7 +110,7 @@ class _Wanted:
 )
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many to show.")
 @click.option("--choose", type=click.IntRange(min=1), default=1, help="Which one's commands to write [default: 1].")
-@click.option("--error", type=click.FloatRange(0, 1), default=ERROR, show_default=True, help="The model's, a share.")
+@click.option("--error", type=FiniteRange(0, 1), default=ERROR, show_default=True, help="The model's, a share.")
 @click.option(
     "--max-operations", type=click.IntRange(min=1), default=MAX_OPERATIONS, show_default=True, help="Limit on the size."
 )

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from chimera_ir import __version__
-from chimera_ir.commands.common import Misuse, parse_split, require_torch, run
+from chimera_ir.commands.common import FiniteRange, Misuse, parse_split, require_torch, run
 from chimera_ir.output import OutputRefused, refuse_file, write_file
 from chimera_ir.plural import counted
 from chimera_ir.profile.warnings import WARNING
@@ -167,7 +167,7 @@ def _measure(
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=60.0,
     show_default=True,
     help="Seconds that any wait may take.",

@@ -12,7 +12,7 @@ import click
 
 from chimera_ir import __version__
 from chimera_ir.commands import completion
-from chimera_ir.commands.common import Misuse, parse_settings, require_torch, write
+from chimera_ir.commands.common import FiniteRange, Misuse, parse_settings, require_torch, write
 from chimera_ir.commands.compile_command import Function, answered, compiling, delivered, setting
 from chimera_ir.options import MOST
 from chimera_ir.visible import as_argument, command_line, visible
@@ -44,7 +44,7 @@ _TRAINING = (
     click.option("--rehearse", metavar="F=S,B=S", help="Sleep instead of computing; S in seconds."),
     click.option(
         "--clip-norm",
-        type=click.FloatRange(0, min_open=True),
+        type=FiniteRange(0, min_open=True),
         metavar="NORM",
         help="Scale gradients down to this norm of the whole model.",
     ),
@@ -88,7 +88,7 @@ _TRAINING = (
     click.option("--memory-limit", metavar="SIZE", help="Stop if a rank needs more: 16GiB, or device."),
     click.option(
         "--timeout",
-        type=click.FloatRange(0, min_open=True),
+        type=FiniteRange(0, min_open=True),
         metavar="SECONDS",
         help="How long any wait may take [default: 60].",
     ),

@@ -2,18 +2,25 @@
 
 import re
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import lcm
 from typing import Any, Protocol
 
 from chimera_ir.cost.numbers import Unit, exact
-from chimera_ir.ir.kinds import COSTED, KEPT, PAIR
+from chimera_ir.ir.kinds import COSTED, KEPT, PAIR, Pairing
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Operation, Pair
 
 COST_LETTERS = tuple(COSTED)
 """The kinds of compute operation, and pairs, in the order in which reports name them."""
+
+_REPEATING = {
+    letter
+    for letter, kind in COSTED.items()
+    if any(KEPT in part.reads for part in (kind.kinds if isinstance(kind, Pairing) else (kind,)))
+}
+"""The kinds whose operations run the forward again on a stage that recomputes."""
 
 _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18}|/[0-9]{1,18})?|\.[0-9]{1,18}", re.ASCII)
 
@@ -36,8 +43,13 @@ class Durations(Protocol):
     def halved(self) -> "Durations":
         """The durations with which a schedule with split backwards is compared to one that has none."""
 
-    def told(self, header: Header, path: Sequence[Operation]) -> tuple[tuple[str, Fraction], ...]:
-        """Each kind with its cost per micro-batch; the costs times C_f and C_b give the length of the critical path."""
+    def told(
+        self, header: Header, path: Sequence[Operation], kinds: Collection[str]
+    ) -> tuple[tuple[str, Fraction], ...]:
+        """Each kind with its cost per micro-batch; the costs times C_f and C_b give the length of the critical path.
+
+        ``kinds`` are the letters of those that the schedule has.
+        """
 
     def summary(self, header: Header, kinds: Collection[str]) -> str:
         """The costs of some kinds, by their letters, in one line."""
@@ -77,17 +89,17 @@ class Costs:
     ``F`` is a forward, ``B`` a full backward, ``I`` and ``W`` are its halves: input gradient and weight gradient.
     ``pair`` is a forward with a backward; None for what both cost by themselves. The
     defaults are the paper's: a backward is twice the work of a forward (section 2), and three times where it runs the
-    forward again (section 3.4). This third cost is ``recomputing``; setting B sets it to the same value. ``given`` are
-    the kinds that the user has set.
+    forward again (section 3.4). ``again`` is what that adds to a B, an I or a pair. ``given`` are the kinds that the
+    user has set: to their costs it adds nothing.
     """
 
     F: Fraction = Fraction(1)
     B: Fraction = Fraction(2)
     I: Fraction = Fraction(1)  # noqa: E741 - the language's letter
     W: Fraction = Fraction(1)
-    recomputing: Fraction = Fraction(3)
+    again: Fraction = Fraction(1)
     pair: Fraction | None = None
-    given: tuple[str, ...] = field(default=(), compare=False)
+    given: tuple[str, ...] = ()
 
     @staticmethod
     def parse(kind: str, text: str) -> Fraction:
@@ -118,50 +130,52 @@ class Costs:
     def using(self, kind: str, text: str) -> "Costs":
         """These costs with the cost of one kind as the user wrote it; raises errors like `parse`."""
         changed: dict[str, Any] = {kind: self.parse(kind, text), "given": (*self.given, kind)}
-        if kind == "B":
-            changed["recomputing"] = changed[kind]
         return replace(self, **changed)
 
     def durations(self, _: Header) -> "Costs":
         """These costs, whatever the header."""
         return self
 
-    def told(self, header: Header, _: Sequence[Operation] = ()) -> tuple[tuple[str, Fraction], ...]:
+    def told(self, header: Header, _: Sequence[Operation], kinds: Collection[str]) -> tuple[tuple[str, Fraction], ...]:
         """Each kind with its cost, as in a report.
 
-        B is the cost of recomputing backwards if all stages recompute. If only some do, and the cost differs, a report
-        has both.
+        If all stages recompute, the cost of a kind that the schedule has is that of operations that recompute. If only
+        some do, a report has both where they differ.
         """
+        known = dict(self.items())
+        repeating = {kind: cost for kind, cost in self.recomputing() if kind in kinds and cost != known[kind]}
         if all(len(pipe.recompute) == header.stages for pipe in header.pipes):
-            return replace(self, B=self.recomputing).items()
-        some = any(pipe.recompute for pipe in header.pipes) and self.recomputing != self.B
-        return (*self.items(), *([("B_recomputing", self.recomputing)] if some else []))
+            return tuple((known | repeating).items())
+        further = {f"{kind}_recomputing": cost for kind, cost in repeating.items() if header.recomputing}
+        return tuple((known | further).items())
 
     def summary(self, header: Header, kinds: Collection[str]) -> str:
-        """The costs of some kinds, in one line; that of a recomputing backward is one of B."""
-        costs = ((kind, cost) for kind, cost in self.told(header) if kind.split("_")[0] in kinds)
+        """The costs of some kinds, in one line; that of a recomputing backward is one of B, and so on."""
+        costs = ((kind, cost) for kind, cost in self.told(header, (), kinds) if kind.split("_")[0] in kinds)
         return ", ".join(f"{kind.replace('_', ' ')} = {exact(cost)}" for kind, cost in costs)
 
     def recut(self, stages: int, into: int) -> "Costs":
         """The costs of ``into`` stages, which are larger by the factor by which there are fewer of them."""
-        F, B, I, W, pair = (cost * stages / into for _, cost in self.items())  # noqa: E741
-        return Costs(F, B, I, W, self.recomputing * stages / into, pair)
+        F, B, I, W, _ = (cost * stages / into for _, cost in self.items())  # noqa: E741
+        pair = None if self.pair is None else self.pair * stages / into
+        return replace(self, F=F, B=B, I=I, W=W, again=self.again * stages / into, pair=pair)
 
     def joined(self) -> "Costs":
         """These costs; if only halves of a backward were given, a backward is their sum."""
         if "B" in self.given or not {"I", "W"} & {*self.given}:
             return self
-        return replace(self, B=self.I + self.W, recomputing=self.I + self.W + self.recomputing - self.B)
+        given = (*self.given, "B") if "I" in self.given else self.given
+        return replace(self, B=self.I + self.W, given=given)
 
     def halved(self) -> "Costs":
         """These costs; if only whole backwards were given, their halves take half as long each."""
         if "B" not in self.given or {"I", "W"} & {*self.given}:
             return self
-        return replace(self, I=self.B / 2, W=self.B / 2)
+        return replace(self, I=self.B / 2, W=self.B / 2, given=(*self.given, "I", "W"))
 
     def tick(self, header: Header) -> Fraction:
         """The longest time of which the costs of a micro-batch, or of a part of one, are multiples."""
-        costs = (*(cost for _, cost in self.items()), self.recomputing)
+        costs = (*(cost for _, cost in self.items()), self.again)
         return Fraction(1, lcm(*(cost.denominator for cost in costs)) * header.parts)
 
     def remarks(self, schedule: Schedule) -> tuple[str, ...]:
@@ -184,6 +198,11 @@ class Costs:
         pair = self.F + self.B if self.pair is None else self.pair
         return (("F", self.F), ("B", self.B), ("I", self.I), ("W", self.W), (PAIR.letter, pair))
 
+    def recomputing(self) -> tuple[tuple[str, Fraction], ...]:
+        """Each kind with its cost on a stage that recomputes; a B that the user has set counts in a pair, too."""
+        known = {*self.given, *([PAIR.letter] if "B" in self.given else [])}
+        return tuple((kind, cost + (self.again if kind in _REPEATING - known else 0)) for kind, cost in self.items())
+
     def duration(self, operation: Operation, header: Header) -> Fraction:
         """The duration of an operation, in proportion to its number of micro-batches; a half counts as a half.
 
@@ -191,5 +210,5 @@ class Costs:
         """
         readers = (part for part in operation.parts if KEPT in part.kind.reads)
         again = any(header.recomputes(part.micros[0], part.stage) for part in readers)
-        cost = dict(self.items())[operation.kind.letter]
-        return (cost + (self.recomputing - self.B if again else 0)) * Fraction(operation.size, header.parts)
+        costs = dict(self.recomputing() if again else self.items())
+        return costs[operation.kind.letter] * Fraction(operation.size, header.parts)

@@ -231,7 +231,7 @@ def _remarks(figures: Figures, base: Figures, schedule: Schedule) -> tuple[str, 
 
 def _costs(figures: Figures) -> Iterator[tuple[str, int | float]]:
     """Each kind with its cost; that of pairs where the schedule has any."""
-    for kind, cost in figures.costs.told(figures.header, figures.path):
+    for kind, cost in figures.costs.told(figures.header, figures.path, figures.counts):
         if kind != PAIR.letter or kind in figures.counts:
             yield kind, _number(cost)
 

@@ -5,6 +5,7 @@ from itertools import chain, permutations
 
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.elaborate import outline, parameter_names
+from chimera_ir.elaborate.settings import SettingError
 from chimera_ir.ir.levels import Header
 from chimera_ir.syntax.ast import Scheme
 
@@ -31,6 +32,8 @@ def fitting(scheme: Scheme, like: Header, max_operations: int) -> Settings | Rej
             header = outline(scheme, settings, max_operations).header
         except Rejected as rejected:
             refused = refused or rejected
+            continue
+        except SettingError:
             continue
         if (header.workers, header.whole_micro_batches) == (like.workers, like.whole_micro_batches):
             return settings

@@ -4,18 +4,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from math import lcm
+from math import ceil, lcm
 
 from chimera_ir.diagnostics.catalogue import endless as say
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.elaborate.affine import ALWAYS, Law, eventual_law, law, limited
 from chimera_ir.elaborate.evaluate import LIMIT, Fault
 from chimera_ir.elaborate.pipes import Shape
+from chimera_ir.ir.levels import MAX_AGE
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.printer import show_expression
-
-MAX_LATE = 1_000
-"""Most updates before versions follow their law: about as many copies of the weights are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +135,10 @@ def _versions(shape: Shape, stages: Sequence[int], most: int, failed: list[Diagn
         scope = shape.scope.with_value(variable, stage)
         try:
             known = eventual_law(shape.reads.version, scope, shape.micros.variable.text, most)
-            late = int((known.since - shape.micro_range.start) * known.rate)
-            if late > MAX_LATE:
-                count = min(late, LIMIT)
-                raise Fault(partial(say.VersionsTooOld, shape.reads.version.span, (), count=count, most=MAX_LATE))
+            age = ceil((known.since - shape.micro_range.start) * known.rate)
+            if age > MAX_AGE:
+                count = min(age, LIMIT)
+                raise Fault(partial(say.VersionsTooOld, shape.reads.version.span, (), count=count, most=MAX_AGE))
             versions.append(known)
         except Fault as fault:
             failed.append(fault.diagnostic(shape.instance((variable, stage))))

@@ -28,6 +28,10 @@ from chimera_ir.ir.ops import (
 MAX_WORKERS = 1 << 16
 MAX_STAGES = 1 << 16
 MAX_MICRO_BATCHES = 1 << 20
+
+MAX_AGE = 1_000
+"""Most updates between the newest weights and those that a micro-batch reads: about as many copies are kept."""
+
 MAX_PIPES = 1 << 12
 """The most pipes that a header may have, whatever the limit on operations is."""
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from chimera_ir import library
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.elaborate import outline, parameter_names
+from chimera_ir.elaborate.evaluate import LIMIT
+from chimera_ir.elaborate.settings import SettingError
 from chimera_ir.errors import UnreadableText
 from chimera_ir.ir.levels import Header
 from chimera_ir.source import Source
@@ -66,10 +68,10 @@ def _stated(source: Source, scheme: Scheme) -> dict[str, str | tuple[int, ...]]:
         where = f"library.toml beside {source.name}: {name}"
         if name not in parameter_names(scheme):
             raise UnreadableText(f"{where}: {Path(source.name).stem} has no such parameter")
-        values = isinstance(role, list) and role and all(type(value) is int for value in role)
+        values = isinstance(role, list) and role and all(type(value) is int and abs(value) <= LIMIT for value in role)
         if not values and role not in (SIZE, MICRO_BATCHES, DIVISOR, DEFAULT):
             words = ", ".join(f'"{word}"' for word in (SIZE, MICRO_BATCHES, DIVISOR, DEFAULT))
-            raise UnreadableText(f"{where}: write a list of values to try, or one of {words}")
+            raise UnreadableText(f"{where}: write a list of values to try, of 64 bits each, or one of {words}")
         stated[name] = tuple(role) if isinstance(role, list) else str(role)
     return stated
 
@@ -107,5 +109,5 @@ def _variations(name: str, defaults: Mapping[str, int]) -> Iterator[dict[str, in
 def _header(scheme: Scheme, settings: Mapping[str, int], max_operations: int) -> Header | None:
     try:
         return outline(scheme, settings, max_operations).header
-    except Rejected:
+    except (Rejected, SettingError):
         return None

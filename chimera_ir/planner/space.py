@@ -17,6 +17,7 @@ from chimera_ir.diagnostics.catalogue.program import BoundExceeded
 from chimera_ir.diagnostics.catalogue.values import TooMany, TooManyOperations
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.elaborate import outline, parameter_names
+from chimera_ir.elaborate.settings import SettingError
 from chimera_ir.ir.levels import Header
 from chimera_ir.planner.roles import Roles
 from chimera_ir.plural import counted
@@ -120,9 +121,13 @@ class LeftOut:
         return LeftOut(choice.source, choice.settings, size, reason, detail, recompute)
 
 
-def refusal(rejected: Rejected, source: Source, settings: Iterable[tuple[str, int]], size: int | None) -> LeftOut:
+def refusal(
+    refused: Rejected | SettingError, source: Source, settings: Iterable[tuple[str, int]], size: int | None
+) -> LeftOut:
     """The refusal of parameters by their scheme, from the first error."""
-    first = rejected.diagnostics[0]
+    if isinstance(refused, SettingError):
+        return LeftOut(source, tuple(settings), size, Reason.REFUSED, str(refused))
+    first = refused.diagnostics[0]
     reason = Reason.REFUSED
     if isinstance(first, TooMany | TooManyOperations | TooManyInTurns | RepeatsTooLate):
         reason = Reason.SIZE
@@ -218,12 +223,12 @@ class _Search:
         if name is not None:
             count = self._fixed.get(name, math.prod(settings[size] for size in self._roles.sizes))
             tries = [*([] if name in self._fixed else tries), {**settings, name: count}]
-        failed: Rejected | None = None
+        failed: Rejected | SettingError | None = None
         for attempt in tries:
             try:
                 return outline(self._scheme, attempt, self._question.max_operations).header
-            except Rejected as rejected:
-                failed = failed or rejected
+            except (Rejected, SettingError) as refused:
+                failed = failed or refused
         assert failed
         return refusal(failed, self._source, settings.items(), None)
 

@@ -146,15 +146,17 @@ class _Timed:
         """All terms; C_f and C_b take another walk along the schedule."""
         header, costs, counts = self._header, self._costs, self._run.critical_path.counts
         all_recompute = all(len(pipe.recompute) == header.stages for pipe in header.pipes)
+        repeating = dict(costs.recomputing())
+        known = repeating if all_recompute else dict(costs.items())
         some_recompute = any(pipe.recompute for pipe in header.pipes) and not all_recompute
         return Equation(
             forward=float(costs.F),
-            backward=float(costs.recomputing if all_recompute else costs.B),
-            recomputing=float(costs.recomputing) if some_recompute else None,
+            backward=float(known["B"]),
+            recomputing=float(repeating["B"]) if some_recompute else None,
             forwards=counts.get("F", Fraction(0)),
             backwards=counts.get("B", Fraction(0)),
             further=tuple(
-                Term(kind, float(cost), counts[kind]) for kind, cost in costs.items() if kind in {*counts} - {"F", "B"}
+                Term(kind, float(cost), counts[kind]) for kind, cost in known.items() if kind in {*counts} - {"F", "B"}
             ),
             p2p=self._p2p,
             compute=self._compute,
@@ -171,7 +173,6 @@ def _with_message(costs: Costs, seconds: Fraction) -> Costs:
         F=costs.F + seconds,
         B=costs.B + seconds,
         I=costs.I + seconds,
-        recomputing=costs.recomputing + seconds,
         pair=dict(costs.items())[PAIR.letter] + seconds,
     )
 
@@ -199,12 +200,13 @@ def _costs(schedule: Schedule, setting: Setting) -> Costs:
         return first, second
 
     first, second = max(map(halves, kept or again), key=lambda both: (sum(both), both))
+    backward = slowest("B", kept or again, False)
     return Costs(
         F=Fraction(max(timing.forward * times for timing, times in forwards)),
-        B=slowest("B", kept or again, False),
+        B=backward,
         I=Fraction(first),
         W=Fraction(second),
-        recomputing=slowest("B", again or kept, True),
+        again=slowest("B", again or kept, True) - backward,
         pair=None if None in joint else Fraction(max(time for time in joint if time is not None)),
     )
 

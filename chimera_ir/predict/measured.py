@@ -71,7 +71,7 @@ class Measured:
         """Durations of the same model where a stage is several stages of the profile, or a part of one."""
         return Measured(self.setting, _cut(stages, into))
 
-    def told(self, header: Header, path: Sequence[Operation]) -> tuple[tuple[str, Fraction], ...]:
+    def told(self, header: Header, path: Sequence[Operation], _: Collection[str]) -> tuple[tuple[str, Fraction], ...]:
         """Mean cost of each kind over a path; with these costs, the counts of the path give its length."""
         return tuple(self._means(header, path))
 

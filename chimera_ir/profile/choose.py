@@ -13,10 +13,11 @@ from chimera_ir.diagnostics.catalogue.profiles import (
     TooFewLayers,
 )
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
-from chimera_ir.errors import OptionError, TextError
+from chimera_ir.errors import TextError, WrongOption
 from chimera_ir.plural import counted
 from chimera_ir.profile.cluster import Cluster
 from chimera_ir.profile.costs import ModelProfile, StageCosts
+from chimera_ir.profile.document import entries
 from chimera_ir.profile.layers import fastest, problem, stages_of
 from chimera_ir.profile.read import read_cluster, read_profile
 from chimera_ir.profile.toml_places import TomlPlaces
@@ -85,13 +86,15 @@ class Inputs:
         """
         layers, measured = self.counts.layers, self.counts.splits.get(wanted.stages)
         if not layers and wanted.split not in (None, measured):
-            raise OptionError("split: the profile has the costs of stages, and so of one split; it needs one of layers")
+            raise WrongOption(
+                "split", ": the profile has the costs of stages, and so of one split; it needs one of layers"
+            )
         if not layers:
             return measured
         split = wanted.split or fastest(layers, wanted.stages, wanted.micro_batch_size, recomputing=False)
         wrong = problem(split, wanted.stages, len(layers))
         if wrong:
-            raise OptionError(f"split {','.join(map(str, split))}: {wrong}")
+            raise WrongOption("split", f" {','.join(map(str, split))}: {wrong}")
         return split
 
     def model(self) -> ModelProfile:
@@ -143,9 +146,10 @@ def refuse_sharing(scheme: str) -> NoReturn:
     OptionError
         Always.
     """
-    raise OptionError(
-        f"shard_optimizer: {scheme} has no flush, and its stages step inside the schedule, which leaves no place to "
-        "gather their weights"
+    raise WrongOption(
+        "shard_optimizer",
+        f": {scheme} has no flush, and its stages step inside the schedule, which leaves no place to "
+        "gather their weights",
     )
 
 
@@ -173,6 +177,14 @@ def read_both(profile_source: Source, cluster_source: Source) -> Inputs:
     return Inputs(profile_source, cluster_source, profile, cluster)
 
 
+def are_swapped(profile_source: Source, cluster_source: Source) -> bool:
+    """Whether a profile is the text of a cluster, and a cluster that of a profile."""
+    try:
+        return "cluster" in entries(profile_source) and "model" in entries(cluster_source)
+    except Rejected:
+        return False
+
+
 def _those(*errors: tuple[Source, tuple[Diagnostic, ...]]) -> tuple[tuple[Source, tuple[Diagnostic, ...]], ...]:
     return tuple((source, diagnostics) for source, diagnostics in errors if diagnostics)
 
@@ -183,12 +195,16 @@ def _lacks(depths: Mapping[int, tuple[StageCosts, ...]], wanted: Wanted, source:
         yield NotThatDeep(span, counted(wanted.stages, "stage"), wanted.stages, _listed(depths))
         return
     stages, depth = depths[wanted.stages], [*depths].index(wanted.stages)
-    lacking = [number for number, stage in enumerate(stages) if wanted.micro_batch_size not in stage.at]
-    if lacking:
-        places = TomlPlaces(source.text)
-        for number in lacking:
-            span, sizes = places.key(("depth", depth, "stage", number)), _listed(stages[number].at)
-            yield NotThatSize(span, number, wanted.stages, wanted.micro_batch_size, sizes)
+    lacking: dict[str, list[int]] = {}
+    for number, stage in enumerate(stages):
+        if wanted.micro_batch_size not in stage.at:
+            lacking.setdefault(_listed(stage.at), []).append(number)
+    if not lacking:
+        return
+    places = TomlPlaces(source.text)
+    for sizes, (first, *others) in lacking.items():
+        span = places.key(("depth", depth, "stage", first))
+        yield NotThatSize(span, first, wanted.stages, wanted.micro_batch_size, sizes, 1 + len(others))
 
 
 def _layers_lack(model: ModelProfile, wanted: Wanted, source: Source) -> Iterator[Diagnostic]:

@@ -4,6 +4,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, TypeVar
@@ -38,6 +39,9 @@ MOST = 10**6
 _T = TypeVar("_T")
 
 _PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+_LONG_NUMBER = re.compile(r"[0-9][0-9_]{4000,}")
+"""What `tomllib` refuses without a place: Python reads no integer of more than 4,300 digits."""
+
 _UNQUOTED = re.compile(
     r"""^[ \t]*([\w-]+)[ \t]*=[ \t]*([+-]?[0-9][0-9.]*(?:e-?[0-9]+)?[ \t]*[A-Za-zµ%][A-Za-z/]*)[ \t]*(?:\#.*)?\r?$""",
     re.M | re.X,
@@ -45,12 +49,17 @@ _UNQUOTED = re.compile(
 
 
 def load(source: Source) -> "Table":
-    """The table at the top of a file.
+    """The table at the top of a file; raises errors like `entries`."""
+    return Table(Document(source), (), entries(source), "the file")
+
+
+def entries(source: Source) -> dict[str, Any]:
+    """The entries of a file, by name.
 
     Raises
     ------
     Rejected
-        If the text is not TOML.
+        If the text is not TOML, or larger than any that was meant.
     """
     text = source.text
     if len(text) > MAX_TEXT:
@@ -61,7 +70,7 @@ def load(source: Source) -> "Table":
             [FileTooLarge(Span(long.start(), long.start() + 1), f"has a line of over {MAX_LINE:,} characters")]
         )
     try:
-        return Table(Document(source), (), tomllib.loads(text), "the file")
+        return tomllib.loads(text)
     except RecursionError as error:
         raise Rejected([FileTooLarge(Span(0, 1), "is nested too deeply")]) from error
     except ValueError as error:
@@ -77,11 +86,14 @@ def _syntax(source: Source, message: str) -> Iterator[Diagnostic]:
         return
     place = _PLACE.search(message)
     what = (message[: place.start()] if place else message.partition(":")[0]).rstrip(".")
-    at = _offset(source, place) if place else 0
+    at = _offset(source, place)
     yield NotToml(Span(at, at + 1), what[:1].lower() + what[1:])
 
 
-def _offset(source: Source, place: re.Match[str]) -> int:
+def _offset(source: Source, place: re.Match[str] | None) -> int:
+    if place is None:
+        number = _LONG_NUMBER.search(source.text)
+        return number.start() if number else 0
     return source.offset(int(place[1]), int(place[2])) if place[1] else len(source.text.rstrip())
 
 
@@ -220,7 +232,7 @@ class Table:
             return self._wrong(name, value, "a number with a unit", example, stand_in)
         if isinstance(value, str) and words and value in words:
             return words[value], first
-        parts = split(value if isinstance(value, str) else repr(value))
+        parts = split(str(Decimal(value)) if isinstance(value, int) else str(value))
         if parts is None:
             self.report(NotAQuantity(self.place(name), name, example))
             return stand_in

@@ -329,7 +329,7 @@ def _second_value(stop: Stop) -> Diagnostic | None:
 def _unknown_line(stop: Stop) -> Diagnostic | None:
     """A line that starts with a name instead of a word of the language."""
     at = stop.position - 1 if stop.accepted == {"LPAR"} and stop.before.type == "NAME" else stop.position
-    if at >= len(stop.tokens) or stop.tokens[at].type != "NAME" or stop.tokens[stop.line_start()] in ("let", "fn"):
+    if at >= len(stop.tokens) or stop.tokens[at].type != "NAME":
         return None
     if not first_on_line(stop.tokens, at) and at == stop.position:
         return None
@@ -337,6 +337,8 @@ def _unknown_line(stop: Stop) -> Diagnostic | None:
     word = stop.tokens[at]
     lines = PIPE_LINES if inside else SCHEME_LINES
     guess = closest(word, lines)
+    if guess is None and stop.tokens[stop.line_start()] in ("let", "fn"):
+        return None
     here = "F, B, I, W, stages, micros, reads, recompute and sync" if inside else ", ".join(sorted(SCHEME_LINES))
     where = "in a pipe" if inside else "outside a pipe"
     label = f"did you mean `{guess}`?" if guess else "not the beginning of a line"

@@ -18,14 +18,17 @@ from chimera_ir.ir.ops import NOWHERE, Compute
 from chimera_ir.ir.text.printer import line
 from chimera_ir.source import Span
 
-_LISTED = 1_000_000
+_LISTED = 100_000
 """The most missing operations that are counted for a pipe and part."""
 
 _Part = Value | None
 """The part of an operation on a stage: it frees a value or, for None, opens the stage."""
 
-_Seen = dict[_Part, list[tuple[Worker, Compute] | None]]
-"""By part, the worker and the operation of each micro-batch on each stage, at ``micro * stages + stage``."""
+_Seen = dict[_Part, dict[int, tuple[Worker, Compute]]]
+"""By part, the worker and the operation of each micro-batch on each stage, at ``micro * stages + stage``.
+
+These are as many as there are operations, however large a header says that the schedule is.
+"""
 
 
 def complete(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
@@ -38,8 +41,7 @@ def complete(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> It
     operations
         Every operation with the worker that runs it.
     """
-    size = header.stages * header.micro_batches
-    seen: _Seen = {kind.frees: [None] * size for kind in header.kinds}
+    seen: _Seen = {kind.frees: {} for kind in header.kinds}
     kinds = {_usual(header, None, [])}
     yield from _duplicates(header, operations, seen, kinds)
     yield from _missing(header, seen, kinds)
@@ -57,7 +59,7 @@ def _duplicates(
         kinds.add(operation.kind)
         for micro in operation.micros:
             cell = micro * stages + operation.stage
-            known = column[cell]
+            known = column.get(cell)
             if known is None:
                 column[cell] = placed
                 continue
@@ -77,12 +79,13 @@ def _again(header: Header, second: tuple[Worker, Compute], first: tuple[Worker, 
 
 def _missing(header: Header, seen: _Seen, kinds: Iterable[Kind]) -> Iterator[Diagnostic]:
     needed = {None, *(value for kind in kinds for value in kind.keeps)}
-    lacking = [part for part, column in seen.items() if part in needed and None in column]
+    size = header.stages * header.micro_batches
+    lacking = [part for part, column in seen.items() if part in needed and len(column) < size]
     if not lacking:
         return
     examples: dict[tuple[str, _Part], Compute] = {}
     for part, column in seen.items():
-        for _, operation in filter(None, column):
+        for _, (_, operation) in sorted(column.items()):
             examples.setdefault((header.pipe_of[operation.micros[0]].name, part), operation)
     for pipe in header.pipes:
         for part in lacking:
@@ -110,7 +113,7 @@ def _absent(header: Header, pipe: Pipe, seen: _Seen, part: _Part) -> Iterator[tu
     for micro in pipe.micros:
         for number in range(header.stages):
             stage = Stage(number)
-            if column[micro * header.stages + stage] is None and _wanted(header, seen, part, micro, stage):
+            if micro * header.stages + stage not in column and _wanted(header, seen, part, micro, stage):
                 yield micro, stage
 
 
@@ -131,7 +134,7 @@ def _wanted(header: Header, seen: _Seen, part: _Part, micro: Micro, stage: Stage
 
 def _there(header: Header, seen: _Seen, micro: Micro, stage: Stage) -> list[Compute]:
     """The operations of a micro-batch on a stage."""
-    return [known[1] for column in seen.values() if (known := column[micro * header.stages + stage]) is not None]
+    return [known[1] for column in seen.values() if (known := column.get(micro * header.stages + stage)) is not None]
 
 
 def _usual(header: Header, part: _Part, there: Iterable[Compute]) -> Kind:

@@ -35,7 +35,7 @@ from chimera_ir.verify.placed import placed
 from chimera_ir.verify.repeats import repeats, state_repeats
 from chimera_ir.verify.slots import slots
 from chimera_ir.verify.ties import ties
-from chimera_ir.verify.versions import versions
+from chimera_ir.verify.versions import differing, versions
 
 _SEAL = object()
 
@@ -163,7 +163,7 @@ def _schedule_findings(schedule: Schedule, plan: Plan | None) -> tuple[Findings,
     reads = reads_of(schedule)
     findings += apply(Rule.ACYCLIC, acyclic(schedule, plan, reads)) + check("memory", memory(schedule))
     if schedule.header.asynchronous:
-        findings += check("versions", ties(schedule))
+        findings += check("versions", differing(schedule), ties(schedule))
     return findings, reads
 
 

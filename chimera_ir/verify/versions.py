@@ -1,8 +1,9 @@
 """Rule "versions": forward and backward of a micro-batch read the same weights, which exist when they are read.
 
-A synchronous program has one version: no operation of a stage comes after its step. An asynchronous program names
-versions: a version exists from the step that makes it to the step that makes the next version or, if it is stashed
-before that, until it is dropped. `copies` checks that a program keeps no more versions than its operations need.
+A synchronous program has one version: no operation of a stage comes after its step. An asynchronous schedule names the
+version that each operation reads. In its program a version exists from the step that makes it to the step that makes
+the next version or, if it is stashed before that, until it is dropped. `copies` checks that a program keeps no more
+versions than its operations need.
 """
 
 from bisect import bisect_left
@@ -19,8 +20,8 @@ from chimera_ir.diagnostics.catalogue.program import (
     VersionsDiffer,
 )
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.ir.ids import Micro, Stage, Version, WeightGroup, Worker
-from chimera_ir.ir.levels import Header, Parts, Program
+from chimera_ir.ir.ids import Version, WeightGroup, Worker
+from chimera_ir.ir.levels import Header, Parts, Program, Schedule
 from chimera_ir.ir.ops import Compute, Drop, Instruction, Stash, Step, singles
 from chimera_ir.ir.text.printer import group_name, line
 from chimera_ir.verify.copies import Lane, last_reads
@@ -43,7 +44,6 @@ def versions(program: Program) -> Iterator[Diagnostic]:
             yield from _one_version(program.header, worker, program.parts[number])
             continue
         yield from _Walk(program.header, worker, lane, program.parts[number]).mistakes()
-        yield from _differing(program.parts[number])
 
 
 def _one_version(header: Header, worker: Worker, parts: Parts) -> Iterator[Diagnostic]:
@@ -67,17 +67,26 @@ def _one_version(header: Header, worker: Worker, parts: Parts) -> Iterator[Diagn
             yield AfterStep(operation.origin, worker, line(operation), group, line(step), step.origin)
 
 
-def _differing(parts: Parts) -> Iterator[Diagnostic]:
-    """Operations that do not read the version that the forward of their micro-batch on the stage reads."""
-    forwards: dict[tuple[Micro, Stage], Compute] = {}
-    for operation in singles(parts.computes.lines):
-        cells = [(micro, operation.stage) for micro in operation.micros]
-        if operation.kind.opens:
-            forwards.update(dict.fromkeys(cells, operation))
-            continue
-        other = next((forwards[cell] for cell in cells if forwards[cell].version != operation.version), None)
-        if other is not None:
-            yield VersionsDiffer(operation.origin, line(operation), line(other), other.origin)
+def differing(schedule: Schedule) -> Iterator[Diagnostic]:
+    """Operations that do not read the version that the forward of their micro-batch on the stage reads.
+
+    Parameters
+    ----------
+    schedule
+        Asynchronous; complete and placed.
+    """
+    for lane in map(singles, schedule.lanes):
+        forwards = {
+            (micro, operation.stage): operation
+            for operation in lane
+            if operation.kind.opens
+            for micro in operation.micros
+        }
+        for operation in lane:
+            read = (forwards[micro, operation.stage] for micro in operation.micros)
+            other = next((forward for forward in read if forward.version != operation.version), None)
+            if other is not None:
+                yield VersionsDiffer(operation.origin, line(operation), line(other), other.origin)
 
 
 class _Walk:

@@ -102,6 +102,19 @@ def test_a_text_that_is_too_large_is_rejected(text: str, words: str) -> None:
     assert said.startswith("error[CH703]: the file " + words)
 
 
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [("9" * 5000, "error[CH701]: this is not TOML: exceeds the limit"), (f"0x{'f' * 9000}", "error[CH709]: ")],
+)
+def test_a_number_of_thousands_of_digits_is_rejected_at_its_place(number: str, said: str) -> None:
+    source = Source("long.toml", PROFILE.replace('"1 ms"', number, 1))
+    with pytest.raises(Rejected) as rejected:
+        read_profile(source)
+    text = render_all(rejected.value.diagnostics, source)
+    assert text.startswith(said)
+    assert f"--> long.toml:{source.position(source.text.index(number)).line}:" in text
+
+
 def test_errors_of_both_files_are_told_together() -> None:
     with pytest.raises(Unfit) as unfit:
         read_both(Source("a", PROFILE.replace('"1 ms"', "1", 1)), Source("b", CLUSTER.replace("64", "-64")))

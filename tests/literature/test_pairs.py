@@ -136,7 +136,9 @@ def test_dualpipe_has_the_bubbles_of_its_paper(times: dict[str, int], D: int, N:
     pair = times.get("pair", f + b)
     assert of.makespan == N * (f + b) + (D // 2 - 1) * (pair + b - 3 * w)
     assert of.activations == (D + 1,) * D
-    assert of.makespan == sum(dict(of.costs.told(of.header))[key] * count for key, count in of.counts.items())
+    assert of.makespan == sum(
+        dict(of.costs.told(of.header, of.path, of.counts))[key] * count for key, count in of.counts.items()
+    )
 
 
 @pytest.mark.parametrize(("P", "N"), [(1, 2), (2, 4), (2, 7), (4, 8), (4, 16), (4, 19)])

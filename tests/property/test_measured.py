@@ -30,7 +30,7 @@ def free(header: Header, random: Random) -> Setting:
 
 def assert_costs_add_up(timeline: Timeline) -> None:
     path = timeline.critical_path
-    costs = dict(timeline.costs.told(timeline.header, path.operations))
+    costs = dict(timeline.costs.told(timeline.header, path.operations, path.counts))
     assert timeline.makespan == costs.get("F", 0) * path.counts["F"] + costs.get("B", 0) * path.counts["B"]
 
 

@@ -144,7 +144,7 @@ def starts(timeline: Timeline) -> list[list[Fraction]]:
 def test_the_timeline_is_the_one_found_by_relaxation(name: str) -> None:
     """Every operation starts with the end of the last one that it needs, found by trying until nothing changes."""
     schedule = SCHEDULES[name]
-    costs = Costs(F=Fraction(2), B=Fraction(5), I=Fraction(3), W=Fraction(1), recomputing=Fraction(7))
+    costs = Costs(F=Fraction(2), B=Fraction(5), I=Fraction(3), W=Fraction(1), again=Fraction(2))
     times = [[Fraction(0)] * len(lane) for lane in schedule.lanes]
     everywhere = [(w, place, each) for w, lane in enumerate(schedule.lanes) for place, each in enumerate(lane)]
     behind = []

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import chimera_ir
-from chimera_ir.commands.common import WRONG_COMMAND
+from chimera_ir.commands.common import WRONG_COMMAND, WRONG_TEXT
 from tests.unit.command import Run
 
 FIXED = """\
@@ -61,15 +61,40 @@ def test_a_schedule_file_is_compared_with_where_it_has_the_same_size(run: Run, t
         ("chimera_halvng", ["--against: no library scheme", "did you mean chimera_halving"]),
         ("nowhere.chim", ["--against: nowhere.chim: No such file"]),
         ("fixed.chim", ["--against fixed.chim", "with no values of its parameters"]),
-        ("broken.chim", ["--against broken.chim", "does not compile on 4 workers"]),
     ],
 )
 def test_what_cannot_be_compared_is_one_message(run: Run, tmp_path: Path, against: str, words: list[str]) -> None:
     (tmp_path / "fixed.chim").write_text(FIXED)
-    (tmp_path / "broken.chim").write_text(FIXED.replace("2*m + s", "2*m + t"))
     ended = run("dapple", "--set", "N=6", "--against", against)
     ended.assert_refused(WRONG_COMMAND, *words)
     assert ended.err.count("Error") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "said"),
+    [
+        ("broken.chim", "pipe p {", "pipe p", "error[CH1"),
+        ("broken.chim", "2*m + s", "2*m + t", "error[CH201]: nothing is called `t`"),
+        ("broken.chim", "2*D-1 - s", "2*D-2 - s", "error[CH301]"),
+        ("broken.sir", "F m0 s0", "F m0 s7", "error[CH506]"),
+        ("broken.sir", "  B m0 s0\n", "", "error[CH302]"),
+    ],
+)
+def test_a_text_with_mistakes_gets_its_diagnostics(
+    run: Run, tmp_path: Path, name: str, old: str, new: str, said: str
+) -> None:
+    text = FIXED if name.endswith(".chim") else run("gpipe", "--emit", "schedule").out
+    text = text.replace("0..3", "0..8")
+    assert old in text
+    (tmp_path / name).write_text(text.replace(old, new, 1))
+    ended = run("dapple", "--set", "D=4", "--set", "N=8", "--against", name, "--emit", "report")
+    ended.assert_refused(WRONG_TEXT, said, f"--> {name}:")
+
+
+def test_a_parameter_of_a_text_that_no_scheme_can_have_is_not_shared(run: Run, tmp_path: Path) -> None:
+    text = run("dapple", "--emit", "schedule").out.replace(" N=8", f" N=8 f={2**63}")
+    (tmp_path / "far.sir").write_text(text)
+    assert baseline(run, "far.sir", "--against", "chimera")["scheme"] == "chimera"
 
 
 @pytest.mark.parametrize(

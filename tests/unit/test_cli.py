@@ -119,6 +119,10 @@ def test_the_list_names_every_library_scheme_with_a_summary(run: Run) -> None:
     assert all(len(line.split()) > 3 for line in lines)
 
 
+def test_the_help_has_no_name_of_the_code(run: Run) -> None:
+    assert "TableForm" not in run("--help").out
+
+
 def test_a_file_of_another_editor_is_read_alike(run: Run, tmp_path: Path) -> None:
     text = library.source("chimera").text
     (tmp_path / "windows.chim").write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
@@ -162,7 +166,7 @@ def test_a_compilation_says_what_it_wrote_and_how_to_run_it(run: Run) -> None:
         (["/dev/null/x.chim"], "Not a directory"),
         (["x" * 300 + ".chim"], "File name too long"),
         (["chimera", "--emit", "nonsense"], "--emit"),
-        (["chimera", "--set", "D"], "NAME=INTEGER"),
+        (["chimera", "--set", "D"], "--set D: write NAME=INTEGER"),
         (["chimera", "--set", "D=abc"], "NAME=INTEGER"),
         (["chimera", "--set", "D="], "NAME=INTEGER"),
         (["chimera", "--set", "=4"], "NAME=INTEGER"),

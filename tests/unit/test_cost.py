@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import chimera_ir
+from chimera_ir import library
 from chimera_ir.cost.footprint import activations, held
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import Timeline, simulate
@@ -12,6 +14,7 @@ from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.ir.ops import Compute
+from chimera_ir.source import Source
 from tests.repeatable import examples
 from tests.unit.clocked import all_then_all, one_direction, two_directions
 
@@ -52,7 +55,7 @@ def test_an_unknown_kind_is_refused() -> None:
 
 def test_a_cost_is_set_without_touching_the_others() -> None:
     assert Costs().using("B", "2.5") == Costs(
-        F=Fraction(1), B=Fraction(5, 2), I=Fraction(1), W=Fraction(1), recomputing=Fraction(5, 2)
+        F=Fraction(1), B=Fraction(5, 2), I=Fraction(1), W=Fraction(1), given=("B",)
     )
 
 
@@ -76,6 +79,34 @@ def test_a_backward_that_recomputes_takes_3_unless_the_user_sets_b() -> None:
     backward = Compute(BACKWARD, (Micro(0),), Stage(0))
     assert Costs().duration(backward, header) == 3
     assert Costs().using("B", "2").duration(backward, header) == 2
+
+
+@pytest.mark.parametrize("name", ["zb_h1", "dualpipe_v", "dapple"])
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({}, {"B": 3, "I": 2, "W": 1, "pair": 4}),
+        ({"B": 2}, {"B": 2, "I": 2, "W": 1, "pair": 3}),
+        ({"I": 3}, {"B": 3, "I": 3, "W": 1, "pair": 4}),
+        ({"pair": 2}, {"B": 3, "I": 2, "W": 1, "pair": 2}),
+    ],
+)
+def test_the_costs_of_a_report_that_recomputes_are_those_of_its_makespan(
+    name: str, own: dict[str, int], expected: dict[str, int]
+) -> None:
+    """A cost that the user sets is the whole cost; to any other of B, I and pair, the forward again adds 1."""
+    report = chimera_ir.compile(name, options=chimera_ir.Options(recompute=True, costs=own)).report
+    costs, counts = report.as_json()["costs"], report.figures.counts
+    assert isinstance(costs, dict)
+    assert all(costs[kind] == expected.get(kind, 1) for kind in counts)
+    assert report.makespan == sum(costs[kind] * count for kind, count in counts.items())
+    assert all(f"--cost {kind}=" in "".join(report.remarks) for kind in own if kind not in counts)
+
+
+def test_where_some_stages_recompute_a_report_has_both_costs() -> None:
+    text = library.source("zb_h1").text.replace("stages s in 0..D on s", "stages s in 0..D on s  recompute when s == 0")
+    report = chimera_ir.compile(Source("some.chim", text)).report
+    assert report.as_json()["costs"] == {"F": 1, "B": 2, "I": 1, "W": 1, "I_recomputing": 2}
 
 
 def test_two_workers_and_one_micro_batch_run_one_after_the_other() -> None:

@@ -354,7 +354,7 @@ MISTAKES = {
     "no such micro-batch size": (
         PROFILE.replace("size = 1", "size = 4"),
         CLUSTER,
-        ("error[CH718]", "stage 0", "stage 1", "2, 4"),
+        ("error[CH718]: stage 0 of 2 has no costs for micro-batches of size 1 (and 1 more like it)", "2, 4"),
     ),
     "too few workers": (PROFILE, CLUSTER.replace("workers = 2", "workers = 1"), ("error[CH719]", "c.cluster.toml")),
     "both wrong": (PROFILE.replace('"1 ms"', "1", 1), CLUSTER.replace("= 2", "= -2"), ("CH707", "CH710")),

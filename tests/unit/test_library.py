@@ -2,6 +2,7 @@
 
 import json
 import os
+from errno import EACCES
 from pathlib import Path
 
 import pytest
@@ -114,7 +115,14 @@ def test_who_forgets_the_directory_is_told_of_the_file_that_is_here(run: Run, tm
     run("dealt").assert_refused(WRONG_COMMAND, *words)
 
 
-@pytest.mark.parametrize(("name", "why"), [("nowhere", "it does not exist"), ("file", "it is no directory")])
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("nowhere", "No such file or directory"),
+        ("file", "Not a directory"),
+        pytest.param("x" * 300, "File name too long", id="long"),
+    ],
+)
 def test_what_is_no_directory_is_refused_where_a_name_is_looked_up(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str
 ) -> None:
@@ -124,6 +132,23 @@ def test_what_is_no_directory_is_refused_where_a_name_is_looked_up(
     run("dapple").assert_refused(WRONG_COMMAND, f"CHIMERA_LIBRARY {name}: {why}")
     (tmp_path / "tiny.chim").write_text(TINY)
     assert run("tiny.chim", "--emit", "plan").status == 0
+
+
+def test_a_directory_that_may_not_be_read_is_refused(run: Run, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> None:
+        raise PermissionError(EACCES, os.strerror(EACCES), path)
+
+    monkeypatch.setattr(os, "listdir", refused)
+    run("dapple", "--library", mine).assert_refused(WRONG_COMMAND, f"--library {mine}: Permission denied")
+
+
+def test_a_name_too_long_for_a_file_is_no_scheme_and_no_fault(run: Run, plan: Plan) -> None:
+    name = "x" * 300
+    said = f"no library scheme is called '{name}' (there are amdp,"
+    run(name).assert_refused(WRONG_COMMAND, said)
+    run("dapple", "--against", name).assert_refused(WRONG_COMMAND, f"--against: {said}")
+    asked = "--mini-batch", 8, "--scheme", name
+    plan(profile((2,), (1,)), cluster(2), *asked).assert_refused(WRONG_COMMAND, said)
 
 
 def test_a_file_that_cannot_be_read_is_named(mine: Path) -> None:
@@ -207,12 +232,16 @@ def test_what_the_file_beside_a_scheme_says_goes_before(mine: Path, lines: str, 
     ("text", "said"),
     [
         ("[parameters.looped]\nP = 4", "P: looped has no such parameter"),
-        ("[parameters.looped]\nloops = 4", 'loops: write a list of values to try, or one of "size"'),
+        ("[parameters.looped]\nloops = 4", 'loops: write a list of values to try, of 64 bits each, or one of "size"'),
         ("[parameters.looped]\nloops = []", "loops: write a list of values to try"),
         ("[parameters.looped]\nloops = [true]", "loops: write a list of values to try"),
         ("[parameters]\nlooped = 4", "write [parameters.looped], and a line for each parameter"),
         ("parameters = 4", "write [parameters.looped], and a line for each parameter"),
-        ("[parameters", "library.toml: Expected"),
+        ("[parameters", "library.toml:1:12: this is not TOML: expected ']'"),
+        (f"[parameters.looped]\nloops = {'9' * 5000}", "library.toml:2:9: this is not TOML: exceeds the limit"),
+        (f"[parameters.looped]\nloops = {'[' * 3000}", "library.toml:1:1: the file is nested too deeply"),
+        (f"[parameters.looped]\nloops = [0x{'f' * 9000}]", "loops: write a list of values to try, of 64 bits each"),
+        (f"[parameters.{'x' * 300}]", f"there is no {'x' * 300}.chim beside it"),
         ("[parameters.lopped]\nloops = 4", "[parameters.lopped]: there is no lopped.chim beside it"),
     ],
 )

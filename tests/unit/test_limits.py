@@ -74,9 +74,7 @@ def test_a_huge_number_is_refused_with_work_that_does_not_depend_on_it(name: str
         assert calls < CALLS
 
 
-@pytest.mark.parametrize(
-    "line", ["B m-900000 s0 v", "B m s0 v-900000", "send m-900000 s0->s0 to w0", "drop s0 v-900000"]
-)
+@pytest.mark.parametrize("line", ["B m-900000 s0 v-900000", "send m-900000 s0->s0 to w0", "drop s0 v-900000"])
 def test_lines_that_are_many_turns_apart_are_refused_before_any_turn_is_made(line: str) -> None:
     said, calls = counted(turn(f"{line}\n  F m s0 v"))
     assert said.startswith("what shows the turns of the text, warm-up and drain included, has ")
@@ -110,6 +108,21 @@ def test_the_work_for_a_text_grows_like_the_text(name: str) -> None:
     assert more < 2.5 * calls + CALLS / 10
     for shown in (said, again):
         assert shown.count("\n") < MAX_SHOWN * 20 + 3 * MAX_NOTES
+
+
+@pytest.mark.parametrize(("workers", "stages", "micros"), [(4, 65_536, 1_048_576), (1, 1, 1_048_576)])
+def test_a_huge_header_over_few_operations_takes_no_memory_of_that_size(workers: int, stages: int, micros: int) -> None:
+    places = " ".join(str(stage % workers) for stage in range(stages))
+    lanes = "\n".join(f"worker {worker}:" for worker in reversed(range(workers)))
+    sizes = f"workers {workers}\nstages {stages}\nmicro_batches {micros}\npipe down on {places} micros 0..{micros}"
+    tracemalloc.start()
+    try:
+        said = answer(Input(".sir", f"schedule huge\n{sizes}\n{lanes}\n  F m0 s0\n"))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert said.startswith("error[CH302]: micro-batch "), said
+    assert peak < 2**28
 
 
 def test_the_size_of_a_scheme_can_be_asked_for_by_itself() -> None:

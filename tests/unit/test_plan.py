@@ -370,6 +370,7 @@ IR = Path(__file__).resolve().parent.parent / "golden" / "one_direction_D2_N2.si
         (("--mini-batch", 8, "--workers", 9), "the cluster c has 8"),
         (("--mini-batch", 8, "--workers", 6), "a node has 4"),
         (("--mini-batch", 8, "--choose", 999), "there are"),
+        (("--mini-batch", 8, "--error", "nan"), "Invalid value for '--error': nan is no finite number."),
         (("--mini-batch", 8, "--tied", "0"), "--tied 0: write two stages or more"),
         ((), "Missing option '--mini-batch'"),
         (("--mini-batch", 8, "--scheme", IR), "no parameters to choose"),

@@ -16,6 +16,7 @@ from chimera_ir.planner.space import MAX_OPERATIONS, Choice
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.change import Change
+from tests.unit.command import TINY
 from tests.unit.test_measured import FAST_MIDDLE
 from tests.unit.test_measured import profile as staged
 from tests.unit.test_plan import Plan, cluster, found, plan, profile
@@ -178,6 +179,15 @@ def test_too_many_values_of_parameters_are_counted_and_not_tried(plan: Plan, mon
     assert outlined == ["dapple"], "the baseline, which has one value"
     assert "too many configurations" in ended.out
     assert "27,000 values together, and the limit is 10,000; fix some with --set" in ended.out
+
+
+def test_a_value_beyond_64_bits_is_left_out(plan: Plan, tmp_path: Path) -> None:
+    """Among the values that are tried beside a default; in a product of sizes."""
+    (tmp_path / "huge.chim").write_text(TINY.replace("tiny(", f"huge(seed = {2**63 - 1}, "))
+    asked = profile((2,), (1,)), cluster(2), "--mini-batch", 8, "--json", "--scheme"
+    assert plan(*asked, "huge.chim").status == 0
+    sizes = "--set", f"P={10**17}", "--set", f"v={10**17}"
+    assert "and the limit is 65,536" in plan(*asked, "interleaved", *sizes).out
 
 
 def test_a_depth_beyond_all_reason_is_answered(plan: Plan) -> None:

@@ -157,9 +157,23 @@ def test_a_wrong_value_is_the_command_lines_mistake(run: Run, files: tuple[str, 
     run(*DAPPLE, *files, *given).assert_refused(WRONG_COMMAND, given[0])
 
 
+def test_what_does_not_go_with_the_files_is_the_option_as_it_is_written(run: Run, files: tuple[str, ...]) -> None:
+    run(*DAPPLE, *files, "--split", "0,1").assert_refused(WRONG_COMMAND, "Error: --split: the profile has the costs")
+    streaming = "pipedream", "--set", "D=2", *files, "--shard-optimizer"
+    run(*streaming).assert_refused(WRONG_COMMAND, "Error: --shard-optimizer: pipedream has no flush")
+
+
+def test_files_in_each_others_place_are_one_message(run: Run, files: tuple[str, ...]) -> None:
+    swapped = "--profile", "c.toml", "--cluster", "m.toml", "--micro-batch-size", "4"
+    said = "Error: --profile c.toml is a cluster file, and --cluster m.toml a profile: exchange them"
+    run(*DAPPLE, *swapped).assert_refused(WRONG_COMMAND, said)
+
+
 def test_what_the_files_lack_for_the_schedule_is_said_where_they_lack_it(run: Run, files: tuple[str, ...]) -> None:
     run(*DAPPLE, *files, "--copies", "3").assert_refused(WRONG_TEXT, "CH719", "c.toml:4:11")
-    run(*DAPPLE, *files, "--micro-batch-size", "8").assert_refused(WRONG_TEXT, "CH718", "stage 1 of 2", "m.toml:7:3")
+    run(*DAPPLE, *files, "--micro-batch-size", "8").assert_refused(
+        WRONG_TEXT, "CH718", "stage 0 of 2", "(and 1 more", "m.toml:"
+    )
     run("dapple", *files).assert_refused(WRONG_TEXT, "CH717", "m.toml", "depths: 2")
 
 

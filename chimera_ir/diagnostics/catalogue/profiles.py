@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from chimera_ir.diagnostics.model import Diagnostic, Note
+from chimera_ir.plural import and_more
 from chimera_ir.source import Span
 
 
@@ -235,10 +236,10 @@ class NotThatDeep(Diagnostic):
 
 
 class NotThatSize(Diagnostic):
-    """A stage was not measured with micro-batches of that size."""
+    """Stages that were not measured with micro-batches of that size, but with the same ones."""
 
     code: ClassVar[str] = "CH718"
-    title: ClassVar[str] = "stage {stage} of {stages} has no costs for micro-batches of size {size}"
+    title: ClassVar[str] = "stage {stage} of {stages} has no costs for micro-batches of size {size}{others}"
     label: ClassVar[str] = "sizes: {sizes}"
     help: ClassVar[str] = (
         "choose another --micro-batch-size, or add a [[depth.stage.at]] with `micro_batch_size = {size}`"
@@ -248,6 +249,12 @@ class NotThatSize(Diagnostic):
     stages: int
     size: int
     sizes: str
+    count: int
+
+    @property
+    def others(self) -> str:
+        """How many more stages were measured with these sizes."""
+        return and_more(self.count)
 
 
 class ClusterTooSmall(Diagnostic):

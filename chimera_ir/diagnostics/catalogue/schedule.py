@@ -4,12 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
+from chimera_ir.plural import and_more
 from chimera_ir.source import Span
-
-
-def _more(count: int) -> str:
-    """How many instances there are beside the first."""
-    return f" (and {count - 1} more like it)" if count > 1 else ""
 
 
 class Conflict(Diagnostic):
@@ -31,7 +27,7 @@ class Conflict(Diagnostic):
     @property
     def others(self) -> str:
         """How many more conflicts these two lines have."""
-        return _more(self.count)
+        return and_more(self.count)
 
     def notes(self) -> tuple[Note, ...]:
         """The other operation."""
@@ -62,7 +58,7 @@ class Missing(Diagnostic):
     @property
     def others(self) -> str:
         """How many more are missing."""
-        return _more(self.count)
+        return and_more(self.count)
 
 
 class Duplicate(Diagnostic):
@@ -83,7 +79,7 @@ class Duplicate(Diagnostic):
     @property
     def others(self) -> str:
         """How many more operations these two lines repeat."""
-        return _more(self.count)
+        return and_more(self.count)
 
     def notes(self) -> tuple[Note, ...]:
         """The first of the two."""
@@ -108,7 +104,7 @@ class DoneTwice(Diagnostic):
     @property
     def others(self) -> str:
         """How many more operations of these two lines do the same."""
-        return _more(self.count)
+        return and_more(self.count)
 
     def notes(self) -> tuple[Note, ...]:
         """The first of the two."""
@@ -135,7 +131,7 @@ class WrongWorker(Diagnostic):
     @property
     def others(self) -> str:
         """How many more are on the wrong worker."""
-        return _more(self.count)
+        return and_more(self.count)
 
 
 class PlacedOutside(Diagnostic):
@@ -204,7 +200,7 @@ class UnknownOperation(Diagnostic):
     @property
     def others(self) -> str:
         """How many more there are."""
-        return _more(self.count)
+        return and_more(self.count)
 
 
 class KindNotThere(Diagnostic):
@@ -223,7 +219,7 @@ class KindNotThere(Diagnostic):
     @property
     def others(self) -> str:
         """How many more there are."""
-        return _more(self.count)
+        return and_more(self.count)
 
 
 class ClockNotIncreasing(Diagnostic):
@@ -247,7 +243,7 @@ class ClockNotIncreasing(Diagnostic):
     @property
     def others(self) -> str:
         """How many more instances these two lines have."""
-        return _more(self.count)
+        return and_more(self.count)
 
     def notes(self) -> tuple[Note, ...]:
         """The operation that must come before."""
@@ -284,7 +280,7 @@ class GroupsDiffer(Diagnostic):
     @property
     def others(self) -> str:
         """How many more instances these two lines have."""
-        return _more(self.count)
+        return and_more(self.count)
 
     def notes(self) -> tuple[Note, ...]:
         """The operation that hands over."""

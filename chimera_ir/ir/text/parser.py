@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from lark import Token, Tree
 
+from chimera_ir.diagnostics.catalogue.endless import VersionsTooOld
 from chimera_ir.diagnostics.catalogue.irtext import (
     LanesMissing,
     LaneTwice,
@@ -24,10 +25,11 @@ from chimera_ir.diagnostics.catalogue.irtext import (
     VersionUnsaid,
     WrongLevel,
 )
+from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.ir.ids import Clock, Micro, Slot, Stage, Version, Worker
 from chimera_ir.ir.kinds import KINDS
-from chimera_ir.ir.levels import MAX_MICRO_BATCHES, Header, Plan, Planned, Program, Schedule
+from chimera_ir.ir.levels import MAX_AGE, MAX_MICRO_BATCHES, Header, Plan, Planned, Program, Schedule
 from chimera_ir.ir.ops import (
     AllReduce,
     Compute,
@@ -253,13 +255,12 @@ class _Reader:
             return None
         if not self._within(token, "stage", stage, self._last[1]):
             return None
-        return Compute(
-            KINDS[letter or token[0]],
-            tuple(map(Micro, micros)),
-            Stage(stage),
-            self._origin(token),
-            self._version(token),
-        )
+        version = self._version(token)
+        numbers = tuple(map(Micro, micros))
+        age = 0 if version is None else self._header.update_of(numbers) - version
+        if age > MAX_AGE:
+            self._reject(VersionsTooOld(span(token), (), Instance(), (), age, MAX_AGE))
+        return Compute(KINDS[letter or token[0]], numbers, Stage(stage), self._origin(token), version)
 
     def _message(self, token: Token, numbers: list[int]) -> Message | None:
         *micros, source, target = numbers
