@@ -7,7 +7,7 @@ from typing import Any
 from chimera_runtime.lane import Lane
 from chimera_runtime.numbering import Micros
 from chimera_runtime.program import Group, Job, RankFacts, group_text, parsed
-from chimera_runtime.turns import Run, StreamLane
+from chimera_runtime.turns import RunLength, StreamLane
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Journal:
         ties = {tie.stages: tied(self, tie.stages) for tie in self.facts.ties}
         if not self.facts.turns:
             return Lane(*parts, ties)
-        return StreamLane(*parts, Run(self.job.passes), self.facts.initial, ties)
+        return StreamLane(*parts, RunLength(self.job.passes), self.facts.initial, ties)
 
     def rooms(self, source: int, target: int, _worker: int) -> Sequence[int]:
         """For how many micro-batches each slot of a link has room."""

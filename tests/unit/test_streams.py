@@ -13,7 +13,7 @@ from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.verify.verify import Verified
 from chimera_runtime.program import Job, parsed
-from chimera_runtime.turns import Run, StreamLane
+from chimera_runtime.turns import RunLength, StreamLane
 from chimera_runtime.versions import Versions, masters
 from tests.lowered import scripts_of
 from tests.unit.journal import journals, loaded
@@ -85,7 +85,7 @@ def run(written: dict[str, str], updates: int) -> Iterator[dict[int, Stage]]:
         initial = {(number,): facts.initial for number, facts in journal.facts.stages.items()}
         links = [{route: Link() for route in routes} for routes in (journal.facts.incoming, journal.facts.outgoing)]
         loads = [lambda *_: None] * 2
-        lane = StreamLane(stages, *links, *loads, Run(journal.job.passes, updates), initial)
+        lane = StreamLane(stages, *links, *loads, RunLength(journal.job.passes, updates), initial)
         assert journal.facts.turns is not None
         script = loaded(written[f"rank_{worker}.py"])
         for number in journal.facts.turns.of(updates):
