@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import socket
 import stat
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.ranks import MODELS, PATIENCE, compiled, environment
+from tests.programs import free_port
 
 pytestmark = pytest.mark.e2e
 NODES = Path(__file__).resolve().parents[2] / "examples" / "nodes"
@@ -20,12 +20,6 @@ NODES = Path(__file__).resolve().parents[2] / "examples" / "nodes"
 def train(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     directory = compiled(tmp_path_factory.mktemp("nodes"), "dapple", D=4, N=4)
     return [str(directory / "train.py"), "--model", str(MODELS / "zoo.py"), "--check-only"]
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("localhost", 0))
-        return int(one.getsockname()[1])
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 from collections import defaultdict
@@ -20,6 +19,7 @@ from chimera_ir.trace.events import events
 from chimera_ir.trace.match import lanes
 from chimera_ir.trace.read import Trace, read
 from tests.e2e.ranks import MODELS, Job, Outcome, compiled, environment, interrupted, run_all, torchrun
+from tests.programs import free_port
 from tests.unit.trace_events import assert_valid
 
 FAILING = str(MODELS / "failing.py")
@@ -204,13 +204,10 @@ def test_clocks_of_two_machines_are_brought_together(two_stages: Path, tmp_path:
     apart = ("unshare", "--time", "--monotonic", "5000", "--fork")
     if shutil.which("unshare") is None or subprocess.run([*apart, "true"], check=False, capture_output=True).returncode:
         pytest.skip("no time namespaces here")
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
     arguments = ("--model", str(MODELS / "plain.py"), "--timeout", "30", *REHEARSE, "--trace", str(tmp_path / "t"))
     common = environment() | {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": "2",
         "LOCAL_RANK": "0",
     }

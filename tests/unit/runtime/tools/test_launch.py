@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import zipfile
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from chimera_ir.codegen.view import TrainView
 from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT
 from chimera_runtime.program import INTERFACE
 from tests import forking
+from tests.programs import free_port
 from tests.unit.runtime.models import facts, sequential
 from tests.unit.runtime.ranks import alone_job
 
@@ -78,10 +78,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def started(directory: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     plain = {name: value for name, value in os.environ.items() if name not in ranks}
     paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(directory / "elsewhere")]), "OMP_NUM_THREADS": "1"}
     arguments = [str(directory / "compiled"), "--model", str(directory / "model.py"), *options]
