@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch._C._autograd import _enable_record_function, _profiler_enabled
 
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.numbering import Micros
@@ -20,6 +21,20 @@ def tag_of(micros: Micros, source: int, target: int, stages: int) -> int:
     """A number for a message; no two messages of a lane between the same stages share a micro-batch."""
     first = micros[0] if isinstance(micros, tuple) else micros
     return (first * stages + source) * 2 + (source > target)
+
+
+def unrecorded(post: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Posts an operation that torch's profiler, if it records, does not see.
+
+    One that is under way when the profiler stops would, when it ends, write into memory that the profiler has let go.
+    """
+    if not _profiler_enabled():
+        return post(*arguments, **options)
+    _enable_record_function(False)
+    try:
+        return post(*arguments, **options)
+    finally:
+        _enable_record_function(True)
 
 
 @dataclass(frozen=True)
@@ -127,7 +142,7 @@ class Peer:
     def isend(self, tensors: Tensors, tag: int) -> Transfer:
         """Posts the sending of all the tensors of a message."""
         try:
-            works = [self._outgoing.send([_real(t)], self._target, tag % _TAGS) for t in tensors]
+            works = [unrecorded(self._outgoing.send, [_real(t)], self._target, tag % _TAGS) for t in tensors]
         except RuntimeError as error:
             raise self.lost("send", tag, error) from error
         return Transfer(tensors, works, self, "send", tag)
@@ -135,7 +150,7 @@ class Peer:
     def irecv(self, buffers: Tensors, tag: int) -> Transfer:
         """Posts the receipt of a message into buffers of the right shapes."""
         try:
-            works = [self._incoming.recv([_real(t)], self._source, tag % _TAGS) for t in buffers]
+            works = [unrecorded(self._incoming.recv, [_real(t)], self._source, tag % _TAGS) for t in buffers]
         except RuntimeError as error:
             raise self.lost("recv", tag, error) from error
         return Transfer(buffers, works, self, "recv", tag)

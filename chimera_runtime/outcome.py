@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from chimera_runtime.losses import Tally
+from chimera_runtime.messages import unrecorded
 from chimera_runtime.world import World
 
 _AT_ONCE = 16
@@ -97,7 +98,7 @@ class Outcomes:
         """The outcome of an update, of which this rank has computed a part."""
         numbers = self._numbers(tally)
         with self._world.waiting("for the loss of a step"):
-            work = dist.all_reduce(numbers, group=self._world.chat, async_op=True)
+            work = unrecorded(dist.all_reduce, numbers, group=self._world.chat, async_op=True)
         while self._under_way and (self._under_way[0].is_there or len(self._under_way) == _AT_ONCE):
             self._under_way.popleft().settle()
         self._under_way.append(Outcome(update, tally, self._world, self._counted, self._names, numbers, work))

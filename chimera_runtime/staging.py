@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from chimera_runtime.accelerator import Accelerator
-from chimera_runtime.messages import Pending
+from chimera_runtime.messages import Pending, unrecorded
 
 _SMALLEST = 512
 """Bytes of pinned memory that are taken at least."""
@@ -191,7 +191,7 @@ class Staging:
         """Posts the sum of a tensor over the ranks of a communicator."""
 
         def post(summed: torch.Tensor) -> Pending:
-            return _posted(dist.all_reduce(summed, group=group, async_op=True))
+            return _posted(unrecorded(dist.all_reduce, summed, group=group, async_op=True))
 
         return StagedSum(self, tensor, slice(None), post)
 
@@ -200,7 +200,7 @@ class Staging:
 
         def post(gathered: torch.Tensor) -> Pending:
             rooms = list(gathered.unbind())
-            return _posted(dist.all_gather(rooms, rooms[mine], group=group, async_op=True))
+            return _posted(unrecorded(dist.all_gather, rooms, rooms[mine], group=group, async_op=True))
 
         return StagedSum(self, rows, slice(mine, mine + 1), post)
 
@@ -240,11 +240,11 @@ class StagedGroup:
 
     def send(self, tensors: list[torch.Tensor], target: int, tag: int) -> StagedSend:
         """Posts the sending of a tensor."""
-        return StagedSend(self._staging, tensors[0], lambda room: self._group.send([room], target, tag))
+        return StagedSend(self._staging, tensors[0], lambda room: unrecorded(self._group.send, [room], target, tag))
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> StagedReceive:
         """Posts the receipt of a tensor."""
-        return StagedReceive(self._staging, tensors[0], lambda room: self._group.recv([room], source, tag))
+        return StagedReceive(self._staging, tensors[0], lambda room: unrecorded(self._group.recv, [room], source, tag))
 
 
 def _posted(work: dist.Work | None) -> Pending:

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.losses import Count
-from chimera_runtime.messages import Names, Pending, Settle
+from chimera_runtime.messages import Names, Pending, Settle, unrecorded
 from chimera_runtime.shards import laid_out_like, local, spread_like
 from chimera_runtime.staging import Staging
 from chimera_runtime.tensors import Tensors
@@ -98,7 +98,9 @@ class GradientSum:
         summed = [*self._flats, *([] if self._count is None else [self._count.tensor])]
         try:
             if self._staging is None:
-                self._works = _posted([dist.all_reduce(t, group=self._group, async_op=True) for t in summed])
+                self._works = _posted(
+                    [unrecorded(dist.all_reduce, t, group=self._group, async_op=True) for t in summed]
+                )
             else:
                 staged = [self._staging.all_reduce(t, self._group) for t in summed]
                 self._works, self._readable = staged, [work.summed for work in staged]

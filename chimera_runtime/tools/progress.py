@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from chimera_runtime.errors import Misuse
 from chimera_runtime.losses import Tally
+from chimera_runtime.messages import unrecorded
 from chimera_runtime.outcome import Outcome, Outcomes
 from chimera_runtime.program import Job
 from chimera_runtime.tools.board import Board
@@ -131,7 +132,7 @@ class Progress:
     def _gather(self) -> None:
         facts, self._facts = torch.tensor(self._facts, dtype=torch.float64), []
         room = [torch.empty_like(facts) for _ in self._world.place.ranks] if self._first else None
-        work = dist.gather(facts, room, dst=0, group=self._group, async_op=True)
+        work = unrecorded(dist.gather, facts, room, dst=0, group=self._group, async_op=True)
         assert work is not None
         self._pending.append((work, room, facts))
         while self._pending and self._pending[0][0].is_completed():

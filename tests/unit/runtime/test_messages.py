@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chimera_runtime.errors import PeerLost
-from chimera_runtime.messages import Names, Peer, tag_of, waiter
+from chimera_runtime.messages import Names, Peer, tag_of, unrecorded, waiter
 from chimera_runtime.tensors import Tensors
 from chimera_runtime.world import World
 from tests.unit.runtime.ranks import groups
@@ -174,3 +174,12 @@ def test_those_who_were_waited_for_are_counted(peers: list[int], words: str) -> 
     lost = names().lost("all_reduce s0", peers, RuntimeError("closed"))
     assert f"wait all_reduce s0: {words}: closed" in str(lost)
     assert lost.peers == tuple(peers)
+
+
+def test_the_profiler_of_torch_does_not_see_what_is_posted_and_sees_what_follows() -> None:
+    x = torch.ones(2)
+    with torch.profiler.profile() as profile:
+        assert torch.equal(unrecorded(torch.add, x, x, alpha=2), 3 * x)
+    names = {event.name for event in profile.events()}
+    assert "aten::mul" in names
+    assert "aten::add" not in names
