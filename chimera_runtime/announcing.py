@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from chimera_runtime.messages import unrecorded
 from chimera_runtime.world import World
 
 _FIRST_TAG = 2**30
@@ -57,7 +58,7 @@ class Announcing:
         for rank in self._listeners:
             message, what = torch.tensor([items]), "for a rank to hear the length of a mini-batch"
             with self._world.waiting(what, [rank]):
-                work = dist.isend(message, self._world.members[rank], group=self._world.chat, tag=self._tag)
+                work = unrecorded(dist.isend, message, self._world.members[rank], group=self._world.chat, tag=self._tag)
             self._messages.append((work, message, rank))
             if len(self._messages) > _AHEAD:
                 work, _, rank = self._messages.popleft()
