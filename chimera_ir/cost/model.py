@@ -1,9 +1,10 @@
 """Exact durations of operations: the interface that levels use, and by default the costs F, B, I and W of the paper."""
 
 import re
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from math import lcm
 from typing import Any, Protocol
 
@@ -82,7 +83,7 @@ class CostModel(Protocol):
         """The durations of the operations below a header; raises an exception of the model's own if it has none."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Costs:
     """The duration of an operation over one micro-batch, by kind, in a unit of the user's choice.
 
@@ -210,5 +211,13 @@ class Costs:
         """
         readers = (part for part in operation.parts if KEPT in part.kind.reads)
         again = any(header.recomputes(part.micros[0], part.stage) for part in readers)
-        costs = dict(self.recomputing() if again else self.items())
+        costs = self._recomputing if again else self._keeping
         return costs[operation.kind.letter] * Fraction(operation.size, header.parts)
+
+    @cached_property
+    def _keeping(self) -> Mapping[str, Fraction]:
+        return dict(self.items())
+
+    @cached_property
+    def _recomputing(self) -> Mapping[str, Fraction]:
+        return dict(self.recomputing())
