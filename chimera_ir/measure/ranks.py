@@ -9,7 +9,7 @@ from chimera_ir.measure.links import LinkRequest, measure
 from chimera_ir.measure.network import LinkTimes
 from chimera_ir.measure.samples import ShowProgress
 from chimera_ir.output import OutputRefused
-from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT, Misuse, PeerLost
+from chimera_runtime.errors import MISUSED, OUR_FAULT, Misuse, PeerLost
 from chimera_runtime.meeting import meet
 from chimera_runtime.tools.faults import Faults
 
@@ -33,9 +33,9 @@ def run(request: LinkRequest, ready: Callable[[], None], progress: ShowProgress)
     except (Misuse, OutputRefused) as error:
         faults.end(f"{_NAME}: {error}", MISUSED)
     except PeerLost as error:
-        faults.end(f"{_NAME}: {faults.root_of(str(error), error.peers)}", FAILED, is_cause=False)
+        faults.lose(str(error), error.peers)
     except (RuntimeError, dist.DistError) as error:
-        faults.end(f"{_NAME}: rank {rank}: {type(error).__name__}: {str(error).splitlines()[0]}", FAILED)
+        faults.fail(error)
     except Exception as error:
         faults.end(f"{_NAME}: rank {rank}: our own fault\n{''.join(traceback.format_exception(error))}", OUR_FAULT)
 

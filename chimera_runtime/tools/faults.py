@@ -14,9 +14,10 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import NoReturn
 
+import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from chimera_runtime.errors import INTERRUPTED, TERMINATED
+from chimera_runtime.errors import FAILED, INTERRUPTED, TERMINATED
 from chimera_runtime.tools.error_file import record
 from chimera_runtime.tools.parent import has_ended
 from chimera_runtime.tools.streams import last_lines, let_go, tell
@@ -91,28 +92,43 @@ class Faults:
             cause = self._store.get(_SAID).decode().removeprefix(f"{self._program}: ")
             record(f"rank {self._rank} ended after another one had failed: {cause}", is_cause=False)
 
-    def root_of(self, message: str, peers: Sequence[int]) -> str:
-        """The message of the rank that failed first, as far as the ranks can tell.
+    def lose(self, message: str, peers: Sequence[int] = ()) -> NoReturn:
+        """Ends this rank, which could not go on without others, with the message of whoever failed first.
 
-        A rank that gives up closes its connections, and its neighbours fail in turn; and where one rank is stuck, all
-        others time out together. So every rank says in the store whom it waited for, gives the others a moment to do
-        the same, and follows the waits to the last rank that said anything. Who waited for many ranks, in a sum, and
-        cannot tell which of them it was, follows the wait of the first rank that waited for one alone. What this one
-        saw is kept for a bug report.
+        That is torchrun, if it has died. Else: a rank that gives up closes its connections, and its neighbours fail in
+        turn; and where one rank is stuck, all others time out together. So every rank says in the store whom it waited
+        for, gives the others a moment to do the same, and follows the waits to the last rank that said anything. Who
+        waited for many ranks, in a sum, and cannot tell which of them it was, follows the wait of the first rank that
+        waited for one alone. What this one saw is kept for a bug report.
         """
         last_lines.append(message)
-        try:
+        with suppress(RuntimeError, ValueError):
             self._store.set(f"{_LOST}/{self._rank}", json.dumps([message, list(peers)]))
             if len(peers) == 1:
                 self._store.compare_set(_FIRST, "", str(self._rank))
-            time.sleep(_MOMENT)
+        if _torchrun_has_died():
+            self._end_as_orphan()
+        with suppress(RuntimeError, ValueError):
             message, is_silent = self._followed(self._rank)
             if not is_silent and self._store.check([_FIRST]):
                 other, is_silent = self._followed(int(self._store.get(_FIRST)))
                 message = other if is_silent else message
-        except (RuntimeError, ValueError):
-            pass
-        return message
+        self.end(f"{self._program}: {message}", FAILED, is_cause=False)
+
+    def fail(self, error: Exception) -> NoReturn:
+        """Ends this rank for an error of torch's: one of the store is what is seen of the death of torchrun."""
+        headline = f"rank {self._rank}: {type(error).__name__}: {str(error).splitlines()[0]}"
+        message = "\n".join([headline, *getattr(error, "__notes__", ())])
+        if isinstance(error, dist.DistNetworkError | dist.DistStoreError):
+            self.lose(message)
+        self.end(f"{self._program}: {message}", FAILED)
+
+    def _end_as_orphan(self) -> NoReturn:
+        """Of the ranks of one torchrun the first says so, for the store may be gone with it."""
+        message = f"{self._program}: torchrun has died, and its ranks end"
+        is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+        telling = [threading.Thread(target=tell, args=(message,), daemon=True)] if is_first else []
+        self._save_and_leave(message, TERMINATED, telling)
 
     def _followed(self, rank: int) -> tuple[str, bool]:
         """The last message along the waits from a rank, and whether the rank that it is about has said nothing."""
@@ -154,15 +170,12 @@ class Faults:
         looking = threading.Thread(target=self._look_for_dead, args=(size, dead, has_spoken), daemon=True)
         looking.start()
         looking.join(_PATIENCE)
-        if dead:
+        if dead and not has_ended():
             self._let_others_speak()
             died = f"rank {dead[0]} has died (torchrun's summary follows)"
             self.end(f"{self._program}: rank {self._rank}: ended by torchrun: {died}", TERMINATED, is_cause=False)
         if _torchrun_has_died():
-            message = f"{self._program}: torchrun has died, and its ranks end"
-            if os.environ.get("LOCAL_RANK", "0") == "0":
-                tell(message)
-            self._save_and_leave(message, TERMINATED, [])
+            self._end_as_orphan()
         if self.at_sigterm is not None and not has_spoken.is_set():
             asking, self.at_sigterm = self.at_sigterm, None
             asking()
@@ -191,7 +204,10 @@ class Faults:
 
 
 def _torchrun_has_died() -> bool:
-    """Whether the parent goes away within a moment: one with several threads is there until the last has ended."""
+    """Whether the parent is gone, or goes within a moment: one with several threads is there until the last has ended.
+
+    If it is not, the moment has passed, and the other ranks have had it too.
+    """
     deadline = time.monotonic() + _MOMENT
     while not has_ended() and time.monotonic() < deadline:
         time.sleep(_POLL)

@@ -69,12 +69,11 @@ def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
     except ModelError as error:
         faults.end(f"train.py: {describe(error)}", error.status)
     except PeerLost as error:
-        faults.end(f"train.py: {faults.root_of(str(error), error.peers)}", FAILED, is_cause=False)
+        faults.lose(str(error), error.peers)
     except (CheckFailed, NotFinite) as error:
         faults.end(f"train.py: {error}", FAILED)
     except (RuntimeError, dist.DistError) as error:
-        headline = f"train.py: rank {rank}: {type(error).__name__}: {str(error).splitlines()[0]}"
-        faults.end("\n".join([headline, *getattr(error, "__notes__", ())]), FAILED)
+        faults.fail(error)
     except BaseException as error:
         trace = "".join(traceback.format_exception(error))
         report = "" if options.bundle is not None else "; to report it, start again with --bundle FILE"

@@ -8,6 +8,7 @@ from chimera_runtime.orphans import signal_when_parent_ends
 
 _PARENT = os.getppid()
 """As it was when the package was imported, before torch was."""
+_IS_TORCHRUN = "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def end_with_parent() -> None:
@@ -15,10 +16,10 @@ def end_with_parent() -> None:
 
     Linux alone knows how; elsewhere, and where torchrun did not start it, nothing happens.
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ and signal_when_parent_ends(signal.SIGTERM) and has_ended():
+    if _IS_TORCHRUN and signal_when_parent_ends(signal.SIGTERM) and has_ended():
         os._exit(TERMINATED)
 
 
 def has_ended() -> bool:
-    """Whether the process that started this one is gone."""
-    return os.getppid() != _PARENT
+    """Whether the torchrun that started this process is gone; False if it was started otherwise."""
+    return _IS_TORCHRUN and os.getppid() != _PARENT

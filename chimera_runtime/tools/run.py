@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import Store
 from chimera_runtime import assemble
 from chimera_runtime.allocator import keep_memory
 from chimera_runtime.batches import Batches
-from chimera_runtime.errors import FAILED, Misuse, PeerLost
+from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.hooks import Hooks
 from chimera_runtime.lane import Lane
 from chimera_runtime.loader import Loader
@@ -257,7 +257,7 @@ class Run(Hooks):
 
     def lost(self, error: PeerLost) -> None:
         """Ends this rank with the message of the one that failed first."""
-        self.faults.end(f"train.py: {self.faults.root_of(str(error), error.peers)}", FAILED, is_cause=False)
+        self.faults.lose(str(error), error.peers)
 
     def ready(self, setting: Setting, modules: dict[int, torch.nn.Module]) -> None:
         """Says what is remarkable, refuses what needs too much memory, and checks, as far as that was asked for."""

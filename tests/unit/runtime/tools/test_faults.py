@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import DistNetworkError, HashStore, Store
 
 from chimera_runtime.tools import faults as ending
 from chimera_runtime.tools.faults import Faults
@@ -81,8 +81,15 @@ def test_neither_a_store_that_is_gone_nor_a_save_that_never_ends_holds_a_rank_up
     assert capsys.readouterr().err == "said all the same\n"
 
 
-def lost(store: HashStore, rank: int, *peers: int) -> str:
-    return Faults(store, rank).root_of(f"rank {rank} waited for {peers}", peers)
+def lost(store: Store, rank: int, *peers: int) -> str:
+    """What a rank would say that waited for others."""
+    faults, said = Faults(store, rank), []
+    faults.at_end.append(said.append)
+    with pytest.raises(Left) as left:
+        faults.lose(f"rank {rank} waited for {peers}", peers)
+    assert left.value.status == (143 if ending.has_ended() else 1)
+    (message,) = said
+    return message.removeprefix("train.py: ")
 
 
 def test_the_message_is_that_of_the_rank_at_the_end_of_the_waits() -> None:
@@ -114,12 +121,42 @@ def test_a_wait_for_several_is_not_blamed_by_those_that_it_left_behind() -> None
     assert lost(store, 3) == "rank 3 waited for ()"
 
 
-def test_without_a_store_a_rank_has_its_own_message() -> None:
-    class Gone:
-        def set(self, *_: object) -> None:
-            raise RuntimeError
+def test_an_error_of_the_store_is_what_is_seen_of_torchruns_death(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noted = RuntimeError("went wrong\nin many lines")
+    noted.add_note("in the model")
+    for has_died, error, said in [
+        (False, noted, "rank 0: RuntimeError: went wrong\nin the model\n"),
+        (True, noted, "rank 0: RuntimeError: went wrong\nin the model\n"),
+        (False, DistNetworkError("no connection"), "rank 0: DistNetworkError: no connection\n"),
+        (True, DistNetworkError("no connection"), "torchrun has died, and its ranks end\n"),
+    ]:
+        monkeypatch.setattr(ending, "has_ended", lambda has_died=has_died: has_died)
+        with pytest.raises(Left):
+            Faults(HashStore(), 0).fail(error)
+        assert capsys.readouterr().err == f"train.py: {said}"
 
-    assert Faults(Gone(), 0).root_of("mine", [1]) == "mine"  # type: ignore[arg-type]
+
+class NoStore(Store):
+    def set(self, *_: object) -> None:
+        raise RuntimeError
+
+
+def test_without_a_store_a_rank_has_its_own_message() -> None:
+    assert lost(NoStore(), 0, 1) == "rank 0 waited for (1,)"
+
+
+@pytest.mark.parametrize(("rank_here", "said"), [("0", "train.py: torchrun has died, and its ranks end\n"), ("1", "")])
+def test_a_rank_that_lost_another_one_because_torchrun_died_says_that(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank_here: str, said: str
+) -> None:
+    """The other rank had its signal before this one: with the store, and without it."""
+    monkeypatch.setattr(ending, "has_ended", lambda: True)
+    monkeypatch.setenv("LOCAL_RANK", rank_here)
+    for store in (NoStore(), HashStore()):
+        assert lost(store, 0, 1) == "torchrun has died, and its ranks end"
+        assert capsys.readouterr().err == said
 
 
 SIGNALLED = """
@@ -170,6 +207,7 @@ def signalled(folder: Path, name: str, others: list[tuple[int, int]], *more: str
         ("SIGTERM", [(0, os.getpid()), (1, NOBODY)], 143, DIED),
         ("after a word", [(1, NOBODY)], 143, ""),
         ("orphan", [], 143, "train.py: torchrun has died, and its ranks end\n"),
+        ("orphan", [(1, NOBODY)], 143, "train.py: torchrun has died, and its ranks end\n"),
     ],
 )
 def test_a_signal_ends_a_rank_with_one_line_while_its_main_thread_waits(

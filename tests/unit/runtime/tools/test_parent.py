@@ -67,7 +67,10 @@ def test_the_parent_is_noted_before_torch_is_imported() -> None:
     assert done.stdout.split() == ["True", "False"]
 
 
-def test_a_parent_that_is_gone_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_torchrun", [True, False])
+def test_a_torchrun_that_is_gone_is_another_parent(monkeypatch: pytest.MonkeyPatch, is_torchrun: bool) -> None:
+    """A shell that has started a rank by hand may go."""
+    monkeypatch.setattr(parent, "_IS_TORCHRUN", is_torchrun)
     assert not parent.has_ended()
     monkeypatch.setattr(os, "getppid", lambda: 1 + parent._PARENT)
-    assert parent.has_ended()
+    assert parent.has_ended() == is_torchrun
