@@ -145,7 +145,7 @@ def alike(directory: Path) -> dict[str, Any]:
     runs = []
     found: dict[str, Any] = {}
     for evaluates in (True, False):
-        with Pipeline(directory, build_stage, loss, batch(0, B), seed=3, timeout=20) as pipeline:
+        with Pipeline(directory, build_stage, loss, batch(0, B), seed=3, timeout=120) as pipeline:
             job, copy = pipeline._setting.world.job, pipeline._setting.world.place.copy
             full, optimizer = B * job.micro_batches, torch.optim.Adam(pipeline.parameters(), lr=0.1)
             losses = []
@@ -196,7 +196,7 @@ def followed(directory: Path) -> dict[str, Any]:
         return torch.optim.Adam([parameter for _, parameter in named], lr=0.1)
 
     for evaluates in (True, False):
-        with Pipeline(directory, build_stage, loss, batch(0, B), seed=3, timeout=20, optimizer=optimizer) as pipeline:
+        with Pipeline(directory, build_stage, loss, batch(0, B), seed=3, timeout=120, optimizer=optimizer) as pipeline:
             full = B * pipeline._setting.world.job.micro_batches
             for update in range(7):
                 pipeline.step(batch(update, full))

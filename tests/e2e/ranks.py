@@ -93,7 +93,7 @@ def run_all(folder: Path, ranks: int, jobs: Sequence[Job]) -> dict[str, Outcome]
 
 
 def _common(job: Job) -> list[str]:
-    return [] if job.model is None else ["--model", str(MODELS / job.model), "--timeout", "30"]
+    return [] if job.model is None else ["--model", str(MODELS / job.model), "--timeout", "120"]
 
 
 def _outcome(folder: Path, job: Job, ranks: int) -> Outcome:

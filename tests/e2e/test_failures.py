@@ -42,7 +42,7 @@ def ours(done: subprocess.CompletedProcess[str]) -> list[str]:
 def test_a_rank_that_is_killed_ends_the_others_with_one_message(two_stages: Path, tmp_path: Path, phase: str) -> None:
     width = "3000" if phase == "all-reduce" else "4"
     file = tmp_path / "metrics.json"
-    arguments = ("--model", FAILING, "--steps", "500", "--timeout", "20", "--metrics", str(file))
+    arguments = ("--model", FAILING, "--steps", "500", "--metrics", str(file))
     done = torchrun(two_stages, 2, *arguments, FAIL=f"kill-in-{phase}:1:30", WIDTH=width)
     assert done.returncode != 0
     assert 1 <= len(metrics(file)) <= 30, "those that were over are in the file"
@@ -52,7 +52,7 @@ def test_a_rank_that_is_killed_ends_the_others_with_one_message(two_stages: Path
 
 
 def test_a_rank_that_is_killed_while_all_wait_for_the_last_losses_is_named(two_stages: Path) -> None:
-    done = torchrun(two_stages, 2, "--model", FAILING, "--steps", "5", "--timeout", "20", FAIL="kill-in-step:1:9")
+    done = torchrun(two_stages, 2, "--model", FAILING, "--steps", "5", FAIL="kill-in-step:1:9")
     assert done.returncode != 0
     (message,) = ours(done)
     words = "wait for the losses and times of a step: rank 1: the connection was closed; it has died or ended"
@@ -62,7 +62,7 @@ def test_a_rank_that_is_killed_while_all_wait_for_the_last_losses_is_named(two_s
 def test_a_rank_that_dies_while_the_other_computes_is_named_and_the_other_leaves_a_bundle(
     two_stages: Path, tmp_path: Path
 ) -> None:
-    arguments = ("--model", FAILING, "--steps", "9", "--timeout", "20", "--bundle", str(tmp_path / "bundle.zip"))
+    arguments = ("--model", FAILING, "--steps", "9", "--bundle", str(tmp_path / "bundle.zip"))
     done = torchrun(two_stages, 2, *arguments, FAIL="kill-while-the-other-computes:1:2")
     assert done.returncode != 0
     message, hint = ours(done)

@@ -120,7 +120,7 @@ def test_links_of_gpus_where_there_are_none_are_one_message(tmp_path: Path, opti
 
 
 def test_a_rank_that_dies_is_named_in_one_message_and_nothing_is_written(tmp_path: Path) -> None:
-    done = launched(DYING, 2, "--out", str(tmp_path / "c.toml"), "--rounds", "5", "--timeout", "20")
+    done = launched(DYING, 2, "--out", str(tmp_path / "c.toml"), "--rounds", "5")
     assert done.returncode != 0
     said = [line for line in done.stderr.splitlines() if line.startswith("chimera-profile: ")]
     assert len(said) == 1, done.stderr

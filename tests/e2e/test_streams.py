@@ -125,7 +125,7 @@ def test_the_check_finds_backwards_on_other_weights_than_their_forwards(tmp_path
 
 def test_a_rank_that_dies_is_named_with_the_micro_batch_of_the_run(tmp_path: Path) -> None:
     directory = compiled(tmp_path, "pipedream", D=2)
-    arguments = ("--model", str(MODELS / "failing.py"), "--steps", "500", "--timeout", "20")
+    arguments = ("--model", str(MODELS / "failing.py"), "--steps", "500")
     done = torchrun(directory, 2, *arguments, FAIL="kill-in-backward:1:12")
     assert done.returncode != 0
     (message,) = (line for line in done.stderr.splitlines() if line.startswith("train.py:"))

@@ -188,7 +188,7 @@ def test_a_rank_that_is_killed_leaves_an_unfinished_file_and_the_command_says_so
 ) -> None:
     target = tmp_path / "t"
     for _ in range(2):
-        arguments = ("--model", FAILING, "--steps", "500", "--timeout", "20", "--trace", str(target))
+        arguments = ("--model", FAILING, "--steps", "500", "--trace", str(target))
         torchrun(two_stages, 2, *arguments, FAIL="kill-in-forward:1:2")
         assert sorted(path.name for path in target.glob("rank*")) == ["rank_0.jsonl", "rank_1.jsonl.part"]
         assert "rank 1: the connection was closed" in (target / "rank_0.jsonl").read_text().splitlines()[-1]
@@ -204,7 +204,7 @@ def test_clocks_of_two_machines_are_brought_together(two_stages: Path, tmp_path:
     apart = ("unshare", "--time", "--monotonic", "5000", "--fork")
     if shutil.which("unshare") is None or subprocess.run([*apart, "true"], check=False, capture_output=True).returncode:
         pytest.skip("no time namespaces here")
-    arguments = ("--model", str(MODELS / "plain.py"), "--timeout", "30", *REHEARSE, "--trace", str(tmp_path / "t"))
+    arguments = ("--model", str(MODELS / "plain.py"), *REHEARSE, "--trace", str(tmp_path / "t"))
     common = environment() | {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),

@@ -150,7 +150,7 @@ def failing(directory: Path) -> None:
     def build(stage: int, stages: int) -> nn.Module:
         return Moody(WIDTH, WIDTH).double() if stage == 2 else build_stage(stage, stages)
 
-    of = pipeline(directory, build, timeout=5.0)
+    of = pipeline(directory, build, timeout=20.0)
 
     def train() -> None:
         for number in range(3):

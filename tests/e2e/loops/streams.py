@@ -217,7 +217,7 @@ def killed(directory: Path) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from torchrun, to those that are left
     facts = Facts(directory)
     x, y = facts.mini_batch(0)
-    of = Pipeline(directory, build, loss, (x[:SIZE], y[:SIZE]), optimizer=adam, timeout=5.0)
+    of = Pipeline(directory, build, loss, (x[:SIZE], y[:SIZE]), optimizer=adam, timeout=20.0)
 
     def train() -> None:
         for update in range(30):
