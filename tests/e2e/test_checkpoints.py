@@ -58,6 +58,8 @@ def test_ranks_that_are_killed_are_started_again_and_train_as_if_nothing_had_bee
     expected, _ = losses(tmp_path / "undisturbed", two_stages, None)
     for number, kill in enumerate([Kill(1, "forward", 50), Kill(0, "before rename", 2)]):
         assert losses(tmp_path / str(number), two_stages, kill) == (expected, True)
+    during_update_5 = Kill(1, "forward", 39)
+    assert losses(tmp_path / "saved", two_stages, during_update_5, after=4) == (expected, True)
 
 
 def test_a_sigterm_saves_and_the_training_goes_on_from_there_on_more_ranks(two_stages: Path, tmp_path: Path) -> None:

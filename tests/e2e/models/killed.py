@@ -2,11 +2,13 @@
 
 KILL    RANK:POINT:COUNT, at the COUNT-th time that this rank comes to the point
 MARKER  a file that is there afterwards: a rank that has been started again lives
+SAVED   a checkpoint, until which a rank that is to die waits
 """
 
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -63,6 +65,8 @@ def passed(point: str) -> None:
     COUNTS[point] = COUNTS.get(point, 0) + 1
     marker = Path(os.environ["MARKER"])
     if COUNTS[point] == int(count) and not marker.exists():
+        while "SAVED" in os.environ and not Path(os.environ["SAVED"]).exists():
+            time.sleep(0.01)
         marker.touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
