@@ -58,7 +58,7 @@ class Names:
         text = str(error)
         if "imed out" in text:
             cause = f"no answer within {self.timeout:g} s (--timeout); it may be stuck, or slower than that"
-        elif "onnection" in text or "reset" in text or "EOF" in text:
+        elif any(word in text for word in ("onnection", "reset", "roken pipe", "EOF")):
             cause = "the connection was closed; it has died or ended"
         else:
             cause = text.split("\n", 1)[0]

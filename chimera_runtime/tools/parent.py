@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 from chimera_runtime.errors import TERMINATED
 from chimera_runtime.orphans import signal_when_parent_ends
@@ -21,5 +22,13 @@ def end_with_parent() -> None:
 
 
 def has_ended() -> bool:
-    """Whether the torchrun that started this process is gone; False if it was started otherwise."""
-    return _IS_TORCHRUN and os.getppid() != _PARENT
+    """Whether the torchrun that started this process is gone, or is ending; False if it was started otherwise."""
+    return _IS_TORCHRUN and (os.getppid() != _PARENT or _is_zombie(_PARENT))
+
+
+def _is_zombie(process: int) -> bool:
+    """Whether its main thread has ended, as far as /proc says; other threads may be there for a moment."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return False

@@ -160,6 +160,7 @@ def test_after_a_loss_nothing_more_can_be_posted_and_that_says_so_too(impatient:
         ("Connection closed by peer", "the connection was closed; it has died or ended"),
         ("Read error: Connection reset by peer", "the connection was closed; it has died or ended"),
         ("unexpected EOF", "the connection was closed"),
+        ("writev: Broken pipe", "the connection was closed; it has died or ended"),
         ("something else\nwith a second line", "something else"),
     ],
 )

@@ -74,3 +74,16 @@ def test_a_torchrun_that_is_gone_is_another_parent(monkeypatch: pytest.MonkeyPat
     assert not parent.has_ended()
     monkeypatch.setattr(os, "getppid", lambda: 1 + parent._PARENT)
     assert parent.has_ended() == is_torchrun
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone has /proc/PID/stat")
+def test_a_torchrun_that_nobody_has_waited_for_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose other threads have not ended yet."""
+    monkeypatch.setattr(parent, "_IS_TORCHRUN", True)
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+    monkeypatch.setattr(parent, "_PARENT", dead.pid)
+    monkeypatch.setattr(os, "getppid", lambda: dead.pid)
+    assert parent.has_ended()
+    dead.wait()
+    assert not parent.has_ended(), "there is no such process, and a fresh one may have its number"

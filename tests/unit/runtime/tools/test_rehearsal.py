@@ -18,11 +18,12 @@ from tests.unit.runtime.ranks import alone_job, groups, worlds
 
 
 class Clock:
-    """Stands in for the module `time`: a sleep lasts as long as it should, and ``late`` more."""
+    """Stands in for the module `time`: a sleep lasts as long as it should, and ``late`` more; most also ``busy``."""
 
     def __init__(self, late: float = 0.0) -> None:
         self.now = 0.0
         self.late = late
+        self.busy = 0.0
         self.sleeps: list[float] = []
 
     def perf_counter(self) -> float:
@@ -30,7 +31,7 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)
-        self.now += seconds + self.late
+        self.now += seconds + self.late + self.busy * (len(self.sleeps) % 5 != 0)
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def test_a_kind_of_operation_that_is_not_given_is_missed(
 
 
 def test_a_sleep_is_shorter_by_what_sleeps_last_too_long(alone: World, clock: Clock) -> None:
-    clock.late = 0.01
+    clock.late, clock.busy = 0.01, 0.02
     assert overshoot() == pytest.approx(0.01)
     with worlds(alone, alone_job()) as (world,):
         first = stages(world, {"F": 0.25, "B": 0.005}, parts=5)[0]
