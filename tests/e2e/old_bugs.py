@@ -101,7 +101,7 @@ def sent_buffer_reused(rank: int) -> None:
     if rank == 0:
         gradient = torch.empty(SIZE)
         works = [dist.irecv(gradient, 1, up), dist.isend(torch.full((SIZE,), 1.0), 1, down)]
-        time.sleep(0.5)
+        time.sleep(2.0)
         works.append(dist.isend(torch.full((SIZE,), 5.0), 1, down))
         for work in works:
             work.wait()
@@ -122,7 +122,7 @@ def received_buffer_reused(rank: int) -> None:
     down = communicator()
     if rank == 0:
         works = [dist.isend(torch.full((SIZE, 1), 1.0), 1, down)]
-        time.sleep(0.5)
+        time.sleep(2.0)
         works.append(dist.isend(torch.full((SIZE, 1), 5.0), 1, down))
         for work in works:
             work.wait()
@@ -210,7 +210,7 @@ def sent_memory_given_back(rank: int) -> None:
         return
     weight = torch.ones(SIZE, requires_grad=True)
     output = 2 * weight
-    time.sleep(0.5)
+    time.sleep(2.0)
     work = dist.isend(output, 1, group)
     output.data = torch.empty(1)
     (3 * weight).sum().backward()
@@ -237,7 +237,11 @@ def main() -> None:
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     importlib.import_module("tests.e2e.strict")
     dist.init_process_group(sys.argv[2])
-    {bug.__name__: bug for bug in BUGS}[sys.argv[1]](dist.get_rank())
+    try:
+        {bug.__name__: bug for bug in BUGS}[sys.argv[1]](dist.get_rank())
+    except RuntimeError:
+        time.sleep(1.0)  # for the other rank to give up as well, before it sees that the connections are closed
+        raise
     print("right", flush=True)
     dist.destroy_process_group()
 

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from chimera_ir.commands.compile_command import compile_command
 from tests import forking
 from tests.e2e.bytecode import add_bytecode
+from tests.programs import TORCHRUN
 
 HERE = Path(__file__).resolve().parent
 MODELS = HERE / "models"
@@ -115,6 +116,18 @@ def launched(
     """As `torchrun`, with further options of torchrun's."""
     words = (f"--nproc-per-node={ranks}", *options, str(directory / "train.py"), *arguments)
     return forking.torchrun(words, environment() | dict(variables), directory.parent, PATIENCE)
+
+
+def torchrun_afresh(script: Path, ranks: int, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs any script as from the command line: nothing is forked from a process that has imported torch before."""
+    return subprocess.run(
+        [*TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", str(script), *arguments],
+        env=environment() | variables,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
 
 
 def interrupted(

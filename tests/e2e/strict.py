@@ -24,8 +24,9 @@ gloo forgives much: it finds a message by its tag, and takes it before anyone as
 By environment variables: ``STRICT_DELAY`` is the longest of the random delays before operations, in seconds, with
 ``STRICT_SEED``; one computation of fifty is delayed. With ``STRICT_LATE`` computations are as late as they may be: the
 stream runs nothing that neither the host nor another stream waits for. What a rank waits for longer than
-``STRICT_PATIENCE`` seconds is an error that says which operation is at the head of each of its streams. An error of the
-stream of computations is raised where the host next waits or reads; if that takes two seconds, it ends the rank.
+``STRICT_PATIENCE`` seconds is an error that says which operation is at the head of each of its streams; for the first
+operation of a communicator that is longer than ``STRICT_MEETING``, as ranks may start one after another. An error of
+the stream of computations is raised where the host next waits or reads; if that takes two seconds, it ends the rank.
 
 Every message carries what it is: micro-batch, stages and update, of chimera_runtime; of other programs the tag. The
 micro-batch implies the pipe, as they are counted over all pipes, and the stages the kind: to the next stage go
@@ -44,7 +45,7 @@ import torch.distributed as dist
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # a rank runs this file alone
 from tests.e2e.strict_computations import put_off
-from tests.e2e.strict_device import DEVICE, LIMIT, PATIENCE, Posted, Stream
+from tests.e2e.strict_device import DEVICE, LIMIT, MEETING, Posted, Stream
 from tests.e2e.strict_names import NOW, listen
 
 START = timedelta(minutes=1)
@@ -86,7 +87,7 @@ class Communicator(dist.ProcessGroup):
             key = "/".join(map(str, ranks))
             self._store.set(f"strict/{key}/{self._rank}", "here")
             try:
-                self._store.wait([f"strict/{key}/{rank}" for rank in ranks], timedelta(seconds=PATIENCE))
+                self._store.wait([f"strict/{key}/{rank}" for rank in ranks], timedelta(seconds=MEETING))
             except RuntimeError as error:
                 who = [self._members[rank] for rank in ranks]
                 raise RuntimeError(

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 PATIENCE = float(os.environ.get("STRICT_PATIENCE", "30"))
+MEETING = float(os.environ.get("STRICT_MEETING", "30"))
 DELAY = float(os.environ.get("STRICT_DELAY", "0"))
 QUEUES = int(os.environ.get("STRICT_QUEUES", "0"))
 ALONE = "STRICT_ALONE" in os.environ

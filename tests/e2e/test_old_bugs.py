@@ -10,11 +10,12 @@ from tests.e2e.ranks import HERE, Job, Outcome, run_all
 pytestmark = pytest.mark.e2e
 
 RULES = {"STRICT_PATIENCE": "2", "STRICT_ALONE": "1", "STRICT_LATE": "1"}
+MORE = {"posted_ahead": {"STRICT_QUEUES": "1"}, "made_by_first_message": {"STRICT_MEETING": "2"}}
 GRACE = 10.0
 """Both ranks of a hang give up at about the same time, and one of them knows the cause."""
 
 SAID = {
-    "sends_first": r"send tag 0 to rank 1 hangs; at the heads of the streams: .*: send tag 0 to rank 1",
+    "sends_first": r"send tag 0 to rank (\d) hangs; at the heads of the streams: .*: send tag 0 to rank \1",
     "tags_mixed_up": r"on rank 1 \(tag 1: .*\) meets \(tag 2: .*\): without tags, what is next is what comes",
     "receives_deferred": r"recv tag 0 from rank 0 hangs|recv tag 10 from rank 1 hangs; at the heads .*: send tag 1",
     "sums_crossed": r"all_reduce of 64 numbers hangs; at the heads of the streams: .*all_reduce.*; .*all_reduce",
@@ -32,7 +33,7 @@ SAID = {
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     jobs = []
     for name in SAID:
-        rules = RULES | ({"STRICT_QUEUES": "1"} if name == "posted_ahead" else {})
+        rules = RULES | MORE.get(name, {})
         for backend in ("gloo", "strict"):
             program = HERE / "old_bugs.py"
             jobs.append(Job(f"{backend} {name}", program, (name, backend), model=None, environment=rules, grace=GRACE))

@@ -39,7 +39,7 @@ def test_a_command_that_takes_too_long_is_ended_with_all_that_it_started() -> No
     """Its child has a session of its own, as ranks of torchrun have."""
     asleep = "import time; time.sleep(600)"
     child = f"subprocess.Popen([sys.executable, '-c', {asleep!r}], start_new_session=True)"
-    end = run(python(f"import subprocess, sys\nprint({child}.pid, flush=True)\n{asleep}"), 2)
+    end = run(python(f"import subprocess, sys\nprint({child}.pid, flush=True)\n{asleep}"), 6)
     assert end.status is None
     assert end.left == 2
     assert has_ended(int(end.said))

@@ -15,6 +15,7 @@ from tests.unit.command import Ended, Run, on_a_terminal
 
 SLOW = """
 import time
+from chimera_ir import progress
 from chimera_ir.commands import compile_command
 from chimera_ir.lower import lower as lowering
 lower = lowering.lower
@@ -22,6 +23,7 @@ def slowly(*arguments, **more):
     time.sleep(SECONDS)
     return lower(*arguments, **more)
 lowering.lower = slowly
+progress.AFTER = AFTER
 compile_command.main()
 """
 DOING = "adding messages and gradient sums, verifying the program"
@@ -30,8 +32,16 @@ CLEAN = "\x1b[1A\x1b[2K"
 SHOW_CURSOR = "\x1b[?25h"
 
 
-def slow(folder: Path, seconds: float, *arguments: str, interrupt: str | None = None, **variables: str) -> Ended:
-    program = SLOW.replace("SECONDS", str(seconds))
+def slow(
+    folder: Path,
+    seconds: float,
+    *arguments: str,
+    after: float = progress.AFTER,
+    interrupt: str | None = None,
+    **variables: str,
+) -> Ended:
+    """A compilation that takes so much longer, by a user who is told after a second, or after ``after``."""
+    program = SLOW.replace("SECONDS", str(seconds)).replace("= AFTER", f"= {after}")
     return on_a_terminal(program, *arguments, cwd=folder, env=TERMINAL | variables, interrupt=interrupt)
 
 
@@ -48,7 +58,7 @@ def test_who_waits_for_more_than_a_second_is_told_why_until_it_is_over(tmp_path:
 
 
 def test_who_waits_for_less_is_told_nothing(tmp_path: Path) -> None:
-    ended = slow(tmp_path, 0.0, "chimera", "--emit", "report")
+    ended = slow(tmp_path, 0.0, "chimera", "--emit", "report", after=60)
     assert ended.status == 0
     assert ended.out.startswith("{")
 

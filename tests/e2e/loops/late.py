@@ -13,7 +13,7 @@ from chimera_runtime import Pipeline
 from chimera_runtime.errors import Misuse, PeerLost
 from tests.e2e import strict  # noqa: F401 (registers the backend)
 
-WIDTH, TIMEOUT = 4, 2.0
+WIDTH, TIMEOUT = 4, 8.0
 
 
 def build_stage(_stage: int, _num_stages: int) -> torch.nn.Module:

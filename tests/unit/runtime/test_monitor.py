@@ -94,7 +94,6 @@ def test_a_message_that_does_not_come_ends_the_rank_which_goes_on_meanwhile(peer
     transfer = (peer.isend if verb == "send" else peer.irecv)((torch.zeros(1),), tag_of(7, 2, 1, 4))
     start = time.monotonic()
     transfer.wait()
-    assert time.monotonic() - start < TIMEOUT, "the wait itself returns at once"
     assert ends.has_come()
     assert time.monotonic() - start >= TIMEOUT
     (error,) = ends.errors
@@ -114,10 +113,10 @@ def test_a_message_that_was_posted_and_is_not_waited_for_may_take_any_time(peer:
 
 def test_a_message_that_comes_in_time_is_forgotten(peer: Peer, ends: Ends) -> None:
     transfers = [peer.irecv((torch.zeros(1),), tag) for tag in range(4)]
-    for transfer in transfers:
-        transfer.wait()
     for work in peer._incoming.posted:
         work.over.set()
+    for transfer in transfers:
+        transfer.wait()
     time.sleep(2 * TIMEOUT)
     assert not ends.errors
     peer.irecv((torch.zeros(1),), 4).wait()
@@ -125,9 +124,10 @@ def test_a_message_that_comes_in_time_is_forgotten(peer: Peer, ends: Ends) -> No
 
 
 def test_of_several_the_first_that_is_not_over_is_told(peer: Peer, ends: Ends) -> None:
-    for micro in range(3):
-        peer.irecv((torch.zeros(1),), tag_of(micro, 2, 1, 4)).wait()
+    transfers = [peer.irecv((torch.zeros(1),), tag_of(micro, 2, 1, 4)) for micro in range(3)]
     peer._incoming.posted[0].over.set()
+    for transfer in transfers:
+        transfer.wait()
     assert ends.has_come()
     assert "wait recv m1 s2->s1" in str(ends.errors[0])
 
@@ -212,7 +212,7 @@ MESSAGE = (
 
 def test_a_call_that_the_abort_lets_go_raises_the_error_and_the_rank_goes_on(ends: Ends) -> None:
     group = Abortable()
-    monitor = Monitor(TIMEOUT, ends, [Stubborn(group), Unabortable(), object(), group], grace=TIMEOUT)  # type: ignore[list-item]
+    monitor = Monitor(TIMEOUT, ends, [Stubborn(group), Unabortable(), object(), group], grace=20)  # type: ignore[list-item]
     work = group.send([], 0, 0)
     monitor.settle(work, lost)
     assert work.over.wait(20), "as a call that reads from the device"

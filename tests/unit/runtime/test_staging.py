@@ -235,13 +235,14 @@ def lost(transfer: Any) -> str:
 def test_a_gpu_that_is_stuck_is_not_the_fault_of_a_peer(members: Sequence[Any]) -> None:
     gpu = Stuck()
     names, staging = Names(0, 0, 2, 0.1), Staging(gpu)
-    peer = Peer(1, 1, members[0], members[0], names, waiter(0.1), staging.staged)
+    impatient, patient = (Peer(1, 1, *members[:1] * 2, names, waiter(s), staging.staged) for s in (0.1, 20.0))
     begin = "rank 0 (worker 0): wait send m0 s0->s1: rank 1: "
     message = (torch.zeros(1),)
     assert (
-        lost(peer.isend(message, 0)) == f"{begin}the device of this rank has not computed it within 0.1 s (--timeout)"
+        lost(impatient.isend(message, 0))
+        == f"{begin}the device of this rank has not computed it within 0.1 s (--timeout)"
     )
-    transfer = peer.isend(message, 0)
+    transfer = patient.isend(message, 0)
     gpu.is_let_go.set()
     assert lost(transfer) == f"{begin}CUDA error: an illegal memory access"
 

@@ -65,7 +65,7 @@ def test_whoever_speaks_gives_the_hint_as_well(capsys: pytest.CaptureFixture[str
 def test_neither_a_store_that_is_gone_nor_a_save_that_never_ends_holds_a_rank_up(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending, "_PATIENCE", 0.1)
+    monkeypatch.setattr(ending, "_PATIENCE", 2.0)
 
     class Gone:
         def add(self, *_: object) -> int:
