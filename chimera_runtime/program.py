@@ -1,4 +1,9 @@
-"""What was compiled: the facts about the program that starting the ranks needs, and the script of each worker."""
+"""What was compiled: the facts about the program that starting the ranks needs, and the script of each worker.
+
+It is read without torch: `chimera run` does so before it starts torchrun.
+"""
+
+from __future__ import annotations
 
 import importlib.util
 import json
@@ -6,10 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.lane import Lane, Route
+
+if TYPE_CHECKING:
+    from chimera_runtime.lane import Lane, Route
 
 INTERFACE = 5
 """The interface between scripts and this package; it grows when scripts written for the one before would not run."""

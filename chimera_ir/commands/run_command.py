@@ -1,9 +1,9 @@
 """``chimera run``: compiles a scheme and becomes the torchrun that trains with it, on this machine."""
 
-import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +17,9 @@ from chimera_ir.commands.compile_command import Function, answered, compiling, d
 from chimera_ir.options import MOST
 from chimera_ir.visible import as_argument, command_line, visible
 from chimera_runtime.errors import Misuse as Refused
+from chimera_runtime.program import parsed
 from chimera_runtime.tools.options import parse
+from chimera_runtime.tools.requirements import require_fitting
 
 _TRAINING = (
     click.option(
@@ -189,7 +191,8 @@ def run_command(
     """
     require_torch("training")
     of_train = [*_words(training | {"communicators": communicators})]
-    _require_valid(of_train)
+    with _as_ranks_would():
+        given = parse(of_train)
     options = {
         "costs": costs,
         "recompute": recompute,
@@ -201,6 +204,9 @@ def run_command(
     }
     _, answer = answered(scheme, settings, options, None, no_cache)
     assert answer.output is not None, "a whole compilation has an output directory"
+    job, _ = parsed(answer.output.files["program.json"])
+    with _as_ranks_would():
+        require_fitting(given, job)
     directory = delivered(answer.printed, answer.output, out)
     ranks = copies * answer.output.workers
     started = [
@@ -211,14 +217,14 @@ def run_command(
     ]
     started += ["--", *model_arguments] if model_arguments else []
     write(f"wrote {visible(str(directory))}, running\n  {command_line(('torchrun', *started))}\n")
-    program = json.loads(answer.output.files["program.json"])["program"]
-    _become([sys.executable, "-P", "-m", "torch.distributed.run", *started], {"CHIMERA_PROGRAM": program})
+    _become([sys.executable, "-P", "-m", "torch.distributed.run", *started], {"CHIMERA_PROGRAM": job.program})
 
 
-def _require_valid(words: Iterable[str]) -> None:
-    """Refuses what train.py would refuse on every rank, before anything is compiled or started."""
+@contextmanager
+def _as_ranks_would() -> Iterator[None]:
+    """What train.py would refuse on every rank is a mistake on the command line, before anything is started."""
     try:
-        parse([*words])
+        yield
     except Refused as error:
         raise Misuse(str(error)) from error
 

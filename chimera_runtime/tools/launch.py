@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from chimera_runtime.blame import Located, ModelError, describe
-from chimera_runtime.communicators import chosen
 from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT, TERMINATED, BadCheckpoint, BadModel, Misuse, PeerLost
 from chimera_runtime.exhaustion import memory_state
 from chimera_runtime.meeting import meet
@@ -25,6 +24,7 @@ from chimera_runtime.tools.faults import Faults, leave
 from chimera_runtime.tools.options import parse
 from chimera_runtime.tools.parent import end_with_parent
 from chimera_runtime.tools.progress import NotFinite
+from chimera_runtime.tools.requirements import require_fitting
 from chimera_runtime.tools.run import Run
 from chimera_runtime.tools.saving import Terminated
 from chimera_runtime.tools.streams import Unwritable, let_go, tell
@@ -99,7 +99,7 @@ def _run(
 ) -> None:
     """Joins the ranks, runs ``train`` and parts from them: together, or one would close what another reads from."""
     job = compiled.job
-    chosen(job, options.backend, options.communicators)  # refused before ranks meet
+    require_fitting(options, job)  # before ranks meet
     if options.backend_module is not None:
         register(options.backend, options.backend_module)
     place, device = begin(job, store, rank, size, options.layout, options.backend, options.timeout, options.device)

@@ -13,7 +13,7 @@ from chimera_runtime.sizes import UNITS
 from chimera_runtime.tools.streams import say
 
 _BUILT_IN = ("gloo", "nccl")
-_KINDS = ("F", "B", "I", "W", "pair")
+KINDS = ("F", "B", "I", "W", "pair")
 _LONGEST = 10**9
 """Seconds; the clocks behind a wait count nanoseconds in 63 bits."""
 
@@ -86,7 +86,7 @@ def _durations(text: str) -> dict[str, float]:
     durations: dict[str, float] = {}
     for part in text.split(","):
         kind, _, value = part.partition("=")
-        if kind not in _KINDS or not value or kind in durations:
+        if kind not in KINDS or not value or kind in durations:
             raise argparse.ArgumentTypeError(f"{text!r} is not of the form F=SECONDS,B=SECONDS")
         durations[kind] = _seconds(value)
     if not durations.keys() >= {"F", "B"} and not durations.keys() >= {"F", "I", "W"}:

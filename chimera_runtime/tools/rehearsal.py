@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.errors import Misuse
 from chimera_runtime.numbering import Micros
 from chimera_runtime.program import Job
 from chimera_runtime.stage import Stage
@@ -78,19 +77,7 @@ def made_of(micros: Micros, made: Tensors) -> Tensors:
 
 
 def rehearsed(seconds: Mapping[str, float], job: Job) -> Callable[..., Stage]:
-    """Makes stages that sleep: so many seconds for a micro-batch, by the letter of the kind of operation.
-
-    Raises
-    ------
-    Misuse
-        If a kind of operation that the schedule has is not given.
-    """
-    lacking = [kind for kind in job.kinds if kind not in seconds]
-    if lacking:
-        known = {kind: seconds.get(kind, 0.005) for kind in ("F", "B", "I", "W")}
-        known["pair"] = seconds.get("pair", known["F"] + known["B"])
-        example = ",".join(f"{kind}={known[kind]:g}" for kind in job.kinds)
-        raise Misuse(f"--rehearse lacks {' and '.join(lacking)}: {job.name} has such operations; give {example}")
+    """Makes stages that sleep: so many seconds for a micro-batch, by the letter of the kind of operation."""
     slack = overshoot()
     return partial(
         RehearsedStage, seconds={kind: max(0.0, value / job.parts - slack) for kind, value in seconds.items()}

@@ -88,17 +88,6 @@ class Run(Hooks):
         options = self.options
         if options.rehearse and self.device.type != "cpu":
             raise Misuse("--rehearse: sleeps on the CPU say nothing about a GPU; use --device cpu --backend gloo")
-        if options.clip_norm is not None and self.compiled.job.period:
-            raise Misuse(
-                f"--clip-norm: {self.compiled.job.name} has no flush, and its stages make an update at different "
-                "times: there is no norm of all its gradients; take a scheme with a flush, or clip in the step of the "
-                "model file's optimizer, which sees one stage"
-            )
-        if options.shard_optimizer and self.compiled.job.period:
-            raise Misuse(
-                f"--shard-optimizer: {self.compiled.job.name} has no flush, and its stages step inside the schedule, "
-                "which leaves no place to gather their weights; take a scheme with a flush, or leave the option out"
-            )
         self.measures = options.memory_limit is not None or options.peak_memory
         self.loads = options.rehearse is None
         if options.autocast is not None:
@@ -130,11 +119,6 @@ class Run(Hooks):
     def batches(self) -> Batches:
         """The micro-batches that a pipeline and a check begin with: what a rank does not need it does not load."""
         job, place, size = self.compiled.job, self.place, self.options.micro_batch_size
-        if size % job.parts:
-            raise Misuse(
-                f"--micro-batch-size {size}: {job.name} cuts every micro-batch into {job.parts} halves; "
-                "choose an even size, as in --micro-batch-size 2"
-            )
         dataset, model = self.model.items(), self.model
         sizes = size, job.micro_batches, job.parts, place.copies, place.copy
         batches = Batches(dataset, *sizes, self.options.seed, model.collate, model.order(dataset))

@@ -166,6 +166,9 @@ def test_it_takes_every_option_of_train_py_with_the_same_choices(capsys: pytest.
         (("nosuch", *MODEL), "no library scheme is called 'nosuch'"),
         (("gems", *MODEL, "--set", "X=1"), "no parameter X"),
         (("gems", *MODEL, "--out", "model.py"), "not a directory"),
+        (("pipedream", *MODEL, "--clip-norm", "1"), "--clip-norm: pipedream(D=4) has no flush"),
+        (("chimera_halving", *MODEL), "--micro-batch-size 1: chimera_halving(D=4, N=8) cuts every micro-batch into 2"),
+        (("zb_h1", *MODEL, "--rehearse", "F=0.1,B=0.2"), "--rehearse lacks I and W: zb_h1(D=4, N=8)"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from chimera_runtime import assemble
-from chimera_runtime.errors import Misuse
 from chimera_runtime.numbering import Micros
 from chimera_runtime.stage import Stage
 from chimera_runtime.tools import rehearsal
@@ -78,26 +77,6 @@ def test_a_pair_sleeps_as_long_as_it_takes_and_hands_on_both_ways(alone: World, 
         assert [tuple(t.shape) for t in middle.outputs(1)] == [(1, 2)]
         assert [tuple(t.shape) for t in middle.input_gradients((4, 5))] == [(2, 2)]
     assert clock.sleeps == [0.625] * 3
-
-
-@pytest.mark.parametrize(
-    ("kinds", "seconds", "words"),
-    [
-        (
-            ("F", "B", "pair"),
-            {"F": 0.01, "B": 0.02},
-            "lacks pair: two has such operations; give F=0.01,B=0.02,pair=0.03",
-        ),
-        (("F", "I", "W"), {"F": 0.01, "B": 0.02}, "--rehearse lacks I and W: two has such operations; give F=0.01,I="),
-        (("F", "B", "I", "W"), {"F": 0.01, "I": 0.01, "W": 0.01}, "--rehearse lacks B: two has such operations"),
-        (("F", "B"), {"F": 0.01, "I": 0.01, "W": 0.01}, "--rehearse lacks B: two has such operations; give F=0.01,B="),
-    ],
-)
-def test_a_kind_of_operation_that_is_not_given_is_missed(
-    alone: World, kinds: tuple[str, ...], seconds: dict[str, float], words: str
-) -> None:
-    with pytest.raises(Misuse, match=words):
-        rehearsed(seconds, alone_job(kinds=kinds))
 
 
 def test_a_sleep_is_shorter_by_what_sleeps_last_too_long(alone: World, clock: Clock) -> None:

@@ -353,8 +353,3 @@ def by_hand_with_evaluations(run: Run, directory: Path) -> tuple[list[float], li
                 outcomes += pipe.drain()
                 evaluated.append(pipe.evaluate([batch]))
     return [outcome.loss for outcome in outcomes if outcome is not None], evaluated
-
-
-def test_a_norm_of_a_stream_is_refused_with_what_can_be_done(streamed: Callable[..., Run]) -> None:
-    with pytest.raises(Misuse, match=r"--clip-norm: both\(\) has no flush, .*; take a scheme with a flush, or clip in"):
-        streamed("--clip-norm=1.0")
