@@ -8,8 +8,10 @@ two files have is refused where it is used, so that a name means the same wherev
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from os.path import isfile
 from pathlib import Path
 from typing import Any
@@ -93,8 +95,9 @@ def source(name: str, directories: Further = ()) -> Source:
 
 
 def summary(name: str, directories: Further = ()) -> str:
-    """What a library scheme is, in one line: the first line of the comment it begins with."""
-    return source(name, directories).text.split("\n", 1)[0].removeprefix("#").strip()
+    """What a library scheme is, in one line: the first line of the comment it begins with, if it does."""
+    first = source(name, directories).text.split("\n", 1)[0]
+    return first[1:].strip() if first.startswith("#") else ""
 
 
 def parameters(name: str, directories: Further = ()) -> str:
@@ -119,6 +122,10 @@ def missing(name: str, directories: Further = ()) -> str:
             if known.scheme:
                 return f"no library scheme is called '{name}': {known.what} is {known.scheme} here"
             return f"the library does not have '{name}': {known.what}"
+    for path in chain.from_iterable(_files(directories).values()):
+        with suppress(UnreadableText):
+            if (title := _TITLE.search(_text(path))) and title[1] == name:
+                return f"no library scheme is called '{name}', which is in {path}: its name here is {path.stem}"
     guess = closest(name, names(directories))
     advice = f"did you mean {guess}?" if guess else f"there are {', '.join(names(directories))}"
     file = Path(f"{name}{_ENDING}")

@@ -35,6 +35,7 @@ CALL = re.compile(r"(?P<words>[^|'\"<>;&$]+?)(?P<filter>(?: 2>&1)? \|.*)?")
 @contextmanager
 def stage() -> Iterator[tuple[Path, dict[str, str]]]:
     """A directory that sees docs/ and examples/, and an environment with the commands of this package, nothing kept."""
+    python = Path(sys.executable).absolute()
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
     with tempfile.TemporaryDirectory() as place, tempfile.TemporaryDirectory() as programs:
         for name in ("docs", "examples"):
@@ -43,14 +44,12 @@ def stage() -> Iterator[tuple[Path, dict[str, str]]]:
             module, _, function = entry.partition(":")
             script = Path(programs) / name
             program = f"from {module} import {function}\n{function}()\n"
-            script.write_text(
-                f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n{program}", encoding="utf-8"
-            )
+            script.write_text(f"#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n{program}", encoding="utf-8")
             script.chmod(0o755)
-        python = Path(programs) / "python"
-        python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
-        python.chmod(0o755)
-        path = os.pathsep.join((programs, str(Path(sys.executable).parent), os.environ["PATH"]))
+        script = Path(programs) / "python"
+        script.write_text(f'#!/bin/sh\nexec "{python}" "$@"\n', encoding="utf-8")
+        script.chmod(0o755)
+        path = os.pathsep.join((programs, str(python.parent), os.environ["PATH"]))
         yield Path(place), {**os.environ, "PATH": path, "CHIMERA_CACHE": ""}
 
 

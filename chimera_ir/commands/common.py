@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from importlib.util import find_spec
 from math import isfinite
+from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
 import click
@@ -37,6 +38,20 @@ class FiniteRange(click.FloatRange):
         if not isfinite(number):
             self.fail(f"{value} is no finite number.", param, ctx)
         return number
+
+
+class GivenPath(click.Path):
+    """A path that is not empty; an unset variable leaves an empty one, which would be the current directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path; a usage error if it is empty."""
+        if value == "":
+            self.fail("an empty path.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FILE = GivenPath(path_type=Path)
+"""A file or directory, which may be there or not."""
 
 
 def parse_settings(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, int]:

@@ -12,7 +12,7 @@ import click
 from chimera_ir import __version__, cache, library, output, progress, texts
 from chimera_ir.answer import Answer, Output, produce
 from chimera_ir.commands import completion
-from chimera_ir.commands.common import WRONG_TEXT, Misuse, parse_split, parse_ties, parse_values, run, write
+from chimera_ir.commands.common import FILE, WRONG_TEXT, Misuse, parse_split, parse_ties, parse_values, run, write
 from chimera_ir.compilation import Compilation, Level
 from chimera_ir.cost.model import COST_LETTERS, Costs
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
@@ -35,7 +35,6 @@ from chimera_ir.sweeps.form import TableForm
 from chimera_ir.syntax.ast import SyncMode
 from chimera_ir.visible import as_argument, command_line, visible
 
-_FILE = click.Path(path_type=Path)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -67,7 +66,7 @@ def _listed(directories: tuple[Path, ...]) -> str:
 
 def _described(name: str, further: tuple[Path, ...]) -> str:
     try:
-        return f"({library.parameters(name, further)}) {library.summary(name, further)}"
+        return f"({library.parameters(name, further)}) {library.summary(name, further)}".rstrip()
     except Rejected:
         return f"a text with mistakes: {library.source(name, further).name}"
     except UnreadableText as error:
@@ -92,7 +91,7 @@ _SHARED = (
         multiple=True,
         callback=_costs,
         metavar="KIND=VALUE",
-        help="Cost of F, B, I or W per micro-batch.",
+        help="Cost of F, B, I, W or pair per micro-batch.",
     ),
     click.option("--recompute", is_flag=True, help="Every stage keeps only its input, and runs its forward again."),
     click.option(
@@ -110,7 +109,7 @@ _SHARED = (
         type=click.Choice(["directed", "pair"]),
         help="Of messages on NCCL: one for each direction between two workers, or for both [default: directed].",
     ),
-    click.option("--out", type=_FILE, metavar="DIR", help="Output directory [default: ./<scheme>.out]."),
+    click.option("--out", type=FILE, metavar="DIR", help="Output directory [default: ./<scheme>.out]."),
     click.option(
         "--max-operations",
         type=click.IntRange(min=1),
@@ -121,7 +120,7 @@ _SHARED = (
     click.option("--no-cache", is_flag=True, help="Take nothing from earlier calls, and keep nothing."),
     click.option(
         "--library",
-        type=_FILE,
+        type=FILE,
         multiple=True,
         metavar="DIR",
         help="A directory of further schemes, beside those of CHIMERA_LIBRARY.",
@@ -144,11 +143,11 @@ def compiling(function: Function) -> Function:
 @click.option("--emit", type=click.Choice([level.value for level in Level]), help="Print one level and write nothing.")
 @click.option(
     "--profile",
-    type=_FILE,
+    type=FILE,
     metavar="FILE",
     help="What the model's stages cost; the report is then in seconds, with a prediction.",
 )
-@click.option("--cluster", type=_FILE, metavar="FILE", help="What the model runs on.")
+@click.option("--cluster", type=FILE, metavar="FILE", help="What the model runs on.")
 @click.option("--copies", type=click.IntRange(1, MOST), metavar="W", help="Copies of the pipelines [default: 1].")
 @click.option("--micro-batch-size", type=click.IntRange(1, MOST), metavar="B", help="Items of a micro-batch.")
 @click.option(

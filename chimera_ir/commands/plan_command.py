@@ -10,9 +10,10 @@ import click
 
 from chimera_ir import __version__, library, progress, texts
 from chimera_ir.commands import completion
-from chimera_ir.commands.common import WRONG_TEXT, FiniteRange, Misuse, parse_settings, parse_ties, run, write
+from chimera_ir.commands.common import FILE, WRONG_TEXT, FiniteRange, Misuse, parse_settings, parse_ties, run, write
 from chimera_ir.compilation import Compilation
 from chimera_ir.console import printed
+from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.elaborate.elaborate import parameter_names
 from chimera_ir.errors import CompileError
 from chimera_ir.options import read_inputs
@@ -34,7 +35,6 @@ ERROR = 0.1
 MOST = 10**6
 """The most workers, and the most items of a mini-batch."""
 
-_FILE = click.Path(path_type=Path)
 _LIBRARY = "--library"
 
 
@@ -57,8 +57,8 @@ class _Wanted:
     context_settings={"help_option_names": ["-h", "--help"]},
     short_help="Rank every way to train a model on a cluster.",
 )
-@click.option("--profile", type=_FILE, required=True, metavar="FILE", help="What the model's stages cost.")
-@click.option("--cluster", type=_FILE, required=True, metavar="FILE", help="What the model runs on.")
+@click.option("--profile", type=FILE, required=True, metavar="FILE", help="What the model's stages cost.")
+@click.option("--cluster", type=FILE, required=True, metavar="FILE", help="What the model runs on.")
 @click.option("--mini-batch", type=click.IntRange(1, MOST), required=True, metavar="ITEMS", help="Items of an update.")
 @click.option("--workers", type=click.IntRange(1, MOST), metavar="P", help="How many to use [default: the cluster's].")
 @click.option(
@@ -117,7 +117,7 @@ class _Wanted:
 @click.option(
     _LIBRARY,
     "directories",
-    type=_FILE,
+    type=FILE,
     multiple=True,
     metavar="DIR",
     help="A directory of further schemes, beside those of CHIMERA_LIBRARY.",
@@ -224,7 +224,9 @@ def _parsed(sources: tuple[Source, ...], settings: dict[str, int]) -> dict[Sourc
     known = dict.fromkeys(name for scheme in parsed.values() for name in parameter_names(scheme))
     for name in settings:
         if name not in known:
-            raise Misuse(f"--set {name}: no scheme has such a parameter; there are {', '.join(known)}")
+            guess = closest(name, known)
+            advice = f"did you mean {guess}?" if guess else f"there are {', '.join(known)}"
+            raise Misuse(f"--set {name}: no scheme has such a parameter; {advice}")
     baseline, _ = library.baseline(1, 1)
     return parsed if baseline in parsed else {**parsed, baseline: Compilation(Request(baseline)).scheme}
 

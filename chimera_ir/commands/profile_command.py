@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from chimera_ir import __version__
-from chimera_ir.commands.common import FiniteRange, Misuse, parse_split, require_torch, run
+from chimera_ir.commands.common import FiniteRange, GivenPath, Misuse, parse_split, require_torch, run
 from chimera_ir.output import OutputRefused, refuse_file, write_file
 from chimera_ir.plural import counted
 from chimera_ir.profile.warnings import WARNING
@@ -40,7 +40,7 @@ def _numbers(_: click.Context, parameter: click.Parameter, given: tuple[str, ...
 
 
 _out = click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE.toml", help="What to write."
+    "--out", type=GivenPath(path_type=Path, dir_okay=False), required=True, metavar="FILE.toml", help="What to write."
 )
 _force = click.option("--force", is_flag=True, help="Write over a file that this command did not write.")
 _rounds = click.option(

@@ -8,7 +8,7 @@ import click
 
 from chimera_ir import __version__
 from chimera_ir import output as output_directory
-from chimera_ir.commands.common import WRONG_TEXT, Misuse, run, write
+from chimera_ir.commands.common import FILE, WRONG_TEXT, GivenPath, Misuse, run, write
 from chimera_ir.console import printed
 from chimera_ir.options import read_inputs
 from chimera_ir.profile.choose import Inputs
@@ -24,8 +24,6 @@ from chimera_ir.visible import visible
 
 NAME = "chimera-trace"
 
-_FILE = click.Path(path_type=Path)
-
 
 class Unreadable(click.ClickException):
     """Something is wrong in the trace."""
@@ -37,12 +35,10 @@ class Unreadable(click.ClickException):
     context_settings={"help_option_names": ["-h", "--help"]},
     short_help="Compare what ranks recorded with what was promised.",
 )
-@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option(
-    "--out", metavar="DIR", type=click.Path(path_type=Path), help="Where to write; by default the folder view in DIR."
-)
-@click.option("--profile", type=_FILE, metavar="FILE", help="What the model's stages cost; with it goes --cluster.")
-@click.option("--cluster", type=_FILE, metavar="FILE", help="What the model runs on: compares with that prediction.")
+@click.argument("directory", metavar="DIR", type=GivenPath(exists=True, file_okay=False, path_type=Path))
+@click.option("--out", metavar="DIR", type=FILE, help="Where to write; by default the folder view in DIR.")
+@click.option("--profile", type=FILE, metavar="FILE", help="What the model's stages cost; with it goes --cluster.")
+@click.option("--cluster", type=FILE, metavar="FILE", help="What the model runs on: compares with that prediction.")
 @click.option("--json", "as_json", is_flag=True, help="Print the residuals as JSON.")
 @click.version_option(__version__)
 def trace_command(directory: Path, out: Path | None, profile: Path | None, cluster: Path | None, as_json: bool) -> None:

@@ -195,7 +195,8 @@ class _Bench:
         setting, changed = self._judge.setting(choice), self._under(choice)
         compiled, header = changed.compiled, changed.header
         if (header.whole_micro_batches, header.stages) != (choice.micro_batches, choice.stages):
-            detail = f"it makes {counted(header.whole_micro_batches, 'micro-batch')} of {choice.micro_batches}"
+            size = f"{counted(header.whole_micro_batches, 'micro-batch')} and {counted(header.stages, 'stage')}"
+            detail = f"it has {size}, not {choice.micro_batches} and {choice.stages}"
             return LeftOut.of(choice, Reason.REFUSED, detail)
         if not setting.halves_known and compiled.splits:
             detail = "it has no times of split backwards: input_gradient and weight_gradient"

@@ -88,10 +88,18 @@ def _asynchronous(ranking: Ranking) -> Iterator[str]:
 
 
 def _smaller(ranking: Ranking) -> Iterator[str]:
-    """A remark if the first updates more often than asked, since its scheme fixes the micro-batches of an update."""
-    first, asked = next(iter(ranking.choices), None), ranking.question.mini_batch
-    if first is not None and first.choice.mini_batch < asked:
-        yield f"the first updates the weights every {counted(first.choice.mini_batch, 'item')}, not every {asked:,}"
+    """A remark if schemes fix the micro-batches of an update, and so update more often than asked."""
+    asked = ranking.question.mini_batch
+    best: dict[str, Judged] = {}
+    for judged in ranking.choices:
+        best.setdefault(judged.scheme, judged)
+    smaller = [
+        f"{name} ({judged.choice.mini_batch:,})" for name, judged in best.items() if judged.choice.mini_batch < asked
+    ]
+    if smaller:
+        whose = "that scheme" if len(smaller) == 1 else "these schemes"
+        updates = f"updates have fewer than {counted(asked, 'item')} with {_listed(smaller)}"
+        yield f"{updates}: no parameter of {whose} is the number of micro-batches"
 
 
 def _replays(ranking: Ranking) -> Iterator[str]:

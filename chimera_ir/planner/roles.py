@@ -71,7 +71,9 @@ def _stated(source: Source, scheme: Scheme) -> dict[str, str | tuple[int, ...]]:
         values = isinstance(role, list) and role and all(type(value) is int and abs(value) <= LIMIT for value in role)
         if not values and role not in (SIZE, MICRO_BATCHES, DIVISOR, DEFAULT):
             words = ", ".join(f'"{word}"' for word in (SIZE, MICRO_BATCHES, DIVISOR, DEFAULT))
-            raise UnreadableText(f"{where}: write a list of values to try, of 64 bits each, or one of {words}")
+            raise UnreadableText(
+                f"{where}: write a list of whole numbers of at most 64 bits to try, as in [2, 4], or one of {words}"
+            )
         stated[name] = tuple(role) if isinstance(role, list) else str(role)
     return stated
 

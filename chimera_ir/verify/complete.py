@@ -98,6 +98,7 @@ def _missing(header: Header, seen: _Seen, kinds: Iterable[Kind]) -> Iterator[Dia
             absentee = Compute(_usual(header, part, there), (micro,), stage, version=version)
             example = examples.get((pipe.name, part))
             candidates = (
+                _neighbour(header, pipe, seen[part], absentee),
                 example if example is not None and example.kind is absentee.kind else None,
                 *(known for known in reversed(there) if _linked(known.kind, absentee.kind)),
                 *(examples.get((pipe.name, candidate)) for candidate in seen),
@@ -115,6 +116,19 @@ def _absent(header: Header, pipe: Pipe, seen: _Seen, part: _Part) -> Iterator[tu
             stage = Stage(number)
             if micro * header.stages + stage not in column and _wanted(header, seen, part, micro, stage):
                 yield micro, stage
+
+
+def _neighbour(
+    header: Header, pipe: Pipe, column: dict[int, tuple[Worker, Compute]], absentee: Compute
+) -> Compute | None:
+    """The operation like the absent one of the next micro-batch on its stage, one before it rather than one behind."""
+    (micro,), stage = absentee.micros, absentee.stage
+    like = {
+        other: column[cell][1]
+        for other in pipe.micros
+        if (cell := other * header.stages + stage) in column and column[cell][1].kind is absentee.kind
+    }
+    return like[min(like, key=lambda other: (other > micro, abs(other - micro)))] if like else None
 
 
 def _linked(kind: Kind, other: Kind) -> bool:

@@ -46,6 +46,13 @@ def _norm(text: str) -> float:
     return value
 
 
+def _path(text: str) -> Path:
+    """A path that is not empty; an unset variable leaves an empty one, which would be the current directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty path")
+    return Path(text)
+
+
 def _peak(text: str) -> float | str:
     """A number of TFLOPS, or ``auto``."""
     return text if text == "auto" else _norm(text)
@@ -106,7 +113,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """
     parser = _Parser(prog="train.py", description="Trains a model with the program beside it. Start it with torchrun.")
     parser.add_argument(
-        "--model", type=Path, required=True, help="Python file with build_stage or layers, loss, dataset, optimizer"
+        "--model", type=_path, required=True, help="Python file with build_stage or layers, loss, dataset, optimizer"
     )
     parser.add_argument(
         "--split", type=_split, metavar="0,L,..", help="first layer of each stage (default: equal numbers of layers)"
@@ -134,20 +141,22 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--shard-optimizer", action="store_true", help="each replica of a stage keeps a share of the optimizer's state"
     )
-    parser.add_argument("--save", type=Path, metavar="DIR", help="save checkpoints there: the last, and at a SIGTERM")
+    parser.add_argument("--save", type=_path, metavar="DIR", help="save checkpoints there: the last, and at a SIGTERM")
     parser.add_argument("--save-every", type=_count, metavar="K", help="save after every K updates, too")
     parser.add_argument("--keep", type=_count, default=3, metavar="K", help="checkpoints that stay (default: 3)")
     parser.add_argument(
-        "--resume", type=Path, metavar="DIR", help="go on from a checkpoint, or from the newest in a directory, if any"
+        "--resume", type=_path, metavar="DIR", help="go on from a checkpoint, or from the newest in a directory, if any"
     )
-    parser.add_argument("--load", type=Path, metavar="FILE", help="begin with the weights of one file")
+    parser.add_argument("--load", type=_path, metavar="FILE", help="begin with the weights of one file")
     parser.add_argument(
-        "--export", type=Path, metavar="FILE", help="write the weights into one file at the end: .pt or .safetensors"
+        "--export", type=_path, metavar="FILE", help="write the weights into one file at the end: .pt or .safetensors"
     )
     parser.add_argument("--stop-on-nan", action="store_true", help="end when the loss of an update is no finite number")
-    parser.add_argument("--log-file", type=Path, metavar="FILE", help="append a line of JSON for every update, at once")
     parser.add_argument(
-        "--tensorboard", type=Path, metavar="DIR", help="the same as curves, by the package tensorboard"
+        "--log-file", type=_path, metavar="FILE", help="append a line of JSON for every update, at once"
+    )
+    parser.add_argument(
+        "--tensorboard", type=_path, metavar="DIR", help="the same as curves, by the package tensorboard"
     )
     parser.add_argument(
         "--eval-every", type=_count, metavar="K", help="evaluate the model file's validation() every K updates"
@@ -159,11 +168,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--device-peak", type=_peak, metavar="TFLOPS", help="tell the share of it that updates use; auto: by the device"
     )
     parser.add_argument("--peak-memory", action="store_true", help="tell at the end what each rank has used and needs")
-    parser.add_argument("--bundle", type=Path, metavar="FILE", help="if the run fails: a zip file for a bug report")
-    parser.add_argument("--metrics", type=Path, metavar="FILE", help="write losses and times of all updates as JSON")
-    parser.add_argument("--trace", type=Path, metavar="DIR", help="record every operation of the training, by rank")
+    parser.add_argument("--bundle", type=_path, metavar="FILE", help="if the run fails: a zip file for a bug report")
+    parser.add_argument("--metrics", type=_path, metavar="FILE", help="write losses and times of all updates as JSON")
+    parser.add_argument("--trace", type=_path, metavar="DIR", help="record every operation of the training, by rank")
     parser.add_argument(
-        "--torch-profile", type=Path, metavar="DIR", help="what torch.profiler sees of three updates, by rank"
+        "--torch-profile", type=_path, metavar="DIR", help="what torch.profiler sees of three updates, by rank"
     )
     parser.add_argument(
         "--ranges", action="store_true", help="a range for NVTX and torch.profiler for each line of the program"
@@ -177,7 +186,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--timeout", type=_seconds, default=60.0, help="seconds that any wait may take (default: 60)")
     parser.add_argument("--backend", default="gloo", help="of messages: gloo, nccl (GPUs), or another one")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="where stages are (default: as the backend has it)")
-    parser.add_argument("--backend-module", type=Path, metavar="FILE", help="a Python file that registers the backend")
+    parser.add_argument("--backend-module", type=_path, metavar="FILE", help="a Python file that registers the backend")
     parser.add_argument(
         "--layout", choices=["pipeline", "replica"], default="pipeline", help="which ranks are neighbours"
     )

@@ -184,6 +184,25 @@ def test_an_unknown_name_gets_the_closest_one_or_all(run: Run) -> None:
     run("nothing").assert_refused(WRONG_COMMAND, "(there are amdp, bitpipe, breadth_first, chimera,")
 
 
+def test_a_name_that_only_a_text_says_gets_that_of_its_file(run: Run, mine: Path) -> None:
+    (mine / "other.chim").write_text(LOOPED.replace("scheme looped", "scheme mine"))
+    (mine / "folder.chim").mkdir()
+    said = f"no library scheme is called 'mine', which is in {mine / 'other.chim'}: its name here is other"
+    run("mine", "--library", mine).assert_refused(WRONG_COMMAND, said)
+
+
+def test_a_scheme_without_a_comment_is_listed_with_its_parameters_alone(run: Run, mine: Path) -> None:
+    (mine / "plain.chim").write_text(LOOPED.split("\n", 1)[1].replace("scheme looped", "scheme plain"))
+    lines = run("--list", "--library", mine).out.splitlines()
+    assert [line.split(maxsplit=1)[1] for line in lines if line.startswith("plain")] == [
+        "(ranks = 2, loops = 2, batches = 4)"
+    ]
+
+
+def test_an_empty_path_is_no_directory(run: Run) -> None:
+    run("dapple", "--library", "").assert_refused(WRONG_COMMAND, "Invalid value for '--library': an empty path.")
+
+
 def test_a_scheme_of_ones_own_may_have_a_name_that_the_field_uses(run: Run, mine: Path) -> None:
     (mine / "zb.chim").write_text(TINY)
     assert run("zb", "--library", mine, "--emit", "plan").status == 0
@@ -228,19 +247,36 @@ def test_what_the_file_beside_a_scheme_says_goes_before(mine: Path, lines: str, 
     assert roles_of(LOOPED, "elsewhere.chim") == Roles(("ranks", "loops"), "batches")
 
 
+def test_a_scheme_whose_number_of_micro_batches_is_a_product_is_said_to_have_smaller_updates(
+    plan: Plan, tmp_path: Path
+) -> None:
+    """Of `groups` and `k` the divisors of 4 are tried: 16 micro-batches at most, where the mini-batch asks for 32."""
+    text = library.source("dapple").text.replace(
+        "scheme dapple(D = 4, N = 8)", "scheme units(D = 4, groups = 4, k = 2)"
+    )
+    (tmp_path / "units.chim").write_text(text.replace("N", "groups*k"))
+    asked = profile((4,), (1,)), cluster(4), "--mini-batch", 32, "--scheme", "dapple", "--scheme"
+    said = "Updates have fewer than 32 items with units (16): no parameter of that scheme is the number of"
+    assert said in plan(*asked, "units.chim").out.replace("\n", " ")
+    assert "Updates have fewer" not in plan(*asked, "gpipe").out
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("[parameters.looped]\nP = 4", "P: looped has no such parameter"),
-        ("[parameters.looped]\nloops = 4", 'loops: write a list of values to try, of 64 bits each, or one of "size"'),
-        ("[parameters.looped]\nloops = []", "loops: write a list of values to try"),
-        ("[parameters.looped]\nloops = [true]", "loops: write a list of values to try"),
+        (
+            "[parameters.looped]\nloops = 4",
+            'loops: write a list of whole numbers of at most 64 bits to try, as in [2, 4], or one of "size"',
+        ),
+        ("[parameters.looped]\nloops = []", "loops: write a list of whole numbers"),
+        ("[parameters.looped]\nloops = [true]", "loops: write a list of whole numbers"),
         ("[parameters]\nlooped = 4", "write [parameters.looped], and a line for each parameter"),
         ("parameters = 4", "write [parameters.looped], and a line for each parameter"),
         ("[parameters", "library.toml:1:12: this is not TOML: expected ']'"),
         (f"[parameters.looped]\nloops = {'9' * 5000}", "library.toml:2:9: this is not TOML: exceeds the limit"),
         (f"[parameters.looped]\nloops = {'[' * 3000}", "library.toml:1:1: the file is nested too deeply"),
-        (f"[parameters.looped]\nloops = [0x{'f' * 9000}]", "loops: write a list of values to try, of 64 bits each"),
+        (f"[parameters.looped]\nloops = [0x{'f' * 9000}]", "loops: write a list of whole numbers of at most 64 bits"),
         (f"[parameters.{'x' * 300}]", f"there is no {'x' * 300}.chim beside it"),
         ("[parameters.lopped]\nloops = 4", "[parameters.lopped]: there is no lopped.chim beside it"),
     ],

@@ -366,7 +366,8 @@ IR = Path(__file__).resolve().parent.parent / "golden" / "one_direction_D2_N2.si
     ("arguments", "said"),
     [
         (("--mini-batch", 8, "--scheme", "dappel"), "did you mean dapple?"),
-        (("--mini-batch", 8, "--set", "Q=1"), "no scheme has such a parameter"),
+        (("--mini-batch", 8, "--set", "Q=1"), "no scheme has such a parameter; there are "),
+        (("--mini-batch", 8, "--set", "hpo=1"), "no scheme has such a parameter; did you mean hop?"),
         (("--mini-batch", 8, "--workers", 9), "the cluster c has 8"),
         (("--mini-batch", 8, "--workers", 6), "a node has 4"),
         (("--mini-batch", 8, "--choose", 999), "there are"),

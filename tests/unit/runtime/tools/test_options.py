@@ -153,6 +153,10 @@ def test_autocast_is_in_bfloat16_and_a_peak_is_a_number_or_that_of_the_device() 
         )
 
 
+def test_an_empty_path_is_none() -> None:
+    assert refused("--save=") == "argument --save: an empty path (see --help)"
+
+
 @pytest.mark.parametrize("option", ["--eval-every=2", "--autocast=bf16", "--device-peak=auto", "--peak-memory"])
 def test_a_rehearsal_computes_nothing(option: str) -> None:
     words = refused("--rehearse", "F=1,B=1", option)
