@@ -3,12 +3,13 @@
 import gc
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import torch
@@ -28,12 +29,15 @@ _STARTING = Calling("starting the data workers", MISUSED)
 _LOOK_AFTER = 5.0
 """Seconds without a mini-batch after which a DataLoader looks whether its workers are alive."""
 
+_MOMENT = 0.01
+"""Seconds in which a thread that has done its work lets go of it."""
+
 
 @dataclass(frozen=True)
 class Workers:
     """How many processes load, how many mini-batches each is ahead, and how they are started; none: the rank loads.
 
-    ``timeout`` is how many seconds the rank waits for the next mini-batch.
+    ``timeout`` is how many seconds other ranks wait for this one.
     """
 
     count: int = 0
@@ -41,6 +45,11 @@ class Workers:
     start: str | None = None
     pins_memory: bool = False
     timeout: float = 60.0
+
+    @property
+    def patience(self) -> float:
+        """Seconds to wait for the next mini-batch: fewer, so that it is this rank that speaks, and says why."""
+        return self.timeout - min(_LOOK_AFTER, self.timeout / 4)
 
 
 @dataclass(frozen=True)
@@ -110,14 +119,15 @@ def _by_workers(source: Keyed | Stream, tasks: Iterable[Task] | None, workers: W
         generator=torch.Generator(),
         num_workers=workers.count,
         prefetch_factor=workers.ahead,
-        timeout=min(_LOOK_AFTER, workers.timeout),
+        timeout=min(_LOOK_AFTER, workers.patience),
         multiprocessing_context=workers.start,
         worker_init_fn=partial(_begin, os.getpid() if may_end and workers.start in (None, "fork") else None),
     )
     with _STARTING, _children_unwatched(), _uncollected():
+        _let_threads_finish()
         loaded = iter(loader)
     while True:
-        element = _next(loaded, workers.timeout)
+        element = _next(loaded, workers.patience)
         if isinstance(element, Failure):
             element.raise_again()
         yield element
@@ -138,6 +148,8 @@ def _next(loaded: Iterator[Any], timeout: float) -> Any:
                 lost.add_note(_ENDED)
                 raise lost from error.with_traceback(None)
             if monotonic() >= deadline:
+                for process in getattr(loaded, "_workers", ()):
+                    process.terminate()  # torch would wait 5 s for one that hangs
                 late = ModelError(f"no data worker has handed over a mini-batch for {timeout:g} s", FAILED)
                 late.add_note(_HANGS)
                 raise late from error.with_traceback(None)
@@ -183,6 +195,16 @@ def _uncollected() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _let_threads_finish() -> None:
+    """Waits a moment before processes are forked, in which threads of torch's let go of what they have sent.
+
+    They take the interpreter for that. A process that is forked at that instant hangs for ever in some releases of
+    Python 3.11 (issue 112275 of CPython).
+    """
+    if sys.version_info < (3, 12):
+        sleep(_MOMENT)
 
 
 def _begin(rank: int | None, _number: int) -> None:

@@ -96,7 +96,7 @@ def test_a_worker_that_hangs_is_an_error_after_the_timeout(alone: World) -> None
     mine = loader(alone, Hanging(), shuffle=False, workers=Workers(1, timeout=4))
     batches = iter(mine)
     assert [numbers(batch) for batch in islice(batches, 2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    with pytest.raises(ModelError, match=r"no data worker has handed over a mini-batch for 4 s") as raised:
+    with pytest.raises(ModelError, match=r"no data worker has handed over a mini-batch for 3 s") as raised:
         next(batches)
     assert "a longer --timeout" in describe(raised.value)
     mine.close()
