@@ -21,12 +21,17 @@ def meet(timeout: float) -> tuple[Store, int, int]:
     Raises
     ------
     Misuse
-        If the program was not started by torchrun.
+        If the program was not started by torchrun, or there is no store where the environment says.
     """
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         raise Misuse("start train.py with torchrun, as in: torchrun --nproc-per-node=WORKERS train.py --model MODEL.py")
     limit = timedelta(seconds=timeout)
-    store, rank, size = next(rendezvous("env://", timeout=limit))
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=limit))
+    except (ValueError, RuntimeError) as error:
+        where = ":".join(os.environ.get(name, "unset") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        headline = str(error).partition("\n")[0]
+        raise Misuse(f"no store at MASTER_ADDR:MASTER_PORT ({where}): {headline}; start with torchrun") from error
     store = PrefixStore(f"chimera/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     store.set_timeout(limit)
     return store, rank, size

@@ -44,6 +44,18 @@ def end_process(error: PeerLost) -> None:
     os._exit(FAILED)
 
 
+@contextmanager
+def limited(timeout: float, late: PeerLost, end: Callable[[PeerLost], None]) -> Iterator[None]:
+    """Calls ``end`` in a thread if what is done meanwhile takes longer: for a call that keeps no time of its own."""
+    timer = threading.Timer(timeout, end, [late])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def abort(groups: Iterable[dist.ProcessGroup]) -> None:
     """Aborts communicators, each in a thread: one may wait for kernels that end when another is aborted.
 

@@ -91,7 +91,8 @@ class Lock:
             shutil.rmtree(left, ignore_errors=True)
 
     def release(self) -> None:
-        """Others may save there."""
+        """Others may save there, even while processes live that were forked from this one and share the file."""
+        fcntl.flock(self._file, fcntl.LOCK_UN)
         os.close(self._file)
 
 

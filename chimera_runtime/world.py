@@ -21,7 +21,7 @@ from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.meeting import exchange, learn
 from chimera_runtime.membership import A_DAY, Groups
 from chimera_runtime.messages import Names, Peer, Pending, Settle, waiter
-from chimera_runtime.monitor import Monitor, end_process
+from chimera_runtime.monitor import Monitor, end_process, limited
 from chimera_runtime.program import Group, Job, Place
 from chimera_runtime.readout import Reader, Readout, from_host
 from chimera_runtime.staging import Staging
@@ -161,11 +161,20 @@ class World:
 
 
 def begin(
-    job: Job, store: Store, rank: int, size: int, layout: str, backend: str, timeout: float, on: str | None = None
+    job: Job,
+    store: Store,
+    rank: int,
+    size: int,
+    layout: str,
+    backend: str,
+    timeout: float,
+    on: str | None = None,
+    end: Callable[[PeerLost], None] = end_process,
 ) -> tuple[Place, torch.device]:
     """Sets up the default process group; every rank calls it with the same options.
 
-    ``on`` is the kind of device, ``cpu`` or ``cuda``: by default what the backend is for.
+    ``on`` is the kind of device, ``cpu`` or ``cuda``: by default what the backend is for. ``end`` is called, in another
+    thread, if the ranks have met in the store and cannot connect in time.
 
     Raises
     ------
@@ -176,7 +185,13 @@ def begin(
     place = _place(job, rank, size, layout)
     device = device_of(backend, on)
     _agree_on_program(job, place, store, timeout)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=A_DAY)
+    late = PeerLost(
+        f"rank {rank} (worker {place.worker}): connecting with the other ranks: not done within {timeout:g} s "
+        "(--timeout); one of them may be stuck, or ports or the address of a host cannot be reached",
+        (),
+    )
+    with limited(timeout, late, end):
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=A_DAY)
     return place, device
 
 

@@ -33,7 +33,7 @@ def run(request: LinkRequest, ready: Callable[[], None], progress: ShowProgress)
     except (Misuse, OutputRefused) as error:
         faults.end(f"{_NAME}: {error}", MISUSED)
     except PeerLost as error:
-        faults.lose(str(error), error.peers)
+        faults.lost(error)
     except (RuntimeError, dist.DistError) as error:
         faults.fail(error)
     except Exception as error:

@@ -5,6 +5,26 @@ import math
 import os
 import time
 from contextlib import suppress
+from pathlib import Path
+
+
+def is_first_here() -> bool:
+    """Whether this rank is the first of its torchrun that asks; it asks by a file beside the directories of the ranks.
+
+    The file stays, so a rank that speaks first by other means asks as well. Where there is none, or it cannot be made,
+    the first is the rank with the number 0.
+    """
+    rank = os.environ.get("LOCAL_RANK", "0")
+    place = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parent
+    if place.name == rank:
+        try:
+            os.close(os.open(place.with_name("spoken"), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        except OSError:
+            return rank == "0"
+        return True
+    return rank == "0"
 
 
 def record(message: str, is_cause: bool) -> None:

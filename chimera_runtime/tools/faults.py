@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import NoReturn
+from pathlib import Path
+from typing import NoReturn, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from chimera_runtime.errors import FAILED, INTERRUPTED, TERMINATED
-from chimera_runtime.tools.error_file import record
+from chimera_runtime.errors import FAILED, INTERRUPTED, TERMINATED, PeerLost
+from chimera_runtime.tools.error_file import is_first_here, record
 from chimera_runtime.tools.parent import has_ended
 from chimera_runtime.tools.streams import last_lines, let_go, tell
 
@@ -33,6 +34,13 @@ _LOST = "faults/lost"
 _FIRST = "faults/first"
 
 
+Answer = TypeVar("Answer")
+
+
+class _NoStoreError(Exception):
+    """torchrun's store does not answer, or has ended; the text says which."""
+
+
 class Faults:
     """Ends this rank of a program with one message for the whole job.
 
@@ -43,7 +51,8 @@ class Faults:
     hint
         What is said below the message, on a line of its own.
     at_sigterm
-        Called in place of the end when the first SIGTERM comes from outside and all ranks are well.
+        Called in place of the end when a SIGTERM comes from outside and all ranks are well: at the first one. A job
+        may get several, one from outside and one that torchrun passes on.
     """
 
     def __init__(self, store: Store, rank: int, program: str = "train.py") -> None:
@@ -53,6 +62,7 @@ class Faults:
         self._lock = threading.Lock()
         self.at_end: list[Callable[[str], None]] = []
         self.at_sigterm: Callable[[], None] | None = None
+        self._is_asked = False
         self.hint: str | None = None
 
     def end(self, message: str, status: int, is_cause: bool = True) -> NoReturn:
@@ -67,7 +77,7 @@ class Faults:
 
     def _save_and_leave(self, message: str, status: int, threads: list[threading.Thread]) -> NoReturn:
         self._lock.acquire()
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + 2 * _PATIENCE
         threads += [threading.Thread(target=save, args=(message,), daemon=True) for save in self.at_end]
         for thread in threads:
             thread.start()
@@ -78,19 +88,25 @@ class Faults:
     def _speak(self, message: str, is_cause: bool) -> None:
         """Says the message or waits until another rank has said its own; in a thread, since the store may be busy."""
         try:
-            first = self._store.add(_SPEAKERS, 1) == 1
-        except (RuntimeError, ValueError):
-            first = True
-        if first:
-            tell(message if self.hint is None else f"{message}\n{self.hint}")
-            record(message, is_cause)
+            is_first = _ask(lambda: self._store.add(_SPEAKERS, 1) == 1)
+        except _NoStoreError:
+            if is_cause or is_first_here():
+                self._tell(message, is_cause)
+            return
+        if is_first:
+            is_first_here()
+            self._tell(message, is_cause)
         with suppress(RuntimeError, ValueError):
-            if first:
+            if is_first:
                 self._store.set(_SAID, message.split("\n", 1)[0])
                 return
             self._store.wait([_SAID], timedelta(seconds=_PATIENCE))
             cause = self._store.get(_SAID).decode().removeprefix(f"{self._program}: ")
             record(f"rank {self._rank} ended after another one had failed: {cause}", is_cause=False)
+
+    def _tell(self, message: str, is_cause: bool) -> None:
+        tell(message if self.hint is None else f"{message}\n{self.hint}")
+        record(message, is_cause)
 
     def lose(self, message: str, peers: Sequence[int] = ()) -> NoReturn:
         """Ends this rank, which could not go on without others, with the message of whoever failed first.
@@ -102,33 +118,52 @@ class Faults:
         waited for one alone. What this one saw is kept for a bug report.
         """
         last_lines.append(message)
-        with suppress(RuntimeError, ValueError):
-            self._store.set(f"{_LOST}/{self._rank}", json.dumps([message, list(peers)]))
-            if len(peers) == 1:
-                self._store.compare_set(_FIRST, "", str(self._rank))
-        if _torchrun_has_died():
-            self._end_as_orphan()
-        with suppress(RuntimeError, ValueError):
-            message, is_silent = self._followed(self._rank)
-            if not is_silent and self._store.check([_FIRST]):
-                other, is_silent = self._followed(int(self._store.get(_FIRST)))
-                message = other if is_silent else message
-        self.end(f"{self._program}: {message}", FAILED, is_cause=False)
+        try:
+            _ask(lambda: self._leave_word(message, peers))
+            if _torchrun_has_died():
+                self._end_as_orphan()
+            cause = _ask(self._cause)
+        except _NoStoreError as error:
+            if _torchrun_has_died():
+                self._end_as_orphan()
+            self.end_alone(f"{message}; {error}", FAILED)
+        self.end(f"{self._program}: {cause}", FAILED, is_cause=False)
+
+    def lost(self, error: PeerLost) -> NoReturn:
+        """Ends this rank, which has lost others."""
+        self.lose(str(error), error.peers)
+
+    def _leave_word(self, message: str, peers: Sequence[int]) -> None:
+        """Says in the store whom this rank waited for."""
+        self._store.set(f"{_LOST}/{self._rank}", json.dumps([message, list(peers)]))
+        if len(peers) == 1:
+            self._store.compare_set(_FIRST, "", str(self._rank))
+
+    def _cause(self) -> str:
+        """The message of the rank that the waits lead to, from this rank or from the first that waited for one."""
+        message, is_silent = self._followed(self._rank)
+        if not is_silent and self._store.check([_FIRST]):
+            other, is_silent = self._followed(int(self._store.get(_FIRST)))
+            message = other if is_silent else message
+        return message
 
     def fail(self, error: Exception) -> NoReturn:
         """Ends this rank for an error of torch's: one of the store is what is seen of the death of torchrun."""
-        headline = f"rank {self._rank}: {type(error).__name__}: {str(error).splitlines()[0]}"
+        headline = f"rank {self._rank}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         message = "\n".join([headline, *getattr(error, "__notes__", ())])
         if isinstance(error, dist.DistNetworkError | dist.DistStoreError):
             self.lose(message)
         self.end(f"{self._program}: {message}", FAILED)
 
     def _end_as_orphan(self) -> NoReturn:
-        """Of the ranks of one torchrun the first says so, for the store may be gone with it."""
-        message = f"{self._program}: torchrun has died, and its ranks end"
-        is_first = os.environ.get("LOCAL_RANK", "0") == "0"
-        telling = [threading.Thread(target=tell, args=(message,), daemon=True)] if is_first else []
-        self._save_and_leave(message, TERMINATED, telling)
+        self.end_alone("torchrun has died, and its ranks end", TERMINATED)
+
+    def end_alone(self, message: str, status: int) -> NoReturn:
+        """Ends this rank where no store tells who speaks: one of the ranks of each torchrun does."""
+        message = f"{self._program}: {message}"
+        record(message, is_cause=False)
+        telling = [threading.Thread(target=tell, args=(message,), daemon=True)] if is_first_here() else []
+        self._save_and_leave(message, status, telling)
 
     def _followed(self, rank: int) -> tuple[str, bool]:
         """The last message along the waits from a rank, and whether the rank that it is about has said nothing."""
@@ -152,7 +187,7 @@ class Faults:
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
         self._sockets = (heard, woken)
-        self._store.set(f"faults/process/{self._rank}", json.dumps([socket.gethostname(), os.getpid()]))
+        self._store.set(f"faults/process/{self._rank}", json.dumps([_machine(), os.getpid()]))
         threading.Thread(target=self._listen, args=(heard, size), daemon=True, name="signals").start()
 
     def _listen(self, heard: socket.socket, size: int) -> None:
@@ -165,35 +200,44 @@ class Faults:
 
     def _terminated(self, size: int) -> None:
         """A SIGTERM came: because torchrun is gone, because it ends all ranks after one has died, or from outside."""
-        dead: list[int] = []
-        has_spoken = threading.Event()
-        looking = threading.Thread(target=self._look_for_dead, args=(size, dead, has_spoken), daemon=True)
-        looking.start()
-        looking.join(_PATIENCE)
-        if dead and not has_ended():
+        try:
+            has_spoken, dead = _ask(lambda: (self._store.check([_SPEAKERS]), self._dead(size)))
+        except _NoStoreError as error:
+            if _torchrun_has_died():
+                self._end_as_orphan()
+            self.end_alone(f"rank {self._rank}: SIGTERM; {error}", TERMINATED)
+        if dead and not has_spoken and not has_ended():
             self._let_others_speak()
             died = f"rank {dead[0]} has died (torchrun's summary follows)"
             self.end(f"{self._program}: rank {self._rank}: ended by torchrun: {died}", TERMINATED, is_cause=False)
         if _torchrun_has_died():
             self._end_as_orphan()
-        if self.at_sigterm is not None and not has_spoken.is_set():
-            asking, self.at_sigterm = self.at_sigterm, None
-            asking()
+        if has_spoken:
+            ended = f"rank {self._rank}: ended by torchrun after another rank had failed"
+            self.end(f"{self._program}: {ended}", TERMINATED, is_cause=False)
+        if self.at_sigterm is not None:
+            if not self._is_asked:
+                self._is_asked = True
+                self._ask_to_stop(self.at_sigterm)
             return
         outside = f"SIGTERM came to torchrun or to rank {self._rank}, and no rank had failed"
         self.end(f"{self._program}: terminated: {outside}", TERMINATED)
 
-    def _look_for_dead(self, size: int, dead: list[int], has_spoken: threading.Event) -> None:
-        """Adds ranks of this machine whose process is no more; in a thread, since the store may be busy."""
-        with suppress(RuntimeError, ValueError):
-            if self._store.check([_SPEAKERS]):
-                has_spoken.set()
-                return
-            for rank in range(size):
-                key = f"faults/process/{rank}"
-                host, process = json.loads(self._store.get(key)) if self._store.check([key]) else ("", 0)
-                if host == socket.gethostname() and not _is_alive(process):
-                    dead.append(rank)
+    def _ask_to_stop(self, ask: Callable[[], None]) -> None:
+        try:
+            ask()
+        except (RuntimeError, ValueError) as error:
+            self.end(f"{self._program}: rank {self._rank}: SIGTERM: {str(error).partition(chr(10))[0]}", TERMINATED)
+
+    def _dead(self, size: int) -> list[int]:
+        """The ranks of this machine whose process is no more."""
+        dead = []
+        for rank in range(size):
+            key = f"faults/process/{rank}"
+            machine, process = json.loads(self._store.get(key)) if self._store.check([key]) else ("", 0)
+            if machine == _machine() and not _is_alive(process):
+                dead.append(rank)
+        return dead
 
     def _let_others_speak(self) -> None:
         """Gives whoever waits for the rank that died, this one included, the time to notice and to name it."""
@@ -201,6 +245,41 @@ class Faults:
         with suppress(RuntimeError, ValueError):
             while time.monotonic() < deadline and not self._store.check([_SAID]):
                 time.sleep(_POLL)
+
+
+def _ask(question: Callable[[], Answer]) -> Answer:
+    """What torchrun's store says, asked by a thread: the call may never return.
+
+    Raises
+    ------
+    _NoStoreError
+        If it says nothing in time, or has ended.
+    """
+    answers: list[Answer] = []
+    errors: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            answers.append(question())
+        except (RuntimeError, ValueError) as error:
+            errors.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_PATIENCE)
+    if answers:
+        return answers[0]
+    if errors:
+        raise _NoStoreError("torchrun's store has ended: the output of the node that had it says why")
+    raise _NoStoreError("torchrun's store does not answer")
+
+
+def _machine() -> str:
+    """Tells machines apart, and containers of one machine that number their processes by themselves."""
+    numbering = []
+    with suppress(OSError):
+        numbering = [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
+    return " ".join([socket.gethostname(), *numbering])
 
 
 def _torchrun_has_died() -> bool:

@@ -69,7 +69,7 @@ def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
     except ModelError as error:
         faults.end(f"train.py: {describe(error)}", error.status)
     except PeerLost as error:
-        faults.lose(str(error), error.peers)
+        faults.lost(error)
     except (CheckFailed, NotFinite) as error:
         faults.end(f"train.py: {error}", FAILED)
     except (RuntimeError, dist.DistError) as error:
@@ -102,7 +102,8 @@ def _run(
     require_fitting(options, job)  # before ranks meet
     if options.backend_module is not None:
         register(options.backend, options.backend_module)
-    place, device = begin(job, store, rank, size, options.layout, options.backend, options.timeout, options.device)
+    asked = options.layout, options.backend, options.timeout, options.device
+    place, device = begin(job, store, rank, size, *asked, end=lambda error: faults.end_alone(str(error), FAILED))
     facts = compiled.ranks[place.worker]
     offered = {"num_stages": job.stages, "steps": options.steps, "seed": options.seed, "args": options.args}
     with Located(rank, place.worker, lambda: memory_state(device, facts)):

@@ -2,16 +2,18 @@
 
 import math
 import sys
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from chimera_runtime.errors import Misuse
+from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.losses import Tally
 from chimera_runtime.messages import unrecorded
 from chimera_runtime.outcome import Outcome, Outcomes
@@ -98,6 +100,7 @@ class Progress:
         self._ended = before
         self._marks: deque[tuple[float, float]] = deque()
         self._facts: list[tuple[float, ...]] = []
+        self._telling = threading.Lock()
         self._pending: deque[tuple[dist.Work, list[torch.Tensor] | None, torch.Tensor]] = deque()
         self._start = 0.0
         self._cpu = 0.0
@@ -135,15 +138,30 @@ class Progress:
         work = unrecorded(dist.gather, facts, room, dst=0, group=self._group, async_op=True)
         assert work is not None
         self._pending.append((work, room, facts))
+        with self._telling:
+            self._tell_gathered()
+
+    def _tell_gathered(self) -> None:
         while self._pending and self._pending[0][0].is_completed():
             self._read(*self._pending.popleft())
+
+    def keep(self) -> None:
+        """As `finish`, as far as all ranks have said it; for another thread, when this rank is about to end."""
+        if not self._telling.acquire(timeout=1):
+            return
+        try:
+            with suppress(PeerLost, NotFinite):
+                self._tell_gathered()
+        finally:
+            self._telling.release()
 
     def finish(self) -> None:
         """Waits for what is still under way; there may have been fewer updates than planned."""
         if self._facts:
             self._gather()
-        while self._pending:
-            self._read(*self._pending.popleft())
+        with self._telling:
+            while self._pending:
+                self._read(*self._pending.popleft())
         if self._line is not None:
             self.say(self._line)
 

@@ -96,6 +96,8 @@ class Run(Hooks):
         job, size = self.compiled.job, options.micro_batch_size
         self.held_out = HeldOut(self.model, options.eval_every, options.steps, size, job, self.place, options.seed)
         self.sinks = self._open()
+        if not self.place.rank:
+            self.faults.at_end.append(self._keep)
         self._before = resident()
 
     def _open(self) -> Sinks:
@@ -105,13 +107,17 @@ class Run(Hooks):
         if self.place.rank:
             return Sinks(items=items)
         metrics = None if options.metrics is None else Metrics(options.metrics)
-        if metrics is not None:
-            self.faults.at_end.append(lambda _message: metrics.keep())
         board = None if options.tensorboard is None else Board(options.tensorboard)
-        if board is not None:
-            self.faults.at_end.append(lambda _message: board.keep())
         log = None if options.log_file is None else Log(options.log_file)
         return Sinks(metrics, log, items, options.stop_on_nan, board)
+
+    def _keep(self, _message: str) -> None:
+        """On rank 0, when the run ends early: what is known of the updates goes where it was to go."""
+        if self._progress is not None:
+            self._progress.keep()
+        for sink in (self.sinks.metrics, self.sinks.board):
+            if sink is not None:
+                sink.keep()
 
     # ---- what the training loop asks for
 
@@ -241,7 +247,7 @@ class Run(Hooks):
 
     def lost(self, error: PeerLost) -> None:
         """Ends this rank with the message of the one that failed first."""
-        self.faults.lose(str(error), error.peers)
+        self.faults.lost(error)
 
     def ready(self, setting: Setting, modules: dict[int, torch.nn.Module]) -> None:
         """Says what is remarkable, refuses what needs too much memory, and checks, as far as that was asked for."""

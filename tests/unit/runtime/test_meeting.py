@@ -30,6 +30,19 @@ def test_a_program_that_torchrun_did_not_start_says_how_to(monkeypatch: pytest.M
         meet(TIMEOUT)
 
 
+def test_a_store_that_is_not_there_is_said_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    for settings, said in [
+        ({}, r"no store at MASTER_ADDR:MASTER_PORT \(unset:unset\): .*MASTER_ADDR expected"),
+        ({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}, r"\(127.0.0.1:9\): .*; start with torchrun"),
+    ]:
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in {"RANK": "1", "WORLD_SIZE": "2", **settings}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(Misuse, match=said):
+            meet(0.5)
+
+
 def test_rank_and_size_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     for name, value in settings.items():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from chimera_runtime.tools.error_file import record
+from chimera_runtime.tools.error_file import is_first_here, record
 
 
 def failure(path: Path, rank: int) -> ProcessFailure:
@@ -32,4 +32,31 @@ def test_without_torchrun_or_a_place_to_write_nothing_happens(tmp_path: Path, mo
     record("message", True)
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "nowhere" / "error.json"))
     record("message", True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_the_ranks_of_one_torchrun_one_is_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever asks first; an attempt that torchrun has started anew has a directory of its own."""
+    for attempt, ranks in (("attempt_0", (1, 0, 2)), ("attempt_1", (0, 1, 2))):
+        first = []
+        for rank in ranks:
+            folder = tmp_path / attempt / str(rank)
+            folder.mkdir(parents=True)
+            monkeypatch.setenv("LOCAL_RANK", str(rank))
+            monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(folder / "error.json"))
+            first.append(is_first_here())
+        assert first == [True, False, False]
+
+
+@pytest.mark.parametrize("file", [None, "nowhere/1/error.json", "plain.json"])
+def test_without_such_directories_it_is_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str | None
+) -> None:
+    if file is None:
+        monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    else:
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / file))
+    for rank in ("1", "0"):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert is_first_here() == (rank == "0")
     assert list(tmp_path.iterdir()) == []

@@ -62,23 +62,38 @@ def test_whoever_speaks_gives_the_hint_as_well(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == "rank 0: failed\nrank 0 knows more\n"
 
 
+class Gone:
+    """A store that has ended."""
+
+    def add(self, *_: object) -> int:
+        raise RuntimeError("connection closed")
+
+    set = wait = add
+
+
 def test_neither_a_store_that_is_gone_nor_a_save_that_never_ends_holds_a_rank_up(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ending, "_PATIENCE", 2.0)
-
-    class Gone:
-        def add(self, *_: object) -> int:
-            raise RuntimeError("connection closed")
-
-        set = wait = add
-
     faults, release, saved = Faults(Gone(), 0), threading.Event(), []  # type: ignore[arg-type]
     faults.at_end.append(lambda line: saved.append(line) if release.wait() else None)
     assert ended(faults, "said all the same", 2) == 2
     assert saved == []
     release.set()
     assert capsys.readouterr().err == "said all the same\n"
+
+
+def test_without_a_store_one_rank_of_a_torchrun_says_what_it_saw_and_each_what_it_did_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 spoke while there was a store."""
+    for rank, store, is_cause in ((0, HashStore(), True), (1, Gone(), False), (2, Gone(), True)):
+        (tmp_path / str(rank)).mkdir()
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / str(rank) / "error.json"))
+        with pytest.raises(Left):
+            Faults(store, rank).end(f"rank {rank} ended", 1, is_cause)  # type: ignore[arg-type]
+    assert capsys.readouterr().err == "rank 0 ended\nrank 2 ended\n"
 
 
 def lost(store: Store, rank: int, *peers: int) -> str:
@@ -143,8 +158,41 @@ class NoStore(Store):
         raise RuntimeError
 
 
-def test_without_a_store_a_rank_has_its_own_message() -> None:
-    assert lost(NoStore(), 0, 1) == "rank 0 waited for (1,)"
+class SilentStore(Store):
+    """The machine that has it has stopped."""
+
+    def set(self, *_: object) -> None:
+        threading.Event().wait()
+
+    def add(self, *_: object) -> int:
+        threading.Event().wait()
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("store", "said"),
+    [
+        (NoStore(), "torchrun's store has ended: the output of the node that had it says why"),
+        (SilentStore(), "torchrun's store does not answer"),
+    ],
+)
+@pytest.mark.parametrize("rank_here", ["0", "1"])
+def test_without_a_store_one_rank_of_each_torchrun_speaks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], store: Store, said: str, rank_here: str
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", rank_here)
+    monkeypatch.setattr(ending, "_PATIENCE", 0.3)
+    message = f"rank 2 waited for (1,); {said}"
+    assert lost(store, 2, 1) == message
+    assert capsys.readouterr().err == (f"train.py: {message}\n" if rank_here == "0" else "")
+
+
+def test_what_has_failed_here_is_said_where_the_store_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ending, "_PATIENCE", 0.3)
+    assert ended(Faults(SilentStore(), 1), "rank 1: failed", 1) == 1
+    assert capsys.readouterr().err == "rank 1: failed\n"
 
 
 @pytest.mark.parametrize(("rank_here", "said"), [("0", "train.py: torchrun has died, and its ranks end\n"), ("1", "")])
@@ -160,14 +208,14 @@ def test_a_rank_that_lost_another_one_because_torchrun_died_says_that(
 
 
 SIGNALLED = """
-import json, os, signal, socket, sys, threading, time
+import json, os, signal, sys, threading, time, types
 from torch.distributed import HashStore
 from chimera_runtime.tools import faults
 faults._GRACE = 0.1
 store = HashStore()
 name, others = sys.argv[1], json.loads(sys.argv[2])
 for rank, process in others:
-    store.set(f"faults/process/{rank}", json.dumps([socket.gethostname(), process]))
+    store.set(f"faults/process/{rank}", json.dumps([faults._machine(), process]))
 if name == "after a word":
     store.add("faults/speakers", 1)
     store.set("faults/said", "train.py: rank 0: went wrong")
@@ -180,15 +228,22 @@ asked = threading.Event()
 if sys.argv[3:] == ["may save"]:
     made.at_sigterm = lambda: (print("saves", flush=True), asked.set())
 made.watch_signals(8)
+if name == "no store":
+    def check(_):
+        raise RuntimeError
+    made._store = types.SimpleNamespace(check=check)
+    name = "SIGTERM"
 os.kill(os.getpid(), getattr(signal, name))
 asked.wait(30)
 os.kill(os.getpid(), getattr(signal, name))
-time.sleep(30)
+time.sleep(1 if asked.is_set() else 30)
+os._exit(0)
 """
 
 NOBODY = 2**22 + 1
 """More than the number of any process on Linux."""
 OUTSIDE = "train.py: terminated: SIGTERM came to torchrun or to rank 3, and no rank had failed\n"
+NO_STORE = "train.py: rank 3: SIGTERM; torchrun's store has ended: the output of the node that had it says why\n"
 DIED = "train.py: rank 3: ended by torchrun: rank 1 has died (torchrun's summary follows)\n"
 
 
@@ -225,8 +280,9 @@ def test_a_signal_ends_a_rank_with_one_line_while_its_main_thread_waits(
 @pytest.mark.parametrize(
     ("name", "others", "saves", "message"),
     [
-        ("SIGTERM", [(0, os.getpid())], "saves\n", OUTSIDE),
+        ("SIGTERM", [(0, os.getpid())], "saves\n", ""),
         ("SIGTERM", [(0, os.getpid()), (1, NOBODY)], "", DIED),
+        ("no store", [(0, os.getpid())], "", NO_STORE),
         ("after a word", [(0, os.getpid())], "", ""),
         ("orphan", [], "", "train.py: torchrun has died, and its ranks end\n"),
         ("SIGINT", [], "", "train.py: interrupted\n"),
@@ -235,6 +291,7 @@ def test_a_signal_ends_a_rank_with_one_line_while_its_main_thread_waits(
 def test_a_first_sigterm_from_outside_asks_for_a_save_where_all_ranks_are_well(
     tmp_path: Path, name: str, others: list[tuple[int, int]], saves: str, message: str
 ) -> None:
-    """A second one ends the rank."""
+    """A second one, which torchrun passes on where the job has got it as a whole, changes nothing."""
     done = signalled(tmp_path, name, others, "may save")
-    assert (done.returncode, done.stdout, done.stderr) == (130 if name == "SIGINT" else 143, saves, message)
+    status = 0 if saves else 130 if name == "SIGINT" else 143
+    assert (done.returncode, done.stdout, done.stderr) == (status, saves, message)

@@ -3,6 +3,7 @@
 import gc
 import json
 import re
+import time
 import weakref
 from pathlib import Path
 from typing import Any, ClassVar
@@ -211,6 +212,26 @@ def test_every_update_is_a_line_of_the_log_with_what_the_loop_said_of_it(alone: 
     assert [*first] == ["update", "loss", "learning_rates", "seconds", "items_per_second"]
     assert [*second] == ["update", "loss", "norm", "learning_rates", "seconds", "items_per_second"]
     assert (second["update"], second["loss"], second["norm"]) == (2, 1.5, 2.5)
+
+
+def test_what_all_ranks_have_said_is_told_when_a_run_fails(alone: World, tmp_path: Path) -> None:
+    """It would be read at the end of the next update, which never comes; of that no rank has said anything."""
+    log = Log(tmp_path / "log.jsonl")
+    with worlds(alone, job()) as (first, second):
+        progress, other = Progress(first, 5, False, Sinks(log=log)), Progress(second, 5, False)
+        for each in (progress, other):
+            each.begin()
+            each.end(Tally(1.0, 1.0))
+        deadline = time.monotonic() + 30
+        while not progress._pending[0][0].is_completed() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        progress.begin()
+        assert (tmp_path / "log.jsonl").read_text() == ""
+        for _ in range(2):
+            progress.keep()
+        (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
+        other.finish()
+    assert (json.loads(line)["update"], json.loads(line)["loss"]) == (1, 1.0)
 
 
 class Seconds:
