@@ -8,11 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def is_first_here() -> bool:
-    """Whether this rank is the first of its torchrun that asks; it asks by a file beside the directories of the ranks.
+def claim_to_speak() -> bool:
+    """Whether this rank is the first of its torchrun that asks, by a file beside the directories of the ranks.
 
-    The file stays, so a rank that speaks first by other means asks as well. Where there is none, or it cannot be made,
-    the first is the rank with the number 0.
+    The file stays. Where there are no such directories, or it cannot be made, the first is the rank with the number 0.
     """
     rank = os.environ.get("LOCAL_RANK", "0")
     place = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parent

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from chimera_runtime.errors import FAILED, INTERRUPTED, TERMINATED, PeerLost
-from chimera_runtime.tools.error_file import is_first_here, record
+from chimera_runtime.tools.error_file import claim_to_speak, record
 from chimera_runtime.tools.parent import has_ended
 from chimera_runtime.tools.streams import last_lines, let_go, tell
 
@@ -62,7 +62,6 @@ class Faults:
         self._lock = threading.Lock()
         self.at_end: list[Callable[[str], None]] = []
         self.at_sigterm: Callable[[], None] | None = None
-        self._is_asked = False
         self.hint: str | None = None
 
     def end(self, message: str, status: int, is_cause: bool = True) -> NoReturn:
@@ -90,12 +89,12 @@ class Faults:
         try:
             is_first = _ask(lambda: self._store.add(_SPEAKERS, 1) == 1)
         except _NoStoreError:
-            if is_cause or is_first_here():
-                self._tell(message, is_cause)
+            self._speak_alone(message, is_cause)
             return
         if is_first:
-            is_first_here()
-            self._tell(message, is_cause)
+            claim_to_speak()  # else the others of this torchrun would, once the store has ended
+            self._tell(message)
+            record(message, is_cause)
         with suppress(RuntimeError, ValueError):
             if is_first:
                 self._store.set(_SAID, message.split("\n", 1)[0])
@@ -104,9 +103,14 @@ class Faults:
             cause = self._store.get(_SAID).decode().removeprefix(f"{self._program}: ")
             record(f"rank {self._rank} ended after another one had failed: {cause}", is_cause=False)
 
-    def _tell(self, message: str, is_cause: bool) -> None:
-        tell(message if self.hint is None else f"{message}\n{self.hint}")
+    def _speak_alone(self, message: str, is_cause: bool) -> None:
+        """Where no store tells who speaks, one rank of each torchrun does, and each that has failed itself."""
         record(message, is_cause)
+        if is_cause or claim_to_speak():
+            self._tell(message)
+
+    def _tell(self, message: str) -> None:
+        tell(message if self.hint is None else f"{message}\n{self.hint}")
 
     def lose(self, message: str, peers: Sequence[int] = ()) -> NoReturn:
         """Ends this rank, which could not go on without others, with the message of whoever failed first.
@@ -159,11 +163,10 @@ class Faults:
         self.end_alone("torchrun has died, and its ranks end", TERMINATED)
 
     def end_alone(self, message: str, status: int) -> NoReturn:
-        """Ends this rank where no store tells who speaks: one of the ranks of each torchrun does."""
+        """As `end`, where there is no store to ask, with a message about what this rank saw."""
         message = f"{self._program}: {message}"
-        record(message, is_cause=False)
-        telling = [threading.Thread(target=tell, args=(message,), daemon=True)] if is_first_here() else []
-        self._save_and_leave(message, status, telling)
+        speaking = threading.Thread(target=self._speak_alone, args=(message, False), daemon=True)
+        self._save_and_leave(message, status, [speaking])
 
     def _followed(self, rank: int) -> tuple[str, bool]:
         """The last message along the waits from a rank, and whether the rank that it is about has said nothing."""
@@ -216,9 +219,8 @@ class Faults:
             ended = f"rank {self._rank}: ended by torchrun after another rank had failed"
             self.end(f"{self._program}: {ended}", TERMINATED, is_cause=False)
         if self.at_sigterm is not None:
-            if not self._is_asked:
-                self._is_asked = True
-                self._ask_to_stop(self.at_sigterm)
+            asking, self.at_sigterm = self.at_sigterm, lambda: None
+            self._ask_to_stop(asking)
             return
         outside = f"SIGTERM came to torchrun or to rank {self._rank}, and no rank had failed"
         self.end(f"{self._program}: terminated: {outside}", TERMINATED)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from chimera_runtime.tools.error_file import is_first_here, record
+from chimera_runtime.tools.error_file import claim_to_speak, record
 
 
 def failure(path: Path, rank: int) -> ProcessFailure:
@@ -44,7 +44,7 @@ def test_of_the_ranks_of_one_torchrun_one_is_the_first(tmp_path: Path, monkeypat
             folder.mkdir(parents=True)
             monkeypatch.setenv("LOCAL_RANK", str(rank))
             monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(folder / "error.json"))
-            first.append(is_first_here())
+            first.append(claim_to_speak())
         assert first == [True, False, False]
 
 
@@ -58,5 +58,5 @@ def test_without_such_directories_it_is_rank_0(
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / file))
     for rank in ("1", "0"):
         monkeypatch.setenv("LOCAL_RANK", rank)
-        assert is_first_here() == (rank == "0")
+        assert claim_to_speak() == (rank == "0")
     assert list(tmp_path.iterdir()) == []

@@ -62,20 +62,21 @@ def test_whoever_speaks_gives_the_hint_as_well(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == "rank 0: failed\nrank 0 knows more\n"
 
 
-class Gone:
-    """A store that has ended."""
+class NoStore(Store):
+    """It has ended."""
 
     def add(self, *_: object) -> int:
         raise RuntimeError("connection closed")
 
-    set = wait = add
+    def set(self, *_: object) -> None:
+        raise RuntimeError("connection closed")
 
 
 def test_neither_a_store_that_is_gone_nor_a_save_that_never_ends_holds_a_rank_up(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ending, "_PATIENCE", 2.0)
-    faults, release, saved = Faults(Gone(), 0), threading.Event(), []  # type: ignore[arg-type]
+    faults, release, saved = Faults(NoStore(), 0), threading.Event(), []
     faults.at_end.append(lambda line: saved.append(line) if release.wait() else None)
     assert ended(faults, "said all the same", 2) == 2
     assert saved == []
@@ -87,12 +88,12 @@ def test_without_a_store_one_rank_of_a_torchrun_says_what_it_saw_and_each_what_i
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 0 spoke while there was a store."""
-    for rank, store, is_cause in ((0, HashStore(), True), (1, Gone(), False), (2, Gone(), True)):
+    for rank, store, is_cause in ((0, HashStore(), True), (1, NoStore(), False), (2, NoStore(), True)):
         (tmp_path / str(rank)).mkdir()
         monkeypatch.setenv("LOCAL_RANK", str(rank))
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / str(rank) / "error.json"))
         with pytest.raises(Left):
-            Faults(store, rank).end(f"rank {rank} ended", 1, is_cause)  # type: ignore[arg-type]
+            Faults(store, rank).end(f"rank {rank} ended", 1, is_cause)
     assert capsys.readouterr().err == "rank 0 ended\nrank 2 ended\n"
 
 
@@ -151,11 +152,6 @@ def test_an_error_of_the_store_is_what_is_seen_of_torchruns_death(
         with pytest.raises(Left):
             Faults(HashStore(), 0).fail(error)
         assert capsys.readouterr().err == f"train.py: {said}"
-
-
-class NoStore(Store):
-    def set(self, *_: object) -> None:
-        raise RuntimeError
 
 
 class SilentStore(Store):
