@@ -19,6 +19,7 @@ what both do, and has a cost of its own.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, combinations
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -133,6 +134,31 @@ def unmade(kinds: Iterable[Kind]) -> Iterator[tuple[Kind, Value]]:
     kinds = tuple(kinds)
     made = {value for row in kinds for value in row.keeps}
     yield from ((row, value) for row in kinds for value in row.reads if not value.towards and value not in made)
+
+
+def alternatives(kinds: Iterable[Kind]) -> tuple[tuple[Kind, ...], ...]:
+    """The sets of kinds whose operations are together all that a micro-batch needs on a stage, the smallest set first.
+
+    One operation of a set opens the stage. Each value that is kept for another kind is made once and freed once. Where
+    the gradients of the weights are summed, one operation of each set sums them.
+
+    Examples
+    --------
+    >>> alternatives(KINDS.values())
+    ((F, B), (F, I, W))
+    """
+    rows = tuple(kinds)
+    freed = {row.frees for row in rows}
+    sums = int(any(row.sums for row in rows))
+
+    def complete(several: tuple[Kind, ...]) -> bool:
+        kept = [value for row in several for value in row.keeps if value in freed]
+        gone = [row.frees for row in several]
+        once = len({*gone}) == len(gone) == len(kept) + 1 and {*gone} == {None, *kept}
+        return once and sum(row.sums for row in several) == sums
+
+    subsets = chain.from_iterable(combinations(rows, size) for size in range(1, len(rows) + 1))
+    return tuple(filter(complete, subsets))
 
 
 def kind(letter: str) -> Kind:

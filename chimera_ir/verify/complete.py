@@ -2,37 +2,40 @@
 
 One operation, a forward, opens the stage for the micro-batch. One operation frees each value that is kept there; the
 values that the forward keeps are freed by the backward or, if it is split, by the input gradient, and what that keeps
-by the weight gradient.
+by the weight gradient. `alternatives` lists the sets of kinds for which this holds: a micro-batch has one of them on
+each stage, each kind once.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import combinations, islice, product
 
 from chimera_ir.diagnostics.catalogue.schedule import DoneTwice, Duplicate, Missing
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Micro, Stage, Worker
-from chimera_ir.ir.kinds import Kind, Value
+from chimera_ir.ir.kinds import Kind, alternatives
 from chimera_ir.ir.levels import Header, Pipe
 from chimera_ir.ir.ops import NOWHERE, Compute
 from chimera_ir.ir.text.printer import line
 from chimera_ir.source import Span
 
 _LISTED = 100_000
-"""The most missing operations that are counted for a pipe and part."""
+"""The most micro-batches on stages that are counted as incomplete for a pipe."""
 
-_Part = Value | None
-"""The part of an operation on a stage: it frees a value or, for None, opens the stage."""
+_Placed = tuple[Worker, Compute]
 
-_Seen = dict[_Part, dict[int, tuple[Worker, Compute]]]
-"""By part, the worker and the operation of each micro-batch on each stage, at ``micro * stages + stage``.
+_Cells = Mapping[int, Sequence[_Placed]]
+"""The operations of each micro-batch on each stage, at ``micro * stages + stage``; there is no cell without one.
 
-These are as many as there are operations, however large a header says that the schedule is.
+So they are as many as there are operations, however large a header says that the schedule is.
 """
 
 
-def complete(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
-    """Missing operations, once per pipe and part, and duplicates, once per pair of lines.
+def complete(header: Header, operations: Sequence[_Placed]) -> Iterator[Diagnostic]:
+    """What is missing, once per pipe and kinds, and what is done twice, once per pair of lines.
+
+    A micro-batch on a stage is part of at most one message.
 
     Parameters
     ----------
@@ -41,35 +44,57 @@ def complete(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> It
     operations
         Every operation with the worker that runs it.
     """
-    seen: _Seen = {kind.frees: {} for kind in header.kinds}
-    kinds = {_usual(header, None, [])}
-    yield from _duplicates(header, operations, seen, kinds)
-    yield from _missing(header, seen, kinds)
-
-
-def _duplicates(
-    header: Header, operations: Iterable[tuple[Worker, Compute]], seen: _Seen, kinds: set[Kind]
-) -> Iterator[Diagnostic]:
-    """The duplicates; fills ``seen``, and adds to ``kinds`` those of the operations."""
-    stages = header.stages
-    twice: dict[tuple[Span, Span], list[Duplicate | DoneTwice]] = {}
+    whole = alternatives(header.kinds)
+    if _is_complete(header, operations, whole):
+        return
+    cells: dict[int, list[_Placed]] = defaultdict(list)
     for placed in operations:
-        _, operation = placed
-        column = seen[operation.kind.frees]
-        kinds.add(operation.kind)
+        for micro in placed[1].micros:
+            cells[micro * header.stages + placed[1].stage].append(placed)
+    yield from _repeated(header, cells, whole)
+    yield from _missing(header, cells, whole)
+
+
+def _is_complete(header: Header, operations: Iterable[_Placed], whole: Iterable[tuple[Kind, ...]]) -> bool:
+    """Whether every micro-batch has on every stage a set of kinds that is whole, each kind once."""
+    bits = {kind: 1 << number for number, kind in enumerate(header.kinds)}
+    there: dict[int, int] = {}
+    stages = header.stages
+    for _, operation in operations:
+        stage, bit = operation.stage, bits[operation.kind]
         for micro in operation.micros:
-            cell = micro * stages + operation.stage
-            known = column.get(cell)
-            if known is None:
-                column[cell] = placed
-                continue
-            twice.setdefault((known[1].origin, operation.origin), []).append(_again(header, placed, known))
+            cell = micro * stages + stage
+            before = there.get(cell, 0)
+            if before & bit:
+                return False
+            there[cell] = before | bit
+    right = {sum(bits[kind] for kind in kinds) for kinds in whole}
+    return len(there) == stages * header.micro_batches and {*there.values()} <= right
+
+
+def _repeated(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -> Iterator[Diagnostic]:
+    """The operations that are there twice, or do what another one does."""
+    twice: dict[tuple[Span, Span], list[Duplicate | DoneTwice]] = {}
+    for several in cells.values():
+        both = _clash(several, whole)
+        if both is not None:
+            first, second = both
+            twice.setdefault((first[1].origin, second[1].origin), []).append(_again(header, second, first))
     for group in twice.values():
         first_one = group[0]
         yield replace(first_one, count=len(group))
 
 
-def _again(header: Header, second: tuple[Worker, Compute], first: tuple[Worker, Compute]) -> Duplicate | DoneTwice:
+def _clash(several: Sequence[_Placed], whole: Sequence[tuple[Kind, ...]]) -> tuple[_Placed, _Placed] | None:
+    """The first two operations of a micro-batch on a stage that no set of kinds has together."""
+    for first, second in combinations(several, 2):
+        kind, other = first[1].kind, second[1].kind
+        if kind is other or not any(kind in kinds and other in kinds for kinds in whole):
+            return first, second
+    return None
+
+
+def _again(header: Header, second: _Placed, first: _Placed) -> Duplicate | DoneTwice:
     (worker, operation), (first_worker, known) = second, first
     if operation.kind is known.kind:
         where = line(operation), worker, first_worker, known.origin, _directions(header)
@@ -77,85 +102,56 @@ def _again(header: Header, second: tuple[Worker, Compute], first: tuple[Worker, 
     return DoneTwice(operation.origin, line(operation), line(known), worker, first_worker, known.origin, 1)
 
 
-def _missing(header: Header, seen: _Seen, kinds: Iterable[Kind]) -> Iterator[Diagnostic]:
-    needed = {None, *(value for kind in kinds for value in kind.keeps)}
-    size = header.stages * header.micro_batches
-    lacking = [part for part, column in seen.items() if part in needed and len(column) < size]
-    if not lacking:
-        return
-    examples: dict[tuple[str, _Part], Compute] = {}
-    for part, column in seen.items():
-        for _, (_, operation) in sorted(column.items()):
-            examples.setdefault((header.pipe_of[operation.micros[0]].name, part), operation)
+def _missing(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -> Iterator[Diagnostic]:
     for pipe in header.pipes:
-        for part in lacking:
-            absent = list(islice(_absent(header, pipe, seen, part), _LISTED))
-            if not absent:
-                continue
-            micro, stage = absent[0]
-            there = _there(header, seen, micro, stage)
+        absent: dict[tuple[Kind, ...], list[tuple[Micro, Stage]]] = defaultdict(list)
+        for lacking, micro, stage in islice(_absent(header, pipe, cells, whole), _LISTED):
+            absent[lacking].append((micro, stage))
+        for lacking, places in absent.items():
+            micro, stage = places[0]
+            there = [operation for _, operation in cells.get(micro * header.stages + stage, ())]
             version = there[0].version if there else None
-            absentee = Compute(_usual(header, part, there), (micro,), stage, version=version)
-            example = examples.get((pipe.name, part))
-            candidates = (
-                _neighbour(header, pipe, seen[part], absentee),
-                example if example is not None and example.kind is absentee.kind else None,
-                *(known for known in reversed(there) if _linked(known.kind, absentee.kind)),
-                *(examples.get((pipe.name, candidate)) for candidate in seen),
-            )
-            where = next((known.origin for known in candidates if known is not None), NOWHERE)
-            place = (pipe.name, pipe.workers[stage], micro, stage)
-            yield Missing(where, *place, absentee.kind.noun, line(absentee), _directions(header), len(absent))
+            added = "` and `".join(line(Compute(kind, (micro,), stage, version=version)) for kind in lacking)
+            where = _nearest(header, pipe, cells, lacking[0], micro, stage)
+            facts = pipe.name, pipe.workers[stage], micro, stage, tuple(kind.noun for kind in lacking), added
+            yield Missing(where, *facts, _directions(header), len(places))
 
 
-def _absent(header: Header, pipe: Pipe, seen: _Seen, part: _Part) -> Iterator[tuple[Micro, Stage]]:
-    """The micro-batches and stages where a pipe lacks an operation."""
-    column = seen[part]
-    for micro in pipe.micros:
-        for number in range(header.stages):
-            stage = Stage(number)
-            if micro * header.stages + stage not in column and _wanted(header, seen, part, micro, stage):
-                yield micro, stage
+def _absent(
+    header: Header, pipe: Pipe, cells: _Cells, whole: Sequence[tuple[Kind, ...]]
+) -> Iterator[tuple[tuple[Kind, ...], Micro, Stage]]:
+    """What a pipe's micro-batches lack on its stages where no two operations do the same: the kinds, and where."""
+    for micro, number in product(pipe.micros, range(header.stages)):
+        several = cells.get(micro * header.stages + number, ())
+        if not several or _clash(several, whole) is None:
+            there = [operation.kind for _, operation in several]
+            kinds = next(kinds for kinds in whole if {*there} <= {*kinds})
+            lacking = tuple(kind for kind in kinds if kind not in there)
+            if lacking:
+                yield lacking, micro, Stage(number)
 
 
-def _neighbour(
-    header: Header, pipe: Pipe, column: dict[int, tuple[Worker, Compute]], absentee: Compute
-) -> Compute | None:
-    """The operation like the absent one of the next micro-batch on its stage, one before it rather than one behind."""
-    (micro,), stage = absentee.micros, absentee.stage
-    like = {
-        other: column[cell][1]
-        for other in pipe.micros
-        if (cell := other * header.stages + stage) in column and column[cell][1].kind is absentee.kind
-    }
-    return like[min(like, key=lambda other: (other > micro, abs(other - micro)))] if like else None
+def _nearest(header: Header, pipe: Pipe, cells: _Cells, kind: Kind, micro: Micro, stage: Stage) -> Span:
+    """The line to blame for a missing operation.
+
+    It is that of an operation of the same kind, best on the stage itself and of the next micro-batch, one before it
+    rather than one behind; else that of an operation that is linked to it, or of any other of the pipe.
+    """
+
+    def distance(operation: Compute) -> tuple[bool, bool, bool, bool, bool, int]:
+        (other, *_), here = operation.micros, operation.stage == stage
+        same = operation.kind is kind
+        linked = _linked(operation.kind, kind)
+        return not same, not linked, not here, operation.kind.opens, other > micro, abs(other - micro)
+
+    mine = {*pipe.micros}
+    known = [operation for several in cells.values() for _, operation in several if operation.micros[0] in mine]
+    return min(known, key=distance).origin if known else NOWHERE
 
 
 def _linked(kind: Kind, other: Kind) -> bool:
     """Whether one of two kinds frees what the other one keeps."""
     return kind.frees in other.keeps or other.frees in kind.keeps
-
-
-def _wanted(header: Header, seen: _Seen, part: _Part, micro: Micro, stage: Stage) -> bool:
-    """Whether a micro-batch needs an operation with a part on a stage: to open the stage, or to free a kept value."""
-    if part is None:
-        return True
-    kinds = [operation.kind for operation in _there(header, seen, micro, stage)]
-    if not any(kind.opens for kind in kinds):
-        kinds.append(_usual(header, None, []))
-    return any(part in kind.keeps for kind in kinds)
-
-
-def _there(header: Header, seen: _Seen, micro: Micro, stage: Stage) -> list[Compute]:
-    """The operations of a micro-batch on a stage."""
-    return [known[1] for column in seen.values() if (known := column.get(micro * header.stages + stage)) is not None]
-
-
-def _usual(header: Header, part: _Part, there: Iterable[Compute]) -> Kind:
-    """The usual kind of operation with a part: the first such row of the table that keeps what others there free."""
-    freed = {operation.kind.frees for operation in there}
-    rows = [kind for kind in header.kinds if kind.frees is part]
-    return next((kind for kind in rows if not kind.opens and not freed.isdisjoint(kind.keeps)), rows[0])
 
 
 def _directions(header: Header) -> str:

@@ -332,6 +332,18 @@ class KindLacking(Diagnostic):
     reason: str
 
 
+class KindUnfinished(Diagnostic):
+    """A header with kinds that sum the gradients of weights, and with one whose share nothing sums."""
+
+    code: ClassVar[str] = "CH528"
+    title: ClassVar[str] = "`{line}`: no operation sums the weight gradients that {nouns} leave"
+    label: ClassVar[str] = "micro-batches with {nouns} would be missing from the update"
+    help: ClassVar[str] = "name the kind that sums them as well; a header without this line has all kinds"
+
+    line: str
+    nouns: str
+
+
 class NoUpdates(Diagnostic):
     """A line of a header about updates, where the kinds of operations make none."""
 

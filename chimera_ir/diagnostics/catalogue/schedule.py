@@ -39,21 +39,26 @@ class Conflict(Diagnostic):
 
 
 class Missing(Diagnostic):
-    """A micro-batch lacks an operation on a stage."""
+    """A micro-batch lacks operations on a stage."""
 
     code: ClassVar[str] = "CH302"
-    title: ClassVar[str] = "micro-batch {micro} has no {kind} on stage {stage}{others}"
+    title: ClassVar[str] = "micro-batch {micro} has no {lacking} on stage {stage}{others}"
     label: ClassVar[str] = "pipe {pipe} runs stage {stage} on worker {worker}"
-    help: ClassVar[str] = "add `{operation}` on worker {worker}: every micro-batch meets every stage once{directions}"
+    help: ClassVar[str] = "add `{operations}` on worker {worker}: every micro-batch meets every stage once{directions}"
 
     pipe: str
     worker: int
     micro: int
     stage: int
-    kind: str
-    operation: str
+    kinds: tuple[str, ...]
+    operations: str
     directions: str
     count: int
+
+    @property
+    def lacking(self) -> str:
+        """The nouns of the operations that are missing."""
+        return " and no ".join(self.kinds)
 
     @property
     def others(self) -> str:

@@ -9,6 +9,7 @@ from chimera_ir.diagnostics.catalogue.irtext import (
     HalvesLeftOver,
     HeaderTwice,
     KindLacking,
+    KindUnfinished,
     MicroMissing,
     MicroTwice,
     MissingHeader,
@@ -21,7 +22,7 @@ from chimera_ir.diagnostics.catalogue.irtext import (
 )
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.ir.ids import Micro, Stage, WeightGroup, Worker
-from chimera_ir.ir.kinds import KINDS, Kind, unmade
+from chimera_ir.ir.kinds import KINDS, Kind, alternatives, unmade
 from chimera_ir.ir.levels import (
     MAX_MICRO_BATCHES,
     MAX_STAGES,
@@ -34,6 +35,7 @@ from chimera_ir.ir.levels import (
 )
 from chimera_ir.ir.text.mistakes import FORMS
 from chimera_ir.ir.text.printer import group_name
+from chimera_ir.plural import plural
 from chimera_ir.source import Span
 
 _LIMITS = {"WORKERS": MAX_WORKERS, "STAGES": MAX_STAGES, "MICRO_BATCHES": MAX_MICRO_BATCHES}
@@ -179,6 +181,9 @@ class _Reader:
         kinds = tuple(kind for letter, kind in KINDS.items() if letter in letters)
         for reader, value in unmade(kinds):
             raise Rejected([KindLacking(span(self._kinds), str(self._kinds), reader.noun, value.reason)])
+        finished = {kind for several in alternatives(kinds) for kind in several}
+        for unfinished in (kind for kind in kinds if kind not in finished):
+            raise Rejected([KindUnfinished(span(self._kinds), str(self._kinds), plural(unfinished.noun))])
         if not any(kind.sums for kind in kinds):
             self._require_nothing_about_updates(self._kinds)
         return () if len(kinds) == len(KINDS) else kinds
