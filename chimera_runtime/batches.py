@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from chimera_runtime.keywords import Keywords
-from chimera_runtime.loading import ALL, Loading, MiniBatch, Triple
+from chimera_runtime.loading import ALL, Loading, MiniBatch, Triple, require_cut
 from chimera_runtime.nested import rows
 from chimera_runtime.order import Order, Share, is_stream, length_of_stream, refuse_order, require_enough
 from chimera_runtime.reading import Point, Read, Stream
@@ -91,6 +91,8 @@ class Batches:
             self._kept.clear()
             with all_generators_kept():
                 self._kept[place] = self._loaded(*place)
+            if self.parts > 1:
+                require_cut(self._kept[place], self.micro_batch_size, "a micro-batch of the dataset")
         size = self.micro_batch_size // self.parts
         triple: Triple = rows(self._kept[place], part * size, size) if self.parts > 1 else self._kept[place]
         return triple

@@ -230,6 +230,7 @@ class Evaluation:
         lengths: Lengths | None = None,
     ) -> None:
         self._lengths = lengths
+        self._names = setting.findings.names(stages)
         world, facts, self._boundaries = setting.world, setting.facts.evaluation, setting.findings.boundaries
         job, device = world.job, world.device
         self._device = device
@@ -270,7 +271,7 @@ class Evaluation:
             As `rounds`, and if a micro-batch lacks items and a stage hands on tensors whose rows are not of items, or
             if a tensor is larger than that of the example.
         """
-        for of in rounds(self._job, self._size, batch):
+        for of in rounds(self._job, self._size, batch, self._names):
             if self._lengths is not None:
                 self._lengths.require_fitting(self._first(of))
             for size in {*of.sizes} - {0, self._whole}:
@@ -296,7 +297,8 @@ class Evaluation:
         inputs, _, keywords = of.load(0)
 
         def fill(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor[torch.arange(self._whole, device=tensor.device) % of.sizes[0]]
+            items = torch.arange(self._whole, device=tensor.device) % of.sizes[0]
+            return tensor[items] if tensor.dim() else tensor
 
         return mapped((inputs, keywords), fill) if of.sizes[0] < self._whole else (inputs, keywords)
 

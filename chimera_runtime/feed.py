@@ -9,8 +9,8 @@ import torch
 from chimera_runtime.batches import Batches
 from chimera_runtime.blame import Calling
 from chimera_runtime.errors import FAILED, Misuse
-from chimera_runtime.keywords import Keywords
-from chimera_runtime.loading import MiniBatch, Triple, as_triple
+from chimera_runtime.keywords import KeywordNames, Keywords
+from chimera_runtime.loading import MiniBatch, Triple, as_triple, require_cut
 from chimera_runtime.nested import leaves, lengths, rows
 from chimera_runtime.program import Job
 
@@ -24,11 +24,13 @@ _LOADING = Calling("the function that was given to step", FAILED)
 class Feed:
     """The mini-batches of this copy that are under way, by their update.
 
-    ``size`` is B, the items of a micro-batch along dimension 0 of every tensor.
+    ``size`` is B, the items of a micro-batch along dimension 0 of every tensor. ``names`` are those of keyword
+    arguments, once the stages have said which they take.
     """
 
     job: Job
     size: int
+    names: KeywordNames | None = None
     _pairs: "dict[int, Callable[[int], Pair] | Batches | _Whole]" = field(default_factory=dict)
 
     def put(self, update: int, batch: Any) -> None:
@@ -37,17 +39,24 @@ class Feed:
         Raises
         ------
         Misuse
-            If it is none of these, or has another number of items than B*N.
+            If it is none of these, has another number of items than B*N or other keyword arguments than the example,
+            or holds something that cannot be cut into micro-batches.
         """
         if isinstance(batch, MiniBatch):
             batch.require_whole()
         if callable(batch) or isinstance(batch, Batches):
             self._pairs[update] = batch
         else:
-            self._pairs[update] = _Whole(as_triple(batch, "a batch"), self.size, self.job.micro_batches)
+            triple = as_triple(batch, "a batch")
+            self._require_names(triple, "a batch")
+            self._pairs[update] = _Whole(triple, self.size, self.job.micro_batches, self.job.parts)
 
     def put_example(self, example: "Pair | Batches") -> None:
-        """Takes what the first update is to begin with: one micro-batch, or all that there are."""
+        """Takes what the first update is to begin with: one micro-batch, or all that there are; errors as in `put`."""
+        if not isinstance(example, Batches):
+            triple = as_triple(example, "the example")
+            if self.job.parts > 1:
+                require_cut(triple, self.size, "the example")
         self._pairs[0] = example if isinstance(example, Batches) else lambda _micro: example
 
     def put_apart(self, update: int, pairs: Sequence[Pair]) -> None:
@@ -86,13 +95,18 @@ class Feed:
         whole, part = divmod(number, self.job.parts)
         pairs = self._pairs[update + later]
         if isinstance(pairs, Batches):
+            self._require_names((None, None, pairs.keywords(update + later, number)), "a micro-batch of the dataset")
             return (pairs.input, pairs.target, pairs.keywords)[which](update + later, number)
         if isinstance(pairs, _Whole):
             value = pairs.part(whole, which)
         else:
             with _LOADING:
                 loaded = pairs(whole)
-            value = as_triple(loaded, "a batch")[which]
+            triple = as_triple(loaded, "a batch")
+            self._require_names(triple, f"micro-batch {whole}")
+            if self.job.parts > 1:
+                require_cut(triple, self.size, f"micro-batch {whole}")
+            value = triple[which]
             if wrong := next(_other_sizes(value, self.size), None):
                 raise Misuse(
                     f"micro-batch {whole}: dimension 0 of a tensor is {wrong}, and was {self.size} in the example"
@@ -100,11 +114,17 @@ class Feed:
         size = self.size // self.job.parts
         return value if self.job.parts == 1 else rows(value, part * size, size)
 
+    def _require_names(self, triple: Triple, what: str) -> None:
+        if self.names is not None:
+            self.names.require(triple[2], what)
+
 
 class _Whole:
     """The micro-batches of a mini-batch in one piece."""
 
-    def __init__(self, batch: Triple, size: int, count: int) -> None:
+    def __init__(self, batch: Triple, size: int, count: int, parts: int) -> None:
+        if count * parts > 1:
+            require_cut(batch, size * count, "a batch")
         if wrong := next(_other_sizes(batch, size * count), None):
             raise Misuse(
                 f"dimension 0 of a tensor of the mini-batch is {wrong}, and a step takes B*N = {size}*{count} = "
@@ -121,8 +141,8 @@ class _Whole:
 def _other_sizes(value: Any, size: int) -> Iterator[int]:
     """Of tensors with another number of items: how many they have."""
     for leaf in leaves(value):
-        if isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) != size:
-            yield len(leaf)
+        if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.size(0) != size:
+            yield leaf.size(0)
 
 
 def items_of(example: Any) -> int:

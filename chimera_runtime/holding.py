@@ -177,7 +177,7 @@ class Holding:
         self._loaders += 1
         readers = frozenset(worker for worker, used in enumerate(self._uses) if used)
         return Loader(
-            Loading(dataset, drawn_by, collate_fn),
+            Loading(dataset, drawn_by, collate_fn, names=self._feed.names),
             share,
             self._uses[place.worker],
             Order(dataset, drawn_by, shuffle, sampler),

@@ -1,13 +1,66 @@
 """Keyword arguments: a dict that travels with a micro-batch, of which each stage or layer takes the names it knows."""
 
 import inspect
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from chimera_runtime.errors import Misuse
+
 Keywords = dict[str, Any]
 """Pytrees with the items along dimension 0, by the names that stages know them by."""
+
+
+@dataclass(frozen=True)
+class KeywordNames:
+    """The names of keyword arguments: all of the example's, and the ``needed`` ones, which stages of this rank take."""
+
+    known: frozenset[str]
+    needed: frozenset[str]
+
+    def require(self, keywords: Mapping[str, Any], what: str) -> None:
+        """Passes if every keyword argument reaches the stages that take it, and none that this rank needs is missing.
+
+        Raises
+        ------
+        Misuse
+            If one has a name that the example lacks, or a needed one is missing from ``what``.
+        """
+        names = keywords.keys()
+        if names == self.known:
+            return
+        if unknown := sorted(names - self.known):
+            raise Misuse(
+                f"{what} has the keyword argument {unknown[0]} and the example of the pipeline has none of that name, "
+                "so no stage would get it: make the pipeline with an example that has all keyword arguments"
+            )
+        if missing := sorted(self.needed - names):
+            raise Misuse(
+                f"{what} has no keyword argument {missing[0]}, and the example of the pipeline has one: give all "
+                "mini-batches the same names"
+            )
+
+
+def require_unused(loss: Callable[..., Any], names: Collection[str]) -> None:
+    """Passes unless the loss has a parameter with the name of a keyword argument, which only stages get.
+
+    Raises
+    ------
+    Misuse
+        If it has.
+    """
+    try:
+        parameters = inspect.signature(loss).parameters
+    except (TypeError, ValueError):
+        return
+    given = getattr(loss, "keywords", {})  # those of a functools.partial
+    if name := next((name for name in [*parameters][2:] if name in names and name not in given), None):
+        raise Misuse(
+            f"loss has a parameter {name}, but keyword arguments are for stages and loss(output, target) gets none: "
+            "put what the loss needs into the target, or give Pipeline a loss with two parameters"
+        )
 
 
 def accepted(module: torch.nn.Module, names: Collection[str]) -> tuple[str, ...]:

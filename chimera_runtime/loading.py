@@ -10,8 +10,8 @@ from torch.utils.data import default_collate
 
 from chimera_runtime.blame import Calling, ModelError, Reported
 from chimera_runtime.errors import MISUSED, Misuse
-from chimera_runtime.keywords import Keywords
-from chimera_runtime.nested import is_rows, joined, lengths, mapped, rows, taken_apart
+from chimera_runtime.keywords import KeywordNames, Keywords
+from chimera_runtime.nested import is_rows, joined, lengths, mapped, obstacle, rows, taken_apart
 from chimera_runtime.order import Share, in_items
 from chimera_runtime.tensors import draw_seed, seed_all
 
@@ -32,13 +32,14 @@ class Loading:
     """Loads items and collates them, with ``collate``, or with torch's default_collate if that is None.
 
     ``collate`` gets the items of a micro-batch in a list, and returns a pair or a triple. Messages call the dataset by
-    ``name``.
+    ``name``. Where ``names`` are given, keyword arguments have these.
     """
 
     dataset: Any
     seed: int
     collate: Callable[[list[Any]], Any] | None = None
     name: str = "the dataset"
+    names: KeywordNames | None = None
 
     def items(self, epoch: int, keys: Sequence[Any]) -> list[Any]:
         """Items of a map-style dataset, each drawn from the generators as its seed has it."""
@@ -57,12 +58,15 @@ class Loading:
         Raises
         ------
         Misuse
-            If an item, or what ``collate`` returns, is no pair and no triple, or that has another number of items.
+            If an item, or what ``collate`` returns, is no pair and no triple, or has other keyword arguments than
+            ``names``; if what ``collate`` returns has another number of items.
         ModelError
             If collating fails.
         """
         if self.collate is None:
-            triples = [as_triple(item, f"item {name} of {self.name}") for item, name in zip(items, names, strict=True)]
+            triples = [
+                self._triple(item, f"item {name} of {self.name}") for item, name in zip(items, names, strict=True)
+            ]
             with _COLLATING:
                 parts = [
                     default_collate(list(part)) if i in uses else None
@@ -72,13 +76,19 @@ class Loading:
         seed_all(draw_seed("collate", self.seed, epoch, place))
         with _COLLATING_OWN:
             value = self.collate(items)
-        inputs, target, keywords = triple = as_triple(value, "what collate returned")
+        inputs, target, keywords = triple = self._triple(value, "what collate returned")
         if other := lengths(triple) - {len(items)}:
             raise Misuse(
                 f"collate returned a tensor with {min(other)} in dimension 0 for {in_items(len(items))}: return the "
                 "items of a micro-batch along dimension 0"
             )
         return inputs if 0 in uses else None, target if 1 in uses else None, keywords if 2 in uses else {}
+
+    def _triple(self, value: Any, what: str) -> Triple:
+        triple = as_triple(value, what)
+        if self.names is not None:
+            self.names.require(triple[2], what)
+        return triple
 
 
 @dataclass(frozen=True)
@@ -201,3 +211,24 @@ def as_triple(value: Any, what: str) -> Triple:
                 f"{what} is a {type(value).__name__}, not a pair (input, target); keyword arguments of stages stand "
                 "third, in a dict"
             )
+
+
+_PLACES = {"[0]": "the input", "[1]": "the target", "[2]": "the keyword arguments"}
+
+
+def require_cut(triple: Triple, items: int, what: str) -> None:
+    """Passes if inputs, target and keyword arguments of so many items can be cut into parts of fewer.
+
+    Raises
+    ------
+    Misuse
+        If something in them would go whole to each part, though it may have something of its own for each item.
+    """
+    uncut = obstacle(triple, items)
+    if uncut is not None:
+        place, kind = uncut
+        raise Misuse(
+            f"{what}: {_PLACES[place[:3]]}{place[3:]} is {kind}, which cannot be cut into micro-batches: give tensors "
+            "with the items in dimension 0, in structures that torch.utils._pytree knows; or give the micro-batches "
+            "one by one, by a function of their number (step also takes micro_batches=)"
+        )

@@ -1,19 +1,28 @@
 """Nested values, such as batches: tensors in tuples, lists, dicts and whatever else torch knows as a pytree.
 
 What a pytree is, torch decides: its module has no public name, but it is the one with which torch.export and torch.func
-take arguments apart, and where libraries register their classes. Nothing else here imports it.
+take arguments apart, and where libraries register their classes. Beside this only the check's reference has it.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from types import EllipsisType
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from chimera_runtime.errors import BadModel
+
 Constant = bool | int | float | str | None
 """What a value may hold beside tensors, the same for every micro-batch, where it is handed from stage to stage."""
+
+
+_NOT_ALIKE = (
+    "micro-batches that run together differ in structure, or in something that is not a tensor; give all micro-batches "
+    "the form of the first"
+)
 
 
 @dataclass(frozen=True)
@@ -77,18 +86,31 @@ def is_rows(value: Any) -> bool:
 
 def lengths(value: Any) -> set[int]:
     """The lengths of dimension 0 of a value's tensors, as far as they have one."""
-    return {len(leaf) for leaf in leaves(value) if isinstance(leaf, torch.Tensor) and leaf.dim()}
+    return {leaf.size(0) for leaf in leaves(value) if isinstance(leaf, torch.Tensor) and leaf.dim()}
 
 
 def joined(values: Sequence[Any]) -> Any:
-    """Values of one structure as one, along dimension 0."""
+    """Values of one structure as one, along dimension 0.
+
+    Raises
+    ------
+    BadModel
+        If they differ in structure, or in something that is not a tensor.
+    """
     if len(values) == 1:
         return values[0]
 
     def together(*entries: Any) -> Any:
-        return torch.cat(entries) if isinstance(entries[0], torch.Tensor) else entries[0]
+        if all(isinstance(entry, torch.Tensor) for entry in entries):
+            return torch.cat(entries)
+        if not all(isinstance(entry, Constant) and entry == entries[0] for entry in entries):
+            raise BadModel(_NOT_ALIKE)
+        return entries[0]
 
-    return pytree.tree_map(together, *values)
+    try:
+        return pytree.tree_map(together, *values)
+    except ValueError as error:
+        raise BadModel(_NOT_ALIKE) from error
 
 
 def mapped(value: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -101,6 +123,60 @@ def mapped(value: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 def parts(value: Any, count: int) -> list[Any]:
     """A value as several of the same structure, equal parts along dimension 0."""
     return [mapped(value, lambda tensor, i=i: tensor.chunk(count)[i]) for i in range(count)]  # type: ignore[misc]
+
+
+def obstacle(value: Any, items: int) -> tuple[str, str] | None:
+    """What `rows` cannot cut in a value that has so many items: its place, and what it is. None if it cuts everything.
+
+    Numbers, strings, None and tensors without dimensions are no obstacle: every part has them whole. A list with one of
+    these for each item is.
+    """
+    if all(_is_cut(leaf) or leaf is None for leaf in pytree.tree_leaves(value, is_leaf=_is_mask)):
+        return None
+    entries = pytree.tree_flatten_with_path(value, is_leaf=lambda part: _is_mask(part) or _has_one_each(part, items))[0]
+    for path, leaf in entries:
+        if not (_is_cut(leaf) or _is_whole(leaf)):
+            return pytree.keystr(path), _described(leaf)
+    return None
+
+
+def _is_cut(leaf: Any) -> bool:
+    dense = isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided and not leaf.is_nested
+    return dense and leaf.dim() > 0
+
+
+def _is_whole(leaf: Any) -> bool:
+    """Whether a value is the same for all items."""
+    if isinstance(leaf, (Constant, complex, bytes, Enum, torch.dtype, torch.device)):
+        return True
+    if isinstance(leaf, torch.Tensor):
+        return leaf.dim() == 0
+    shape = getattr(leaf, "shape", None)
+    return shape == () or (_is_mask(leaf) and shape[0] == 1 and pytree.tree_structure(leaf).is_leaf())  # type: ignore[index]
+
+
+def _is_mask(value: Any) -> bool:
+    """Whether a value is a BlockMask of flex attention, whose ``mask_mod`` may look at the number of the item."""
+    return type(value).__name__ == "BlockMask"
+
+
+def _has_one_each(value: Any, items: int) -> bool:
+    """Whether a value is a list with a text, a number or the like for each item."""
+    if type(value) not in (list, tuple) or len(value) != items:
+        return False
+    parts = leaves(value)
+    return not any(map(_is_cut, parts)) and any(part is not None for part in parts)
+
+
+def _described(leaf: Any) -> str:
+    if isinstance(leaf, (list, tuple)):
+        return f"a {type(leaf).__name__} of {len(leaf)} entries, as many as there are items"
+    if isinstance(leaf, torch.Tensor):
+        return f"a {'nested' if leaf.is_nested else 'sparse'} tensor"
+    if _is_mask(leaf):
+        return f"a BlockMask for {leaf.shape[0]} items" if leaf.shape[0] > 1 else "a BlockMask"
+    module = type(leaf).__module__
+    return f"of type {type(leaf).__qualname__ if module == 'builtins' else f'{module}.{type(leaf).__qualname__}'}"
 
 
 def rows(value: Any, start: int, count: int) -> Any:

@@ -152,6 +152,7 @@ class Pipeline(Holding):
             built = assemble.modules(world, model, seed)
             assemble.agree_on_weights(world, built)
             findings = probe.find(world, model, self._feed, built, seed, hooks.measures)
+        self._feed.names = findings.names(built)
         self._uses = [
             uses(job, of_worker, any(findings.traits[stage].keywords for stage in of_worker.stages), varying)
             for of_worker in compiled.ranks

@@ -5,6 +5,7 @@ Nothing remains of it: random state, buffers such as batch-norm statistics, and 
 
 import json
 import pickle
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import astuple, dataclass, replace
 from itertools import compress
@@ -17,7 +18,7 @@ from chimera_runtime.batches import Source
 from chimera_runtime.blame import Calling
 from chimera_runtime.boundary import Boundary, Traits
 from chimera_runtime.errors import FAILED, Misuse
-from chimera_runtime.keywords import Keywords, accepted
+from chimera_runtime.keywords import KeywordNames, Keywords, accepted, require_unused
 from chimera_runtime.losses import as_pair, expected_count
 from chimera_runtime.model import Model
 from chimera_runtime.nested import ONE_TENSOR, Form, is_rows, leaves, mapped, to_device
@@ -42,6 +43,13 @@ class Findings:
     footprints: list[Footprint]
     expected_count: float | None
     auxiliary: tuple[str, ...] = ()
+
+    def names(self, stages: Iterable[int]) -> KeywordNames:
+        """The names of keyword arguments, for a rank that holds these stages."""
+        known = {name for traits in self.traits for name in traits.keywords}
+        return KeywordNames(
+            frozenset(known), frozenset(name for stage in stages for name in self.traits[stage].keywords)
+        )
 
 
 class Given(NamedTuple):
@@ -124,6 +132,7 @@ class _Prober:
         boundaries: list[Boundary] = []
         traits: list[Traits] = []
         names = self._names()
+        require_unused(self._model.loss, names)
         for stage in range(world.job.stages):
             if self._is_mine(stage):
                 before = boundaries[-1] if stage else None

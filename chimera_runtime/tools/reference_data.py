@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils.data import IterableDataset, default_collate
 
 
@@ -94,12 +95,8 @@ def _seed_all(seed: int) -> None:
 
 def _part(value: Any, number: int, rows: int, device: torch.device) -> Any:
     """So many rows of each tensor of a batch that has any, on the device."""
-    if isinstance(value, torch.Tensor):
-        return (value[number * rows : (number + 1) * rows] if value.dim() else value).to(device)
-    if isinstance(value, dict):
-        return type(value)({k: _part(v, number, rows, device) for k, v in value.items()})
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_part(v, number, rows, device) for v in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)([_part(v, number, rows, device) for v in value])
-    return value
+
+    def part(tensor: torch.Tensor) -> torch.Tensor:
+        return (tensor[number * rows : (number + 1) * rows] if tensor.dim() else tensor).to(device)
+
+    return pytree.tree_map_only(torch.Tensor, part, value)

@@ -9,6 +9,7 @@ from chimera_runtime.batches import Batches
 from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import Misuse
 from chimera_runtime.feed import Feed, items_of
+from chimera_runtime.keywords import KeywordNames
 from tests.unit.runtime.ranks import job
 
 B, N = 2, 3
@@ -140,6 +141,40 @@ def test_keyword_arguments_are_cut_as_the_rest() -> None:
         source.put(0, (X, Y, {"mask": X[:2]}))
     with pytest.raises(Misuse, match="a batch is a tuple, not a pair"):
         source.put(0, (X, Y, {1: X}))
+
+
+def test_what_cannot_be_cut_is_refused_unless_it_comes_by_micro_batch() -> None:
+    names = ["a", "b", "c", "d", "e", "f"]
+    with pytest.raises(Misuse, match=r"a batch: the keyword arguments\['names'\] is a list of 6 entries, as many as"):
+        feed().put(0, (X, Y, {"names": names}))
+    with pytest.raises(
+        Misuse, match=r"a batch: the target is of type object, which cannot be cut into micro-batches: give"
+    ):
+        feed().put(0, (X, object()))
+    by_number = feed()
+    by_number.put(0, lambda micro: (*pair(micro), {"names": names[micro * B : (micro + 1) * B]}))
+    assert by_number.keywords(0, 1) == {"names": ["c", "d"]}
+    parted = feed(parts=2)
+    parted.put(0, lambda micro: (*pair(micro), {"names": names[micro * B : (micro + 1) * B]}))
+    with pytest.raises(Misuse, match=r"micro-batch 1: .* is a list of 2 entries"):
+        parted.keywords(0, 2)
+    with pytest.raises(Misuse, match="the example: the input is of type object"):
+        parted.put_example((object(), Y[:B]))
+    with pytest.raises(Misuse, match=r"the example is a tuple, not a pair \(input, target\)"):
+        feed().put_example((X, Y, Y))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [(X, Y, {"mask": X}), lambda micro: (*pair(micro), {"mask": X[:B]})])
+def test_a_name_that_the_example_lacks_is_refused_in_every_form(given: Any) -> None:
+    source = feed()
+    source.names = KeywordNames(frozenset(), frozenset())
+
+    def use() -> None:
+        source.put(0, given)
+        source.target(0, 0)
+
+    with pytest.raises(Misuse, match="has the keyword argument mask and the example of the pipeline has none"):
+        use()
 
 
 class Numbered:

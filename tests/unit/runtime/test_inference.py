@@ -90,6 +90,37 @@ def test_generators_modes_and_gradients_are_as_before(pipeline: Pipeline) -> Non
     assert all(parameter.grad is None for parameter in pipeline.parameters())
 
 
+def test_a_pipeline_made_without_a_mask_refuses_one_wherever_it_is_given(alone: World, tmp_path: Path) -> None:
+    """It would be trained and judged as if there were none; nothing has begun, so the pipeline goes on."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH).double()
+
+        def forward(self, x: torch.Tensor, shift: torch.Tensor | float = 0.0) -> torch.Tensor:
+            return self.linear(x).tanh() + shift
+
+    chimera_ir.compile("interleaved", P=1, v=2, N=N).write(tmp_path / "out")
+    items = [(x, y, {"shift": s["shift"]}) for x, y, s in [batch(1, seed) for seed in range(B * N)]]
+    with Pipeline(tmp_path / "out", lambda *_: Masked(), loss, batch(B)[:2]) as pipeline:
+        for call in (
+            lambda: pipeline.step(batch(B * N)),
+            lambda: pipeline.evaluate([batch(3)]),
+            lambda: list(pipeline.predict([batch(3)])),
+            lambda: next(iter(pipeline.loader(items))),
+        ):
+            with pytest.raises(Misuse, match="has the keyword argument shift and the example of the pipeline has none"):
+                call()
+        assert pipeline.step(batch(B * N)[:2]) is not None
+
+
+def test_a_loss_that_waits_for_a_keyword_argument_is_refused(alone: World, tmp_path: Path) -> None:
+    chimera_ir.compile("interleaved", P=1, v=2, N=N).write(tmp_path / "out")
+    with pytest.raises(Misuse, match=r"loss has a parameter shift, but keyword arguments are for stages"):
+        Pipeline(tmp_path / "out", lambda *_: Shifted(), lambda output, target, shift=0: output.sum(), batch(B))
+
+
 REFUSED: dict[str, tuple[Callable[[Pipeline], Any], str]] = {
     "no batch": (lambda pipeline: pipeline.evaluate([]), "there is nothing to evaluate: no batch was given"),
     "inputs alone": (
@@ -98,7 +129,7 @@ REFUSED: dict[str, tuple[Callable[[Pipeline], Any], str]] = {
     ),
     "no keywords": (
         lambda pipeline: list(pipeline.predict([(batch(4)[0], None)])),
-        "a batch of an evaluation has no keyword argument shift, and the example had",
+        "a batch of an evaluation has no keyword argument shift, and the example of the pipeline has one",
     ),
 }
 

@@ -8,6 +8,7 @@ import torch
 
 from chimera_runtime.blame import Calling, ModelError
 from chimera_runtime.errors import FAILED, Misuse
+from chimera_runtime.keywords import KeywordNames
 from chimera_runtime.loading import Failure, Loading, MiniBatch, as_triple, failure, sendable
 from chimera_runtime.order import Share
 from tests.unit.runtime.datasets import Drawing
@@ -46,6 +47,17 @@ def test_a_collate_gets_the_items_as_they_are_and_draws_by_the_place_of_the_firs
 def test_a_collate_that_returns_something_else_is_refused(returned: Any, words: str) -> None:
     with pytest.raises(Misuse, match=words):
         Loading(None, 0, lambda _items: returned).collated([1, 2], 0, 0, [0, 1])
+
+
+def test_items_have_the_keyword_arguments_of_the_example_whatever_a_rank_uses() -> None:
+    names = KeywordNames(frozenset(), frozenset())
+    one, other = (1, 2), (1, 2, {"mask": 3})
+    for collate in (None, lambda _items: (torch.ones(2), torch.ones(2), {"mask": torch.ones(2)})):
+        with pytest.raises(Misuse, match="has the keyword argument mask and the example of the pipeline has none"):
+            Loading(None, 0, collate, names=names).collated([one, other], 0, 0, [0, 1], frozenset({0}))
+    needed = KeywordNames(frozenset({"mask"}), frozenset({"mask"}))
+    with pytest.raises(Misuse, match="item 0 of the dataset has no keyword argument mask"):
+        Loading(None, 0, names=needed).collated([one, other], 0, 0, [0, 1])
 
 
 def test_an_item_that_fails_is_named() -> None:

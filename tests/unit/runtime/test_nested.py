@@ -1,12 +1,18 @@
 """Batches in tuples, lists and dicts: taken apart, put together, moved."""
 
 import pickle
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
+from torch.utils import _pytree as pytree
 
-from chimera_runtime.nested import ONE_TENSOR, form_of, is_rows, joined, leaves, parts, taken_apart, to_device
+from chimera_runtime.errors import BadModel
+from chimera_runtime.nested import ONE_TENSOR, form_of, is_rows, joined, leaves, obstacle, parts, taken_apart, to_device
 
 
 class Pair(NamedTuple):
@@ -60,6 +66,76 @@ def test_parts_and_joined_undo_one_another() -> None:
 def test_one_value_is_joined_to_itself() -> None:
     value = object()
     assert joined([value]) is value
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [{"x": torch.ones(2), "y": 1}],
+        [{"x": torch.ones(2)}],
+        [{"x": torch.ones(2), "y": 0}, {"x": torch.ones(2), "y": 0.5}],
+        [{"x": None, "y": 0}],
+    ],
+)
+def test_values_of_another_form_are_not_joined(others: list[Any]) -> None:
+    with pytest.raises(BadModel, match="differ in structure, or in something that is not a tensor"):
+        joined([{"x": torch.ones(2), "y": 0}, *others])
+
+
+# What can be cut.
+
+
+@dataclass
+class Settings:
+    mask: torch.Tensor
+
+
+class Color(Enum):
+    RED = 1
+
+
+class Node:
+    """A class that torch knows as a pytree."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = rows
+
+
+pytree.register_pytree_node(Node, lambda node: ([node.rows], None), lambda rows, _: Node(*rows))
+
+
+def block_mask(items: int) -> Any:
+    """A BlockMask of flex attention, the same for all items if they are 1."""
+    return create_block_mask(lambda _b, _h, q, k: q >= k, items, None, 128, 128, device="cpu")
+
+
+def test_tensors_are_cut_and_what_is_the_same_for_all_items_is_handed_on() -> None:
+    rows = torch.ones(4, 3)
+    constants = [None, True, 2, 0.5, 1j, "text", b"text", Color.RED, torch.float32, np.float32(1), torch.tensor(2.0)]
+    structures = [rows, [rows] * 4, Pair(rows, "text"), Node(rows), block_mask(1), ("a", "b"), (None,) * 4, rows.shape]
+    for value in (*constants, *structures):
+        assert obstacle((rows, {"more": value}), 4) is None, value
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (block_mask(4), "a BlockMask for 4 items"),
+        (np.ones((4, 2)), "of type numpy.ndarray"),
+        (["a", "b", "c", "d"], "a list of 4 entries, as many as there are items"),
+        ((1, 2, 3, 4), "a tuple of 4 entries, as many as there are items"),
+        ([{"name": "a"}] * 4, "a list of 4 entries"),
+        ([torch.tensor(1.0)] * 4, "a list of 4 entries"),
+        (Settings(torch.ones(4)), "test_nested.Settings"),
+        (lambda _b, _h, q, k: q >= k, "of type function"),
+        (torch.ones(4, 3).to_sparse(), "a sparse tensor"),
+        (torch.nested.nested_tensor([torch.ones(2)] * 4, layout=torch.jagged), "a nested tensor"),
+    ],
+)
+def test_what_may_have_a_part_for_each_item_and_cannot_be_cut_is_found(value: Any, kind: str) -> None:
+    place, words = obstacle((torch.ones(4), {"more": [value]}), 4) or ("", "")
+    assert place == "[1]['more'][0]"
+    assert kind in words
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import torch
 
 from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import Misuse
+from chimera_runtime.keywords import KeywordNames
 from chimera_runtime.loading import MiniBatch
 from chimera_runtime.order import Share
 from chimera_runtime.rounds import rounds
@@ -83,3 +84,19 @@ def test_what_a_loader_gives_is_a_round_of_the_micro_batches_that_it_has() -> No
     assert [made.load(micro)[0].tolist() for micro in (2, 3)] == [[4, 5], [6]]
     assert made.load(3)[1] is None
     assert made.load(3)[2]["mask"].tolist() == [True]
+
+
+def test_a_batch_of_one_micro_batch_is_not_cut_and_a_larger_one_has_to_be() -> None:
+    names = ["a", "b", "c"]
+    (made,) = rounds(job(), 2, (torch.zeros(2), None, {"names": names[:2]}))
+    assert made.load(0)[2] == {"names": ["a", "b"]}
+    with pytest.raises(Misuse, match=r"a batch of an evaluation: the keyword arguments\['names'\] is a list of 3"):
+        list(rounds(job(), 2, (torch.zeros(3), None, {"names": names})))
+
+
+def test_names_that_the_example_lacks_are_refused_in_every_form() -> None:
+    known = KeywordNames(frozenset({"mask"}), frozenset({"mask"}))
+    triple = torch.zeros(2), None, {"bias": torch.zeros(2)}
+    for batch in (triple, lambda _micro: triple, MiniBatch(2, Share(2, 1, 1, 0), {0: triple})):
+        with pytest.raises(Misuse, match="has the keyword argument bias and the example of the pipeline has none"):
+            next(rounds(job(), 2, batch, known)).load(0)
