@@ -7,7 +7,7 @@ from chimera_ir.diagnostics.catalogue import tokens
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.source import Span
-from chimera_ir.syntax.spelling import FOREIGN, KEYWORDS, NAME_HINTS, expected_words, foreign_word
+from chimera_ir.syntax.spelling import FOREIGN, KEYWORDS, NAME_HINTS, SKIPS, UNSAYABLE, expected_words, foreign_word
 from chimera_ir.syntax.stop import (
     CLOSERS,
     OPENERS,
@@ -53,6 +53,7 @@ def syntactic(stop: Stop) -> Diagnostic:
         return _nothing_before(stop)
     for question in (
         _wrong_line,
+        _unsayable,
         _brackets,
         _clock,
         _definition,
@@ -91,7 +92,7 @@ def _wrong_line(stop: Stop) -> Diagnostic | None:
     if opened and token == "pipe" and "RBRACE" in stop.accepted:
         return _unclosed(stop, opened[-1])
     if opened and token in SCHEME_LINES and "RBRACE" in stop.accepted:
-        return say.InsidePipe(stop.span, f"`{token}`", span_of(opened[-1]))
+        return say.InsidePipe(stop.span, f"`{token}`", _above_the_pipe(stop), span_of(opened[-1]))
     if not opened and "PIPE" in stop.accepted and (token in PIPE_LINES or _is_operation(stop)):
         closed = stop.tokens[: stop.position]
         last = next((span_of(before) for before in reversed(closed) if before == "}"), None)
@@ -100,9 +101,35 @@ def _wrong_line(stop: Stop) -> Diagnostic | None:
     return None
 
 
+def _above_the_pipe(stop: Stop) -> str:
+    """What to do with a line of the scheme in a pipe: a value that depends on the pipe's variables is a function."""
+    tokens, at = stop.tokens, stop.position
+    line = [token for place, token in enumerate(tokens[at + 1 :], at + 1) if tokens[place].line == tokens[at].line]
+    variables = [tokens[place + 1] for place in range(at) if tokens[place] in ("stages", "micros", "[")]
+    used = ", ".join(dict.fromkeys(variable for variable in reversed(variables) if variable in line[1:]))
+    if stop.token != "let" or not used:
+        return "put it above the pipe, or close the pipe with `}` first"
+    return f"write it as a function above the pipe, `fn {line[0]}({used}) = ..`, and `{line[0]}({used})` in the pipe"
+
+
 def _is_operation(stop: Stop) -> bool:
     following = stop.tokens[stop.position + 1 : stop.position + 2]
     return stop.token is not None and stop.token.type == "NAME" and following == ["("] and len(stop.token) == 1
+
+
+def _unsayable(stop: Stop) -> Diagnostic | None:
+    """A word for what the language has no words for, at the start of a line or behind a value, and no name as yet."""
+    tokens, start = stop.tokens, stop.line_start()
+    if stop.token in ("by", "when") and tokens[start] == "stages":
+        return say.CannotSay(stop.span, *SKIPS)
+    glued = _glued(stop)
+    for at in (start, stop.position if glued is None else glued):
+        word = tokens[at] if at < len(tokens) else None
+        if word is None or word.type != "NAME" or word not in UNSAYABLE or word in tokens[:at]:
+            continue
+        if first_on_line(tokens, at) or stop.after_value or at == glued:
+            return say.CannotSay(span_of(word), *UNSAYABLE[word])
+    return None
 
 
 def _brackets(stop: Stop) -> Diagnostic | None:
@@ -269,7 +296,9 @@ def _arguments(stop: Stop) -> Diagnostic | None:
     if stop.token == ")" and "COMMA" in stop.accepted and "RPAR" not in stop.accepted:
         return say.WrongArguments(stop.span, str(letter), "one argument")
     if stop.token == "," and "RPAR" in stop.accepted:
-        return say.WrongArguments(stop.span, str(letter), "a third argument")
+        return say.WrongArguments(
+            stop.span, str(letter), "a third argument", f"; a scheme has no slices; see {say.LIMITS}"
+        )
     return None
 
 

@@ -1,5 +1,7 @@
 """Words of the language, their spelling in other languages, and terminals in words."""
 
+from chimera_ir.diagnostics.catalogue.syntax import LIMITS
+
 _KEYWORDS = """
 scheme workers let fn require update every memory pipe in stages micros on by as halves reads version recompute sync
 of when if then else and or not
@@ -7,10 +9,16 @@ of when if then else and or not
 KEYWORDS = frozenset(_KEYWORDS.split())
 """The words that cannot be names."""
 
+_ARROW = (
+    "there are no arrows",
+    "an operation's clock follows `@`, a function's body follows `=`; "
+    f"a stage hands on to the next one, and no line says so; see {LIMITS}",
+)
+
 FOREIGN: dict[str, tuple[str, str]] = {
     "//": ("did you mean `/`?", "`/` rounds down already; a comment starts with `#`"),
-    "->": ("did you mean `@`?", "an operation's clock follows `@`, a function's body follows `=`"),
-    "→": ("did you mean `@`?", "an operation's clock follows `@`, a function's body follows `=`"),
+    "->": _ARROW,
+    "→": _ARROW,
     "=>": ("did you mean `>=`?", "at least is written `>=`; a function's body follows `=`"),
     "=<": ("did you mean `<=`?", "at most is written `<=`"),
     "<>": ("did you mean `!=`?", "unequal is written `!=`"),
@@ -81,6 +89,35 @@ FOREIGN_WORDS: dict[str, tuple[str, str]] = {
     "times": FOREIGN["×"],
 }
 """Words of other languages, which are names in this one: their meaning, and what to write instead."""
+
+_COSTS = (
+    "costs",
+    "durations are given when it is compiled: `--cost F=1 --cost B=2`, or `--profile FILE` for those of each stage",
+)
+_SLICES = ("parts of a micro-batch", "cut the batch into more micro-batches, or each of them into two `halves`")
+_EDGES = (
+    "the data between stages",
+    "a stage takes what the stage before it returned, and returns with it what later stages need",
+)
+_WAITS = (
+    "what an operation waits for",
+    "that follows from the stages; the clock behind `@` orders the operations of a worker",
+)
+SKIPS = ("skipped stages", "every pipe has all stages; a stage of the model may return its input as it is")
+_MOVES = (
+    "where activations are kept",
+    "they stay on their worker until the backward; `recompute when condition` keeps fewer of them",
+)
+UNSAYABLE: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(("cost", "costs", "duration", "durations", "time", "takes", "weight", "weights"), _COSTS),
+    **dict.fromkeys(("slice", "slices", "sequence", "tokens", "chunks", "quarters", "thirds", "parts"), _SLICES),
+    **dict.fromkeys(("feed", "feeds", "edge", "edges", "link", "links", "connect", "graph"), _EDGES),
+    **dict.fromkeys(("send", "sends", "recv", "receive", "receives", "to", "from"), _EDGES),
+    **dict.fromkeys(("after", "before", "wait", "waits", "needs", "depends"), _WAITS),
+    **dict.fromkeys(("skip", "skips", "omit", "without", "except"), SKIPS),
+    **dict.fromkeys(("offload", "reload", "prefetch", "move", "moves", "evict", "swap"), _MOVES),
+}
+"""Words for what the language has no words for: the topic, and what to do instead."""
 
 FOREIGN_NAMES = {
     **dict.fromkeys(("mod", "modulo", "rem"), "a % b"),

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, islice, product
 
-from chimera_ir.diagnostics.catalogue.schedule import DoneTwice, Duplicate, Missing
+from chimera_ir.diagnostics.catalogue.completeness import DoneTwice, Duplicate, Missing, Skipped
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.kinds import Kind, alternatives
@@ -114,7 +114,7 @@ def _missing(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -
             added = "` and `".join(line(Compute(kind, (micro,), stage, version=version)) for kind in lacking)
             where = _nearest(header, pipe, cells, lacking[0], micro, stage)
             facts = pipe.name, pipe.workers[stage], micro, stage, tuple(kind.noun for kind in lacking), added
-            yield Missing(where, *facts, _directions(header), len(places))
+            yield (Missing if there else Skipped)(where, *facts, _directions(header), len(places))
 
 
 def _absent(

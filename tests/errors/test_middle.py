@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir.diagnostics.catalogue import irtext, program, repeats, schedule
+from chimera_ir.diagnostics.catalogue import completeness, irtext, program, repeats, schedule
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.ir.levels import Plan, Program
@@ -18,7 +18,7 @@ from chimera_ir.syntax.parser import parse
 from chimera_ir.verify.verify import verify_lowered, verify_program, verify_schedule
 from tests.errors.goldens import classes, compare
 
-CATALOGUES = (irtext, program, repeats, schedule)
+CATALOGUES = (completeness, irtext, program, repeats, schedule)
 MIDDLE = Path(__file__).parent / "middle"
 MISTAKES = sorted([*MIDDLE.glob("*.sir"), *MIDDLE.glob("*.chim")])
 NOT_IN_A_FILE = {

@@ -224,9 +224,19 @@ class FormulaTooLarge(Diagnostic):
     code = "CH216"
     title = "this formula has more than {limit:,} {unit} once its functions are written out"
     label = "too large"
-    help = "functions that call others several times multiply: name the repeated value with `let`, or call once"
+    help = "{remedy}"
     limit: int
     unit: str
+
+    @property
+    def remedy(self) -> str:
+        """How the formula becomes smaller, or how it gets fewer levels."""
+        if self.unit == "levels":
+            return "each call adds the levels of what it calls: write one formula in place of a chain of functions"
+        return (
+            "functions that call others several times multiply: hand on a repeated value as an argument, which is "
+            "computed once, as `h(g(s))` does with `fn h(v) = v + v*v` above the pipe"
+        )
 
 
 class Unused(Diagnostic):

@@ -3,6 +3,9 @@
 from chimera_ir.diagnostics.model import Diagnostic, Note
 from chimera_ir.source import Span
 
+LIMITS = '"What a scheme cannot say" in docs/language.md'
+"""The section about what the language has no words for."""
+
 
 class KeywordAsName(Diagnostic):
     """A word of the language where a name is given or used."""
@@ -134,8 +137,9 @@ class InsidePipe(Diagnostic):
     code = "CH122"
     title = "{found} cannot stand inside a pipe"
     label = "inside a pipe"
-    help = "put it above the pipe, or close the pipe with `}}` first"
+    help = "{hint}"
     found: str
+    hint: str
     opened: Span
 
     def notes(self) -> tuple[Note, ...]:
@@ -309,9 +313,10 @@ class WrongArguments(Diagnostic):
     code = "CH138"
     title = "the operation `{letter}` takes a micro-batch and a stage in round brackets"
     label = "found {found}"
-    help = "write `{letter}(m, s) @ formula`"
+    help = "write `{letter}(m, s) @ formula`{hint}"
     letter: str
     found: str
+    hint: str = ""
 
 
 class MissingName(Diagnostic):
@@ -355,3 +360,14 @@ class SeveralValues(Diagnostic):
     title = "one value stands here, and this comma begins a second one"
     label = "unexpected"
     help = "keep one of the two; a clock that orders by a, and then by b, is `a*n + b` with n above every b"
+
+
+class CannotSay(Diagnostic):
+    """A word for what the language has no words for."""
+
+    code = "CH143"
+    title = "a scheme says nothing about {topic}"
+    label = "cannot be said"
+    help = "{instead}; see " + LIMITS
+    topic: str
+    instead: str

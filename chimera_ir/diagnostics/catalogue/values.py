@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from chimera_ir.diagnostics.catalogue.syntax import LIMITS
 from chimera_ir.diagnostics.model import Diagnostic, Note
 from chimera_ir.plural import counted
 from chimera_ir.source import Span
@@ -172,7 +173,10 @@ class StagesNotFromZero(InInstance):
     code = "CH237"
     title = "stages are numbered from 0, and these start at {start}"
     label = "starts at {start}"
-    help = "count from 0, as in `stages s in 0..D`; the order over the workers is the business of `on`"
+    help = (
+        "count from 0, as in `stages s in 0..D`: `on` gives the order over the workers, and every pipe has all stages; "
+        "see " + LIMITS
+    )
     start: int
 
 
