@@ -1,11 +1,12 @@
 """The data workers of a rank: processes of torch's DataLoader that load mini-batches while the rank computes."""
 
 import gc
+import multiprocessing
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +32,9 @@ _LOOK_AFTER = 5.0
 
 _MOMENT = 0.01
 """Seconds in which a thread that has done its work lets go of it."""
+
+_TO_ALL = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
+"""What a terminal, torchrun and Slurm send to every process of a job, where nothing else is asked for."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,9 @@ def _by_rank(loaded: Iterator[Any], pins_memory: bool) -> Iterator[Any]:
 
 
 def _by_workers(source: Keyed | Stream, tasks: Iterable[Task] | None, workers: Workers) -> Iterator[Any]:
-    may_end = threading.current_thread() is threading.main_thread()
+    is_child = (workers.start or multiprocessing.get_start_method()) != "forkserver"
+    may_end = is_child and threading.current_thread() is threading.main_thread()
+    numbers = _signals()
     loader: DataLoader[Any] = DataLoader(
         source,
         batch_size=None,
@@ -121,11 +127,13 @@ def _by_workers(source: Keyed | Stream, tasks: Iterable[Task] | None, workers: W
         prefetch_factor=workers.ahead,
         timeout=min(_LOOK_AFTER, workers.patience),
         multiprocessing_context=workers.start,
-        worker_init_fn=partial(_begin, os.getpid() if may_end and workers.start in (None, "fork") else None),
+        worker_init_fn=partial(_begin, os.getpid() if may_end else None, numbers),
     )
-    with _STARTING, _children_unwatched(), _uncollected():
+    with _STARTING, _children_unwatched(), _uncollected(), _held(numbers):
         _let_threads_finish()
         loaded = iter(loader)
+    for process in getattr(loaded, "_workers", ()):
+        process._popen.terminate = process._popen.kill  # which is how torch and multiprocessing end one that hangs
     while True:
         element = _next(loaded, workers.patience)
         if isinstance(element, Failure):
@@ -149,7 +157,7 @@ def _next(loaded: Iterator[Any], timeout: float) -> Any:
                 raise lost from error.with_traceback(None)
             if monotonic() >= deadline:
                 for process in getattr(loaded, "_workers", ()):
-                    process.terminate()  # torch would wait 5 s for one that hangs
+                    process.kill()  # torch would wait 5 s for one that hangs
                 late = ModelError(f"no data worker has handed over a mini-batch for {timeout:g} s", FAILED)
                 late.add_note(_HANGS)
                 raise late from error.with_traceback(None)
@@ -185,6 +193,22 @@ def _children_unwatched() -> Iterator[None]:
             signal.signal(signal.SIGCHLD, before)
 
 
+def _signals() -> Set[signal.Signals]:
+    """The signals that the rank decides about: those of `_TO_ALL`, and those for which the user has a handler."""
+    handled = {number for number in signal.valid_signals() if callable(signal.getsignal(number))}
+    return {signal.Signals(number) for number in _TO_ALL | handled - {signal.SIGCHLD}}
+
+
+@contextmanager
+def _held(numbers: Set[signal.Signals]) -> Iterator[None]:
+    """Blocks signals in this thread and in processes that it starts inside, which lose them in `_begin`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 @contextmanager
 def _uncollected() -> Iterator[None]:
     """No garbage is collected, in a process that is forked inside neither: see `_begin`."""
@@ -207,8 +231,8 @@ def _let_threads_finish() -> None:
         sleep(_MOMENT)
 
 
-def _begin(rank: int | None, _number: int) -> None:
-    """A worker begins: signals are the rank's to hear, and with the process of the rank, if it is given, it ends.
+def _begin(rank: int | None, numbers: Set[signal.Signals], _number: int) -> None:
+    """Begins a worker, which ignores signals that the rank decides about, and ends with the rank's process if given.
 
     What the rank has left for its garbage collector stays: a communicator, whose threads are not in this process, would
     wait for them as it goes.
@@ -216,6 +240,8 @@ def _begin(rank: int | None, _number: int) -> None:
     gc.freeze()
     gc.enable()
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
     if rank is not None and signal_when_parent_ends(signal.SIGKILL) and os.getppid() != rank:
         os._exit(FAILED)

@@ -18,6 +18,7 @@ from chimera_runtime.accelerator import Cuda
 from chimera_runtime.communicators import DIRECTED, channels, chosen
 from chimera_runtime.devices import device_of, known_device, require_own_gpu
 from chimera_runtime.errors import Misuse, PeerLost
+from chimera_runtime.interpreter_end import wait_for_gloo_at_exit
 from chimera_runtime.meeting import exchange, learn
 from chimera_runtime.membership import A_DAY, Groups
 from chimera_runtime.messages import Names, Peer, Pending, Settle, waiter
@@ -287,6 +288,7 @@ def _connect(
     end: Callable[[PeerLost], None] = end_process,
 ) -> World:
     """The world; ``chat`` is a group of gloo over all members, if there is one that nobody else uses."""
+    wait_for_gloo_at_exit()
     everyone = groups.everyone() if chat is None or backend != "gloo" else chat
     sums = _sums(job, place, backend, groups)
     by_link = channels(job, place, backend, groups.make, communicators)

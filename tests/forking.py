@@ -43,9 +43,15 @@ def torchrun(
 
 
 def signalled(
-    words: Sequence[str], environment: Mapping[str, str], folder: Path, patience: float, number: int, when: str
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
+    patience: float,
+    number: int,
+    when: str,
+    to_all: bool = False,
 ) -> tuple[subprocess.CompletedProcess[str], float]:
-    """As `torchrun`, which gets a signal as soon as its standard output holds a text.
+    """As `torchrun`, which gets a signal as soon as its standard output holds a text, or all of its processes do.
 
     Also returns the seconds from the signal until no process is left.
     """
@@ -57,7 +63,7 @@ def signalled(
             time.sleep(0.02)
         sent.append(time.monotonic())
         assert process.pid is not None
-        _end([process.pid], number)
+        _end(_of_session(process.pid) if to_all else [process.pid], number)
 
     done = _ended(_launch, words, environment, folder, patience, send)
     seconds = time.monotonic() - sent[0]

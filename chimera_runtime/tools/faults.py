@@ -51,8 +51,8 @@ class Faults:
     hint
         What is said below the message, on a line of its own.
     at_sigterm
-        Called in place of the end when a SIGTERM comes from outside and all ranks are well: at the first one. A job
-        may get several, one from outside and one that torchrun passes on.
+        Called in place of the end when a SIGTERM or SIGHUP comes from outside and all ranks are well: at the first one,
+        with its name. A job may get several, one from outside and one that torchrun passes on.
     """
 
     def __init__(self, store: Store, rank: int, program: str = "train.py") -> None:
@@ -61,7 +61,7 @@ class Faults:
         self._program = program
         self._lock = threading.Lock()
         self.at_end: list[Callable[[str], None]] = []
-        self.at_sigterm: Callable[[], None] | None = None
+        self.at_sigterm: Callable[[str], None] | None = None
         self.hint: str | None = None
 
     def end(self, message: str, status: int, is_cause: bool = True) -> NoReturn:
@@ -180,13 +180,15 @@ class Faults:
         return message, True
 
     def watch_signals(self, size: int) -> None:
-        """From now on SIGINT and SIGTERM end one of ``size`` ranks promptly, with a message that says why.
+        """From now on SIGINT, SIGTERM and SIGHUP end one of ``size`` ranks promptly, with a message that says why.
 
-        A thread listens, so that a signal is heard also while the main thread waits for a message.
+        A thread listens, so that a signal is heard also while the main thread waits for a message. A SIGHUP that is
+        ignored, as under ``nohup``, stays so.
         """
         heard, woken = socket.socketpair()
         woken.setblocking(False)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        is_hung_up = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+        for number in (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if is_hung_up else [])):
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
         self._sockets = (heard, woken)
@@ -198,17 +200,17 @@ class Faults:
             number = heard.recv(1)[0]
             if number == signal.SIGINT:
                 self.end(f"{self._program}: interrupted", INTERRUPTED)
-            if number == signal.SIGTERM:
-                self._terminated(size)
+            if number in (signal.SIGTERM, signal.SIGHUP):
+                self._terminated(size, signal.Signals(number).name)
 
-    def _terminated(self, size: int) -> None:
-        """A SIGTERM came: because torchrun is gone, because it ends all ranks after one has died, or from outside."""
+    def _terminated(self, size: int, name: str) -> None:
+        """A signal came: because torchrun is gone, because it ends all ranks after one has died, or from outside."""
         try:
             has_spoken, dead = _ask(lambda: (self._store.check([_SPEAKERS]), self._dead(size)))
         except _NoStoreError as error:
             if _torchrun_has_died():
                 self._end_as_orphan()
-            self.end_alone(f"rank {self._rank}: SIGTERM; {error}", TERMINATED)
+            self.end_alone(f"rank {self._rank}: {name}; {error}", TERMINATED)
         if dead and not has_spoken and not has_ended():
             self._let_others_speak()
             died = f"rank {dead[0]} has died (torchrun's summary follows)"
@@ -219,17 +221,17 @@ class Faults:
             ended = f"rank {self._rank}: ended by torchrun after another rank had failed"
             self.end(f"{self._program}: {ended}", TERMINATED, is_cause=False)
         if self.at_sigterm is not None:
-            asking, self.at_sigterm = self.at_sigterm, lambda: None
-            self._ask_to_stop(asking)
+            asking, self.at_sigterm = self.at_sigterm, lambda _name: None
+            self._ask_to_stop(asking, name)
             return
-        outside = f"SIGTERM came to torchrun or to rank {self._rank}, and no rank had failed"
+        outside = f"{name} came to torchrun or to rank {self._rank}, and no rank had failed"
         self.end(f"{self._program}: terminated: {outside}", TERMINATED)
 
-    def _ask_to_stop(self, ask: Callable[[], None]) -> None:
+    def _ask_to_stop(self, ask: Callable[[str], None], name: str) -> None:
         try:
-            ask()
+            ask(name)
         except (RuntimeError, ValueError) as error:
-            self.end(f"{self._program}: rank {self._rank}: SIGTERM: {str(error).partition(chr(10))[0]}", TERMINATED)
+            self.end(f"{self._program}: rank {self._rank}: {name}: {str(error).partition(chr(10))[0]}", TERMINATED)
 
     def _dead(self, size: int) -> list[int]:
         """The ranks of this machine whose process is no more."""

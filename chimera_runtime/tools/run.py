@@ -49,7 +49,7 @@ from chimera_runtime.world import World
 _DTYPES = {"bf16": torch.bfloat16}
 
 _TERMINATED = "terminated"
-"""In the store, once a SIGTERM has come to a rank that saves before it ends."""
+"""In the store, once a signal has come to a rank that saves before it ends: the signal's name."""
 
 
 @dataclass
@@ -187,14 +187,14 @@ class Run(Hooks):
         say_once: Callable[[str], None] = (lambda _text: None) if self.place.rank else say
         store = self.store
 
-        def is_terminated() -> bool:
-            return store.check([_TERMINATED])
+        def termination() -> str | None:
+            return store.get(_TERMINATED).decode() if store.check([_TERMINATED]) else None
 
-        def terminate() -> None:
-            store.set(_TERMINATED, "1")
+        def terminate(name: str) -> None:
+            store.set(_TERMINATED, name)
             pipe.ask_to_stop()
 
-        saving = Saving(self.options, pipe, made, schedulers, {"data": loader}, say_once, is_terminated)
+        saving = Saving(self.options, pipe, made, schedulers, {"data": loader}, say_once, termination)
         saving.begin()
         if optimizers is not None:
             optimizers.count_from(pipe.updates)

@@ -26,8 +26,8 @@ class Saving:
     ----------
     say
         Tells the user something; on rank 0 alone.
-    is_terminated
-        Whether a SIGTERM has come to any rank. Else it was the model file that asked for the end.
+    termination
+        The name of the signal that has come to any rank, such as SIGTERM; None if the model file asked for the end.
     optimizers, schedulers
         Those of this rank.
     shared
@@ -47,10 +47,10 @@ class Saving:
         schedulers: Sequence[Any],
         shared: Mapping[str, Stateful],
         say: Callable[[str], None],
-        is_terminated: Callable[[], bool],
+        termination: Callable[[], str | None],
     ) -> None:
         self._options = options
-        self._is_terminated = is_terminated
+        self._termination = termination
         self._pipe = pipe
         self._say = say
         self._checkpoints: Checkpoints | None = None
@@ -129,8 +129,8 @@ class Saving:
             self.save()
         if self._checkpoints is not None:
             self._checkpoints.close()
-        if self.is_over and self._is_terminated():
-            raise Terminated(f"SIGTERM: saved after update {self._pipe.updates} in {options.save}, for --resume")
+        if self.is_over and (name := self._termination()) is not None:
+            raise Terminated(f"{name}: saved after update {self._pipe.updates} in {options.save}, for --resume")
         if options.export is not None:
             self._pipe.export_weights(options.export)
             self._say(f"exported to {options.export}")

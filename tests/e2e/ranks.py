@@ -131,14 +131,14 @@ def torchrun_afresh(script: Path, ranks: int, *arguments: str, **variables: str)
 
 
 def interrupted(
-    directory: Path, ranks: int, *arguments: str, when: str, number: int = signal.SIGINT
+    directory: Path, ranks: int, *arguments: str, when: str, number: int = signal.SIGINT, to_all: bool = False
 ) -> tuple[int, str, float]:
-    """As `torchrun`, with Ctrl-C or another signal to it as soon as standard output holds ``when``.
+    """As `torchrun`, with Ctrl-C or another signal to it, or to all processes, when standard output holds ``when``.
 
     Returns the exit status, everything that was said, and the seconds from the signal until no process is left.
     """
     words = (f"--nproc-per-node={ranks}", str(directory / "train.py"), *arguments)
-    done, seconds = forking.signalled(words, environment(), directory.parent, PATIENCE, number, when)
+    done, seconds = forking.signalled(words, environment(), directory.parent, PATIENCE, number, when, to_all)
     return done.returncode, done.stdout + done.stderr, seconds
 
 

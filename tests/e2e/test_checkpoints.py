@@ -63,9 +63,10 @@ def test_ranks_that_are_killed_are_started_again_and_train_as_if_nothing_had_bee
 
 
 def test_a_sigterm_saves_and_the_training_goes_on_from_there_on_more_ranks(two_stages: Path, tmp_path: Path) -> None:
-    """With two copies of half the micro-batches, too: B*N*W items are the same ones."""
+    """Data workers get it, too. With two copies of half the micro-batches, as well: B*N*W items are the same ones."""
     saved, log = tmp_path / "saved", tmp_path / "log.jsonl"
-    status, said, _ = ended(two_stages, signal.SIGTERM, *SIZE, "--save", str(saved), model="killed.py")
+    options = (*SIZE, "--save", str(saved), "--data-workers", "1")
+    status, said, _ = ended(two_stages, signal.SIGTERM, *options, model="killed.py", to_all=True)
     assert status != 0
     (message,) = (line for line in said.splitlines() if line.startswith("train.py:"))
     (checkpoint,) = saved.glob("update-*")

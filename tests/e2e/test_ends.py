@@ -58,11 +58,11 @@ def two_stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ended(
-    directory: Path, number: signal.Signals, *arguments: str, model: str = "failing.py"
+    directory: Path, number: signal.Signals, *arguments: str, model: str = "failing.py", to_all: bool = False
 ) -> tuple[int, str, float]:
     """A signal to torchrun in the third update, as `interrupted` has it."""
     words = ("--model", str(MODELS / model), "--steps", "1000000", *arguments)
-    return interrupted(directory, 2, *words, when=" 3/1000000", number=number)
+    return interrupted(directory, 2, *words, when=" 3/1000000", number=number, to_all=to_all)
 
 
 def test_sigterm_to_torchrun_ends_all_ranks_at_once_and_is_called_what_it_is(two_stages: Path) -> None:

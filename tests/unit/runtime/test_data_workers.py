@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from chimera_runtime.blame import ModelError, describe
 from chimera_runtime.data_workers import Workers, _next
 from chimera_runtime.errors import Misuse
 from chimera_runtime.world import World
+from tests import forking
 from tests.unit.runtime.datasets import Drawing, Flowing, drawn, draws, loader, numbers
 from tests.unit.runtime.tools.test_parent import ROOT, is_there
 
@@ -166,22 +168,35 @@ def _fail(_number: int) -> None:
 
 
 RANK = """
-import time, torch, multiprocessing
+import multiprocessing, os, signal, sys, threading, time
 from chimera_runtime.data_workers import Keyed, Task, Workers, elements
 from chimera_runtime.loading import ALL, Loading
 from chimera_runtime.order import Share
-share = Share(1, 1, 1, 0)
-tasks = (Task(0, 1, {0: (n, [n])}) for n in range(1000))
-loaded = elements(Keyed(Loading([(1, 2)] * 1000, 0), share, {0: ALL}), tasks, Workers(2))
-next(loaded)
+class Items(list):
+    def __getitem__(self, number):
+        time.sleep(600 if number == 22 else 0)
+        return super().__getitem__(number)
+def loaded(start, workers):
+    tasks = (Task(0, 1, {0: (n, [n])}) for n in range(1000))
+    keyed = Keyed(Loading(Items([(1, 2)] * 1000), 0), Share(1, 1, 1, 0), {0: ALL})
+    return elements(keyed, tasks, Workers(workers, start=start))
+"""
+
+WAITING = """
+from rank import *
+batches = loaded("fork", 2)
+next(batches)
 print(*(child.pid for child in multiprocessing.active_children()), flush=True)
 time.sleep(60)
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone tells a process of the end of its parent")
-def test_workers_end_at_once_with_a_rank_that_is_killed() -> None:
-    rank = subprocess.Popen([sys.executable, "-c", RANK], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+def test_workers_end_at_once_with_a_rank_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(RANK)
+    variables = os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    words = [sys.executable, "-c", WAITING]
+    rank = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=variables)
     assert rank.stdout is not None
     children = [int(word) for word in rank.stdout.readline().split()]
     assert len(children) == 2
@@ -192,6 +207,39 @@ def test_workers_end_at_once_with_a_rank_that_is_killed() -> None:
         time.sleep(0.02)
     assert not any(map(is_there, children))
     rank.stdout.close()
+
+
+SIGNALLED = """
+from rank import *
+received = set()
+numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1)
+def send():
+    for number in numbers:
+        os.killpg(0, number)
+for number in numbers:
+    signal.signal(number, lambda number, _: received.add(number))
+if sys.argv[1] == "spawn":
+    threading.Timer(0.3, send).start()  # the worker imports torch
+batches = loaded(sys.argv[1], 1)
+next(batches)
+send()
+for _ in range(20):
+    next(batches)
+print(len(received), len(multiprocessing.active_children()), flush=True)
+"""
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_signals_to_all_processes_are_the_ranks_alone_and_a_worker_that_hangs_ends_with_it(
+    start: str, tmp_path: Path
+) -> None:
+    """As of torchrun, Slurm or a terminal, at any time; the worker is at item 22 when the rank ends."""
+    (tmp_path / "rank.py").write_text(RANK)  # which a process that is started afresh imports
+    variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    begin = time.monotonic()
+    done = forking.python(SIGNALLED, [start], variables, tmp_path, patience=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "5 1\n", "")
+    assert time.monotonic() - begin < 40
 
 
 @pytest.mark.parametrize("dataset", [Drawing(), Flowing()])

@@ -222,7 +222,7 @@ if name == "orphan":
 made = faults.Faults(store, 3)
 asked = threading.Event()
 if sys.argv[3:] == ["may save"]:
-    made.at_sigterm = lambda: (print("saves", flush=True), asked.set())
+    made.at_sigterm = lambda name: (print(name, "saves", flush=True), asked.set())
 made.watch_signals(8)
 if name == "no store":
     def check(_):
@@ -254,6 +254,7 @@ def signalled(folder: Path, name: str, others: list[tuple[int, int]], *more: str
     [
         ("SIGINT", [], 130, "train.py: interrupted\n"),
         ("SIGTERM", [], 143, OUTSIDE),
+        ("SIGHUP", [], 143, OUTSIDE.replace("SIGTERM", "SIGHUP")),
         ("SIGTERM", [(0, os.getpid())], 143, OUTSIDE),
         ("SIGTERM", [(0, os.getpid()), (1, NOBODY)], 143, DIED),
         ("after a word", [(1, NOBODY)], 143, ""),
@@ -276,7 +277,8 @@ def test_a_signal_ends_a_rank_with_one_line_while_its_main_thread_waits(
 @pytest.mark.parametrize(
     ("name", "others", "saves", "message"),
     [
-        ("SIGTERM", [(0, os.getpid())], "saves\n", ""),
+        ("SIGTERM", [(0, os.getpid())], "SIGTERM saves\n", ""),
+        ("SIGHUP", [(0, os.getpid())], "SIGHUP saves\n", ""),
         ("SIGTERM", [(0, os.getpid()), (1, NOBODY)], "", DIED),
         ("no store", [(0, os.getpid())], "", NO_STORE),
         ("after a word", [(0, os.getpid())], "", ""),

@@ -30,7 +30,7 @@ def make(alone: World, one_worker: Path) -> Iterator[Callable[..., tuple[Saving,
     pipes = []
 
     def saving(
-        loader: Any = None, optimizers: Any = None, is_terminated: bool = True, **given: Any
+        loader: Any = None, optimizers: Any = None, termination: str | None = "SIGTERM", **given: Any
     ) -> tuple[Saving, Pipeline, list[str]]:
         nothing = dict.fromkeys(("save", "save_every", "resume", "load", "export"))
         options = Namespace(**{**nothing, "keep": 3, "steps": 10, "check_only": False} | given)
@@ -38,7 +38,7 @@ def make(alone: World, one_worker: Path) -> Iterator[Callable[..., tuple[Saving,
         pipes.append(pipe)
         said: list[str] = []
         stepping = [adam(pipe)] if optimizers is None else optimizers
-        saving = Saving(options, pipe, stepping, [], {"data": loader or Count()}, said.append, lambda: is_terminated)
+        saving = Saving(options, pipe, stepping, [], {"data": loader or Count()}, said.append, lambda: termination)
         return saving, pipe, said
 
     yield saving
@@ -144,7 +144,7 @@ def test_a_run_that_is_ended_saves_and_says_where_and_exports_nothing(make: Call
 
 
 def test_a_run_whose_model_file_asks_for_the_end_ends_as_any_other(make: Callable[..., Any], tmp_path: Path) -> None:
-    saving, pipe, said = make(save=tmp_path / "saved", export=tmp_path / "model.pt", is_terminated=False)
+    saving, pipe, said = make(save=tmp_path / "saved", export=tmp_path / "model.pt", termination=None)
     saving.begin()
     train(pipe, 2)
     saving.is_over = True
