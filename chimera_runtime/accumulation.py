@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from chimera_runtime.errors import Misuse
+from chimera_runtime.gathering import averaged_in_mesh
 from chimera_runtime.outcome import Outcome
-from chimera_runtime.shards import local
+from chimera_runtime.shards import local, mesh_of, meshes_of
 from chimera_runtime.sums import main_gradient, show
+from chimera_runtime.world import World
 
 
 class Accumulation:
@@ -20,9 +22,13 @@ class Accumulation:
     ----------
     named
         The parameters, by the names that messages give them. What requires no gradient now is frozen.
+    counting
+        This rank, if ``loss`` returns counts: for a parameter that is spread over a mesh, a step weighs the mean of the
+        counts there.
     """
 
-    def __init__(self, named: Mapping[str, torch.nn.Parameter]) -> None:
+    def __init__(self, named: Mapping[str, torch.nn.Parameter], counting: World | None = None) -> None:
+        self._counting = counting
         self._named = {name: (parameter, parameter.requires_grad) for name, parameter in named.items()}
         self._parameters = [parameter for parameter, trained in self._named.values() if trained]
         self._kept: dict[torch.nn.Parameter, torch.Tensor] = {}
@@ -62,18 +68,16 @@ class Accumulation:
     def end(self, outcome: Outcome) -> None:
         """The step is over: each gradient is the mean over it and the steps that were kept, by what they weigh."""
         if self._before:
-            shares = {since: self._share(self._before[since:], outcome) for since in {*self._since.values()}}
+            weights = [step.weight for step in (*self._before, outcome)]
+            weights_of = dict.fromkeys((None, *meshes_of(self._parameters)), weights)
+            if self._counting is not None:
+                weights_of |= {m: averaged_in_mesh(self._counting, weights, m) for m in weights_of if m is not None}
             for parameter, since in self._since.items():
                 if since < len(self._before):
-                    self._add_kept(parameter, shares[since])
+                    self._add_kept(parameter, _share(weights_of[mesh_of(parameter)][since:]))
         self._before.append(outcome)
         self._kept = {}
         self._left = {p: local(p.grad)._version for p in self._parameters if p.grad is not None}
-
-    def _share(self, before: Sequence[Outcome], outcome: Outcome) -> float:
-        """The share of the steps before in their mean with this one, by what they weigh."""
-        weight = sum(step.weight for step in before)
-        return weight / (weight + outcome.weight) if weight else 0.0
 
     def _add_kept(self, parameter: torch.nn.Parameter, share: float) -> None:
         """Makes a gradient the mean of the new one and the one that was kept, which has this share in it."""
@@ -97,3 +101,9 @@ class Accumulation:
             return False
         gradient = local(parameter.grad)
         return gradient._version == self._left.get(parameter) or bool(gradient.any())
+
+
+def _share(weights: Sequence[float]) -> float:
+    """The share of all steps but the last in the mean of all, by what they weigh."""
+    *before, last = weights
+    return sum(before) / (sum(before) + last) if sum(before) else 0.0

@@ -1,11 +1,13 @@
 """What was seen of a stage at start: the tensors that it hands on, and how it runs."""
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 
 import torch
 
+from chimera_runtime.keywords import KeywordNames
 from chimera_runtime.nested import Form
 from chimera_runtime.tensors import Tensors
 
@@ -103,3 +105,9 @@ class Traits:
     keywords: tuple[str, ...] = ()
     auxiliary: tuple[str, ...] = ()
     whole: str = ""
+
+
+def keyword_names(traits: Sequence[Traits], stages: Iterable[int]) -> KeywordNames:
+    """The names of keyword arguments, for a rank that holds these stages."""
+    known = frozenset(name for of_stage in traits for name in of_stage.keywords)
+    return KeywordNames(known, frozenset(name for stage in stages for name in traits[stage].keywords))

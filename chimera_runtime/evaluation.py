@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from chimera_runtime.blame import Calling
-from chimera_runtime.boundary import Boundary
+from chimera_runtime.boundary import Boundary, keyword_names
 from chimera_runtime.errors import FAILED, BadModel, Misuse
 from chimera_runtime.keywords import Keywords
 from chimera_runtime.lane import Lane
@@ -23,7 +23,7 @@ from chimera_runtime.nested import mapped, taken_apart, to_device
 from chimera_runtime.numbering import Micros
 from chimera_runtime.rounds import Round, rounds
 from chimera_runtime.setting import Setting
-from chimera_runtime.shards import rest
+from chimera_runtime.shards import rest, settled
 from chimera_runtime.stage import Stage
 from chimera_runtime.tensors import Tensors, join, plain
 from chimera_runtime.turns import StreamIncoming, StreamOutgoing
@@ -105,6 +105,7 @@ class Keeping:
 
     def _own(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor, in memory that no later message overwrites."""
+        tensor = settled(tensor)
         return tensor.clone() if tensor.untyped_storage().data_ptr() in self.received else tensor
 
 
@@ -230,7 +231,7 @@ class Evaluation:
         lengths: Lengths | None = None,
     ) -> None:
         self._lengths = lengths
-        self._names = setting.findings.names(stages)
+        self._names = keyword_names(setting.findings.traits, stages)
         world, facts, self._boundaries = setting.world, setting.facts.evaluation, setting.findings.boundaries
         job, device = world.job, world.device
         self._device = device

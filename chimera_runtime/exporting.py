@@ -36,17 +36,22 @@ def require_writable(path: Path) -> None:
 
 
 def export_weights(state: State, path: Path) -> None:
-    """Gathers the model on rank 0, which writes it: errors there are raised on all ranks."""
+    """Gathers the model on rank 0, which writes it: errors there are raised on all ranks.
+
+    Where pipelines in several rows of a mesh hold parts of one model, those of the first row write it.
+    """
     require_writable(path)
     tensors = state.whole()
-    complaint = None
     talk = Talk(state.group, f"{path}", _PATIENCE)
-    if talk.rank == 0:
-        try:
-            _write(path, tensors, state.aliases)
-        except Exception as error:  # safetensors has a class of its own, and the other ranks wait for this one
-            complaint = f"{path} cannot be written: {getattr(error, 'strerror', None) or error}"
-    talk.require_none(complaint, BadCheckpoint)
+    complaint = None
+    if tensors is None:
+        complaint = state.learn_verdict(_PATIENCE)
+    elif talk.rank == 0:
+        complaint = _complaint(path, tensors, state)
+    complaint = next(filter(None, talk.heard(complaint)), None)
+    state.tell_verdict(complaint)
+    if complaint is not None:
+        raise BadCheckpoint(complaint)
 
 
 def load_weights(state: State, path: Path) -> list[str]:
@@ -63,15 +68,24 @@ def load_weights(state: State, path: Path) -> list[str]:
     return sorted(there.difference(*talk.heard(state.names)))
 
 
-def _write(path: Path, tensors: dict[str, torch.Tensor], aliases: Mapping[str, str]) -> None:
-    """Beside the file that is there, which it then replaces."""
-    beside = path.with_name(f".{path.name}.writing")
+def _complaint(path: Path, tensors: dict[str, torch.Tensor], state: State) -> str | None:
+    """Writes the file; returns what has gone wrong."""
+    try:
+        _write(path, tensors, state)
+    except Exception as error:  # safetensors has a class of its own, and the other ranks wait for this one
+        return f"{path} cannot be written: {getattr(error, 'strerror', None) or error}"
+    return None
+
+
+def _write(path: Path, tensors: dict[str, torch.Tensor], state: State) -> None:
+    """Writes a file of this rank's own, which then replaces the one that is there: another rank may write the same."""
+    beside = path.with_name(f".{path.name}.{state.rank}.writing")
     try:
         with beside.open("wb") as file:
             if path.suffix == _SAFE:
                 _safetensors().save_file(tensors, beside, metadata={"format": "pt"})
             else:
-                torch.save(tensors | {alias: tensors[name] for alias, name in aliases.items()}, file)
+                torch.save(tensors | {alias: tensors[name] for alias, name in state.aliases.items()}, file)
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)

@@ -1,13 +1,14 @@
 """Results of ranks put together, outside of the schedule."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from chimera_runtime.nested import mapped
+from chimera_runtime.shards import meshes_of, reduce_over
 from chimera_runtime.world import World
 
 
@@ -24,6 +25,30 @@ def added_over_all(world: World, *numbers: float) -> list[float]:
         work = dist.all_reduce(sums, group=world.chat, async_op=True)
     world.settle(work, _SUMS)
     return [float(total) for total in sums]
+
+
+def averaged_in_mesh(world: World, numbers: Sequence[float], mesh: Any) -> list[float]:
+    """The means of numbers over the ranks of a mesh, which all call it; errors as in `added_over_all`."""
+    means = torch.tensor(numbers, dtype=torch.float64, device=world.device)
+    with world.waiting(_WEIGHTS):
+        reduce_over(mesh, means, lambda work: world.settle(work, _WEIGHTS))
+    return means.tolist()
+
+
+def largest_of_rows(world: World, modules: Iterable[torch.nn.Module], number: float) -> float:
+    """The largest of a number over all pipelines that hold parts of the same parameters; errors as in `added_over_all`.
+
+    Every rank of them calls it, with its modules.
+    """
+    if len(world.members) == dist.get_world_size():
+        return number
+    largest = torch.tensor([number], dtype=torch.float64, device=world.device)
+    with world.waiting(_WEIGHTS):
+        for mesh in meshes_of(p for module in modules for p in module.parameters()):
+            reduce_over(mesh, largest, lambda work: world.settle(work, _WEIGHTS), largest=True)
+        work = dist.all_reduce(largest := largest.cpu(), dist.ReduceOp.MAX, group=world.chat, async_op=True)
+    world.settle(work, _WEIGHTS)
+    return float(largest)
 
 
 def gathered(world: World, workers: Sequence[int], mine: dict[int, Any]) -> dict[int, Any]:
@@ -63,4 +88,5 @@ def _packed(content: Any) -> torch.Tensor:
 
 
 _SUMS = "for the loss of an evaluation"
+_WEIGHTS = "for what a mini-batch counts on the other ranks of a mesh"
 _OUTPUTS = "for the outputs of an evaluation"

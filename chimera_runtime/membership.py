@@ -35,6 +35,7 @@ class Groups:
 
     def __init__(self, rank: int, members: tuple[int, ...], store: Store, timeout: float) -> None:
         self.members = members
+        self.store = store
         self._rank = rank
         self._all = [members]
         size = dist.get_world_size()

@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from chimera_runtime.errors import BadModel
+from chimera_runtime.shards import settled
 
 Constant = bool | int | float | str | None
 """What a value may hold beside tensors, the same for every micro-batch, where it is handed from stage to stage."""
@@ -66,9 +67,9 @@ def form_of(value: Any) -> Form:
 def taken_apart(value: Any) -> tuple[tuple[torch.Tensor, ...], Form]:
     """The tensors of a value, and the rest of it; what is no tensor counts as constant, whatever it is."""
     if isinstance(value, torch.Tensor):
-        return (value,), ONE_TENSOR
+        return (settled(value),), ONE_TENSOR
     entries, tree = pytree.tree_flatten(value)
-    tensors = tuple([entry for entry in entries if isinstance(entry, torch.Tensor)])
+    tensors = tuple([settled(entry) for entry in entries if isinstance(entry, torch.Tensor)])
     return tensors, Form(tree, tuple([... if isinstance(entry, torch.Tensor) else entry for entry in entries]))
 
 

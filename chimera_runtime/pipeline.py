@@ -13,6 +13,7 @@ from chimera_runtime.accumulation import Accumulation
 from chimera_runtime.announcing import Messages
 from chimera_runtime.batches import Batches
 from chimera_runtime.blame import Calling, Located
+from chimera_runtime.boundary import keyword_names
 from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.exhaustion import memory_state
 from chimera_runtime.feed import Feed, Pair, items_of
@@ -152,7 +153,7 @@ class Pipeline(Holding):
             built = assemble.modules(world, model, seed)
             assemble.agree_on_weights(world, built)
             findings = probe.find(world, model, self._feed, built, seed, hooks.measures)
-        self._feed.names = findings.names(built)
+        self._feed.names = keyword_names(findings.traits, built)
         self._uses = [
             uses(job, of_worker, any(findings.traits[stage].keywords for stage in of_worker.stages), varying)
             for of_worker in compiled.ranks
@@ -170,7 +171,7 @@ class Pipeline(Holding):
         lane = hooks.lane(self._setting, self._stages)
         self._outcomes = hooks.outcomes(world, findings.expected_count is not None, findings.auxiliary)
         running = (self._setting, lane, self._stages, self._feed, self._outcomes)
-        accumulation = Accumulation(dict(self.named_parameters()))
+        accumulation = Accumulation(dict(self.named_parameters()), world if findings.expected_count else None)
         self._schedule = Streaming(*running) if job.period else Flushing(*running, accumulation, sum_dtype is not None)
         self._lengths = Lengths(world, self._feed, built, self._stages, findings) if varying else None
         self._inference = Inference(self._setting, self._stages, size, self._located, self._lengths)

@@ -5,7 +5,6 @@ Nothing remains of it: random state, buffers such as batch-norm statistics, and 
 
 import json
 import pickle
-from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import astuple, dataclass, replace
 from itertools import compress
@@ -18,7 +17,8 @@ from chimera_runtime.batches import Source
 from chimera_runtime.blame import Calling
 from chimera_runtime.boundary import Boundary, Traits
 from chimera_runtime.errors import FAILED, Misuse
-from chimera_runtime.keywords import KeywordNames, Keywords, accepted, require_unused
+from chimera_runtime.gathering import largest_of_rows
+from chimera_runtime.keywords import Keywords, accepted, require_unused
 from chimera_runtime.losses import as_pair, expected_count
 from chimera_runtime.model import Model
 from chimera_runtime.nested import ONE_TENSOR, Form, is_rows, leaves, mapped, to_device
@@ -43,13 +43,6 @@ class Findings:
     footprints: list[Footprint]
     expected_count: float | None
     auxiliary: tuple[str, ...] = ()
-
-    def names(self, stages: Iterable[int]) -> KeywordNames:
-        """The names of keyword arguments, for a rank that holds these stages."""
-        known = {name for traits in self.traits for name in traits.keywords}
-        return KeywordNames(
-            frozenset(known), frozenset(name for stage in stages for name in self.traits[stage].keywords)
-        )
 
 
 class Given(NamedTuple):
@@ -96,6 +89,8 @@ def find(
     boundaries, traits = prober.forward()
     expected = expected_count(prober.count(), world.job.passes * world.place.copies)
     known = [replace(boundary, counted=expected is not None) for boundary in prober.backward(boundaries)]
+    if expected is not None:
+        expected = largest_of_rows(world, built.values(), expected)
     names = sorted({name for of_stage in traits for name in of_stage.auxiliary})
     return Findings(known, traits, prober.footprints, expected, tuple(names))
 

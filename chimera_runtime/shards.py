@@ -3,10 +3,11 @@
 A tensor is spread if it is a DTensor. That class is not imported here: who has spread a module has imported it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 _WRAPPERS = ("torch.nn.parallel", "torch.distributed.fsdp.fully_sharded_data_parallel")
 _SPREADING = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed._tensor")
@@ -23,6 +24,11 @@ def whole(tensor: Any) -> torch.Tensor:
     """A tensor with all of its parts; all ranks that it is spread over call it."""
     full: torch.Tensor = tensor.full_tensor() if is_spread(tensor) else tensor
     return full
+
+
+def settled(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with memory of its own: tensor parallelism may return one whose sum over ranks is still under way."""
+    return tensor.clone() if hasattr(tensor, "trigger_wait") else tensor
 
 
 def laid_out_like(parameter: Any, gradient: Any) -> torch.Tensor:
@@ -57,6 +63,25 @@ def spread_out(tensor: torch.Tensor, like: Any) -> torch.Tensor:
 def is_spread(tensor: object) -> bool:
     """Whether a tensor is a DTensor."""
     return hasattr(tensor, "device_mesh")
+
+
+def mesh_of(tensor: object) -> Any:
+    """The mesh of ranks that a tensor is spread over; None if it is a plain one."""
+    return getattr(tensor, "device_mesh", None)
+
+
+def meshes_of(tensors: Iterable[object]) -> list[Any]:
+    """The meshes that any of the tensors is spread over, in the order of the tensors."""
+    return [mesh for mesh in dict.fromkeys(map(mesh_of, tensors)) if mesh is not None]
+
+
+def reduce_over(mesh: Any, numbers: torch.Tensor, wait: Callable[[Any], object], largest: bool = False) -> None:
+    """Replaces numbers by their means over the ranks of a mesh, or by the largest; all of these ranks call it."""
+    operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+    for group in mesh.get_all_groups():
+        wait(dist.all_reduce(numbers, operation, group=group, async_op=True))
+    if not largest:
+        numbers /= mesh.size()
 
 
 def by_layout(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:

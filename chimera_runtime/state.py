@@ -8,9 +8,10 @@ import torch
 import torch.distributed as dist
 
 from chimera_runtime.errors import BadCheckpoint
+from chimera_runtime.meeting import learn
 from chimera_runtime.naming import name_in_model, names_in_model
 from chimera_runtime.setting import Setting
-from chimera_runtime.shards import local, spread_out, whole
+from chimera_runtime.shards import local, meshes_of, spread_out, whole
 from chimera_runtime.talk import Talk
 from chimera_runtime.unfilled import fill, require_values
 
@@ -32,6 +33,7 @@ class State:
         self._built = built
         self._named = named
         self._has_values = False
+        self._exports = 0
 
     # ---- a checkpoint, of which each rank has its part
 
@@ -103,12 +105,44 @@ class State:
             for end in ends[1:]
         }
 
-    def whole(self) -> dict[str, torch.Tensor]:
-        """All parameters, and the buffers of the first replicas, on the CPU of rank 0; every rank calls it."""
+    @property
+    def rank(self) -> int:
+        """The number of this rank in the default process group."""
+        world = self._setting.world
+        return world.members[world.place.rank]
+
+    @property
+    def _leader(self) -> int:
+        """The first rank with parts of the same parameters, in the default process group: this one if all are whole."""
+        return min([int(mesh.mesh.min()) for mesh in meshes_of(self._named.values())], default=self.rank)
+
+    def learn_verdict(self, patience: float) -> str | None:
+        """What another row of the mesh says of the file that it writes; None on ranks that share nothing with it."""
+        if self._leader == self.rank:
+            return None
+        what = f"rank {self.rank}: wait for the ranks of another row of the mesh to export the weights"
+        key = f"exported/{self._exports}/{self._leader}"
+        return learn(self._setting.world.store_of_all, key, self._leader, what, patience).decode() or None
+
+    def tell_verdict(self, complaint: str | None) -> None:
+        """Lets the other rows of the mesh know what has become of the file."""
+        self._setting.world.store_of_all.set(f"exported/{self._exports}/{self.rank}", complaint or "")
+        self._exports += 1
+
+    def whole(self) -> dict[str, torch.Tensor] | None:
+        """All parameters, and the buffers of the first replicas, on the CPU of rank 0; every rank calls it.
+
+        None on all ranks of a row of a mesh that is not the first: they give their parts of what is spread.
+        """
         world = self._setting.world
         mine = self._parameters() | {name: tensor.detach() for replica, name, tensor in self._buffers() if not replica}
         talk = Talk(self.group, "the weights that are exported", world.timeout)
-        heard = talk.heard({name: (tensor.shape, tensor.dtype) for name, tensor in mine.items()})
+        described = {name: (tensor.shape, tensor.dtype) for name, tensor in mine.items()}
+        heard, leads = zip(*talk.heard((described, self._leader == self.rank)), strict=True)
+        if not all(leads):
+            for name in sorted(mine):
+                whole(mine[name])
+            return None
         gathered: dict[str, torch.Tensor] = {}
         for name in sorted(set[str]().union(*heard)):
             owner = next(rank for rank, known in enumerate(heard) if name in known)

@@ -1,6 +1,7 @@
 """The gradients of a weight group and their sum over the ranks that hold it."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -8,7 +9,7 @@ import torch.distributed as dist
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.losses import Count
 from chimera_runtime.messages import Names, Pending, Settle, unrecorded
-from chimera_runtime.shards import laid_out_like, local, spread_like
+from chimera_runtime.shards import laid_out_like, local, mesh_of, reduce_over, spread_like
 from chimera_runtime.staging import Staging
 from chimera_runtime.tensors import Tensors
 
@@ -22,8 +23,10 @@ class GradientSum:
     has a gradient for keeps ``grad = None``. The buffer is of the parameters' dtype, unless another is given. Of a
     parameter that is spread over ranks beside the pipelines it holds the part that is here; ``grad`` is spread alike.
 
-    With a ``count`` that is summed as well, and corrects the gradients by what the update counts. With a ``staging``
-    sums take their way through it, and what has to be known of them is read on the host.
+    With a ``count`` that is summed as well, and corrects the gradients by what the update counts. Gradients that FSDP
+    has averaged over the ranks of a mesh are corrected by the mean of the counts there, so that they are the sum of all
+    by the count of all; with tensor parallelism the ranks of a mesh count the same. With a ``staging`` sums take their
+    way through it, and what has to be known of them is read on the host.
     """
 
     def __init__(
@@ -55,6 +58,9 @@ class GradientSum:
         kinds = sorted({(p.dtype, p.device) for p in self._parameters}, key=str)
         for kind in kinds:
             self._lay_out([p for p in self._parameters if (p.dtype, p.device) == kind])
+        self._views_of: dict[Any, list[torch.Tensor]] = {}  # by mesh
+        for parameter, view in self._views.items():
+            self._views_of.setdefault(mesh_of(parameter), []).append(view)
         self._absent = list(self._parameters)
         self._works: Sequence[Pending] = ()
         self._readable: list[torch.Tensor] = []
@@ -153,7 +159,23 @@ class GradientSum:
         self._works = ()
         if self._count is not None and self._views:
             summed = self._readable[-1] if self._readable else self._count.tensor
-            torch._foreach_mul_([*self._views.values()], self._count.correction(float(summed)))
+            for mesh, views in self._views_of.items():
+                count = summed if mesh is None else self._averaged(summed, mesh)
+                torch._foreach_mul_(views, self._count.correction(float(count)))
+
+    def _averaged(self, count: torch.Tensor, mesh: Any) -> torch.Tensor:
+        """The mean of a count over the ranks of a mesh."""
+
+        def lost(error: Exception) -> PeerLost:
+            others = [rank for rank in mesh.mesh.flatten().tolist() if rank != dist.get_rank()]
+            return self._names.lost(f"the count of {self._name} on the other ranks of its mesh", others, error)
+
+        mean = count.clone()
+        try:
+            reduce_over(mesh, mean, lambda work: self._settle(work, lost))
+        except RuntimeError as error:
+            raise lost(error) from error
+        return mean
 
     @property
     def disturbed(self) -> torch.nn.Parameter | None:

@@ -38,7 +38,7 @@ class World:
 
     Ranks are counted within the pipelines; ``members`` are their numbers in the default process group. Messages and
     sums of a GPU by gloo go through a ``staging``; a ``monitor`` keeps the time where gloo does not. Losses are read by
-    ``read``.
+    ``read``. ``store_of_all`` is that of the pipelines in the other rows of a mesh as well.
     """
 
     job: Job
@@ -47,6 +47,7 @@ class World:
     device: torch.device
     names: Names
     store: Store
+    store_of_all: Store
     timeout: float
     backend: str
     chat: dist.ProcessGroup
@@ -299,6 +300,7 @@ def _connect(
         device=device,
         names=Names(place.rank, place.worker, job.stages, timeout),
         store=store,
+        store_of_all=groups.store,
         timeout=timeout,
         backend=backend,
         chat=everyone,

@@ -7,7 +7,9 @@ import pytest
 
 from tests.e2e.ranks import Job, Outcome, compiled, run_all
 
-LOOP = Path(__file__).resolve().parent / "loops" / "mesh.py"
+LOOPS = Path(__file__).resolve().parent / "loops"
+LOOP, COUNTS = LOOPS / "mesh.py", LOOPS / "mesh_counts.py"
+COUNTED = "sharded", "penalized", "partly sharded", "summed", "split", "plain", "sharded and replicated"
 KINDS = {"shards": "DTensor", "tensors": "DTensor Parameter"}
 SCHEMES = ("chimera", "dapple", "zb_h1")
 
@@ -23,6 +25,8 @@ def meshes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
         for scheme, directory in directories.items()
         for how in KINDS
     ]
+    one = compiled(folder, "interleaved", P=1, v=2, N=2)
+    jobs.append(Job("counts", COUNTS, (str(directories["chimera"]), str(one)), model=None))
     return run_all(folder, 4, jobs)
 
 
@@ -44,3 +48,16 @@ def test_sharded_stages_are_not_split_and_those_of_tensor_parallelism_are(meshes
     for how, expected in (("shards", [remark]), ("tensors", [])):
         for rank, printed in enumerate(meshes[f"{how}-zb_h1"].said):
             assert re.findall(rf"^rank {rank}: (stage .*)$", printed, re.M) == expected, printed
+
+
+@pytest.mark.parametrize("kind", COUNTED)
+def test_gradients_of_sums_and_counts_are_those_of_all_rows_that_share_parameters(
+    meshes: dict[str, Outcome], kind: str
+) -> None:
+    """Rows count 4, 1 and 0 items, and accumulate; each of them exports into one file."""
+    outcome = meshes["counts"]
+    outcome.assert_passed()
+    for rank, printed in enumerate(outcome.said):
+        line = re.search(rf"^rank {rank}: {kind}: off by (\S+)$", printed, re.M)
+        assert line is not None, printed
+        assert float(line[1]) < 1e-12
