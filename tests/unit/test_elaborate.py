@@ -234,3 +234,35 @@ def numbered(stages: int, f: int, total: int) -> dict[str, list[int]]:
             share = in_unit // (2 * f) + (position < in_unit % (2 * f))
             numbers[name] += [next(following) for _ in range(share)]
     return numbers
+
+
+CONDITIONS = """
+  stages s in 0..D on if {even(D)} then s else 0
+  micros m in {range}
+  F(m, s) @ {clock} + (if {even(m)} and not {last(s)} then s else s)
+  B(m, s) @ {late} when {even(m)}
+  I(m, s) @ {late} when not {even(m)}
+  W(m, s) @ {late} + 1 when not {even(m)}
+  recompute when {last(s)}
+"""
+WRITTEN_OUT = {"even(D)": "D % 2 == 0", "even(m)": "m % 2 == 0", "last(s)": "(s == D - 1 or 2 < 1)"}
+
+
+@pytest.mark.parametrize(
+    ("before", "micros", "clauses"),
+    [("", "0..N", ""), ("update every 2 ", "0..", "reads version max(0, m/2 - 2)")],
+    ids=["with a flush", "without"],
+)
+def test_a_function_returns_a_condition_wherever_a_condition_stands(before: str, micros: str, clauses: str) -> None:
+    numbers = {"range": micros, "clock": "6*m", "late": "3*(2*m + 2*D-1 - s)"}
+
+    def plan(functions: str, conditions: dict[str, str]) -> Plan:
+        body = CONDITIONS
+        for name, text in {**numbers, **conditions}.items():
+            body = body.replace(f"{{{name}}}", text)
+        return plan_of(
+            f'scheme a(D = 4, N = 8) {functions}{before}require {conditions["even(D)"]}, "" pipe p {{{body}{clauses} }}'
+        )
+
+    functions = "fn even(x) = x % 2 == 0 fn last(s) = (if s == D - 1 then not 2 < 1 else 2 < 1) "
+    assert plan(functions, {name: name for name in WRITTEN_OUT}) == plan("", WRITTEN_OUT)
