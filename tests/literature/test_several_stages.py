@@ -67,6 +67,19 @@ def test_megatrons_order_keeps_more_than_the_leaner_one(P: int, v: int, k: int) 
     )
 
 
+@pytest.mark.parametrize("N", range(3, 14))
+@pytest.mark.parametrize(("P", "v", "hop"), [(2, 2, 1), (3, 2, 2), (3, 3, 1)])
+def test_groups_that_leave_p_micro_batches_to_the_last_take_what_a_multiple_of_p_takes(
+    P: int, v: int, hop: int, N: int
+) -> None:
+    """For any N; with fewer than P in the last group it takes longer."""
+    ideal = 3 * v * N + 3 * (P - 1)
+    for g in range(P, N + 1):
+        makespan = compilation("interleaved", P=P, v=v, N=N, g=g, hop=hop).timeline.makespan
+        assert (makespan == ideal) is (N % g == 0 or N % g >= P), g
+        assert makespan >= ideal
+
+
 def megatron(rank: int, P: int, v: int, N: int, g: int) -> list[tuple[str, int, int]]:
     """The order of a rank in Megatron-LM (core/pipeline_parallel/schedules.py), written after its description.
 

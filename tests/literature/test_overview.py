@@ -1,0 +1,288 @@
+"""The overview of the library in docs/schemes/README.md: its figures are those of the compiler wherever it says so."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import chimera_ir
+from chimera_ir import library
+from chimera_ir.cost.report import Figures
+from chimera_ir.options import Options
+
+OVERVIEW = Path(__file__).resolve().parents[2] / "docs" / "schemes" / "README.md"
+VALUES = {"D": (1, 2, 3, 4, 6), "P": (1, 2, 3, 4), "N": (1, 2, 3, 4, 5, 6, 8, 9, 12)}
+
+Number = int | Fraction
+Sizes = Mapping[str, int]
+
+
+class Row(NamedTuple):
+    """A row of the overview: its cells behind the brief, and what they mean as functions of the sizes.
+
+    ``fewest`` and ``most`` are the activations of the emptiest and of the fullest worker; a function that is None
+    stands for a cell that gives no figure.
+    """
+
+    cells: tuple[str, str, str, str]
+    holds: Callable[..., bool]
+    ratio: Callable[..., Number] | None
+    weights: Callable[..., Number]
+    fewest: Callable[..., Number] | None
+    most: Callable[..., Number]
+    sizes: str = "D N"
+    costs: tuple[str, ...] = ()
+    fixed: tuple[dict[str, int], ...] = ({},)
+
+
+SPLIT = ("I=1", "W=1")
+PAIRED = (*SPLIT, "pair=3")
+
+
+def chimera_ratio(D: int, N: int) -> Fraction:
+    K = N // D
+    return Fraction((K + 1) * (D - 2), 3 * N + (K + 1) * (D - 2))
+
+
+ROWS = {
+    "gpipe": Row(
+        ("(D - 1) / (N + D - 1)", "any N", "1", "N"),
+        lambda D, N: True,
+        lambda D, N: Fraction(D - 1, N + D - 1),
+        lambda D, N: 1,
+        lambda D, N: N,
+        lambda D, N: N,
+    ),
+    "dapple": Row(
+        ("(D - 1) / (N + D - 1)", "N >= D", "1", "1 to D"),
+        lambda D, N: N >= D,
+        lambda D, N: Fraction(D - 1, N + D - 1),
+        lambda D, N: 1,
+        lambda D, N: 1,
+        lambda D, N: D,
+    ),
+    "gems": Row(
+        ("about (D - 1) / (D + 1/2)", "N >= 2, D even", "2", "1"),
+        lambda D, N: N >= 2 and D % 2 == 0,
+        None,
+        lambda D, N: 2,
+        lambda D, N: 1,
+        lambda D, N: 1,
+    ),
+    "chimera": Row(
+        ("(K + 1)(D - 2) / (3N + (K + 1)(D - 2))", "N = K·D, f = 1", "2f", "D - D/2f + 1 to D"),
+        lambda D, N: N % D == 0,
+        chimera_ratio,
+        lambda D, N: 2,
+        lambda D, N: D - D // 2 + 1,
+        lambda D, N: D,
+    ),
+    "chimera_doubling": Row(
+        ("D - 2 bubbles in all where both take as long", "N = 2D·J", "2", "inputs only: D + 2 to 2D"),
+        lambda D, N: N % (2 * D) == 0,
+        None,
+        lambda D, N: 2,
+        lambda D, N: D + 2,
+        lambda D, N: 2 * D,
+    ),
+    "chimera_halving": Row(
+        ("(D - 2) / (3N + D - 2)", "N = K·D", "2", "D/2 + 1 to D"),
+        lambda D, N: N % D == 0,
+        lambda D, N: Fraction(D - 2, 3 * N + D - 2),
+        lambda D, N: 2,
+        lambda D, N: D // 2 + 1,
+        lambda D, N: D,
+    ),
+    "interleaved": Row(
+        ("(P - 1) / (vN + P - 1)", "N = K·P", "v of D = vP", "(v - 1)P + 1 to vP"),
+        lambda P, N, v: N % P == 0,
+        lambda P, N, v: Fraction(P - 1, v * N + P - 1),
+        lambda P, N, v: v,
+        lambda P, N, v: (v - 1) * P + 1,
+        lambda P, N, v: v * P,
+        "P N",
+        fixed=({"v": 2}, {"v": 3}),
+    ),
+    "breadth_first": Row(
+        ("(P - 1) / (vN + P - 1)", "N >= P", "v of D = vP", "vN"),
+        lambda P, N, v: N >= P,
+        lambda P, N, v: Fraction(P - 1, v * N + P - 1),
+        lambda P, N, v: v,
+        lambda P, N, v: v * N,
+        lambda P, N, v: v * N,
+        "P N",
+        fixed=({"v": 2}, {"v": 3}),
+    ),
+    "waves": Row(
+        ("2(P - 1) / (3wN + 2(P - 1))", "N = K·P", "2w of D = 2wP", "up to 2wP"),
+        lambda P, N, w: N % P == 0,
+        lambda P, N, w: Fraction(2 * (P - 1), 3 * w * N + 2 * (P - 1)),
+        lambda P, N, w: 2 * w,
+        None,
+        lambda P, N, w: 2 * w * P,
+        "P N",
+        fixed=({"w": 1}, {"w": 2}),
+    ),
+    "bitpipe": Row(
+        ("(P - 2) / (3N + P - 2)", "N = K·P", "4 of D = 2P", "up to 2P"),
+        lambda P, N: N % P == 0,
+        lambda P, N: Fraction(P - 2, 3 * N + P - 2),
+        lambda P, N: 4,
+        None,
+        lambda P, N: 2 * P,
+        "P N",
+    ),
+    "zb_h1": Row(
+        ("(D - 1) / (3N + D - 1) at F = I = W", "N >= D", "1", "D"),
+        lambda D, N: N >= D,
+        lambda D, N: Fraction(D - 1, 3 * N + D - 1),
+        lambda D, N: 1,
+        lambda D, N: D,
+        lambda D, N: D,
+        costs=SPLIT,
+    ),
+    "zb_h2": Row(
+        ("the same; none within a worker's own span", "N >= 2D - 1", "1", "2D - 1"),
+        lambda D, N: N >= 2 * D - 1,
+        lambda D, N: Fraction(D - 1, 3 * N + D - 1),
+        lambda D, N: 1,
+        lambda D, N: 2 * D - 1,
+        lambda D, N: 2 * D - 1,
+        costs=SPLIT,
+    ),
+    "zb_v": Row(
+        ("(P - 1) / (6N + P - 1) at F = I = W; none within a worker's own span", "N >= 2P - 1", "2 of D = 2P", "2P"),
+        lambda P, N: N >= 2 * P - 1,
+        lambda P, N: Fraction(P - 1, 6 * N + P - 1),
+        lambda P, N: 2,
+        lambda P, N: 2 * P,
+        lambda P, N: 2 * P,
+        "P N",
+        SPLIT,
+    ),
+    "v_half": Row(
+        ("at F = I = W, see there", "N >= P", "2 of D = 2P", "up to 2 floor((P + 2)/2)"),
+        lambda P, N: N >= P,
+        None,
+        lambda P, N: 2,
+        None,
+        lambda P, N: 2 * ((P + 2) // 2),
+        "P N",
+        SPLIT,
+    ),
+    "v_min": Row(
+        ("at F = I = W, see there", "N >= P", "2 of D = 2P", "up to 2 floor((P + 4)/3)"),
+        lambda P, N: N >= P,
+        None,
+        lambda P, N: 2,
+        None,
+        lambda P, N: 2 * ((P + 4) // 3),
+        "P N",
+        SPLIT,
+    ),
+    "dualpipe": Row(
+        ("(D - 2) / (3N + D - 2) at I = W = 1, pair = 3", "N >= 2D, even", "2", "D + 1"),
+        lambda D, N: N >= 2 * D and N % 2 == 0,
+        lambda D, N: Fraction(D - 2, 3 * N + D - 2),
+        lambda D, N: 2,
+        lambda D, N: D + 1,
+        lambda D, N: D + 1,
+        costs=PAIRED,
+    ),
+    "dualpipe_v": Row(
+        ("(P - 1) / (3N + P - 1) at I = W = 1, pair = 3", "N >= 2P", "2 of D = 2P", "2P + 1"),
+        lambda P, N: N >= 2 * P,
+        lambda P, N: Fraction(P - 1, 3 * N + P - 1),
+        lambda P, N: 2,
+        lambda P, N: 2 * P + 1,
+        lambda P, N: 2 * P + 1,
+        "P N",
+        PAIRED,
+    ),
+    "interleaved_overlap": Row(
+        ("(P - 1) / (vN + P - 1) at pair = 3", "N = K·P, K >= 2", "v of D = vP", "(v - 1)P + 2 to (v + 1)P"),
+        lambda P, N, v: N % P == 0 and N >= 2 * P,
+        lambda P, N, v: Fraction(P - 1, v * N + P - 1),
+        lambda P, N, v: v,
+        lambda P, N, v: (v - 1) * P + 2,
+        lambda P, N, v: (v + 1) * P,
+        "P N",
+        ("pair=3",),
+        ({"v": 2}, {"v": 3}),
+    ),
+    "amdp": Row(
+        ("1 / (3D + 1)", "N = K·D, D of 4 or more", "D", "D - 1 to D"),
+        lambda D, N: N % D == 0 and D >= 4,
+        lambda D, N: Fraction(1, 3 * D + 1),
+        lambda D, N: D,
+        lambda D, N: D - 1,
+        lambda D, N: D,
+    ),
+    "pipedream": Row(
+        ("0", "", "1 to D", "1 to D"),
+        lambda D: True,
+        lambda D: 0,
+        lambda D: D,
+        lambda D: 1,
+        lambda D: D,
+        "D",
+    ),
+    "pipedream_2bw": Row(
+        ("0", "N >= D", "2", "1 to D"),
+        lambda D, N: N >= D,
+        lambda D, N: 0,
+        lambda D, N: 2,
+        lambda D, N: 1,
+        lambda D, N: D,
+    ),
+}
+
+
+def overview() -> dict[str, tuple[str, ...]]:
+    """The cells of each row of the page, without its name and brief."""
+    rows = re.findall(
+        r"^\| \[(\w+)\]\(\w+\.md\) \|([^|]*)\|(.*)\|$", OVERVIEW.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    return {name: tuple(cell.strip() for cell in cells.split("|")) for name, _, cells in rows}
+
+
+def sizes(row: Row) -> Iterator[dict[str, int]]:
+    for fixed in row.fixed:
+        known: list[dict[str, int]] = [fixed]
+        for parameter in row.sizes.split():
+            known = [{**sizes, parameter: value} for sizes in known for value in VALUES[parameter]]
+        yield from (sizes for sizes in known if row.holds(**sizes))
+
+
+def wrong(row: Row, sizes: Sizes, figures: Figures) -> bool:
+    kept = [each + inputs for each, inputs in zip(figures.activations, figures.stashed_inputs, strict=True)]
+    expected = [
+        (row.ratio, figures.bubble_ratio),
+        (row.weights, max(figures.weights)),
+        (row.fewest, min(kept)),
+        (row.most, max(kept)),
+    ]
+    return any(figure is not None and figure(**sizes) != compiled for figure, compiled in expected)
+
+
+def test_the_page_says_what_is_tested() -> None:
+    assert overview() == {name: row.cells for name, row in ROWS.items()}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_figures_hold_at_every_size_that_the_page_states(name: str) -> None:
+    row = ROWS[name]
+    options = Options(costs=dict(cost.split("=") for cost in row.costs))
+    tried, differing = 0, []
+    for known in sizes(row):
+        try:
+            figures = chimera_ir.compile(library.source(name), options=options, **known).report.figures
+        except chimera_ir.CompileError:
+            continue  # a size that the scheme does not have
+        tried += 1
+        differing += [known] if wrong(row, known, figures) else []
+    assert tried >= 3
+    assert not differing, f"{len(differing)} of {tried} sizes"
