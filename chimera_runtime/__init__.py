@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from chimera_runtime.auxiliary import auxiliary_loss
     from chimera_runtime.blame import ModelError
     from chimera_runtime.checkpoints import Checkpoints
-    from chimera_runtime.errors import BadCheckpoint, BadModel, Misuse, PeerLost
+    from chimera_runtime.errors import BadCheckpoint, BadModel, Misuse, PeerLost, RanksDiffer
     from chimera_runtime.layers import Layers
     from chimera_runtime.loader import Loader
     from chimera_runtime.outcome import Outcome
@@ -27,6 +27,7 @@ __all__ = [
     "Outcome",
     "PeerLost",
     "Pipeline",
+    "RanksDiffer",
     "StageStep",
     "auxiliary_loss",
 ]
@@ -42,6 +43,7 @@ _HOMES = {
     "Outcome": "outcome",
     "PeerLost": "errors",
     "Pipeline": "pipeline",
+    "RanksDiffer": "errors",
     "StageStep": "stepping",
     "auxiliary_loss": "auxiliary",
 }

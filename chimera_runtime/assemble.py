@@ -110,7 +110,9 @@ def assemble(
         if number < job.stages - 1:
             ending = HandingOn(number, boundaries[number], setting.share)
         else:
-            ending = Judging(model.judge, setting.share, numbering, expected is not None, world.read)
+            trains = any(p.requires_grad for p in module.parameters())
+            trains = trains or (number > 0 and any(boundaries[number - 1].recorded))
+            ending = Judging(model.judge, setting.share, numbering, expected is not None, world.read, trains)
         stages[number] = make_stage(
             number,
             module,

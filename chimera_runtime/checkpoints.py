@@ -141,6 +141,7 @@ class Checkpoints:
         self.wait()
         self._require_applied()
         self._require_one_model()
+        self._pipe.check_replicas()
         self.claim()
         writer = Writer(self._directory, self._pipe.updates, self._keep)
         state = self._content.saved(self.items)

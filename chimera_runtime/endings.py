@@ -93,9 +93,11 @@ class HandingOn:
 class Judging:
     """The end of the last stage: ``loss`` of output and target, whose gradient is multiplied by ``share``.
 
-    ``counted`` says that the loss is a sum and a count; ``read`` is how losses are read. Raises in `finish`: BadModel,
-    if the output for several micro-batches cannot be taken apart, or the loss is a sum and a count for some of them and
-    a mean for others.
+    ``counted`` says that the loss is a sum and a count; ``read`` is how losses are read; ``trains`` says that something
+    needs the gradient of the loss.
+
+    Raises in `finish`: BadModel, if the output for several micro-batches cannot be taken apart, or the loss is a sum
+    and a count for some of them and a mean for others.
     """
 
     after: Boundary | None = None
@@ -107,8 +109,11 @@ class Judging:
         numbering: Numbering,
         counted: bool = False,
         read: Reader = from_host,
+        trains: bool = False,
     ) -> None:
         self.scale = 1.0
+        self._trains = trains
+        self._with_graph: set[int] = set()  # updates of which a loss has a graph
         self._loss = loss
         self.share = share
         self._numbering = numbering
@@ -130,6 +135,8 @@ class Judging:
             update, number = self._numbering.place(micro)
             if number not in self._losses[update]:  # else it is run again for its backward
                 self._losses[update][number] = self._read([value.detach(), *(() if count is None else (count,))])
+            if value.requires_grad:
+                self._with_graph.add(update)
             if count is not None:
                 self._counts[micro] = count
         return (), tuple([value for value, _ in pairs if value.requires_grad])
@@ -143,9 +150,22 @@ class Judging:
         return (self._counts.pop(micro),) if self._counted else ()
 
     def take_loss(self, update: int) -> Tally:
-        """The sum of the losses of an update; they are forgotten."""
+        """The sum of the losses of an update; they are forgotten.
+
+        Raises
+        ------
+        BadModel
+            If none of them has a graph and something was to be trained. Where nothing counts none needs to.
+        """
         read = [numbers() for numbers in self._losses.pop(update, {}).values()]
-        return added(Tally(*(numbers if self._counted else (*numbers, 1.0))) for numbers in read)
+        tally = added(Tally(*(numbers if self._counted else (*numbers, 1.0))) for numbers in read)
+        if self._trains and tally.count and update not in self._with_graph:
+            raise BadModel(
+                "loss returned tensors that need no gradient for all micro-batches of an update, so nothing would be "
+                "trained: compute it from the output, without detach(), item() or no_grad()"
+            )
+        self._with_graph.discard(update)
+        return tally
 
 
 def _apart(micros: Sequence[int], returned: Any) -> list[Any]:

@@ -28,5 +28,9 @@ class Misuse(Exception):
     """Something is wrong with the command line, the model file or the data; the message says what and what to do."""
 
 
+class RanksDiffer(Misuse):
+    """Ranks differ in something that must be the same on them; the message says in what, where, and what to do."""
+
+
 class BadCheckpoint(Exception):
     """A checkpoint cannot be written, or what is there cannot be read; the message says why and what to do."""

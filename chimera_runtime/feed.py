@@ -6,13 +6,16 @@ from typing import Any
 
 import torch
 
+from chimera_runtime.agreement import POSITION, Fact, Key, short
 from chimera_runtime.batches import Batches
 from chimera_runtime.blame import Calling
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.keywords import KeywordNames, Keywords
+from chimera_runtime.loading import POSITION as NAMES
 from chimera_runtime.loading import MiniBatch, Triple, as_triple, require_cut
 from chimera_runtime.nested import leaves, lengths, rows
 from chimera_runtime.program import Job
+from chimera_runtime.samples import sampled
 
 Pair = tuple[Any, Any] | Triple
 """An input and a target, as pytrees; as a third there may be keyword arguments."""
@@ -24,14 +27,16 @@ _LOADING = Calling("the function that was given to step", FAILED)
 class Feed:
     """The mini-batches of this copy that are under way, by their update.
 
-    ``size`` is B, the items of a micro-batch along dimension 0 of every tensor. ``names`` are those of keyword
-    arguments, once the stages have said which they take.
+    ``size`` is B, the items of a micro-batch along dimension 0 of every tensor; ``copy`` is the number of the copy.
+    ``names`` are those of keyword arguments, once the stages have said which they take.
     """
 
     job: Job
     size: int
+    copy: int = 0
     names: KeywordNames | None = None
     _pairs: "dict[int, Callable[[int], Pair] | Batches | _Whole]" = field(default_factory=dict)
+    _facts: dict[int, dict[Key, Fact]] = field(default_factory=dict)
 
     def put(self, update: int, batch: Any) -> None:
         """Takes the mini-batch of an update in one of the forms of `Pipeline.step`.
@@ -42,14 +47,17 @@ class Feed:
             If it is none of these, has another number of items than B*N or other keyword arguments than the example,
             or holds something that cannot be cut into micro-batches.
         """
+        self._facts.pop(update, None)
         if isinstance(batch, MiniBatch):
             batch.require_whole()
+            self._facts[update] = {POSITION: _position(batch.position)}
         if callable(batch) or isinstance(batch, Batches):
             self._pairs[update] = batch
         else:
             triple = as_triple(batch, "a batch")
             self._require_names(triple, "a batch")
             self._pairs[update] = _Whole(triple, self.size, self.job.micro_batches, self.job.parts)
+            self._note(update, triple, self._looked_at(update) * self.size)
 
     def put_example(self, example: "Pair | Batches") -> None:
         """Takes what the first update is to begin with: one micro-batch, or all that there are; errors as in `put`."""
@@ -71,11 +79,33 @@ class Feed:
             raise Misuse(
                 f"{self.job.name} has N = {self.job.micro_batches}: a step takes so many pairs, not {len(pairs)}"
             )
+        self._facts.pop(update, None)
         self._pairs[update] = pairs.__getitem__
 
     def drop(self, update: int) -> None:
         """Lets a mini-batch go."""
         del self._pairs[update]
+
+    def facts(self, update: int) -> dict[Key, Fact]:
+        """What the ranks of a copy compare of a mini-batch, once: of a micro-batch, the digests of its parts.
+
+        It is another one in each update, of those that this rank has been given so far.
+        """
+        facts = self._facts.pop(update, {})
+        for earlier in [number for number in self._facts if number < update]:
+            del self._facts[earlier]
+        return facts
+
+    def _looked_at(self, update: int) -> int:
+        """The micro-batch that ranks compare."""
+        return update % self.job.micro_batches
+
+    def _note(self, update: int, triple: Triple, start: int = 0) -> None:
+        """Takes down what the ranks compare of the micro-batch that starts there, before anything can change it."""
+        facts = self._facts[update] = {}
+        for which, part in enumerate(triple):
+            if (digest := sampled(part, start, self.size) if which < 2 or part else None) is not None:
+                facts["data", self.copy, which] = _sample(digest)
 
     def input(self, update: int, micro: int) -> Any:
         """The inputs of a micro-batch, counted from the first of an update."""
@@ -106,6 +136,8 @@ class Feed:
             self._require_names(triple, f"micro-batch {whole}")
             if self.job.parts > 1:
                 require_cut(triple, self.size, f"micro-batch {whole}")
+            if whole == self._looked_at(update + later) and update + later not in self._facts:
+                self._note(update + later, triple)
             value = triple[which]
             if wrong := next(_other_sizes(value, self.size), None):
                 raise Misuse(
@@ -136,6 +168,14 @@ class _Whole:
     def part(self, micro: int, which: int) -> Any:
         """The inputs of a micro-batch, its targets or its keyword arguments."""
         return rows(self._batch[which], micro * self._size, self._size)
+
+
+def _position(position: tuple[int, ...]) -> Fact:
+    return short(hash(position)), lambda: {name: f"{value}" for name, value in zip(NAMES, position, strict=False)}
+
+
+def _sample(digest: int) -> Fact:
+    return short(digest), lambda: {"a digest of a sample": f"{digest:x}"}
 
 
 def _other_sizes(value: Any, size: int) -> Iterator[int]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from chimera_runtime.accumulation import Accumulation
+from chimera_runtime.agreement import SCALE
 from chimera_runtime.errors import Misuse
 from chimera_runtime.feed import Feed
 from chimera_runtime.lane import Lane
@@ -21,6 +22,8 @@ class Flushing:
     ----------
     given
         How many updates there have been.
+    terms
+        What all ranks have given the newest step alike.
 
     Parameters
     ----------
@@ -46,6 +49,7 @@ class Flushing:
         self._accumulation = accumulation
         self._sums_wider = sums_wider
         self.given = 0
+        self.terms: dict[str, float] = {}
 
     def begin(self, accumulate: bool, scaler: torch.amp.GradScaler | None) -> None:
         """Readies gradients and the scale of the loss for an update.
@@ -59,6 +63,7 @@ class Flushing:
             raise Misuse("a GradScaler unscales grad, not main_grad: scale for fp16, or sum in a wider dtype, not both")
         self._accumulation.begin(accumulate)
         scale = self._scale_of(scaler)
+        self.terms = {"accumulate": accumulate, SCALE: scale}
         for stage in self._stages.values():
             for group in stage.groups:
                 group.clear_gradients()

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from chimera_runtime.agreement import weights_of
 from chimera_runtime.announcing import Announcing, Messages
 from chimera_runtime.assemble import remarks
 from chimera_runtime.blame import Located
@@ -17,7 +18,9 @@ from chimera_runtime.flushing import Flushing
 from chimera_runtime.loader import Loader
 from chimera_runtime.loading import Loading, Uses
 from chimera_runtime.order import Order, Share, is_stream, refuse_order
+from chimera_runtime.outcome import Outcomes
 from chimera_runtime.program import Group, Job
+from chimera_runtime.replicas import Replicas, digest
 from chimera_runtime.setting import Setting
 from chimera_runtime.state import State
 from chimera_runtime.stepping import Steppers
@@ -39,6 +42,9 @@ class Holding:
     _messages: Messages
     _state: State
     _located: Located
+    _outcomes: Outcomes
+    _replicas: Replicas
+    _is_known: bool = False  # whether parameters have been looked at since weights were loaded
 
     @property
     def stages(self) -> dict[int, torch.nn.Module]:
@@ -189,6 +195,28 @@ class Holding:
 
     # ---- checkpoints
 
+    def check_replicas(self) -> None:
+        """Passes if the replicas of each stage have the same weights, bit by bit; every rank calls it.
+
+        `Checkpoints` and `export_weights` do so before they write. Buffers are local to a replica and not compared.
+        The updates of a stream that are under way are completed first.
+
+        Raises
+        ------
+        RanksDiffer
+            If replicas have drifted apart; the message names stages and ranks.
+        Misuse
+            If a module has parameters that the pipeline does not know.
+        """
+        self._catch_up()
+        self._state.require_known()
+        with self._located:
+            self._outcomes.settle()
+            self._outcomes.compare(
+                {weights_of(group): digest(numbers) for group, numbers in self._replicas.begin().items()},
+                f"after update {self.updates}",
+            )
+
     def state_dict(self, replica: int | None = None) -> dict[str, Any]:
         """Parameters and buffers of this rank for torch.distributed.checkpoint, which may read into them, too.
 
@@ -209,6 +237,7 @@ class Holding:
         """
         self._finish()
         self._state.load(state, replica)
+        self._is_known = False
         ((updates,),) = state["update"].values()
         self._schedule.count_from(updates)
         if self._steppers is not None:
@@ -228,7 +257,7 @@ class Holding:
         Misuse
             If the package safetensors is needed and is not installed.
         """
-        self._catch_up()
+        self.check_replicas()
         self._state.require_values()
         export_weights(self._state, Path(path))
 
@@ -245,6 +274,7 @@ class Holding:
             If the package safetensors is needed and is not installed.
         """
         self._finish()
+        self._is_known = False
         return load_weights(self._state, Path(path))
 
     # ---- for its methods

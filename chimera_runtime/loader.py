@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from chimera_runtime.agreement import digest_of
 from chimera_runtime.announcing import Announcing
 from chimera_runtime.blame import Located
 from chimera_runtime.data_workers import Keyed, Task, Workers, elements
@@ -49,6 +50,7 @@ class Loader:
         self._begins = True  # whether the next iteration begins where this stands
         self._elements: Iterator[Any] | None = None
         self._ahead = (-1, 0)  # where the elements go on
+        self._origin: tuple[int, ...] = ()  # what decides the order of the epoch
         self.epoch = 0
         self._require_enough()
 
@@ -71,6 +73,8 @@ class Loader:
             self._stand(self.epoch + 1)
         self._begins = False
         self._require_enough()
+        count = self._count
+        self._origin = self._order.seed, int(self._order.shuffle), -1 if count is None else count
         while (batch := self._next()) is not None:
             if batch.items:
                 yield batch
@@ -111,9 +115,20 @@ class Loader:
         if not items:
             self._ahead = self.epoch + 1, 0
             return None
+        loaded = {} if batch is None else batch.micro_batches
+        made = MiniBatch(self._share.held(items), self._share, loaded, self._position)
         self._items += items
         self._ahead = self.epoch, self._items
-        return batch or MiniBatch(self._share.held(items), self._share)
+        return made
+
+    @property
+    def _position(self) -> tuple[int, ...]:
+        """Where the next mini-batch begins."""
+        position = (*self._origin, self.epoch, self._items)
+        if self._is_stream or self._order.sampler is None:
+            return position
+        (key,) = self._order.keys(self.epoch, self._items, self._items + 1)
+        return (*position, key if isinstance(key, int) else digest_of(repr(key)))
 
     def _next_by_key(self) -> tuple[int, MiniBatch | None]:
         """The items over all copies, 0 at the end, and what this rank uses of them."""

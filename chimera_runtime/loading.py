@@ -21,6 +21,9 @@ Triple = tuple[Any, Any, Keywords]
 Uses = Mapping[int, frozenset[int]]
 """By micro-batch, what a rank uses of its triple: 0 the input, 1 the target, 2 the keyword arguments."""
 
+POSITION = ("seed", "shuffle", "items of the epoch", "epoch", "item", "key")
+"""What tells mini-batches of a loader apart, as far as it can be known without loading; keys are those of samplers."""
+
 ALL = frozenset({0, 1, 2})
 
 _COLLATING = Calling("default_collate of a micro-batch", MISUSED)
@@ -99,11 +102,14 @@ class MiniBatch:
     ----------
     items
         The items of the copy: B*N, or fewer in the last mini-batch of an epoch.
+    position
+        Where it begins in the data, the same on all ranks: see `POSITION`.
     """
 
     items: int
     share: Share
     micro_batches: Mapping[int, Triple] = field(default_factory=dict)
+    position: tuple[int, ...] = ()
 
     def __call__(self, micro: int) -> Triple:
         """The (input, target, keywords) of a micro-batch that this rank uses; None in the place of what it does not."""

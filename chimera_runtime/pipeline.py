@@ -14,7 +14,7 @@ from chimera_runtime.announcing import Messages
 from chimera_runtime.batches import Batches
 from chimera_runtime.blame import Calling, Located
 from chimera_runtime.boundary import keyword_names
-from chimera_runtime.errors import MISUSED, Misuse
+from chimera_runtime.errors import MISUSED, Misuse, PeerLost
 from chimera_runtime.exhaustion import memory_state
 from chimera_runtime.feed import Feed, Pair, items_of
 from chimera_runtime.flushing import Flushing
@@ -27,11 +27,14 @@ from chimera_runtime.losses import Loss
 from chimera_runtime.model import Model, file_of
 from chimera_runtime.naming import parameters_by_name
 from chimera_runtime.norms import agree_on_infinite, gradients_of, scale_down, total_norm
+from chimera_runtime.optimizer_facts import OptimizerFacts
 from chimera_runtime.outcome import Outcome
 from chimera_runtime.program import load
 from chimera_runtime.ranges import Ranges, Unranged
+from chimera_runtime.replicas import Replicas, is_due
 from chimera_runtime.setting import Setting
 from chimera_runtime.sharded_optimizer import ShardedOptimizer, sharded
+from chimera_runtime.shared_facts import FlushFacts, StreamFacts
 from chimera_runtime.state import State
 from chimera_runtime.stepping import Hook, Named, Steppers
 from chimera_runtime.streaming import Streaming, hooks_of
@@ -141,13 +144,14 @@ class Pipeline(Holding):
             raise Misuse(
                 f"{job.name} cuts every micro-batch into {job.parts}, and dimension 0 of the example is {size}"
             )
-        world = join_group(job, group, layout, device, timeout, communicators, hooks.lost)
+        same = {"seed": seed, "sum_dtype": sum_dtype, "varying": varying, "the size of the example": size}
+        world = join_group(job, group, layout, device, timeout, communicators, hooks.lost, same)
         place = world.place
         script, facts = compiled.script(place.worker), compiled.ranks[place.worker]
         self._located = Located(place.rank, place.worker, lambda: memory_state(world.device, facts), world.abandon)
         file, of_stages = file_of(build_stage), tied if callable(tied) else lambda _stages: tied
         model = Model(file, build_stage, loss, tied=of_stages, name=name)
-        self._feed = Feed(job, size)
+        self._feed = Feed(job, size, place.copy)
         self._feed.put_example(example)
         with self._located, generators_kept():
             built = assemble.modules(world, model, seed)
@@ -176,6 +180,7 @@ class Pipeline(Holding):
         self._lengths = Lengths(world, self._feed, built, self._stages, findings) if varying else None
         self._inference = Inference(self._setting, self._stages, size, self._located, self._lengths)
         self._state = State(self._setting, built, dict(self.named_parameters()))
+        self._compare_ranks()
 
     # ---- training
 
@@ -213,9 +218,15 @@ class Pipeline(Holding):
             If the batch has another size, or gradients of the step before are still there.
         BadModel, ModelError, PeerLost
             If the step fails; there is no further one then.
+        RanksDiffer
+            If ranks differ in something that must be the same on them, in this step or the one before.
         """
         self._require_sound()
+        self._outcomes.require_agreement()
         self._state.require_values()
+        if not self._is_known or is_due(self.updates):
+            self._state.require_known()
+            self._is_known = True
         if (batch is None) == (micro_batches is None):
             raise Misuse("step takes either a batch or micro_batches")
         update = self._schedule.given
@@ -226,10 +237,14 @@ class Pipeline(Holding):
         if self._lengths is not None:
             self._lengths.check(update)
         self._schedule.begin(accumulate, scaler)
-        with self._located, generators_kept(), self._setting.ranges.update(update):
-            if self._lengths is not None:
-                self._lengths.begin(update)
-            return self._schedule.give()
+        try:
+            with self._located, generators_kept(), self._setting.ranges.update(update):
+                if self._lengths is not None:
+                    self._lengths.begin(update)
+                return self._schedule.give()
+        except PeerLost:
+            self._outcomes.explain()
+            raise
 
     def ask_to_stop(self) -> None:
         """Lets all ranks know, with the loss of the next update, that it is to be the last: `Outcome.is_last`.
@@ -380,10 +395,13 @@ class Pipeline(Holding):
         """
         if self._located.closed:
             return
-        if not self._located.failed:
-            self._outcomes.settle()
-        self._located.failed = self._located.closed = True
-        self._setting.world.close()
+        try:
+            if not self._located.failed:
+                self._outcomes.settle()
+        finally:
+            self._located.failed = self._located.closed = True
+            self._optimizer_facts.close()
+            self._setting.world.close()
 
     def __enter__(self) -> Self:
         return self
@@ -396,6 +414,24 @@ class Pipeline(Holding):
                 self.drain()
             self._setting.world.meet("for everybody to finish")
             self.close()
+
+    def _compare_ranks(self) -> None:
+        """From now on facts that ranks must have the same travel with the losses."""
+        names, shared = self.names, self._outcomes.agreement.shared
+        trained = {group: [p for p in all_ if p.requires_grad] for group, all_ in self._groups.items()}
+        stepped = trained if self._steppers is None else self._steppers.parameters
+        self._optimizer_facts = OptimizerFacts(stepped, shared, names)
+        compared = self._groups if self._steppers is None else stepped
+        self._replicas = Replicas(
+            {group: compared[group] for group in shared if group in compared}, self._setting.world.read
+        )
+        facts = self._feed, self._optimizer_facts, self._replicas
+        if isinstance(self._schedule, Flushing):
+            schedule = self._schedule
+            self._outcomes.facts_of = FlushFacts(*facts, lambda: schedule.terms)
+        elif self._steppers is not None:
+            of_stream = self._outcomes.facts_of = StreamFacts(*facts)
+            self._steppers.watch(of_stream.stepped)
 
     def _require_flush(self, reason: str) -> None:
         if isinstance(self._schedule, Streaming):

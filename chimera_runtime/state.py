@@ -7,11 +7,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from chimera_runtime.errors import BadCheckpoint
+from chimera_runtime.errors import BadCheckpoint, Misuse
 from chimera_runtime.meeting import learn
 from chimera_runtime.naming import name_in_model, names_in_model
 from chimera_runtime.setting import Setting
-from chimera_runtime.shards import local, meshes_of, spread_out, whole
+from chimera_runtime.shards import local, meshes_of, rest, spread_out, whole
 from chimera_runtime.talk import Talk
 from chimera_runtime.unfilled import fill, require_values
 
@@ -81,6 +81,26 @@ class State:
                 "--load or --resume)",
             )
             self._has_values = True
+
+    def require_known(self) -> None:
+        """Passes if the modules have no parameters but those that the pipeline was made with.
+
+        Raises
+        ------
+        Misuse
+            If there are others, which nothing would train.
+        """
+        known = {*self._named.values()}
+        for stage, module in self._built.items():
+            if not known.issuperset(module.parameters()):
+                rest(module)  # FSDP may have left other parameters after a forward
+            unknown = next((name for name, parameter in module.named_parameters() if parameter not in known), None)
+            if unknown is not None:
+                raise Misuse(
+                    f"{unknown} of stage {stage} is not a parameter that the pipeline was made with, so nothing would "
+                    "train it: add adapters, replace modules and call load_state_dict(assign=True) in build_stage; "
+                    "afterwards load with pipe.load_weights, or load_state_dict without assign, which copy"
+                )
 
     # ---- one file, which has the whole model
 

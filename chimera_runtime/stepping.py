@@ -59,6 +59,8 @@ class Stepper:
     """The optimizer of a weight group with its hooks; a group that has nothing to train has neither."""
 
     def __init__(self, group: Group, module: torch.nn.Module, named: Named, hooks: StepHooks) -> None:
+        self.on_step: Callable[[Group, int], None] = lambda _group, _update: None
+        self.group = group
         self._hooks = hooks
         self._before = Calling(f"before_step of {group_name(group)}", FAILED)
         self._after = Calling(f"after_step of {group_name(group)}", FAILED)
@@ -101,6 +103,7 @@ class Stepper:
         if self._hooks.after is not None:
             with self._after:
                 self._hooks.after(self._next)
+        self.on_step(self.group, self._next.update)
         self._next.update += 1
 
 
@@ -125,6 +128,16 @@ class Steppers:
         group, module, names = next(self._coming)
         self._made.append(Stepper(group, module, list(zip(names, parameters, strict=True)), self._hooks))
         return self._made[-1]
+
+    @property
+    def parameters(self) -> dict[Group, list[torch.Tensor]]:
+        """What each of them steps, by weight group."""
+        return {stepper.group: [*stepper.names] for stepper in self._made}
+
+    def watch(self, on_step: Callable[[Group, int], None]) -> None:
+        """Lets each step be told, with the number of its update."""
+        for stepper in self._made:
+            stepper.on_step = on_step
 
     @property
     def names(self) -> dict[torch.Tensor, str]:

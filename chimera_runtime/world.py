@@ -1,6 +1,7 @@
 """The ranks of the job: process groups for messages, gradient sums and progress."""
 
 import ctypes
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from datetime import timedelta
 from functools import cached_property
 from itertools import count
 from operator import itemgetter
+from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
@@ -220,18 +222,20 @@ def join_group(
     timeout: float,
     communicators: str | None = None,
     end: Callable[[PeerLost], None] = end_process,
+    arguments: Mapping[str, object] = MappingProxyType({}),
 ) -> World:
     """Sets up communicators over the ranks of a process group that is there, by default over all.
 
     Every rank of the default process group calls it, each with the group that it is a part of. ``communicators`` is one
-    of `communicators.CHOICES`, by default the last that the program is proven for. A `Monitor` calls ``end``.
+    of `communicators.CHOICES`, by default the last that the program is proven for. A `Monitor` calls ``end``. What else
+    ranks have to choose alike are ``arguments``, by their names.
 
     Raises
     ------
     Misuse
         If there is no process group, the ranks do not make whole copies of the group of workers, or they run different
-        programs; if the program is not proven to finish with these communicators; if there is no such device, or with
-        NCCL another rank has it.
+        programs or give different arguments; if the program is not proven to finish with these communicators; if there
+        is no such device, or with NCCL another rank has it.
     """
     if not dist.is_initialized():
         raise Misuse("there is no process group: call torch.distributed.init_process_group() before")
@@ -244,7 +248,7 @@ def join_group(
     place = _place(job, members.index(dist.get_rank()), len(members), layout)
     of_all = PrefixStore(f"chimera/{next(_number)}", registry._get_default_store())
     store = PrefixStore(f"{members[0]}", of_all)
-    _agree_on_program(job, place, store, timeout)
+    _agree_on_program(job, place, store, timeout, {"layout": layout, "communicators": communicators, **arguments})
     if backend == "nccl":
         require_own_gpu(store, place.rank, used)
     groups = Groups(place.rank, members, of_all, timeout)
@@ -266,14 +270,26 @@ def _place(job: Job, rank: int, size: int, layout: str) -> Place:
     return Place(rank, job.workers, size // job.workers, layout)
 
 
-def _agree_on_program(job: Job, place: Place, store: Store, timeout: float) -> None:
+def _agree_on_program(
+    job: Job, place: Place, store: Store, timeout: float, arguments: Mapping[str, object] = MappingProxyType({})
+) -> None:
     what = f"rank {place.rank} (worker {place.worker}): wait for all ranks to start"
-    programs = exchange(store, "here", place.rank, len(place.ranks), job.program, what, timeout)
-    if {*programs} != {job.program}:
+    mine = json.dumps({name: str(value) for name, value in arguments.items()})
+    answers = exchange(store, "here", place.rank, len(place.ranks), f"{job.program} {mine}", what, timeout)
+    if any(answer.split(" ")[0] != job.program for answer in answers):
         raise Misuse(
             "the ranks run different programs: compile again before they start, or copy the whole directory to every "
             "machine again"
         )
+    given = [json.loads(answer.partition(" ")[2]) for answer in answers]
+    for name in arguments:
+        values = [of_rank[name] for of_rank in given]
+        other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
+        if other is not None:
+            raise Misuse(
+                f"{name} is {values[0]} on rank 0 and {values[other]} on rank {other}: every rank makes the pipeline "
+                "with the same arguments"
+            )
 
 
 def _connect(

@@ -4,6 +4,7 @@ import math
 import sys
 import threading
 import time
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -56,7 +57,7 @@ _SHOWN_EVERY = 0.1
 _SUMMED = 16
 """Of so many updates that overlap one has a sum of its loss over the ranks."""
 
-_UNSUMMED = torch.empty(0)
+_UNSUMMED = array("d")
 """What the others have in place of it."""
 
 Floats = tuple[float, ...]

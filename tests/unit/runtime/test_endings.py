@@ -144,3 +144,36 @@ def test_a_loss_that_is_a_mean_for_some_micro_batches_only_is_an_error_of_the_mo
     ending = judging(squares if counted else summed, counted)
     with pytest.raises(BadModel, match=r"loss returns \(sum, count\) for one micro-batch and a mean for another"):
         ending.finish((0,), torch.tensor([2.0]), (torch.tensor([0.0]),))
+
+
+def test_an_update_whose_losses_have_no_graph_trains_nothing_and_is_refused() -> None:
+    """One micro-batch without is as torch has it where nothing of it counts; where nothing is trained all may be so."""
+    numbering = Numbering(0, 0, passes=2, cycle=2)
+    output = torch.ones(2, requires_grad=True)
+    target = torch.zeros(2)
+
+    def tally(trains: bool, *losses: Any, counted: bool = False) -> Tally:
+        ending = Judging(lambda loss, _target: loss, 0.25, numbering, counted, trains=trains)
+        for micro, loss in enumerate(losses):
+            ending.finish((micro,), loss, (target,))
+        return ending.take_loss(0)
+
+    value = squares(output, target)
+    assert tally(True, value, value.detach()).total == 2.0
+    assert tally(False, value.detach(), value.detach()).total == 2.0
+    assert tally(True, (value.detach(), 0), (value.detach(), 0), counted=True).count == 0
+    for losses, counted in (
+        ((value.detach(), value.detach()), False),
+        (((value.detach(), 3), (value.detach(), 0)), True),
+    ):
+        with pytest.raises(BadModel, match="loss returned tensors that need no gradient for all micro-batches"):
+            tally(True, *losses, counted=counted)
+
+
+def test_a_loss_that_is_run_again_for_its_backward_has_a_graph_then() -> None:
+    ending = Judging(squares, 0.25, Numbering(0, 0, passes=1, cycle=1), trains=True)
+    output = torch.ones(2, requires_grad=True)
+    with torch.no_grad():
+        ending.finish((0,), output * 2, (torch.zeros(2),))
+    ending.finish((0,), output * 2, (torch.zeros(2),))
+    assert ending.take_loss(0).total == 4.0

@@ -198,3 +198,46 @@ def test_batches_give_inputs_targets_and_keyword_arguments_of_the_update(parts: 
             assert torch.equal(inputs, loaded.input(update, micro))
             assert torch.equal(source.target(update, micro), -inputs)
             assert torch.equal(source.keywords(update, micro)["twice"], 2 * inputs)
+
+
+# What ranks compare.
+
+
+def test_all_forms_of_a_mini_batch_have_the_same_facts_once_a_micro_batch_is_loaded() -> None:
+    for update in range(N + 1):
+        whole, function, pairs = feed(), feed(), feed()
+        whole.put(update, (X, Y))
+        function.put(update, pair)
+        pairs.put_apart(update, [pair(m) for m in range(N)])
+        for micro in range(N):
+            function.input(update, micro)
+            pairs.target(update, micro)
+        digests = [{key: number for key, (number, _) in of.facts(update).items()} for of in (whole, function, pairs)]
+        assert digests[0].keys() == {("data", 0, 0), ("data", 0, 1)}
+        assert digests[0] == digests[1] == digests[2]
+
+
+def test_facts_are_those_of_the_moment_at_which_a_micro_batch_is_loaded() -> None:
+    """A function may fill the same memory again for each micro-batch."""
+    memory, source, expected = torch.empty(B, 4), feed(), feed()
+
+    def load(micro: int) -> tuple[torch.Tensor, None]:
+        return memory.copy_(X[micro * B : (micro + 1) * B]), None
+
+    source.put(0, load)
+    expected.put(0, (X, None))
+    for micro in range(N):
+        source.input(0, micro)
+    assert source.facts(0)["data", 0, 0][0] == expected.facts(0)["data", 0, 0][0]
+
+
+def test_facts_are_told_once_and_those_of_the_example_are_not_those_of_the_first_update() -> None:
+    source = feed()
+    source.put_example(pair(0))
+    source.input(0, 0)
+    source.put(0, lambda micro: pair(micro + 1))
+    source.input(0, 0)
+    other = feed()
+    other.put(0, (X.roll(-B, 0), Y.roll(-B, 0)))
+    assert source.facts(0)["data", 0, 0][0] == other.facts(0)["data", 0, 0][0]
+    assert source.facts(0) == {}

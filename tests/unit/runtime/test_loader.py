@@ -345,3 +345,20 @@ def test_loading_leaves_the_generators_of_the_process_as_they_are(alone: World) 
             next(iter(mine))
             mine.close()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_mini_batches_have_positions_that_differ_where_their_items_do(alone: World) -> None:
+    """A rank that loads nothing knows them as well; what others draw is seen by seed, epoch, place and sampler."""
+
+    def positions(kind: Any = Drawing, **changed: Any) -> list[tuple[int, ...]]:
+        return [batch.position for batch in islice(endless(loader(alone, kind(), **changed)), 8)]
+
+    for kind in (Drawing, Flowing):
+        assert positions(kind) == positions(kind, workers=1)
+        assert len({*positions(kind)}) == 8
+        assert positions(kind)[0] != positions(kind, seed=8)[0]
+    assert positions() == positions(uses={})
+    assert positions()[0] != positions(shuffle=False)[0]
+    ascending, descending = positions(sampler=[*range(26)]), positions(sampler=[*range(25, -1, -1)])
+    assert ascending[0] != descending[0]
+    assert positions(sampler=[*map(str, range(26))]) == positions(sampler=[*map(str, range(26))])

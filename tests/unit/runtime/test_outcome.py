@@ -5,7 +5,8 @@ from functools import partial
 
 import pytest
 
-from chimera_runtime.errors import PeerLost
+from chimera_runtime.agreement import TERMS
+from chimera_runtime.errors import PeerLost, RanksDiffer
 from chimera_runtime.losses import Tally
 from chimera_runtime.outcome import Outcomes
 from chimera_runtime.world import World
@@ -100,13 +101,12 @@ def test_auxiliary_losses_are_the_same_on_all_ranks_whoever_has_them(alone: Worl
 
 
 def test_a_rank_that_waits_for_nothing_else_waits_for_the_sums(alone: World) -> None:
-    """One that holds no stage launches sums alone: no more than a few are under way."""
+    """One that holds no stage launches sums alone: no more than one is under way."""
     with worlds(alone, job(), timeout=0.2) as (first, _):
         outcomes = Outcomes(first, False)
-        for update in range(16):
-            outcomes.launch(update, Tally())
+        outcomes.launch(0, Tally())
         with pytest.raises(PeerLost, match="for the loss of a step"):
-            outcomes.launch(16, Tally())
+            outcomes.launch(1, Tally())
 
 
 def test_all_ranks_hear_with_the_same_update_that_one_has_asked_to_stop(alone: World) -> None:
@@ -124,3 +124,57 @@ def test_all_ranks_hear_with_the_same_update_that_one_has_asked_to_stop(alone: W
 
         expected = [(2.0, True), (2.0, True), (2.0, False), (2.0, False)]
         assert together([partial(updates, world) for world in ranks]) == [expected] * 2
+
+
+def test_all_ranks_see_a_difference_at_the_next_launch_where_nobody_reads_the_loss(alone: World) -> None:
+    with worlds(alone, job()) as ranks:
+
+        def updates(world: World) -> tuple[int, str]:
+            outcomes = Outcomes(world, False)
+            rank = world.place.rank
+            outcomes.facts_of = lambda update: {TERMS: (rank if update == 2 else 7, lambda: {"scale": f"{rank}"})}
+            for update in range(9):
+                try:
+                    outcomes.require_agreement()
+                    outcomes.launch(update, Tally(1.0, 1))
+                except RanksDiffer as error:
+                    with pytest.raises(RanksDiffer):
+                        outcomes.require_agreement()
+                    return update, str(error)
+            return -1, ""
+
+        (first, words), other = together([partial(updates, world) for world in ranks])
+        assert (first, words) == other
+        assert first == 3
+        assert words.startswith(
+            "update 3: ranks differ in what they give step (scale is 0 on rank 0 and 1 on rank 1): "
+        )
+
+
+def test_who_reads_the_loss_sees_it_at_once_and_again(alone: World) -> None:
+    with worlds(alone, job()) as ranks:
+
+        def read(world: World) -> None:
+            outcomes = Outcomes(world, False)
+            outcomes.facts_of = lambda _update: {TERMS: (world.place.rank, dict)}
+            outcome = outcomes.launch(0, Tally(1.0, 1))
+            for _ in range(2):
+                with pytest.raises(RanksDiffer):
+                    _ = outcome.loss
+            with pytest.raises(RanksDiffer):
+                outcomes.explain()
+
+        together([partial(read, world) for world in ranks])
+
+
+def test_facts_that_are_the_same_change_no_loss(alone: World) -> None:
+    with worlds(alone, job()) as ranks:
+
+        def read(world: World) -> tuple[float, dict[str, float], bool]:
+            outcomes = Outcomes(world, False, ("a",))
+            outcomes.facts_of = lambda update: {TERMS: (update, dict)}
+            outcome = outcomes.launch(3, Tally(1.0, 0.5, {"a": 3.0}))
+            outcomes.compare({TERMS: (5, dict)}, "after update 4")
+            return outcome.loss, outcome.auxiliary, outcome.is_last
+
+        assert together([partial(read, world) for world in ranks]) == [(2.0, {"a": 6.0}, False)] * 2

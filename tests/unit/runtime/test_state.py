@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from chimera_runtime.errors import BadCheckpoint
+from chimera_runtime.errors import BadCheckpoint, Misuse
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.state import State
 from chimera_runtime.world import World
@@ -102,3 +102,14 @@ def test_what_is_tied_is_taken_under_either_of_its_names(alone: World, tmp_path:
         assert torch.equal(state.whole()["stages.0.0.weight"], whole["stages.1.0.weight"])
         for module in pipe.stages.values():
             assert torch.equal(module.get_parameter("0.weight"), whole["stages.1.0.weight"])
+
+
+def test_parameters_that_the_pipeline_does_not_know_are_named(pipe: Pipeline) -> None:
+    pipe._state.require_known()
+    stage = pipe.stages[1]
+    stage[2] = nn.Linear(3, 3).double()
+    with pytest.raises(Misuse, match=r"2\.weight of stage 1 is not a parameter that the pipeline was made with"):
+        pipe._state.require_known()
+    stage[2] = nn.Tanh()
+    stage[0].load_state_dict({name: t.clone() for name, t in stage[0].state_dict().items()})
+    pipe._state.require_known()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.messages import Peer
 from chimera_runtime.program import Job, Place
 from chimera_runtime.staging import StagedGroup
-from chimera_runtime.world import World, _backend, join, join_group, staging_of
+from chimera_runtime.world import World, _agree_on_program, _backend, join, join_group, staging_of
 from tests.unit.runtime.gpu_model import ModelGpu
 from tests.unit.runtime.ranks import alone_job, job, together, worlds
 
@@ -230,3 +231,16 @@ def test_after_a_time_out_whatever_a_rank_waits_for_raises_its_error(alone: Worl
             call()
     alone.check()
     alone.catch_up()
+
+
+def test_ranks_that_give_other_arguments_do_not_start() -> None:
+    store = HashStore()
+
+    def said(rank: int) -> str:
+        with pytest.raises(Misuse) as error:
+            _agree_on_program(job(), Place(rank, 2, 1, "pipeline"), store, 5.0, {"seed": rank, "varying": False})
+        return str(error.value)
+
+    assert {*together([partial(said, rank) for rank in range(2)])} == {
+        "seed is 0 on rank 0 and 1 on rank 1: every rank makes the pipeline with the same arguments"
+    }
