@@ -1,11 +1,11 @@
 """What a stage is called on, and what it hands back: the gradients of what it was given."""
 
-from collections.abc import Iterable
 from itertools import compress
 from typing import Any
 
 import torch
 
+from chimera_runtime.aliases import unshared
 from chimera_runtime.boundary import Boundary
 from chimera_runtime.errors import BadModel
 from chimera_runtime.tensors import Tensors, plain
@@ -17,11 +17,6 @@ class Beginning:
     def __init__(self, number: int, before: Boundary | None) -> None:
         self.before = before
         self._number = number
-        self._received: frozenset[int] = frozenset()
-
-    def receive_into(self, gradients: Iterable[Tensors]) -> None:
-        """From now on gradients are received into these buffers: what lies in one of them is never handed back."""
-        self._received = frozenset(t.untyped_storage().data_ptr() for slot in gradients for t in slot)
 
     def argument(self, inputs: Any) -> tuple[Tensors, Any]:
         """The tensors whose gradients are wanted, and what the module is called on."""
@@ -51,10 +46,6 @@ class Beginning:
         return (*map(self._own, compress(leaves, self.before.differentiable)), *[count.clone() for count in counts])
 
     def _own(self, leaf: torch.Tensor) -> torch.Tensor:
-        """The leaf's gradient, in memory that no later message overwrites."""
+        """The leaf's gradient, in memory that neither a later message nor a later backward writes."""
         gradient, leaf.grad = leaf.grad, None
-        if gradient is None:
-            return torch.zeros_like(leaf)
-        if gradient.untyped_storage().data_ptr() in self._received:
-            return plain(gradient).clone(memory_format=torch.contiguous_format)
-        return plain(gradient)
+        return torch.zeros_like(leaf) if gradient is None else unshared(plain(gradient))

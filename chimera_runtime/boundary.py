@@ -18,7 +18,8 @@ class Boundary:
 
     ``form`` is the structure of what it returned; the rest is about its tensors, in order. ``recorded`` marks those
     that require a gradient, ``differentiable`` those of them whose gradients come back: the later stages use them.
-    Where ``counted``, the gradients come with what their micro-batch counts in the loss, a number in float64.
+    Where ``counted``, the gradients come with what their micro-batch counts in the loss, a number in float64. ``kept``
+    marks the tensors whose memory the stage keeps, such as a buffer: they are copied, as a later forward may write it.
     """
 
     form: Form
@@ -27,6 +28,13 @@ class Boundary:
     recorded: tuple[bool, ...]
     differentiable: tuple[bool, ...]
     counted: bool = False
+    kept: tuple[bool, ...] = ()
+
+    @classmethod
+    def of(cls, form: Form, tensors: Tensors) -> "Boundary":
+        """The boundary of such outputs, if the gradients of all that are recorded come back."""
+        recorded = tuple(t.requires_grad for t in tensors)
+        return cls(form, tuple(tuple(t.shape) for t in tensors), tuple(t.dtype for t in tensors), recorded, recorded)
 
     def shape(self, tensor: int, micros: int) -> tuple[int, ...]:
         """The shape of a tensor that holds several micro-batches along dimension 0."""

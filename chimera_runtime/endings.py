@@ -68,18 +68,22 @@ class HandingOn:
         self.after = self._boundary = after
 
     def finish(self, micros: Sequence[int], returned: Any, _targets: Sequence[Any]) -> Finished:
-        """The tensors that were returned; the roots keep none of their memory."""
+        """The tensors that were returned, in memory that the stage does not keep; the roots have none of it."""
         tensors, form = taken_apart(returned)
         wrong = self._boundary.mismatch(tensors, form, len(micros))
         if wrong:
             raise BadModel(
                 f"stage {self._number} returned for micro-batch {micros[0]}: {wrong}; return the same every time"
             )
-        return tensors, tuple([_root(t) for t in compress(tensors, self._boundary.differentiable)])
+        roots = tuple([_root(t) for t in compress(tensors, self._boundary.differentiable)])
+        if any(self._boundary.kept):
+            pairs = zip(tensors, self._boundary.kept, strict=True)
+            tensors = tuple([t.detach().clone() if is_kept else t for t, is_kept in pairs])
+        return tensors, roots
 
     def gradients(self, _roots: Tensors, received: Tensors) -> Tensors:
-        """Those that were received."""
-        return received[:-1] if self._boundary.counted else received
+        """Those that were received, as tensors of their own: so a slot notices that a hook keeps one."""
+        return tuple([t.detach() for t in (received[:-1] if self._boundary.counted else received)])
 
     def counts(self, _micro: int, received: Tensors) -> Tensors:
         """What comes with the gradients."""
@@ -138,7 +142,7 @@ class Judging:
             if value.requires_grad:
                 self._with_graph.add(update)
             if count is not None:
-                self._counts[micro] = count
+                self._counts[micro] = count.clone()  # a later call of the loss may write it
         return (), tuple([value for value, _ in pairs if value.requires_grad])
 
     def gradients(self, roots: Tensors, _received: Tensors) -> Tensors:

@@ -7,10 +7,12 @@ does nothing.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
+from chimera_runtime.aliases import Slots, unshared
 from chimera_runtime.blame import Calling
 from chimera_runtime.boundary import Boundary, keyword_names
 from chimera_runtime.errors import FAILED, BadModel, Misuse
@@ -56,7 +58,7 @@ class Passing:
                 f"stage {self._number} returned for micro-batch {micro} of an evaluation: {wrong}; return the same in "
                 "evaluation mode"
             )
-        return tuple(map(plain, tensors))
+        return tuple([plain(tensor.detach()) for tensor in tensors])
 
 
 class Weighing:
@@ -91,22 +93,16 @@ class Keeping:
 
     def __init__(self) -> None:
         self._outputs: dict[int, Any] = {}
-        self.received: frozenset[int] = frozenset()
 
     def finish(self, micro: int, _items: int, returned: Any, _target: Any) -> Tensors:
         """Nothing is handed on."""
-        self._outputs[micro] = mapped(returned, self._own)
+        self._outputs[micro] = mapped(returned, lambda tensor: settled(tensor).clone())
         return ()
 
     def take(self) -> dict[int, Any]:
         """The outputs of the micro-batches that ended on this rank; they are forgotten."""
         outputs, self._outputs = self._outputs, {}
         return outputs
-
-    def _own(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor, in memory that no later message overwrites."""
-        tensor = settled(tensor)
-        return tensor.clone() if tensor.untyped_storage().data_ptr() in self.received else tensor
 
 
 class _Now:
@@ -180,7 +176,9 @@ class EvaluationStage:
         keywords = self._load_keywords(micro)
         with self._running:
             returned = self._module(argument, **keywords)
-        return self._ending.finish(micro, self._now.size(micro), returned, target)
+        outputs = self._ending.finish(micro, self._now.size(micro), returned, target)
+        del returned  # what then still holds the memory of an output may write it in a later forward
+        return tuple(map(unshared, outputs))
 
 
 def _share(tensor: torch.Tensor, start: int, end: int, items: int) -> torch.Tensor:
@@ -192,17 +190,16 @@ def _share(tensor: torch.Tensor, start: int, end: int, items: int) -> torch.Tens
 class _PartlyIncoming(Incoming):
     """An incoming link whose messages may hold fewer items than a slot has room for, and smaller ones."""
 
-    def __init__(
-        self, link: tuple[Any, int, int, int], slots: Sequence[Tensors], rooms: Sequence[int], now: _Now, whole: int
-    ) -> None:
-        super().__init__(*link, slots, rooms)
+    def __init__(self, link: tuple[Any, int, int, int], slots: Slots, now: _Now, whole: int) -> None:
+        super().__init__(*link, slots)
         self._now = now
         self._whole = whole
 
     def _buffers(self, micros: Micros, into: int) -> Tensors:
-        items, room = self._now.size(micros), self._rooms[into] * self._whole
-        buffers = self._now.boundaries[self._source].views(self._slots[into], self._rooms[into])
-        return buffers if items == room else tuple(_share(tensor, 0, items, room) for tensor in buffers)
+        room = self._slots.rooms[into]
+        buffers = self._now.boundaries[self._source].views(self._slots.vacant(into), room)
+        items, whole = self._now.size(micros), room * self._whole
+        return buffers if items == whole else tuple(_share(tensor, 0, items, whole) for tensor in buffers)
 
 
 class Evaluation:
@@ -240,17 +237,15 @@ class Evaluation:
         whole = self._whole = size // job.parts
         now = self._now = _Now(self._boundaries)
         slots = {
-            s: [self._boundaries[s - 1].buffers(device, room) for room in rooms] for s, rooms in facts.slots.items()
+            stage: Slots(rooms, partial(self._boundaries[stage - 1].buffers, device))
+            for stage, rooms in facts.slots.items()
         }
-        if isinstance(last, Keeping):
-            buffers = (tensor for several in slots.values() for slot in several for tensor in slot)
-            last.received = frozenset(tensor.untyped_storage().data_ptr() for tensor in buffers)
         peers = {worker: world.peer(worker) for *_, worker in (*facts.incoming, *facts.outgoing)}
         ranges = setting.ranges
 
         def incoming(source: int, target: int, worker: int) -> Incoming:
             route = peers[worker], source, target, job.stages
-            return _PartlyIncoming(route, slots[target], facts.slots[target], now, whole)
+            return _PartlyIncoming(route, slots[target], now, whole)
 
         def outgoing(source: int, target: int, worker: int) -> Outgoing:
             return Outgoing(peers[worker], source, target, job.stages)

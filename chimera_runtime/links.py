@@ -1,8 +1,8 @@
 """The links of a worker: where messages between two stages come in, and where they go out."""
 
-from collections.abc import Sequence
 from typing import Any
 
+from chimera_runtime.aliases import Slots, versions, written
 from chimera_runtime.messages import tag_of
 from chimera_runtime.numbering import Micros
 from chimera_runtime.tensors import Tensors, part
@@ -27,25 +27,22 @@ class Outgoing(_Link):
 
     def isend(self, micros: Micros, tensors: Tensors) -> None:
         """Posts the sending of a message; ``tensors`` are kept until it has been waited for."""
-        self._under_way[micros] = self._peer.isend(tensors, self._tag(micros))
+        self._under_way[micros] = self._peer.isend(tensors, self._tag(micros)), versions(tensors)
 
     def wait(self, micros: Micros) -> None:
-        """Returns when the peer has taken a message; errors as in `Transfer.wait`."""
-        self._under_way.pop(micros).wait()
+        """Returns when the peer has taken a message; errors as in `Transfer.wait` and `written`."""
+        transfer, before = self._under_way.pop(micros)
+        if versions(transfer.tensors) != before:
+            raise written(self._source, self._target, micros)
+        transfer.wait()
 
 
 class Incoming(_Link):
-    """To a stage of this worker, whose receive buffers ``slots`` are.
+    """To a stage of this worker, whose receive buffers ``slots`` are."""
 
-    ``rooms[k]`` is for how many micro-batches slot k has room.
-    """
-
-    def __init__(
-        self, peer: Any, source: int, target: int, stages: int, slots: Sequence[Tensors], rooms: Sequence[int]
-    ) -> None:
+    def __init__(self, peer: Any, source: int, target: int, stages: int, slots: Slots) -> None:
         super().__init__(peer, source, target, stages)
         self._slots = slots
-        self._rooms = rooms
 
     def irecv(self, micros: Micros, into: int) -> None:
         """Posts the receive of a message into a slot."""
@@ -62,6 +59,6 @@ class Incoming(_Link):
 
     def _buffers(self, micros: Micros, into: int) -> Tensors:
         """As much of a slot as a message takes."""
-        buffers, room = self._slots[into], self._rooms[into]
+        buffers, room = self._slots.vacant(into), self._slots.rooms[into]
         count = len(micros) if isinstance(micros, tuple) else 1
         return part(buffers, 0, count, room) if count < room else buffers

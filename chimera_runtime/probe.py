@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from chimera_runtime.aliases import Dropped, versions
 from chimera_runtime.auxiliary import listening, roots_of
 from chimera_runtime.batches import Source
 from chimera_runtime.blame import Calling
@@ -21,7 +22,7 @@ from chimera_runtime.gathering import largest_of_rows
 from chimera_runtime.keywords import Keywords, accepted, require_unused
 from chimera_runtime.losses import as_pair, expected_count
 from chimera_runtime.model import Model
-from chimera_runtime.nested import ONE_TENSOR, Form, is_rows, leaves, mapped, to_device
+from chimera_runtime.nested import ONE_TENSOR, Form, is_rows, mapped, taken_apart, to_device
 from chimera_runtime.saved import Footprint, Saved, memory_of
 from chimera_runtime.sendable import require_here, require_sendable
 from chimera_runtime.shards import rest
@@ -88,7 +89,7 @@ def find(
     prober = _Prober(world, model, batches, built, seed, measures)
     boundaries, traits = prober.forward()
     expected = expected_count(prober.count(), world.job.passes * world.place.copies)
-    known = [replace(boundary, counted=expected is not None) for boundary in prober.backward(boundaries)]
+    known = [replace(b, counted=expected is not None) for b in prober.forget(prober.backward(boundaries))]
     if expected is not None:
         expected = largest_of_rows(world, built.values(), expected)
     names = sorted({name for of_stage in traits for name in of_stage.auxiliary})
@@ -136,7 +137,7 @@ class _Prober:
                     form, seen = self._run(stage, before, self._handed(stage, before), names)
                 self._say(f"traits/{stage}", astuple(seen))
                 if stage < last:
-                    self._describe(stage, _boundary(form, self._runs[stage].outputs))
+                    self._describe(stage, Boundary.of(form, self._runs[stage].outputs))
                     self._pass_on(stage)
             buffers, alone, keywords, auxiliary, whole = self._hear(f"traits/{stage}", stage)
             traits.append(Traits(tuple(buffers), alone, tuple(keywords), tuple(auxiliary), whole))
@@ -179,6 +180,15 @@ class _Prober:
             restore(self._built[stage], seen.buffers)
             rest(self._built[stage])
         return known[::-1]
+
+    def forget(self, boundaries: list[Boundary]) -> list[Boundary]:
+        """The boundaries, once it is known which tensors' memory outlives their graph: the stage keeps it."""
+        dropped = {stage: Dropped(seen.outputs) for stage, seen in self._runs.items()}
+        self._runs.clear()
+        self._given.clear()
+        for stage, outputs in dropped.items():
+            self._say(f"kept/{stage}", outputs.kept())
+        return [replace(b, kept=tuple(self._hear(f"kept/{stage}", stage))) for stage, b in enumerate(boundaries)]
 
     def _run_back(self, stage: int, follow: tuple[bool, ...]) -> list[bool]:
         """Which inputs of a stage receive a gradient, if those outputs do that ``follow`` marks."""
@@ -260,13 +270,7 @@ class _Prober:
         return tuple(t.to(device) for t in buffers)
 
 
-def look(
-    model: Model,
-    stage: int,
-    module: torch.nn.Module,
-    given: Given,
-    measures: bool,
-) -> Sight:
+def look(model: Model, stage: int, module: torch.nn.Module, given: Given, measures: bool) -> Sight:
     """Runs a stage on a micro-batch, the last one with the loss; footprints are counted if it ``measures``."""
     before, handed, target, last, keywords = given
     inputs: Tensors = ()
@@ -275,7 +279,7 @@ def look(
         inputs = tuple(t.detach().requires_grad_(d) for t, d in zip(handed, before.recorded, strict=True))
         argument = before.form.filled(inputs)
     buffers = {name: (buffer.clone(), buffer._version) for name, buffer in module.named_buffers()}
-    versions, random = _versions(argument), _random_state()
+    written, random = _versions(argument), _random_state()
     saved = Saved(module.parameters)
     with saved.watching() if measures else nullcontext():
         with Calling(f"the forward of stage {stage}", FAILED), listening() as auxiliary:
@@ -301,7 +305,7 @@ def look(
             tuple(sorted({name for name, _ in auxiliary})),
         ),
         footprint=saved.footprint(argument, outputs, (target, keywords)),
-        in_place=versions != _versions(argument),
+        in_place=written != _versions(argument),
         count=None if count is None else 0.0 if count.is_meta else count.item(),
         auxiliary=roots_of(auxiliary),
     )
@@ -355,13 +359,8 @@ def look_back(stage: int, module: torch.nn.Module, seen: Sight, follow: tuple[bo
     return [leaf.grad is not None for leaf in seen.inputs]
 
 
-def _boundary(form: Form, tensors: Tensors) -> Boundary:
-    recorded = tuple(t.requires_grad for t in tensors)
-    return Boundary(form, tuple(tuple(t.shape) for t in tensors), tuple(t.dtype for t in tensors), recorded, recorded)
-
-
 def _versions(argument: Any) -> list[int]:
-    return [leaf._version for leaf in leaves(argument) if isinstance(leaf, torch.Tensor)]
+    return versions(taken_apart(argument)[0])
 
 
 def _random_state() -> list[torch.Tensor]:

@@ -21,8 +21,9 @@ Reader = Callable[[Sequence[torch.Tensor]], Numbers]
 
 
 def from_host(tensors: Sequence[torch.Tensor]) -> Numbers:
-    """A `Reader` of tensors of the host."""
-    return lambda: [tensor.item() for tensor in tensors]
+    """A `Reader` of tensors of the host: of copies, as a later forward may write them."""
+    copies = [tensor.clone() for tensor in tensors]
+    return lambda: [copy.item() for copy in copies]
 
 
 class Readout:

@@ -109,9 +109,9 @@ class Setting:
         return StreamLane(parts.stages, incoming, outgoing, *loads, RunLength(job.passes), facts.initial, parts.ties)
 
     def _incoming(self, parts: Parts, source: int, target: int, worker: int) -> Incoming:
-        stage, facts = parts.stages[target], self.facts.stages[target]
-        slots, rooms = (stage.inputs, facts.inputs) if source < target else (stage.gradients, facts.gradients)
-        return Incoming(parts.peers[worker], source, target, self.world.job.stages, slots, rooms)
+        stage = parts.stages[target]
+        slots = stage.inputs if source < target else stage.gradients
+        return Incoming(parts.peers[worker], source, target, self.world.job.stages, slots)
 
     def driver(self, lane: Lane) -> Driver:
         """What runs the turns of a stream."""

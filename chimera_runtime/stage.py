@@ -4,10 +4,12 @@ Everything that can be decided before the first update is decided in the constru
 """
 
 from collections.abc import Callable, Sequence, Set
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
 
+from chimera_runtime.aliases import Slots, lend, versions, written
 from chimera_runtime.auxiliary import Auxiliary, AuxiliaryLosses, listening, roots_of
 from chimera_runtime.beginnings import Beginning
 from chimera_runtime.blame import Calling, ModelError, Operation
@@ -72,7 +74,7 @@ class Stage(WeightGroup):
     As a weight group it has the parameters that are the stage's own. ``ties`` are the groups of those that it shares,
     ``groups`` all of these.
 
-    ``inputs[k]`` and ``gradients[k]`` are the receive buffers that schedule.sir calls slot k.
+    ``inputs`` and ``gradients`` are the receive buffers, of which schedule.sir speaks as slots.
 
     What a forward or a backward hands on stays here, by its micro-batches, until `outputs` or `input_gradients` takes
     it; so does what a forward keeps for its backward.
@@ -113,8 +115,7 @@ class Stage(WeightGroup):
         self.number = number
         self.module = module
         self.calls = Calls(module)
-        self.inputs: list[Tensors] = []
-        self.gradients: list[Tensors] = []
+        self.inputs = self.gradients = Slots()
         self.load_keywords = load_keywords
         self._beginning = Beginning(number, before)
         self._ending = ending
@@ -123,10 +124,8 @@ class Stage(WeightGroup):
         self._waiting: dict[int, Graph | Kept] = {}
         self._begun: dict[int, Begun] = {}
         self._auxiliary = AuxiliaryLosses(number, traits.auxiliary, read)
-        self._outputs: dict[Micros, Tensors] = {}
+        self._outputs: dict[Micros, tuple[Tensors, list[int]]] = {}
         self._input_gradients: dict[Micros, Tensors] = {}
-        self._memory: tuple[list[Tensors], list[Tensors]] = [], []
-        self._rooms: tuple[Sequence[int], Sequence[int]] = (), ()
         self._forwarding = Calling(f"the forward of stage {number}", FAILED)
         self._going_back = Calling(f"the backward of stage {number}", FAILED)
 
@@ -134,22 +133,18 @@ class Stage(WeightGroup):
         """Allocates the receive buffers: for each slot of activations and gradients, room for so many micro-batches."""
         before = self._beginning.before
         if before is not None:
-            self.inputs = [before.buffers(device, micros) for micros in inputs]
+            self.inputs = Slots(inputs, partial(before.buffers, device))
         if self._ending.after is not None:
-            self.gradients = [self._ending.after.gradient_buffers(device, micros) for micros in gradients]
-        self._memory = list(self.inputs), list(self.gradients)
-        self._rooms = inputs, gradients
-        self._beginning.receive_into(self.gradients)
+            self.gradients = Slots(gradients, partial(self._ending.after.gradient_buffers, device))
 
     def resize(self, before: Boundary | None, after: Boundary | None) -> None:
         """From now on what is received and handed on has other shapes, none larger than at first."""
         self._beginning.before = before
         self._ending.resize(after)
-        (inputs, gradients), (input_rooms, gradient_rooms) = self._memory, self._rooms
         if before is not None:
-            self.inputs[:] = [before.views(*slot) for slot in zip(inputs, input_rooms, strict=True)]
+            self.inputs.resize(before.views)
         if after is not None:
-            self.gradients[:] = [after.gradient_views(*slot) for slot in zip(gradients, gradient_rooms, strict=True)]
+            self.gradients.resize(after.gradient_views)
 
     def begin(self, update: int) -> None:
         """From now on micro-batches are counted from the first of an update, and versions from the newest weights."""
@@ -198,20 +193,32 @@ class Stage(WeightGroup):
             error.during(self._operation("F", micros))
             raise
         if self._ending.after is not None:
-            self._outputs[micros] = outputs
+            self._hand_on(micros, outputs)
 
     def outputs(self, micros: Micros) -> Tensors:
-        """What the forward of these micro-batches hands on, to be sent or to be read by the next stage: once."""
-        return self._outputs.pop(micros)
+        """What the forward of these micro-batches hands on, to be sent or to be read by the next stage: once.
+
+        Raises what `written` makes, if it was written since.
+        """
+        outputs, before = self._outputs.pop(micros)
+        if versions(outputs) != before:
+            raise written(self.number, self.number + 1, micros)
+        return outputs
+
+    def _hand_on(self, micros: Micros, outputs: Tensors) -> None:
+        self._outputs[micros] = outputs, versions(outputs)
 
     def _forward(self, micro: int, inputs: Any, target: Any) -> Tensors:
         if micro % self._numbering.cycle in self._recomputed:
-            return self._forward_keeping_inputs((micro,), inputs, [inputs], (target,))
-        passed = self._run(micro, inputs, self._keywords_of(micro))
-        results, roots = self._ending.finish((micro,), passed.returned, (target,))
-        self._auxiliary.add(micro, self._numbering.place(micro)[0], passed.auxiliary)
-        self._waiting[micro] = Graph(passed.leaves, roots, roots_of(passed.auxiliary))
-        return _payload(results)
+            outputs = self._forward_keeping_inputs((micro,), inputs, [inputs], (target,))
+        else:
+            passed = self._run(micro, inputs, self._keywords_of(micro))
+            results, roots = self._ending.finish((micro,), passed.returned, (target,))
+            self._auxiliary.add(micro, self._numbering.place(micro)[0], passed.auxiliary)
+            self._waiting[micro] = Graph(passed.leaves, roots, roots_of(passed.auxiliary))
+            outputs = _payload(results)
+        lend(self.number, micro, outputs, self._waiting, lambda: (inputs, self._keywords_of(micro)))
+        return outputs
 
     def _forward_several(self, micros: tuple[int, ...], inputs: Any, targets: Any) -> Tensors:
         """At once where the micro-batches are run again later, and the stage can."""

@@ -310,7 +310,7 @@ def _station(cut: Cut, stage: int, size: int, module: torch.nn.Module, seen: _Se
         load_keywords=_keywords(batches, device, seen.sight.traits.keywords),
     )
     runnable.reserve((1,), (1,), device)
-    for gradient in runnable.gradients[0] if runnable.gradients else ():
+    for gradient in runnable.gradients[0] if runnable.gradients.rooms else ():
         with cut.here():
             gradient.copy_(torch.randn_like(gradient))
     return Station(

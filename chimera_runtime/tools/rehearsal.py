@@ -36,7 +36,7 @@ class RehearsedStage(Stage):
         """Sleeps as long as the forward takes."""
         outputs = self._slept(micros, "F", self._made)
         if self._ending.after is not None:
-            self._outputs[micros] = outputs
+            self._hand_on(micros, outputs)
 
     def backward(self, micros: Micros, _gradients: Tensors = ()) -> None:
         """Sleeps as long as the backward takes, the forward that it may run again included."""
@@ -47,7 +47,7 @@ class RehearsedStage(Stage):
         assert isinstance(other, RehearsedStage)
         outputs = self._slept(forward[0], "pair", self._made)
         if self._ending.after is not None:
-            self._outputs[forward[0]] = outputs
+            self._hand_on(forward[0], outputs)
         if other._beginning.before is not None:
             other._input_gradients[backward[0]] = made_of(backward[0], other._made_gradients)
 

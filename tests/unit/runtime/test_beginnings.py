@@ -54,11 +54,20 @@ def test_a_gradient_that_was_handed_back_is_kept_by_nothing_else() -> None:
     assert leaves[0].grad is None
 
 
-def test_what_lies_in_a_receive_buffer_is_copied() -> None:
-    beginning, buffer = Beginning(1, TWO), torch.full((2,), 7.0)
-    beginning.receive_into([(buffer,)])
+def test_a_gradient_in_memory_that_anything_else_holds_is_copied() -> None:
+    """A receive buffer, or what a function of the model's own writes again in its next backward."""
+    beginning, memory = Beginning(1, TWO), torch.full((4,), 7.0)
     leaves, _ = beginning.argument(given())
-    leaves[0].grad = buffer
+    leaves[0].grad = memory[:2]
     (handed_back,) = beginning.handed_back(leaves, ())
-    buffer.zero_()
+    memory.zero_()
     assert handed_back.tolist() == [7, 7]
+
+
+def test_a_gradient_in_memory_of_its_own_is_handed_back_as_it_is() -> None:
+    beginning = Beginning(1, TWO)
+    leaves, _ = beginning.argument(given())
+    (leaves[0] * 3).sum().backward()
+    assert leaves[0].grad is not None
+    place = leaves[0].grad.data_ptr()
+    assert beginning.handed_back(leaves, ())[0].data_ptr() == place

@@ -247,7 +247,7 @@ def test_receive_buffers_have_the_room_that_the_program_says() -> None:
     assert [[tuple(t.shape) for t in slot] for slot in one.gradients] == [[(3 * ROWS, WIDTH)]]
     first = stage(linear(), 0, None, judging())
     first.reserve([], [], CPU)
-    assert first.inputs == first.gradients == []
+    assert [*first.inputs] == [*first.gradients] == []
 
 
 @pytest.mark.parametrize("recomputed", [set(), {0}])
