@@ -73,12 +73,15 @@ class Feed:
         Raises
         ------
         Misuse
-            If they are not N.
+            If they are not N, or one has a keyword argument that the example lacks.
         """
         if len(pairs) != self.job.micro_batches:
             raise Misuse(
                 f"{self.job.name} has N = {self.job.micro_batches}: a step takes so many pairs, not {len(pairs)}"
             )
+        for micro, pair in enumerate(pairs if isinstance(pairs, (list, tuple)) else ()):
+            if isinstance(pair, tuple) and len(pair) == 3:  # what this rank does not use may be anything
+                self._require_names(as_triple(pair, f"micro-batch {micro}"), f"micro-batch {micro}")
         self._facts.pop(update, None)
         self._pairs[update] = pairs.__getitem__
 

@@ -246,7 +246,8 @@ class Holding:
     def export_weights(self, path: str | Path) -> None:
         """Writes the parameters and buffers of the whole model into one file, under the model's own names.
 
-        Every rank calls it, and rank 0 holds the model meanwhile. A path that ends in ``.safetensors`` gets that
+        Every rank calls it, and rank 0 holds the model meanwhile; where pipelines in several rows of a mesh hold parts
+        of one model, all call it and the first row writes. A path that ends in ``.safetensors`` gets that
         format, any other a state dict for ``torch.load(path, weights_only=True)``. What is tied is there under each of
         its names, but in safetensors under the first alone, as is usual there. Buffers are those of the first replica.
 

@@ -62,7 +62,7 @@ class Loading:
         ------
         Misuse
             If an item, or what ``collate`` returns, is no pair and no triple, or has other keyword arguments than
-            ``names``; if what ``collate`` returns has another number of items.
+            ``names`` or other items; if what ``collate`` returns has another number of items.
         ModelError
             If collating fails.
         """
@@ -70,6 +70,12 @@ class Loading:
             triples = [
                 self._triple(item, f"item {name} of {self.name}") for item, name in zip(items, names, strict=True)
             ]
+            for name, (*_, keywords) in zip(names, triples, strict=True):
+                if differing := sorted(keywords.keys() ^ triples[0][2].keys()):
+                    raise Misuse(
+                        f"of items {names[0]} and {name} of {self.name} only one has the keyword argument "
+                        f"{differing[0]}: give all items of a micro-batch the same names"
+                    )
             with _COLLATING:
                 parts = [
                     default_collate(list(part)) if i in uses else None

@@ -164,6 +164,14 @@ def test_what_cannot_be_cut_is_refused_unless_it_comes_by_micro_batch() -> None:
         feed().put_example((X, Y, Y))  # type: ignore[arg-type]
 
 
+def test_micro_batches_in_a_list_are_looked_at_before_the_step_begins() -> None:
+    source = feed()
+    source.names = KeywordNames(frozenset(), frozenset())
+    source.put_apart(0, [pair(0), None, (X[:B], Y[:B], {})])  # type: ignore[list-item]
+    with pytest.raises(Misuse, match="micro-batch 1 has the keyword argument mask and the example of the pipeline has"):
+        source.put_apart(0, [pair(0), (*pair(1), {"mask": X[:B]}), pair(2)])
+
+
 @pytest.mark.parametrize("given", [(X, Y, {"mask": X}), lambda micro: (*pair(micro), {"mask": X[:B]})])
 def test_a_name_that_the_example_lacks_is_refused_in_every_form(given: Any) -> None:
     source = feed()

@@ -60,6 +60,14 @@ def test_items_have_the_keyword_arguments_of_the_example_whatever_a_rank_uses() 
         Loading(None, 0, names=needed).collated([one, other], 0, 0, [0, 1])
 
 
+def test_items_of_one_micro_batch_have_the_same_names() -> None:
+    """default_collate takes those of the first item."""
+    items = [(1, 2), (1, 2, {"mask": 3})]
+    for mixed in (items, items[::-1]):
+        with pytest.raises(Misuse, match="of items 0 and 1 of the dataset only one has the keyword argument mask"):
+            Loading(None, 0).collated(mixed, 0, 0, [0, 1])
+
+
 def test_an_item_that_fails_is_named() -> None:
     with pytest.raises(ModelError, match=r"item 31 of the dataset: .*IndexError"):
         Loading([(1, 2)], 0).items(0, [0, 31])
