@@ -1,12 +1,12 @@
 """Checkpoints of a training loop by torch.distributed.checkpoint: asynchronous, whole or not there, resumed exactly."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooLate
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -18,14 +18,19 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.distributed_c10d import PrefixStore
 
-from chimera_runtime.content import FORMAT, About, Content, Stateful, about_of, names_in
+from chimera_runtime.averages import Average
+from chimera_runtime.content import FORMATS, About, Content, Facts, Objects, Part, about_of, wanted_about
+from chimera_runtime.entries import names_in
 from chimera_runtime.errors import BadCheckpoint, Misuse
 from chimera_runtime.meeting import exchange
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.shards import is_spread, local
+from chimera_runtime.stateful import Stateful
 from chimera_runtime.storage import Lock, Writer, beside, damage, is_whole, update_of, whole
 from chimera_runtime.talk import Talk
 from chimera_runtime.tensors import digest
+
+T = TypeVar("T")
 
 _PATIENCE = 600.0
 
@@ -60,11 +65,18 @@ class Checkpoints:
     optimizers
         Of ``pipe.named_parameters()``, one or several; none where the schedule steps the pipeline's own.
     schedulers
-        Learning-rate schedulers of these, one or several, which are at the same point everywhere.
+        Learning-rate schedulers of these, one or several; the state of each is kept with the parameters that it
+        schedules.
     shared
         What else has a state, by name, that is the same on all ranks: a GradScaler.
     of_copy
         What else has a state, by name, that all ranks of a copy have alike: a data loader.
+    of_rank
+        What else has a state, by name, that each rank has of its own: it is resumed under the same schedule with as
+        many copies.
+    averages
+        Averages of the weights, by name: tensors by the names of ``pipe.named_parameters()``, or modules by the numbers
+        of ``pipe.stages``, AveragedModels too. They are resumed under any schedule, as the weights are.
     keep
         How many checkpoints stay, the newest.
     timeout
@@ -87,15 +99,24 @@ class Checkpoints:
         schedulers: Stateful | Sequence[Stateful] = (),
         shared: Mapping[str, Stateful] | None = None,
         of_copy: Mapping[str, Stateful] | None = None,
+        of_rank: Mapping[str, Stateful] | None = None,
+        averages: Mapping[str, Average] | None = None,
         keep: int = 3,
         timeout: float = _PATIENCE,
     ) -> None:
         if keep < 1:
             raise Misuse(f"keep={keep}: at least one checkpoint stays")
-        of_loop = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+        of_loop = list(optimizers) if isinstance(optimizers, Iterable) else [optimizers]
+        other = next((value for value in of_loop if not isinstance(value, torch.optim.Optimizer)), None)
+        if other is not None:
+            raise Misuse(
+                f"optimizers= has a {type(other).__name__}, which is not a torch.optim.Optimizer: of_rank= keeps any "
+                "object that has a state_dict"
+            )
         at_rates = list(schedulers) if isinstance(schedulers, Sequence) else [schedulers]
         optimizing = of_loop or [*pipe.optimizers.values()]
-        self._content = Content(pipe, optimizing, at_rates, dict(shared or {}), dict(of_copy or {}))
+        objects = Objects(dict(shared or {}), dict(of_copy or {}), dict(of_rank or {}), dict(averages or {}))
+        self._content = Content(pipe, optimizing, at_rates, objects)
         self._directory = Path(directory)
         self._pipe = pipe
         self._keep = keep
@@ -134,7 +155,10 @@ class Checkpoints:
         BadCheckpoint
             If the save before could not be written, or another job saves in the directory.
         Misuse
-            If `step` has made gradients and no optimizer has stepped with them: a resumed run would lack an update.
+            If `step` has made gradients and no optimizer has stepped with them: a resumed run would lack an update. Or
+            if something cannot be saved, or differs between ranks that share it.
+        ModelError
+            If the ``state_dict`` of an object raises an error; on the other ranks it is a BadCheckpoint.
         PeerLost
             If another rank has ended.
         """
@@ -142,10 +166,18 @@ class Checkpoints:
         self._require_applied()
         self._require_one_model()
         self._pipe.check_replicas()
+        state = self._pipe.state_dict()
+        parts: list[Part] = []
+
+        def facts() -> Facts:
+            parts.append(self._content.part(state))
+            return parts[0].facts
+
+        of_ranks = self._talk.gathered(facts)
+        complete = self._content.complete(parts[0], of_ranks, self.items)
         self.claim()
         writer = Writer(self._directory, self._pipe.updates, self._keep)
-        state = self._content.saved(self.items)
-        saving = cast(Future[Any], async_save(state, storage_writer=writer, process_group=self._talk.group))
+        saving = cast(Future[Any], async_save(complete, storage_writer=writer, process_group=self._talk.group))
         self._saving = self._pipe.updates, saving
 
     def _require_one_model(self) -> None:
@@ -243,52 +275,111 @@ class Checkpoints:
         BadCheckpoint
             If it is damaged, or of another model, optimizer or format.
         """
-        path = self._talk.told(self._newest(Path(source or self._directory)))
+        where = Path(source or self._directory)
+        path = self._talk.gathered(lambda: self._newest(where) if self._talk.rank == 0 else None)[0]
         if path is None:
             return None
         self._require_none(damage(path, self._talk.rank, self._talk.size), path)
         reader = FileSystemReader(path)
-        there = reader.read_metadata()
+        there = self._agreed(path, reader.read_metadata)
         about = self._about(path, reader, there)
-        wanted = self._content.wanted(there, about)
-        self._require_none(self._content.lacking(wanted, there) or self._unknown(there), path)
-        load(wanted, storage_reader=reader, process_group=self._talk.group)
-        self._content.take(wanted, about)
+        read = self._content.wanted_groups(there, about)
+        self._load(path, reader, read)
+        groups = self._agreed(path, lambda: self._content.groups(read, about))
+        state = self._pipe.state_dict(self._content.replica(about))
+        wanted = self._agreed(path, lambda: self._content.wanted(there, about, state))
+        unknown = self._unknown(there, about)
+        self._require_none(self._content.lacking(wanted, there) or unknown, path)
+        self._require_none(self._agreed(path, lambda: self._content.refusal(groups)), path)
+        self._load(path, reader, wanted)
+        self._pipe.load_state_dict({**wanted, "extra": wanted["extra"] or state["extra"]}, self._content.replica(about))
+        self._agreed(path, lambda: self._content.take(wanted, about, groups))
         self._begun = about.update, about.items
-        return Resumed(path, about.update, about.items, self._remarks(about))
+        return Resumed(path, about.update, about.items, self._remarks(there, about))
 
     def _newest(self, source: Path) -> Path | None:
         checkpoints = [source] if is_whole(source) else whole(source)
         return checkpoints[-1] if checkpoints else None
 
-    def _about(self, path: Path, reader: Any, there: Metadata) -> About:
+    def _about(self, path: Path, reader: FileSystemReader, there: Metadata) -> About:
         """What a checkpoint says of itself, if this version can read it."""
-        state = about_of(there)
-        self._require_none(None if state else "it is not one that a Checkpoints of chimera_runtime has written", path)
-        load(state, storage_reader=reader, process_group=self._talk.group)
-        ((known,),) = state["about"].values()
-        if known["format"] != FORMAT:
+        read = wanted_about(there)
+        self._require_none(None if read else "it is not one that a Checkpoints of chimera_runtime has written", path)
+        self._load(path, reader, read)
+        fields = about_of(read)
+        if fields["format"] not in FORMATS:
             raise BadCheckpoint(
-                f"{path} has format {known['format']}, and this version of chimera_runtime reads format {FORMAT}"
+                f"{path} has format {fields['format']}, and this version of chimera_runtime reads the formats "
+                f"{' and '.join(map(str, FORMATS))}"
             )
-        return About(**known)
+        return About(**fields)
 
-    def _unknown(self, there: Metadata) -> str | None:
-        """Parameters that a checkpoint has and no rank; every rank calls it."""
-        held: set[str] = set().union(*self._talk.heard([name for name, _ in self._pipe.named_parameters()]))
-        unknown = sorted(names_in(there) - held)
-        return f"it has {unknown[0]}, which this model has not" if unknown else None
+    def _load(self, path: Path, reader: FileSystemReader, wanted: dict[str, Any]) -> None:
+        """Reads into what is wanted; every rank calls it."""
+        try:
+            with self._talk.lost():
+                load(wanted, storage_reader=reader, process_group=self._talk.group)
+        except CheckpointException as error:
+            raise BadCheckpoint(f"{path} cannot be resumed from: {_cause(error)}{beside(path)}") from error
 
-    def _remarks(self, about: About) -> tuple[str, ...]:
-        if self._content.is_laid_out_as(about) or not any(self._talk.heard(bool(self._pipe.state_dict()["replicas"]))):
-            return ()
-        layout = f"{about.name} on {about.copies} {'copies' if about.copies > 1 else 'copy'}"
-        return (f"buffers are those of the first replica of each stage: the checkpoint is of {layout}",)
+    def _unknown(self, there: Metadata, about: About) -> str | None:
+        """What a checkpoint has of the model and no rank has a place for; every rank calls it."""
+        state, stepped = self._pipe.state_dict(0), self._content.stepped
+        names = [{*state["model"]}, *({name[2:] for name in state[kind]} for kind in ("replicas", "extra")), {*stepped}]
+        model, replicas, extra, steps = (
+            set[str]().union(*(held[kind] for held in self._talk.heard(names))) for kind in range(4)
+        )
+        if unknown := sorted(names_in(there) - model):
+            return f"it has {unknown[0]}, which this model has not"
+        if unknown := sorted(names_in(there, "replicas") - replicas):
+            return (
+                f"it has the buffer {unknown[0]}, which this model has not (yet): register it when the module is made, "
+                "in the shape that it will have; or with persistent=False, so that it is not saved"
+            )
+        if unknown := sorted(names_in(there, "extra") - extra):
+            return f"it has {unknown[0]}, which no module of this model has in its state_dict when it is made"
+        if unknown := sorted(about.group_of(0).keys() - steps):
+            return (
+                f"it has the optimizer state of {unknown[0]}, which no optimizer steps here: give one that parameter, "
+                "as before; or read the weights alone, with torch.distributed.checkpoint.load into pipe.state_dict()"
+            )
+        return None
+
+    def _remarks(self, there: Metadata, about: About) -> tuple[str, ...]:
+        state = self._pipe.state_dict()
+        facts = self._talk.heard((bool(state["replicas"]) or bool(state["extra"]), self._content.left_out(there)))
+        remarks = []
+        if not self._content.is_laid_out_as(about) and any(has_buffers for has_buffers, _ in facts):
+            layout = f"{about.name} on {about.copies} {'copies' if about.copies > 1 else 'copy'}"
+            remarks.append(f"buffers are those of the first replica of each stage: the checkpoint is of {layout}")
+        if about.unsaved:
+            remarks.append(
+                f"the buffer {about.unsaved[0]} (persistent=False) had changed when the checkpoint was saved and is in "
+                "no checkpoint: it begins as it is made"
+            )
+        left_out = sorted(set.intersection(*({*names} for _, names in facts)))
+        if left_out:
+            remarks.append(f"the checkpoint has {', '.join(left_out)}, and Checkpoints was given no such object")
+        if about.format == 1 and any(self._talk.heard(self._content.exceeds_format_1)):
+            remarks.append(
+                "the checkpoint is of format 1: of several schedulers each takes the state of the first, and what "
+                "modules have in their state_dict beside parameters and buffers, or optimizers beside settings and the "
+                "state of parameters, begins anew"
+            )
+        return tuple(remarks)
+
+    def _agreed(self, path: Path, call: Callable[[], T]) -> T:
+        """What a call returns on this rank, if no rank has anything against the checkpoint in it."""
+        values: list[T] = []
+        self._talk.gathered(lambda: values.append(call()), lambda words: self._refused(path, words))
+        return values[0]
 
     def _require_none(self, complaint: str | None, path: Path) -> None:
         """Raises the first complaint of any rank about a checkpoint on all of them."""
-        said = None if complaint is None else f"{path} cannot be resumed from: {complaint}{beside(path)}"
-        self._talk.require_none(said, BadCheckpoint)
+        self._talk.require_none(None if complaint is None else self._refused(path, complaint), BadCheckpoint)
+
+    def _refused(self, path: Path, complaint: str) -> str:
+        return f"{path} cannot be resumed from: {complaint}{beside(path)}"
 
 
 def _cause(error: Any) -> str:

@@ -7,9 +7,10 @@ model.safetensors      as Hugging Face has it; needs the package safetensors
 import os
 import pickle
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from chimera_runtime.state import State
 from chimera_runtime.talk import Talk
 
 _SAFE = ".safetensors"
+
+_EXTRA = "_extra_state"
+"""How torch ends the name of what ``get_extra_state`` returns."""
 
 _PATIENCE = 3600.0
 """Seconds that ranks wait for one that reads or writes the file; one that has ended is noticed at once."""
@@ -36,18 +40,25 @@ def require_writable(path: Path) -> None:
 
 
 def export_weights(state: State, path: Path) -> None:
-    """Gathers the model on rank 0, which writes it: errors there are raised on all ranks.
+    """Gathers the model on rank 0, which writes it: errors of any rank are raised on all ranks.
 
     Where pipelines in several rows of a mesh hold parts of one model, those of the first row write it.
     """
-    require_writable(path)
-    tensors = state.whole()
     talk = Talk(state.group, f"{path}", _PATIENCE)
+
+    def require() -> None:
+        state.require_values()
+        state.saved()  # what a module cannot say is known before ranks wait for one another
+        if talk.rank == 0:
+            require_writable(path)
+
+    talk.gathered(require)
+    values = state.whole()
     complaint = None
-    if tensors is None:
+    if values is None:
         complaint = state.learn_verdict(_PATIENCE)
     elif talk.rank == 0:
-        complaint = _complaint(path, tensors, state)
+        complaint = _complaint(path, values, state)
     complaint = next(filter(None, talk.heard(complaint)), None)
     state.tell_verdict(complaint)
     if complaint is not None:
@@ -56,28 +67,50 @@ def export_weights(state: State, path: Path) -> None:
 
 def load_weights(state: State, path: Path) -> list[str]:
     """Every rank reads what it holds: the names in the file that none of them does; errors are raised on all ranks."""
-    complaint, there = None, set[str]()
-    try:
-        with _opened(path) as tensors:
-            there = {*tensors}
-            state.take(tensors)
-    except BadCheckpoint as error:
-        complaint = f"{path}: {error}"
     talk = Talk(state.group, f"{path}", _PATIENCE)
-    talk.require_none(complaint, BadCheckpoint)
+    extra = set[str]().union(*talk.gathered(lambda: state.extra))
+
+    def taken() -> set[str]:
+        with _opened(path, extra) as values:
+            state.take(values)
+            return {*values}
+
+    there = talk.gathered(taken, lambda words: f"{path}: {words}")[talk.rank]
     return sorted(there.difference(*talk.heard(state.names)))
 
 
-def _complaint(path: Path, tensors: dict[str, torch.Tensor], state: State) -> str | None:
+def _complaint(path: Path, values: dict[str, Any], state: State) -> str | None:
     """Writes the file; returns what has gone wrong."""
     try:
-        _write(path, tensors, state)
+        _require_readable(path, values)
+        _write(path, values, state)
     except Exception as error:  # safetensors has a class of its own, and the other ranks wait for this one
         return f"{path} cannot be written: {getattr(error, 'strerror', None) or error}"
     return None
 
 
-def _write(path: Path, tensors: dict[str, torch.Tensor], state: State) -> None:
+def _require_readable(path: Path, values: Mapping[str, Any]) -> None:
+    """Passes if what is no tensor can be read again from a file of this format."""
+    others = {name: value for name, value in values.items() if not isinstance(value, torch.Tensor)}
+    if path.suffix == _SAFE and others:
+        name, value = next(iter(others.items()))
+        raise BadCheckpoint(
+            f"{name}, which the model has in its state_dict, is a {type(value).__name__}, and safetensors has tensors "
+            "alone: choose another suffix"
+        )
+    for name, value in others.items():
+        file = BytesIO()
+        torch.save(value, file)
+        try:
+            torch.load(BytesIO(file.getvalue()), weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise BadCheckpoint(
+                f"{name}, which the model has in its state_dict, is a {type(value).__name__}, which torch.load does "
+                "not read with weights_only=True: keep tensors, numbers, texts, lists or dicts of these there"
+            ) from error
+
+
+def _write(path: Path, tensors: dict[str, Any], state: State) -> None:
     """Writes a file of this rank's own, which then replaces the one that is there: another rank may write the same."""
     beside = path.with_name(f".{path.name}.{state.rank}.writing")
     try:
@@ -92,8 +125,8 @@ def _write(path: Path, tensors: dict[str, torch.Tensor], state: State) -> None:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The tensors of a file, each read when it is asked for."""
+def _opened(path: Path, extra: Container[str]) -> Iterator[Mapping[str, Any]]:
+    """The values of a file, each read when it is asked for: tensors, but for the names that are ``extra``."""
     if path.suffix == _SAFE:
         with _safe(path) as file:
             yield _Safe(file)
@@ -105,7 +138,8 @@ def _opened(path: Path) -> Iterator[Mapping[str, Any]]:
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
         raise BadCheckpoint("it is no state dict that torch.load reads with weights_only=True") from error
     if not isinstance(tensors, Mapping) or not all(
-        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in tensors.items()
+        isinstance(name, str) and (isinstance(value, torch.Tensor) or name in extra or name.endswith(_EXTRA))
+        for name, value in tensors.items()
     ):
         raise BadCheckpoint("it is no state dict: one has tensors by their names, and nothing else")
     yield tensors

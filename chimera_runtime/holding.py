@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from chimera_runtime.agreement import weights_of
 from chimera_runtime.announcing import Announcing, Messages
 from chimera_runtime.assemble import remarks
+from chimera_runtime.averages import Average, AverageState
 from chimera_runtime.blame import Located
 from chimera_runtime.data_workers import Workers
 from chimera_runtime.errors import Misuse
@@ -25,7 +26,13 @@ from chimera_runtime.setting import Setting
 from chimera_runtime.state import State
 from chimera_runtime.stepping import Steppers
 from chimera_runtime.streaming import Streaming
+from chimera_runtime.talk import Talk
 from chimera_runtime.tensors import generators_kept
+
+T = TypeVar("T")
+
+_PATIENCE = 600.0
+"""Seconds that ranks wait at least for one whose modules say or take their state."""
 
 
 class Holding:
@@ -99,6 +106,16 @@ class Holding:
     def copy(self) -> int:
         """The copy that this rank is a part of, from 0."""
         return self._setting.world.place.copy
+
+    @property
+    def worker(self) -> int:
+        """The worker of the schedule whose part this rank runs."""
+        return self._setting.world.place.worker
+
+    @property
+    def first_rank(self) -> int:
+        """The number of the first rank of these pipelines in the default process group."""
+        return self._setting.world.members[0]
 
     @property
     def optimizers(self) -> dict[int | Group, Any]:
@@ -221,49 +238,78 @@ class Holding:
         """Parameters and buffers of this rank for torch.distributed.checkpoint, which may read into them, too.
 
         ``model`` has the parameters by name; those of all ranks together are the model. ``replicas`` has the buffers by
-        ``<k>/<name>`` for the k-th replica of the stage, or for ``replica`` if that is given. ``update`` is `updates`.
-        The updates of a stream that are under way are completed first; every rank calls it.
+        ``<k>/<name>`` for the k-th replica of the stage, or for ``replica`` if that is given. ``extra`` has by such
+        names, pickled, what else the modules have in their own ``state_dict``, as of ``get_extra_state``. ``update`` is
+        `updates`. The updates of a stream that are under way are completed first; every rank calls it.
+
+        Raises
+        ------
+        Misuse, ModelError, BadCheckpoint
+            On all ranks, if a module of any of them cannot say its state, or that cannot be pickled.
         """
         self._catch_up()
-        return {**self._state.saved(replica), "update": {"0": (self.updates,)}}
+        saved = self._for_all(lambda: self._state.saved(replica))
+        return {**saved, "update": {"0": (self.updates,)}}
 
     def load_state_dict(self, state: Mapping[str, Any], replica: int | None = None) -> None:
         """Goes on from a state that `state_dict` has returned, here or on another rank that holds as much.
 
+        Every rank calls it.
+
         Raises
         ------
-        BadCheckpoint
-            If a parameter or a buffer is missing.
+        BadCheckpoint, ModelError
+            On all ranks, if a parameter, a buffer or an extra state is missing on any, or is not taken.
         """
         self._finish()
-        self._state.load(state, replica)
+        self._for_all(lambda: self._state.load(state, replica))
         self._is_known = False
         ((updates,),) = state["update"].values()
         self._schedule.count_from(updates)
         if self._steppers is not None:
             self._steppers.count_from(updates)
 
+    def unsaved_buffers(self) -> dict[str, str]:
+        """Digests of the buffers of this rank that are in no state dict (``persistent=False``), by their names."""
+        return self._state.unsaved()
+
+    def average_state(self, average: Average, what: str) -> AverageState:
+        """The state of an average of the weights that the caller keeps; errors as of `AverageState`."""
+        return AverageState(what, average, self._setting, self._modules, self._named)
+
+    def _for_all(self, call: Callable[[], T]) -> T:
+        """What a call returns on this rank, if it raises no error on any rank of the pipelines."""
+        world, value = self._setting.world, list[T]()
+
+        def located() -> None:
+            with self._located.alike():
+                value.append(call())
+
+        Talk(world.chat, "the state of a pipeline", max(world.timeout, _PATIENCE)).gathered(located)
+        return value[0]
+
     def export_weights(self, path: str | Path) -> None:
-        """Writes the parameters and buffers of the whole model into one file, under the model's own names.
+        """Writes the state dict of the whole model into one file, under the model's own names.
 
         Every rank calls it, and rank 0 holds the model meanwhile; where pipelines in several rows of a mesh hold parts
         of one model, all call it and the first row writes. A path that ends in ``.safetensors`` gets that
         format, any other a state dict for ``torch.load(path, weights_only=True)``. What is tied is there under each of
-        its names, but in safetensors under the first alone, as is usual there. Buffers are those of the first replica.
+        its names, but in safetensors under the first alone, as is usual there. Buffers, and what else modules have in
+        their ``state_dict``, are those of the first replica.
 
         Raises
         ------
         BadCheckpoint
-            If the file cannot be written; one that was there is as before.
+            If the file cannot be written, or could not be read again because a module has something else in its
+            ``state_dict`` than the format takes; a file that was there is as before.
         Misuse
             If the package safetensors is needed and is not installed.
         """
         self.check_replicas()
-        self._state.require_values()
         export_weights(self._state, Path(path))
 
     def load_weights(self, path: str | Path) -> list[str]:
-        """Takes parameters, and those buffers that are there, from a file as `export_weights` writes it.
+        """Takes parameters, and what there is of the rest, from a file as `export_weights` writes it.
 
         Every rank calls it, and reads what it holds. Returned are the names in the file that the model does not have.
 

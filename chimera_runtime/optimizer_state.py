@@ -1,83 +1,233 @@
 """The state of optimizers by the names of parameters, so that other ranks under another schedule can read it.
 
-optimizer.state_dict()                         by_name(optimizer, names)
+optimizer.state_dict()                         by_name([optimizer], [scheduler], names)
   state         {0: {"exp_avg": ..}}             state   {"h.0.weight": {"exp_avg": ..}}
-  param_groups  [{"lr": .., "params": [0]}]      groups  {"h.0.weight": (("lr", ..), ..)}
+  param_groups  [{"lr": .., "params": [0]}]      groups  {"h.0.weight": Group({"lr": ..}, entries, schedulers)}
+  anything else                                  entries of each group of the optimizer
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from chimera_runtime.errors import BadCheckpoint, Misuse
+from chimera_runtime.blame import Calling
+from chimera_runtime.errors import FAILED, Misuse
+from chimera_runtime.fingerprint import fingerprint, shown
+from chimera_runtime.kinds import Kind, is_same_kind, kind_of
+from chimera_runtime.scheduler_state import GroupStates, NameOf, States, schedulers_of
 
-NameOf = Mapping[torch.Tensor, str]
-"""The name of each parameter that an optimizer may step."""
+_OF_THE_GROUP = ("params", "param_names")
 
-Settings = tuple[tuple[str, Any], ...]
-"""Learning rate and the like, of the group of an optimizer that a parameter is in."""
+
+@dataclass(frozen=True)
+class Group:
+    """What is kept of a group of an optimizer, for each parameter in it.
+
+    Attributes
+    ----------
+    settings
+        Learning rate and the like.
+    entries
+        What the optimizer's ``state_dict`` has beside settings and the state of parameters.
+    kind
+        That of the optimizer; None if it is not known.
+    schedulers
+        Those of the optimizer in their order, each with its state as if there were no other group; None if they are not
+        known.
+    """
+
+    settings: dict[str, Any]
+    entries: dict[str, Any] = field(default_factory=dict)
+    kind: Kind | None = None
+    schedulers: States | None = None
 
 
 @dataclass
 class OptimizerState:
-    """``state`` has what an optimizer keeps of each parameter, most of it tensors; ``groups`` its settings."""
+    """``state`` has what an optimizer keeps of each parameter, most of it tensors; ``groups`` the group it is in."""
 
-    state: dict[str, dict[str, Any]] = field(default_factory=dict)
-    groups: dict[str, Settings] = field(default_factory=dict)
+    state: dict[str, dict[Any, Any]] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
 
 
-def by_name(optimizers: Iterable[torch.optim.Optimizer], names: NameOf) -> OptimizerState:
-    """The state of some optimizers; its tensors are theirs.
+def by_name(
+    optimizers: Iterable[torch.optim.Optimizer], names: NameOf, schedulers: Sequence[Any] = ()
+) -> OptimizerState:
+    """The state of some optimizers and of their schedulers; its tensors are theirs.
 
     Raises
     ------
     Misuse
-        If one steps a parameter that has no name.
+        If one steps a parameter that has no name, two step the same, or one has a ``state_dict`` of another form.
     """
-    named = OptimizerState()
+    named, of_parameter = OptimizerState(), schedulers_of(schedulers, names)
     for optimizer in optimizers:
-        indexed = optimizer.state_dict()
+        kind = kind_of(optimizer)
+        indexed = _indexed(optimizer)
+        entries = _entries(indexed)
         for group, saved in zip(optimizer.param_groups, indexed["param_groups"], strict=True):
-            settings = tuple((key, saved[key]) for key in sorted(saved) if key not in _OF_THE_GROUP)
+            settings = {key: saved[key] for key in sorted(saved) if key not in _OF_THE_GROUP}
+            states = of_parameter(group["params"][0]) if group["params"] else []
+            record = Group(settings, entries, kind, states)
             for parameter, index in zip(group["params"], saved["params"], strict=True):
                 name = _name(parameter, names)
-                named.groups[name] = settings
+                if name in named.groups:
+                    raise Misuse(f"two optimizers step {name}: a checkpoint keeps the state of one by its name")
+                named.groups[name] = record
                 if index in indexed["state"]:
                     named.state[name] = dict(indexed["state"][index])
     return named
 
 
-_OF_THE_GROUP = ("params", "param_names")
+def refusal(
+    optimizers: Iterable[torch.optim.Optimizer], names: NameOf, schedulers: Sequence[Any], saved: Mapping[str, Group]
+) -> str | None:
+    """Why optimizers cannot go on with groups that `by_name` read from others; None if nothing is known against it."""
+    of_parameter = schedulers_of(schedulers, names)
+    for optimizer in optimizers:
+        kind, first = kind_of(optimizer), None
+        for group in optimizer.param_groups:
+            of_group = [_name(parameter, names) for parameter in group["params"]]
+            for name in of_group:
+                if name not in saved:
+                    return f"it has no optimizer state of {name}, which an optimizer steps here"
+                if not is_same_kind(saved[name].kind, kind):
+                    return (
+                        f"{name} was stepped by {saved[name].kind} and is stepped by {kind} here, which gives "
+                        f"their state another meaning: resume with {saved[name].kind}; or read the weights alone, "
+                        "with torch.distributed.checkpoint.load into pipe.state_dict()"
+                    )
+                here = [kind for kind, _ in of_parameter(group["params"][0])]
+                if complaint := _of_schedulers(name, saved[name], here):
+                    return complaint
+                other = first or name
+                if complaint := _apart(saved, other, name) or _in_one_group(saved, of_group[0], name):
+                    return complaint
+                first = other
+    return None
+
+
+def _of_schedulers(name: str, saved: Group, here: Sequence[Kind]) -> str | None:
+    if saved.schedulers is None:
+        return None
+    there = [kind for kind, _ in saved.schedulers]
+    if len(there) == len(here) and all(map(is_same_kind, there, here)):
+        return None
+    return (
+        f"the optimizer of {name} had {_listed(there)}, and here it has {_listed(here)}: give schedulers= of the same "
+        "classes, in the same order"
+    )
+
+
+def _listed(kinds: Sequence[Kind]) -> str:
+    return f"the scheduler{'s' * (len(kinds) > 1)} {' and '.join(map(str, kinds))}" if kinds else "no scheduler"
+
+
+def _in_one_group(saved: Mapping[str, Group], first: str, other: str) -> str | None:
+    """Why two parameters cannot be in one group."""
+    if saved[first] is saved[other]:
+        return None
+    one, two = saved[first].settings, saved[other].settings
+    key = next((key for key in sorted({*one, *two}) if fingerprint(one.get(key)) != fingerprint(two.get(key))), None)
+    if key is None:
+        return None
+    return (
+        f"{first} and {other} are in one group of the optimizer, and were saved with different settings ({key}: "
+        f"{shown(one.get(key))} and {shown(two.get(key))}): make the groups that there were"
+    )
+
+
+def _apart(saved: Mapping[str, Group], first: str, other: str) -> str | None:
+    """Why two parameters cannot be stepped by one optimizer."""
+    one, two = saved[first], saved[other]
+    if one is two:
+        return None
+    what = None
+    if fingerprint(one.entries) != fingerprint(two.entries):
+        keys = sorted(map(str, {*one.entries, *two.entries}))
+        what = f"its {', '.join(keys)} differed"
+    elif [fingerprint(states.common) for _, states in one.schedulers or ()] != [
+        fingerprint(states.common) for _, states in two.schedulers or ()
+    ]:
+        what = "their schedulers were at different points"
+    if what is None:
+        return None
+    return (
+        f"one optimizer steps {first} and {other}, and when they were saved {what}: make the optimizers that there "
+        "were, under the schedule that there was"
+    )
 
 
 def restore(optimizers: Iterable[torch.optim.Optimizer], names: NameOf, saved: OptimizerState) -> None:
-    """Gives optimizers the state that `by_name` read from others of the same kind.
-
-    Raises
-    ------
-    BadCheckpoint
-        If the parameters of a group had different settings.
-    """
+    """Gives optimizers the state that `by_name` read from others, against which `refusal` says nothing."""
     for optimizer in optimizers:
         groups: list[dict[str, Any]] = []
-        state: dict[int, dict[str, Any]] = {}
+        state: dict[Any, dict[str, Any]] = {}
+        entries = _entries(_indexed(optimizer))
         for group in optimizer.param_groups:
             first = sum(len(known["params"]) for known in groups)
             of_group = [_name(parameter, names) for parameter in group["params"]]
-            settings = [saved.groups[name] for name in of_group]
-            if any(repr(other) != repr(settings[0]) for other in settings):
-                raise BadCheckpoint(
-                    f"{of_group[0]} and other parameters are in one group of the optimizer, and were saved with "
-                    "different settings: make the groups that there were"
-                )
+            record = saved.groups[of_group[0]] if of_group else Group({})
+            entries |= record.entries
             kept = {key: value for key, value in group.items() if key not in _OF_THE_GROUP}
-            groups.append(
-                {**kept, **dict(settings[0] if settings else ()), "params": [*range(first, first + len(of_group))]}
-            )
+            groups.append({**kept, **record.settings, "params": [*range(first, first + len(of_group))]})
             state |= {first + k: saved.state[name] for k, name in enumerate(of_group) if name in saved.state}
-        optimizer.load_state_dict({"state": state, "param_groups": groups})
+        of_all = entries.pop("state", {})
+        with Calling(f"load_state_dict() of the optimizer {kind_of(optimizer)}", FAILED):
+            optimizer.load_state_dict({**entries, "state": {**state, **of_all}, "param_groups": groups})
+        _as_saved(getattr(optimizer, "of_shards", optimizer), state)
+
+
+def _as_saved(optimizer: torch.optim.Optimizer, state: Mapping[Any, Mapping[str, Any]]) -> None:
+    """Undoes what ``load_state_dict`` of torch makes of the state of parameters.
+
+    It converts tensors to the dtype of the parameter, and what can be iterated, texts too, to iterators.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, kept in state.items():
+        taken = optimizer.state.get(parameters[index], {})
+        for key, value in kept.items():
+            now = taken.get(key)
+            if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor):
+                if now.shape == value.shape and now.dtype != value.dtype:
+                    taken[key] = value.to(now.device, copy=True)
+            elif type(now) is type(value):
+                taken[key] = _moved(value, parameters[index].device)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """A value with the tensors in it on a device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if type(value) is dict:
+        return {key: _moved(part, device) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_moved(part, device) for part in value)
+    return value
+
+
+def _indexed(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The state of an optimizer as torch has it."""
+    with Calling(f"state_dict() of the optimizer {kind_of(optimizer)}", FAILED):
+        indexed = optimizer.state_dict()
+    groups = indexed.get("param_groups")
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    if "state" not in indexed or groups is None or [len(group["params"]) for group in groups] != sizes:
+        raise Misuse(
+            f"state_dict() of the optimizer {kind_of(optimizer)} has no state and param_groups of its parameters, as "
+            "those of torch.optim have: it cannot be saved by their names; of_rank= keeps any object with a state_dict"
+        )
+    return indexed
+
+
+def _entries(indexed: Mapping[str, Any]) -> dict[str, Any]:
+    """What a state has beside settings and state of parameters; in ``state`` may be more than that of parameters."""
+    indices = {index for group in indexed["param_groups"] for index in group["params"]}
+    entries = {key: value for key, value in indexed.items() if key not in ("state", "param_groups")}
+    of_all = {key: value for key, value in indexed["state"].items() if key not in indices}
+    return entries | ({"state": of_all} if of_all else {})
 
 
 def _name(parameter: torch.Tensor, names: NameOf) -> str:
@@ -86,3 +236,22 @@ def _name(parameter: torch.Tensor, names: NameOf) -> str:
             "an optimizer steps a parameter that the pipeline does not have: make it of pipe.named_parameters()"
         )
     return names[parameter]
+
+
+def plain(group: Group) -> dict[str, Any]:
+    """A group as containers alone, which any version can read."""
+    assert group.kind is not None
+    assert group.schedulers is not None
+    schedulers = [((kind.name, kind.of_torch), states.common, states.own) for kind, states in group.schedulers]
+    return {
+        "settings": group.settings,
+        "entries": group.entries,
+        "kind": (group.kind.name, group.kind.of_torch),
+        "schedulers": schedulers,
+    }
+
+
+def group_of(plain: Mapping[str, Any]) -> Group:
+    """The inverse of `plain`."""
+    schedulers = [(Kind(*kind), GroupStates(common, own)) for kind, common, own in plain["schedulers"]]
+    return Group(plain["settings"], plain["entries"], Kind(*plain["kind"]), schedulers)

@@ -118,19 +118,23 @@ class ShardedOptimizer(optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As that of an optimizer that is not sharded, with a DTensor in the shape of a parameter for what is cut."""
-        of_shards = self.of_shards.state_dict()["state"]
+        of_shards = self.of_shards.state_dict()
         parameters = self._listed
         state = {
             index: {key: self._whole(parameters[index], value) for key, value in kept.items()}
-            for index, kept in of_shards.items()
+            if isinstance(index, int)
+            else kept
+            for index, kept in of_shards["state"].items()
         }
-        return {**super().state_dict(), "state": state}
+        return {**of_shards, **super().state_dict(), "state": state}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes what `state_dict` has returned, here or of an optimizer that is not sharded."""
         parameters = self._listed
         state = {
             index: {key: self._part(parameters[index], value) for key, value in kept.items()}
+            if isinstance(index, int)
+            else kept
             for index, kept in state_dict["state"].items()
         }
         super().load_state_dict({**state_dict, "state": {}})

@@ -1,14 +1,17 @@
 """What ranks tell each other outside of training: values of any kind, and complaints that all of them raise."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from chimera_runtime.errors import PeerLost
+from chimera_runtime.blame import ModelError, describe
+from chimera_runtime.errors import BadCheckpoint, Misuse, PeerLost
+
+T = TypeVar("T")
 
 
 class Talk:
@@ -46,6 +49,39 @@ class Talk:
             dist.all_gather_object(values, value, group=self.group)
         return values
 
+    def gathered(self, call: Callable[[], T], refused: Callable[[str], str] = str) -> list[T]:
+        """What a call returns on each rank; if it raises an error on any rank, all ranks raise one.
+
+        A rank whose own call failed raises that error, the others the first one in the order of ranks. An error that
+        is neither a `Misuse` nor one of the user's code becomes a `BadCheckpoint`.
+
+        Parameters
+        ----------
+        refused
+            Makes the message of a `BadCheckpoint` of what is wrong.
+        """
+        value: T | None = None
+        error: Exception | None = None
+        try:
+            value = call()
+        except (Misuse, ModelError) as own:
+            error = own
+        except BadCheckpoint as own:
+            error = BadCheckpoint(refused(f"{own}"))
+        except PeerLost:
+            raise
+        except Exception as own:
+            error = BadCheckpoint(refused(f"rank {self.rank}: {type(own).__name__}: {own}"))
+            error.__cause__ = own
+        heard = self.heard((_in_words(error), value))
+        if error is not None:
+            raise error
+        for failure, _ in heard:
+            if failure is not None:
+                kind, words = failure
+                raise kind(words)
+        return [value for _, value in heard]
+
     def require_none(self, complaint: str | None, kind: type[Exception]) -> None:
         """Raises the first complaint of any rank on all of them."""
         first = next(filter(None, self.heard(complaint)), None)
@@ -63,3 +99,12 @@ class Talk:
             if late is not None:
                 said = f"no answer from rank {late[1]} within {self._timeout.total_seconds():g} s (timeout=)"
             raise PeerLost(f"rank {self.rank}: wait for what other ranks say of {self._what}: {said}") from error
+
+
+def _in_words(error: Exception | None) -> tuple[type[Exception], str] | None:
+    """What other ranks raise for an error of this one."""
+    if error is None:
+        return None
+    if isinstance(error, ModelError):
+        return BadCheckpoint, describe(error)
+    return type(error), f"{error}"

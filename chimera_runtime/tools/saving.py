@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from chimera_runtime.checkpoints import Checkpoints
-from chimera_runtime.content import Stateful
 from chimera_runtime.errors import Misuse
 from chimera_runtime.exporting import require_writable
 from chimera_runtime.outcome import Outcome
 from chimera_runtime.pipeline import Pipeline
+from chimera_runtime.stateful import Stateful
 
 
 class Terminated(Exception):

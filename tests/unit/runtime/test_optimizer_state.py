@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from chimera_runtime.errors import BadCheckpoint, Misuse
-from chimera_runtime.optimizer_state import by_name, restore
+from chimera_runtime.errors import Misuse
+from chimera_runtime.optimizer_state import by_name, group_of, plain, refusal, restore
 
 NAMES = ("first", "second", "third")
 
@@ -97,8 +97,10 @@ def test_parameters_that_had_different_settings_are_not_put_into_one_group() -> 
     saving, resuming = parameters(), parameters()
     groups = [*grouped(saving, ["first"], lr=0.1), *grouped(saving, ["second", "third"], lr=0.2)]
     saved = by_name([torch.optim.AdamW(groups)], names(saving))
-    with pytest.raises(BadCheckpoint, match=r"first and other parameters are in one group .* make the groups that"):
-        restore([torch.optim.AdamW(resuming.values())], names(resuming), saved)
+    assert refusal([torch.optim.AdamW(resuming.values())], names(resuming), [], saved.groups) == (
+        "first and second are in one group of the optimizer, and were saved with different settings (lr: 0.1 and 0.2): "
+        "make the groups that there were"
+    )
 
 
 def test_an_optimizer_that_knows_names_keeps_its_own() -> None:
@@ -114,3 +116,128 @@ def test_a_parameter_that_the_pipeline_does_not_have_is_refused() -> None:
     optimizer = torch.optim.SGD([*of.values(), nn.Parameter(torch.ones(1))], lr=0.1)
     with pytest.raises(Misuse, match=r"a parameter that the pipeline does not have: make it of pipe.named_parameters"):
         by_name([optimizer], names(of))
+
+
+class Counting(torch.optim.SGD):
+    """Keeps numbers of its own: in its ``state_dict``, in a group, and in ``state`` beside those of parameters."""
+
+    def __init__(self, *given: Any, **settings: Any) -> None:
+        super().__init__(*given, **settings)
+        self.taken, self.param_groups[0]["largest"] = 0, [0.0, "none"]
+        self.state["all"] = {"norm": torch.zeros(1)}
+
+    def step(self, closure: Any = None) -> Any:
+        self.taken += 1
+        self.param_groups[0]["largest"] = [float(self.taken), "some"]
+        self.state["all"]["norm"] += self.taken
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["history"] = [(self.taken, {"text": parameter.grad.sum()})]
+        return super().step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "taken": self.taken}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.taken = state_dict["taken"]
+        super().load_state_dict(state_dict)
+
+
+class Renamed(torch.optim.SGD):
+    """Another name of torch's."""
+
+
+def test_what_an_optimizer_keeps_beside_settings_and_state_of_parameters_comes_back() -> None:
+    saving, resuming = parameters(), parameters()
+    optimizer, other = (Counting(of.values(), lr=0.1, momentum=0.9) for of in (saving, resuming))
+    train(saving, [optimizer], range(3))
+    saved = deepcopy(by_name([optimizer], names(saving)))
+    assert refusal([other], names(resuming), [], saved.groups) is None
+    restore([other], names(resuming), saved)
+    assert other.taken == 3
+    assert other.state["all"]["norm"] == optimizer.state["all"]["norm"] == 6
+    assert other.param_groups[0]["largest"] == [3.0, "some"]
+    for parameter, theirs in zip(resuming.values(), saving.values(), strict=True):
+        assert other.state[parameter]["history"] == optimizer.state[theirs]["history"]
+
+
+def test_optimizers_that_kept_different_entries_are_not_made_one() -> None:
+    saving, resuming = parameters(), parameters()
+    first, second = Counting([saving["first"]], lr=0.1), Counting([saving["second"], saving["third"]], lr=0.1)
+    train(saving, [first], range(1))
+    saved = by_name([first, second], names(saving)).groups
+    complaint = refusal(
+        [Counting(grouped(resuming, ["first"], ["second", "third"]), lr=0.1)], names(resuming), [], saved
+    )
+    assert complaint is not None
+    assert complaint.startswith(
+        "one optimizer steps first and second, and when they were saved its state, taken differed"
+    )
+
+
+@pytest.mark.parametrize(
+    ("saving", "resuming", "words"),
+    [
+        (torch.optim.AdamW, torch.optim.SGD, "first was stepped by AdamW and is stepped by SGD here"),
+        (torch.optim.AdamW, torch.optim.Adam, "first was stepped by AdamW and is stepped by Adam here"),
+        (torch.optim.SGD, Renamed, None),
+        (Renamed, torch.optim.SGD, None),
+        (Renamed, Counting, None),
+        (Renamed, torch.optim.Adam, "first was stepped by Renamed (SGD) and is stepped by Adam here"),
+    ],
+)
+def test_the_state_of_another_kind_of_optimizer_is_refused_and_a_subclass_is_not(
+    saving: Any, resuming: Any, words: str | None
+) -> None:
+    mine, theirs = parameters(), parameters()
+    saved = by_name([saving(mine.values(), lr=0.1)], names(mine)).groups
+    complaint = refusal([resuming(theirs.values(), lr=0.1)], names(theirs), [], saved)
+    assert complaint is None if words is None else str(complaint).startswith(words)
+
+
+def test_state_keeps_the_dtype_in_which_it_was_saved() -> None:
+    """Though torch converts what an optimizer keeps of a parameter to the dtype of that."""
+    saving, resuming = ({"first": nn.Parameter(torch.ones(3, dtype=torch.bfloat16))} for _ in range(2))
+    optimizers = [torch.optim.SGD(of.values(), lr=0.1) for of in (saving, resuming)]
+    master, counts = torch.full((3,), 1 / 3), torch.arange(3, dtype=torch.uint8)
+    optimizers[0].state[saving["first"]] = {"master": master, "counts": counts, "name": "x"}
+    restore(optimizers[1:], names(resuming), by_name(optimizers[:1], names(saving)))
+    state = optimizers[1].state[resuming["first"]]
+    assert torch.equal(state["master"], master)
+    assert torch.equal(state["counts"], counts)
+    assert state["name"] == "x"
+
+
+def test_a_parameter_without_state_stays_without() -> None:
+    saving, resuming = parameters(), parameters()
+    optimizer, other = (torch.optim.AdamW(of.values()) for of in (saving, resuming))
+    train({"first": saving["first"]}, [optimizer], range(2))
+    restore([other], names(resuming), deepcopy(by_name([optimizer], names(saving))))
+    assert [bool(other.state[parameter]) for parameter in resuming.values()] == [True, False, False]
+
+
+def test_two_optimizers_of_one_parameter_and_a_state_in_another_form_are_refused() -> None:
+    class Wrapped(torch.optim.SGD):
+        def state_dict(self) -> dict[str, Any]:
+            return {"inner": super().state_dict()}
+
+    of = parameters()
+    twice = [torch.optim.SGD(of.values(), lr=0.1), torch.optim.SGD([of["second"]], lr=0.1)]
+    with pytest.raises(Misuse, match="two optimizers step second: a checkpoint keeps the state of one"):
+        by_name(twice, names(of))
+    with pytest.raises(Misuse, match=r"optimizer Wrapped \(SGD\) has no state and param_groups .* of_rank= keeps any"):
+        by_name([Wrapped(of.values(), lr=0.1)], names(of))
+
+
+def test_a_group_is_saved_as_plain_containers() -> None:
+    saving = parameters()
+    scheduled = torch.optim.SGD(saving.values(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(scheduled, [2, 4])
+    group = by_name([scheduled], names(saving), [scheduler]).groups["first"]
+    assert group_of(plain(group)) == group
+    assert plain(group)["kind"] == ("SGD", "SGD")
+    with_none = torch.optim.SGD(saving.values(), lr=0.1)
+    assert refusal([with_none], names(saving), [], dict.fromkeys(NAMES, group)) == (
+        "the optimizer of first had the scheduler MultiStepLR, and here it has no scheduler: give schedulers= of the "
+        "same classes, in the same order"
+    )

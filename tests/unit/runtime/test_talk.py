@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 from torch.distributed import distributed_c10d as registry
 
-from chimera_runtime.errors import BadCheckpoint, PeerLost
+from chimera_runtime.blame import Calling, ModelError
+from chimera_runtime.errors import FAILED, BadCheckpoint, Misuse, PeerLost
 from chimera_runtime.talk import Talk
 from chimera_runtime.world import World
 from tests.unit.runtime.ranks import groups, together
@@ -76,3 +78,44 @@ def test_a_rank_that_does_not_come_is_named_in_time(alone: World) -> None:
     assert str(lost.value) == (
         "rank 0: wait for what other ranks say of a checkpoint: no answer from rank 1 within 0.2 s (timeout=)"
     )
+
+
+def test_what_fails_on_one_rank_fails_on_all_with_what_that_one_says(alone: World) -> None:
+    """Its own error on that rank, one with its words on the others; else each has what the call returns on each."""
+
+    def outcome(talk: Talk, error: Exception | None) -> Any:
+        def call() -> int:
+            if error is not None:
+                raise error
+            return talk.rank
+
+        try:
+            return talk.gathered(call, lambda words: f"the checkpoint: {words}")
+        except (Misuse, BadCheckpoint, ModelError) as raised:
+            return raised
+
+    def of_user() -> Exception:
+        try:
+            with Calling("state_dict()", FAILED):
+                raise KeyError("key")
+        except ModelError as error:
+            return error
+
+    with talks(2) as ranks:
+
+        def outcomes(*errors: Exception | None) -> list[Any]:
+            return together([partial(outcome, talk, error) for talk, error in zip(ranks, errors, strict=True)])
+
+        assert outcomes(None, None) == [[0, 1], [0, 1]]
+        misuse, broken = Misuse("wrong"), of_user()
+        first, second = outcomes(None, misuse)
+        assert (type(first), str(first), second) == (Misuse, "wrong", misuse)
+        first, second = outcomes(broken, None)
+        assert first is broken
+        assert isinstance(second, BadCheckpoint)
+        assert str(second).startswith("state_dict(): ")
+        assert "KeyError: 'key'" in str(second)
+        expected = ["the checkpoint: rank 1: ValueError: what", "the checkpoint: gone"]
+        assert [*map(str, outcomes(None, ValueError("what")))] == expected[:1] * 2
+        assert [*map(str, outcomes(BadCheckpoint("gone"), None))] == expected[1:] * 2
+        assert [*map(str, outcomes(BadCheckpoint("gone"), ValueError("what")))] == expected[::-1]
