@@ -5,7 +5,7 @@
     extra.<k>/<name>         what else the modules of that have in their state_dict
     averages.<a>.<..>        these three once more, for an average of the weights
     state.<name>.<what>      what an optimizer keeps of a parameter
-    groups.<hash>            `Group`: what is kept of a group of an optimizer, once for all groups that are equal
+    groups.<hash>            `KeptGroup`: what is kept of a group of an optimizer, once for all groups that are equal
     shared.<name>            the state of something else, the same everywhere
     of_copy.<copy>.<name>    that of something else which each copy has of its own
     of_rank.<rank>.<name>    that of something else which each rank has of its own
@@ -34,7 +34,7 @@ from chimera_runtime.entries import (
     value_of,
 )
 from chimera_runtime.fingerprint import fingerprint
-from chimera_runtime.optimizer_state import Group, OptimizerState, by_name, group_of, plain, refusal, restore
+from chimera_runtime.optimizer_state import KeptGroup, OptimizerState, by_name, group_of, plain, refusal, restore
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.scheduler_state import for_groups_of, groups_of, restore_schedulers
 from chimera_runtime.sharded_optimizer import ShardedOptimizer
@@ -245,15 +245,15 @@ class Content:
         keys = (hashes.get(name) if about.format > 1 else name for name in self.stepped)
         return {"groups": {key: () for key in keys if key in known}}
 
-    def groups(self, read: Mapping[str, Any], about: About) -> dict[str, Group]:
+    def groups(self, read: Mapping[str, Any], about: About) -> dict[str, KeptGroup]:
         """The group of each parameter of this rank that the checkpoint has one for."""
         if about.format == 1:
-            return {name: Group(dict(settings)) for name, (settings,) in read["groups"].items()}
+            return {name: KeptGroup(dict(settings)) for name, (settings,) in read["groups"].items()}
         of_hash = {key: group_of(unpacked(value)) for key, value in read["groups"].items()}
         hashes = about.group_of(self._place)
         return {name: of_hash[hashes[name]] for name in self.stepped if hashes.get(name) in of_hash}
 
-    def refusal(self, groups: Mapping[str, Group]) -> str | None:
+    def refusal(self, groups: Mapping[str, KeptGroup]) -> str | None:
         """Why optimizers and schedulers of this rank cannot go on with some groups; None if nothing is against it."""
         return refusal(self._optimizers, self.pipe.names, self._schedulers, groups)
 
@@ -299,7 +299,7 @@ class Content:
                 return f"{path[-1]} is {tuple(kept.size)} in it, and {tuple(value.shape)} in this model"
         return None
 
-    def take(self, read: Mapping[str, Any], about: About, groups: Mapping[str, Group]) -> None:
+    def take(self, read: Mapping[str, Any], about: About, groups: Mapping[str, KeptGroup]) -> None:
         """Goes on with what `wanted` named, now that it has been read, but for the state of the pipeline.
 
         Raises

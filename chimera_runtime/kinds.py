@@ -9,7 +9,7 @@ _ABSTRACT = ("Optimizer", "LRScheduler", "_LRScheduler")
 
 @dataclass(frozen=True)
 class Kind:
-    """The name of a class, and that of the class of torch.optim that it is, or is derived from; empty if none."""
+    """The name of a class, and that of the class of torch.optim that it is, or is derived from; empty if nsaved."""
 
     name: str
     of_torch: str
@@ -29,11 +29,11 @@ def kind_of(value: Any) -> Kind:
     return Kind(kind.__name__, of_torch[0] if of_torch else "")
 
 
-def is_same_kind(one: Kind | None, other: Kind | None) -> bool:
+def is_same_kind(saved: Kind | None, here: Kind | None) -> bool:
     """Whether one may take the state of the other: their names are the same, or they are derived from the same class.
 
     That is the nearest class of torch.optim: AdamW and Adam differ. A kind that is not known goes with any.
     """
-    if one is None or other is None:
+    if saved is None or here is None:
         return True
-    return one.name == other.name or (one.of_torch == other.of_torch != "")
+    return saved.name == here.name or (saved.of_torch == here.of_torch != "")

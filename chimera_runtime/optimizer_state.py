@@ -2,7 +2,7 @@
 
 optimizer.state_dict()                         by_name([optimizer], [scheduler], names)
   state         {0: {"exp_avg": ..}}             state   {"h.0.weight": {"exp_avg": ..}}
-  param_groups  [{"lr": .., "params": [0]}]      groups  {"h.0.weight": Group({"lr": ..}, entries, schedulers)}
+  param_groups  [{"lr": .., "params": [0]}]      groups  {"h.0.weight": KeptGroup({"lr": ..}, entries, schedulers)}
   anything else                                  entries of each group of the optimizer
 """
 
@@ -17,12 +17,13 @@ from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.fingerprint import fingerprint, shown
 from chimera_runtime.kinds import Kind, is_same_kind, kind_of
 from chimera_runtime.scheduler_state import GroupStates, NameOf, States, schedulers_of
+from chimera_runtime.shards import local
 
 _OF_THE_GROUP = ("params", "param_names")
 
 
 @dataclass(frozen=True)
-class Group:
+class KeptGroup:
     """What is kept of a group of an optimizer, for each parameter in it.
 
     Attributes
@@ -49,7 +50,7 @@ class OptimizerState:
     """``state`` has what an optimizer keeps of each parameter, most of it tensors; ``groups`` the group it is in."""
 
     state: dict[str, dict[Any, Any]] = field(default_factory=dict)
-    groups: dict[str, Group] = field(default_factory=dict)
+    groups: dict[str, KeptGroup] = field(default_factory=dict)
 
 
 def by_name(
@@ -70,7 +71,7 @@ def by_name(
         for group, saved in zip(optimizer.param_groups, indexed["param_groups"], strict=True):
             settings = {key: saved[key] for key in sorted(saved) if key not in _OF_THE_GROUP}
             states = of_parameter(group["params"][0]) if group["params"] else []
-            record = Group(settings, entries, kind, states)
+            record = KeptGroup(settings, entries, kind, states)
             for parameter, index in zip(group["params"], saved["params"], strict=True):
                 name = _name(parameter, names)
                 if name in named.groups:
@@ -82,7 +83,10 @@ def by_name(
 
 
 def refusal(
-    optimizers: Iterable[torch.optim.Optimizer], names: NameOf, schedulers: Sequence[Any], saved: Mapping[str, Group]
+    optimizers: Iterable[torch.optim.Optimizer],
+    names: NameOf,
+    schedulers: Sequence[Any],
+    saved: Mapping[str, KeptGroup],
 ) -> str | None:
     """Why optimizers cannot go on with groups that `by_name` read from others; None if nothing is known against it."""
     of_parameter = schedulers_of(schedulers, names)
@@ -109,7 +113,7 @@ def refusal(
     return None
 
 
-def _of_schedulers(name: str, saved: Group, here: Sequence[Kind]) -> str | None:
+def _of_schedulers(name: str, saved: KeptGroup, here: Sequence[Kind]) -> str | None:
     if saved.schedulers is None:
         return None
     there = [kind for kind, _ in saved.schedulers]
@@ -125,31 +129,34 @@ def _listed(kinds: Sequence[Kind]) -> str:
     return f"the scheduler{'s' * (len(kinds) > 1)} {' and '.join(map(str, kinds))}" if kinds else "no scheduler"
 
 
-def _in_one_group(saved: Mapping[str, Group], first: str, other: str) -> str | None:
+def _in_one_group(saved: Mapping[str, KeptGroup], first: str, other: str) -> str | None:
     """Why two parameters cannot be in one group."""
     if saved[first] is saved[other]:
         return None
-    one, two = saved[first].settings, saved[other].settings
-    key = next((key for key in sorted({*one, *two}) if fingerprint(one.get(key)) != fingerprint(two.get(key))), None)
+    settings, others = saved[first].settings, saved[other].settings
+    key = next(
+        (key for key in sorted({*settings, *others}) if fingerprint(settings.get(key)) != fingerprint(others.get(key))),
+        None,
+    )
     if key is None:
         return None
     return (
         f"{first} and {other} are in one group of the optimizer, and were saved with different settings ({key}: "
-        f"{shown(one.get(key))} and {shown(two.get(key))}): make the groups that there were"
+        f"{shown(settings.get(key))} and {shown(others.get(key))}): make the groups that there were"
     )
 
 
-def _apart(saved: Mapping[str, Group], first: str, other: str) -> str | None:
+def _apart(saved: Mapping[str, KeptGroup], first: str, other: str) -> str | None:
     """Why two parameters cannot be stepped by one optimizer."""
-    one, two = saved[first], saved[other]
-    if one is two:
+    first_group, other_group = saved[first], saved[other]
+    if first_group is other_group:
         return None
     what = None
-    if fingerprint(one.entries) != fingerprint(two.entries):
-        keys = sorted(map(str, {*one.entries, *two.entries}))
+    if fingerprint(first_group.entries) != fingerprint(other_group.entries):
+        keys = sorted(map(str, {*first_group.entries, *other_group.entries}))
         what = f"its {', '.join(keys)} differed"
-    elif [fingerprint(states.common) for _, states in one.schedulers or ()] != [
-        fingerprint(states.common) for _, states in two.schedulers or ()
+    elif [fingerprint(states.common) for _, states in first_group.schedulers or ()] != [
+        fingerprint(states.common) for _, states in other_group.schedulers or ()
     ]:
         what = "their schedulers were at different points"
     if what is None:
@@ -169,7 +176,7 @@ def restore(optimizers: Iterable[torch.optim.Optimizer], names: NameOf, saved: O
         for group in optimizer.param_groups:
             first = sum(len(known["params"]) for known in groups)
             of_group = [_name(parameter, names) for parameter in group["params"]]
-            record = saved.groups[of_group[0]] if of_group else Group({})
+            record = saved.groups[of_group[0]] if of_group else KeptGroup({})
             entries |= record.entries
             kept = {key: value for key, value in group.items() if key not in _OF_THE_GROUP}
             groups.append({**kept, **record.settings, "params": [*range(first, first + len(of_group))]})
@@ -187,14 +194,15 @@ def _as_saved(optimizer: torch.optim.Optimizer, state: Mapping[Any, Mapping[str,
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, kept in state.items():
-        taken = optimizer.state.get(parameters[index], {})
+        values = optimizer.state.get(parameters[index], {})
         for key, value in kept.items():
-            now = taken.get(key)
+            now = values.get(key)
             if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor):
-                if now.shape == value.shape and now.dtype != value.dtype:
-                    taken[key] = value.to(now.device, copy=True)
+                part = local(value)  # of which a sharded optimizer keeps no more
+                if now.shape == part.shape and now.dtype != part.dtype:
+                    values[key] = part.to(now.device, copy=True)
             elif type(now) is type(value):
-                taken[key] = _moved(value, parameters[index].device)
+                values[key] = _moved(value, parameters[index].device)
 
 
 def _moved(value: Any, device: torch.device) -> Any:
@@ -238,11 +246,11 @@ def _name(parameter: torch.Tensor, names: NameOf) -> str:
     return names[parameter]
 
 
-def plain(group: Group) -> dict[str, Any]:
+def plain(group: KeptGroup) -> dict[str, Any]:
     """A group as containers alone, which any version can read."""
     assert group.kind is not None
     assert group.schedulers is not None
-    schedulers = [((kind.name, kind.of_torch), states.common, states.own) for kind, states in group.schedulers]
+    schedulers = [((kind.name, kind.of_torch), states.common, states.of_group) for kind, states in group.schedulers]
     return {
         "settings": group.settings,
         "entries": group.entries,
@@ -251,7 +259,7 @@ def plain(group: Group) -> dict[str, Any]:
     }
 
 
-def group_of(plain: Mapping[str, Any]) -> Group:
+def group_of(plain: Mapping[str, Any]) -> KeptGroup:
     """The inverse of `plain`."""
-    schedulers = [(Kind(*kind), GroupStates(common, own)) for kind, common, own in plain["schedulers"]]
-    return Group(plain["settings"], plain["entries"], Kind(*plain["kind"]), schedulers)
+    schedulers = [(Kind(*kind), GroupStates(common, of_group)) for kind, common, of_group in plain["schedulers"]]
+    return KeptGroup(plain["settings"], plain["entries"], Kind(*plain["kind"]), schedulers)

@@ -1,8 +1,8 @@
 """The state of learning-rate schedulers by the groups that they schedule, so that other groups can be made of these.
 
-scheduler.state_dict()                          states_of: for each group of its optimizer
-  last_epoch  3                                   common  {"last_epoch": 3}
-  base_lrs    [0.1, 0.2]                          own     {"base_lrs": 0.1}   {"base_lrs": 0.2}
+scheduler.state_dict()    `GroupStates`, for each group of its optimizer
+  last_epoch  3             common    {"last_epoch": 3}
+  base_lrs    [0.1, 0.2]    of_group  {"base_lrs": 0.1}   {"base_lrs": 0.2}
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ class GroupStates:
     """The state of a scheduler for one group: what it has in common with the other groups, and its own."""
 
     common: dict[str, Any]
-    own: dict[str, Any]
+    of_group: dict[str, Any]
 
 
 States = list[tuple[Kind, GroupStates]]
@@ -67,10 +67,10 @@ def restore_schedulers(schedulers: Sequence[Any], names: NameOf, saved: Mapping[
     position: dict[torch.Tensor, int] = {}
     for scheduler in schedulers:
         groups = groups_of(scheduler, names) or []
-        own = scheduler.state_dict()
+        current = scheduler.state_dict()
         states: list[GroupStates] = []
         for number, group in enumerate(groups):
-            part = _cut(own, number, len(groups))
+            part = _cut(current, number, len(groups))
             for parameter in group["params"]:
                 place = position.setdefault(parameter, 0)
                 position[parameter] += 1
@@ -80,33 +80,33 @@ def restore_schedulers(schedulers: Sequence[Any], names: NameOf, saved: Mapping[
         if first is None:
             continue  # it schedules nothing on this rank
         with Calling(f"load_state_dict() of the scheduler {kind_of(scheduler)}", FAILED):
-            scheduler.load_state_dict(_joined(first.common, [state.own for state in states]))
+            scheduler.load_state_dict(_joined(first.common, [state.of_group for state in states]))
 
 
 def _cut(state: Mapping[str, Any], number: int, count: int) -> GroupStates:
     """The state for one of some groups."""
     common: dict[str, Any] = {}
-    own: dict[str, Any] = {}
+    of_group: dict[str, Any] = {}
     for key, value in state.items():
         if key in _BY_GROUP and isinstance(value, list | tuple) and len(value) == count:
-            own[key] = value[number]
+            of_group[key] = value[number]
         elif key == _PARTS:
             parts = [_cut(part, number, count) for part in value]
-            common[key], own[key] = [part.common for part in parts], [part.own for part in parts]
+            common[key], of_group[key] = [part.common for part in parts], [part.of_group for part in parts]
         else:
             common[key] = value
-    return GroupStates(common, own)
+    return GroupStates(common, of_group)
 
 
-def _joined(common: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _joined(common: Mapping[str, Any], of_groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The state for groups of which each has its own; the inverse of `_cut`."""
     state = dict(common)
-    for key in own[0]:
+    for key in of_groups[0]:
         if key == _PARTS:
-            parts = zip(common[key], *(of_group[key] for of_group in own), strict=True)
-            state[key] = [_joined(first, of_groups) for first, *of_groups in parts]
+            parts = zip(common[key], *(of_group[key] for of_group in of_groups), strict=True)
+            state[key] = [_joined(first, others) for first, *others in parts]
         else:
-            state[key] = [of_group[key] for of_group in own]
+            state[key] = [of_group[key] for of_group in of_groups]
     return state
 
 

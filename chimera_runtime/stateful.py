@@ -65,16 +65,16 @@ def require_equal(what: str, of_ranks: Sequence[tuple[int, Mapping[str, Mapping[
     first, expected = of_ranks[0] if of_ranks else (0, {})
     for rank, states in of_ranks[1:]:
         for name in sorted({*expected, *states}):
-            one, other = expected.get(name), states.get(name)
-            if one == other:
+            state, different = expected.get(name), states.get(name)
+            if state == different:
                 continue
-            if one is None or other is None:
-                without = first if one is None else rank
+            if state is None or different is None:
+                without = first if state is None else rank
                 raise Misuse(
-                    f"{what}= has {name!r} on rank {rank if one is None else first}, and not on rank {without}"
+                    f"{what}= has {name!r} on rank {rank if state is None else first}, and not on rank {without}"
                 )
-            key = next(key for key in sorted({*one, *other}) if one.get(key) != other.get(key))
+            key = next(key for key in sorted({*state, *different}) if state.get(key) != different.get(key))
             raise Misuse(
                 f"{what}[{name!r}] is not the same on rank {first} and on rank {rank}: {key} is "
-                f"{one.get(key, 'absent')} and {other.get(key, 'absent')}; {instead} keeps what differs"
+                f"{state.get(key, 'absent')} and {different.get(key, 'absent')}; {instead} keeps what differs"
             )

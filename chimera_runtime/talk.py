@@ -64,15 +64,15 @@ class Talk:
         error: Exception | None = None
         try:
             value = call()
-        except (Misuse, ModelError) as own:
-            error = own
-        except BadCheckpoint as own:
-            error = BadCheckpoint(refused(f"{own}"))
+        except (Misuse, ModelError) as raised:
+            error = raised
+        except BadCheckpoint as raised:
+            error = BadCheckpoint(refused(f"{raised}"))
         except PeerLost:
             raise
-        except Exception as own:
-            error = BadCheckpoint(refused(f"rank {self.rank}: {type(own).__name__}: {own}"))
-            error.__cause__ = own
+        except Exception as raised:
+            error = BadCheckpoint(refused(f"rank {self.rank}: {type(raised).__name__}: {raised}"))
+            error.__cause__ = raised
         heard = self.heard((_in_words(error), value))
         if error is not None:
             raise error

@@ -1,6 +1,6 @@
 """Averages of the weights: tensors by name or copies of stages, saved like the pipeline's own; others are named.
 
-That training goes on with them is tested in test_checkpoints.py.
+That training goes on with them is tested in test_checkpoints_states.py.
 """
 
 from collections.abc import Iterator

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 from chimera_runtime.content import FORMAT, About, Content, Objects, about_of, wanted_about
 from chimera_runtime.entries import names_in
 from chimera_runtime.errors import Misuse
-from chimera_runtime.optimizer_state import Group
+from chimera_runtime.optimizer_state import KeptGroup
 from chimera_runtime.world import World
 from tests.unit.runtime.kept import WIDTH, Count, adam, mini_batch, pipeline
 
@@ -244,7 +244,7 @@ def test_groups_of_a_parameter_that_differ_between_ranks_go_to_the_rank_that_had
 def test_groups_of_format_1_have_settings_alone(alone: World, one_worker: Path) -> None:
     of = trained(one_worker)
     old = {"groups": {WEIGHT: ((("lr", 0.3),),)}}
-    assert of.content.groups(old, of.about(format=1)) == {WEIGHT: Group({"lr": 0.3})}
+    assert of.content.groups(old, of.about(format=1)) == {WEIGHT: KeptGroup({"lr": 0.3})}
 
 
 def test_a_buffer_that_is_in_no_state_dict_and_has_changed_is_named(alone: World, one_worker: Path) -> None:
