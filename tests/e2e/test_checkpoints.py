@@ -11,7 +11,7 @@ from tests.e2e.test_ends import ended
 from tests.kills import Kill, losses
 
 LOOP = Path(__file__).resolve().parent / "loops" / "checkpoints.py"
-CASES = ("exact", "elsewhere", "sharded", "mistakes", "files")
+CASES = ("exact", "elsewhere", "sharded", "mistakes", "files", "replicas", "one_rank")
 
 SIZE = ("--micro-batch-size", "2")
 
@@ -24,13 +24,15 @@ def loops(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     chimera, gpipe, stream = (
         str(compiled(folder, scheme, D=4, N=4)) for scheme in ("chimera", "gpipe", "pipedream_2bw")
     )
-    dapple = str(compiled(folder, "dapple", D=2, N=2))
+    dapple, both = str(compiled(folder, "dapple", D=2, N=2)), str(compiled(folder, "chimera", D=2, N=4))
     schedules = {
         "exact": (chimera, dapple, stream),
         "elsewhere": (chimera, dapple, gpipe),
         "sharded": (chimera, dapple),
         "mistakes": (chimera,),
         "files": (chimera, dapple),
+        "replicas": (both, chimera),
+        "one_rank": (chimera,),
     }
     for case in CASES:
         (folder / f"saved-{case}").mkdir()

@@ -4,6 +4,7 @@ torchrun --nproc-per-node=4 checkpoints.py CASE FOLDER DIRECTORY ..
 """
 
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from chimera_runtime import BadCheckpoint, Checkpoints, Layers, Pipeline
+from chimera_runtime import BadCheckpoint, Checkpoints, Layers, Misuse, Pipeline
+from chimera_runtime.blame import ModelError
 from chimera_runtime.sharded_optimizer import ShardedOptimizer
 
 SIZE, WIDTH, UPDATES, AT = 2, 4, 7, 3
@@ -50,14 +52,15 @@ def mini_batch(pipe: Pipeline) -> tuple[torch.Tensor, torch.Tensor]:
     return x[mine], y[mine]
 
 
-def adam(named: Named) -> torch.optim.Optimizer:
+def adam(named: Named, kind: Any = torch.optim.AdamW) -> torch.optim.Optimizer:
     """Groups with different rates: they are to be restored apart."""
-    return torch.optim.AdamW(
+    optimizer: torch.optim.Optimizer = kind(
         [
             {"params": [p for n, p in named if n.endswith("weight") == weights], "lr": 0.05 / (1 + weights)}
             for weights in (True, False)
         ]
     )
+    return optimizer
 
 
 class Loop:
@@ -65,16 +68,25 @@ class Loop:
 
     optimizer: torch.optim.Optimizer | None
 
-    def __init__(self, directory: str, folder: Path, layers: Layers, sharded: bool = False, **options: Any) -> None:
-        example = tuple(torch.randn(2, SIZE, WIDTH, dtype=torch.float64))
+    def __init__(
+        self,
+        directory: str,
+        folder: Path,
+        layers: Layers,
+        sharded: bool = False,
+        layout: str = "pipeline",
+        kind: Any = torch.optim.AdamW,
+        **options: Any,
+    ) -> None:
+        example: Any = tuple(torch.randn(2, SIZE, WIDTH, dtype=torch.float64))
         streams = "2bw" in directory
-        self.pipe = Pipeline(directory, layers, loss, example, optimizer=adam if streams else None)  # type: ignore[arg-type]
+        self.pipe = Pipeline(directory, layers, loss, example, layout=layout, optimizer=adam if streams else None)
         if streams:
             self.optimizer = None
         elif sharded:
             self.optimizer = self.pipe.sharded_optimizer(adam)
         else:
-            self.optimizer = adam([*self.pipe.named_parameters()])
+            self.optimizer = adam([*self.pipe.named_parameters()], kind)
         self.schedulers = (
             [] if self.optimizer is None else [torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, UPDATES)]
         )
@@ -184,10 +196,12 @@ def sharded(folder: Path, *directories: str) -> None:
     refused(lambda: small.checkpoints.resume(folder / "shared"), "layers.4.inner.bias, which this model has not")
 
 
-def refused(call: Callable[[], Any], *words: str) -> None:
-    """On every rank, with one message."""
-    with pytest.raises(BadCheckpoint) as caught:
+def refused(call: Callable[[], Any], *words: str, kinds: tuple[type[Exception], ...] = (BadCheckpoint,)) -> None:
+    """On every rank, with one message, and at once."""
+    begun = time.monotonic()
+    with pytest.raises(kinds) as caught:
         call()
+    assert time.monotonic() - begun < 30
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
@@ -225,6 +239,126 @@ def mistakes(folder: Path, directory: str) -> None:
     refused(Checkpoints(folder / "file", again.pipe, again.optimizer or ()).save, "cannot be saved", "exists")
 
 
+class Statistics(nn.Module):
+    """Batch normalisation, and numbers in its state_dict that differ from replica to replica."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.largest = nn.BatchNorm1d(WIDTH).double(), 0.0
+
+    def get_extra_state(self) -> float:
+        return self.largest
+
+    def set_extra_state(self, state: float) -> None:
+        self.largest = state
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.largest = max(self.largest, float(x.detach().abs().max()))
+        return torch.tanh(self.norm(x))
+
+
+def replicas(folder: Path, *directories: str) -> None:
+    """Each worker of each copy has what its replica saved, in whatever layout; elsewhere all have the first one's."""
+    two, four = directories
+    layers = Layers([Statistics] * 4)
+
+    def held(loop: Loop) -> dict[tuple[int, int, str], Any]:
+        pipe = loop.pipe
+        values = {
+            (pipe.copy, pipe.worker, name): value.tolist() if isinstance(value, torch.Tensor) else value
+            for module in pipe.stages.values()
+            for name, value in module.state_dict().items()
+            if "running" in name or "extra" in name
+        }
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, values)
+        return {key: value for of_rank in everyone for key, value in of_rank.items()}
+
+    first = Loop(two, folder, layers)
+    first.train(2, save_at=(2,))
+    expected = held(first)
+    first.close()
+    again = Loop(two, folder, layers, layout="replica")
+    resumed = again.checkpoints.resume()
+    assert resumed is not None
+    assert resumed.remarks == ()
+    assert held(again) == expected
+    again.close()
+    elsewhere = Loop(four, folder, layers)
+    resumed = elsewhere.checkpoints.resume()
+    assert resumed is not None
+    assert "buffers are those of the first replica" in resumed.remarks[0]
+    for (_, _, name), value in held(elsewhere).items():
+        assert value == expected[0, min(w for c, w, n in expected if c == 0 and n == name), name]
+    elsewhere.close()
+
+
+class Part:
+    """A state that only one rank has, or cannot say or take."""
+
+    def __init__(self, is_wrong: Callable[[int], bool] = lambda _: False, state: Any = None) -> None:
+        self.is_wrong, self.state = is_wrong, state
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.is_wrong(dist.get_rank()):
+            raise RuntimeError("no state to be had")
+        return {"value": self.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.is_wrong(dist.get_rank()):
+            raise RuntimeError("no state to be taken")
+        self.state = state["value"]
+
+
+def one_rank(folder: Path, directory: str) -> None:
+    """What is wrong on one rank alone is refused at once on all ranks, with what that one says."""
+    last = dist.get_rank() == dist.get_world_size() - 1
+    good = Loop(directory, folder / "good", model(), shared={"part": Part(state=1)}, of_rank={"own": Part(state=last)})
+    good.train(1, save_at=(1,))
+    good.close()
+    fails = Part(lambda rank: rank == 3)
+
+    for given, words in (
+        ({"shared": {"part": fails}}, ("state_dict() of shared['part']", "RuntimeError: no state to be had")),
+        ({"of_copy": {"part": fails}}, ("state_dict() of of_copy['part']", "RuntimeError: no state to be had")),
+        ({"shared": {"part": Part(state=last)}}, ("shared['part'] is not the same on rank 0 and on rank 3", "value")),
+        ({"shared": {"part": Part(state=lambda: 1)}}, ("shared['part'] cannot be saved",)),
+        ({"shared": {"part": Part()} if last else {}}, ("shared= has 'part' on rank 3, and not on rank 0",)),
+    ):
+        loop = Loop(directory, folder / "none", model(), **given)
+        refused(loop.checkpoints.save, *words, kinds=(BadCheckpoint, Misuse, ModelError))
+        loop.close()
+
+    for given, words in (
+        ({"shared": {"part": fails}}, ("load_state_dict() of shared['part']", "RuntimeError: no state to be taken")),
+        ({"shared": {"more": Part()} if last else {}}, ("it has no state of more",)),
+        ({"of_rank": {"own": fails}}, ("load_state_dict() of of_rank['own']",)),
+    ):
+        loop = Loop(directory, folder / "good", model(), **given)
+        refused(loop.checkpoints.resume, *words, kinds=(BadCheckpoint, ModelError))
+        loop.close()
+
+    loop = Loop(directory, folder / "good", model(), of_rank={"own": Part()})
+    resumed = loop.checkpoints.resume()
+    assert resumed is not None
+    assert "shared['part']" in resumed.remarks[0]
+    assert loop.checkpoints._content._objects.of_rank["own"].state_dict() == {"value": last}
+    state = loop.pipe.state_dict()
+    if last:
+        del state["model"][next(iter(state["model"]))]
+    refused(lambda: loop.pipe.load_state_dict(state), "the state has no layers.")
+    refused(lambda: loop.pipe.load_weights(folder / ("none.pt" if last else "model.pt")), "No such file")
+    loop.close()
+
+    layers = [partial(Layer, 0.0)] * 8
+    uneven = Loop(directory, folder / "good", Layers([*layers, partial(Layer, 0.0)], split=[0, 2, 4, 6]))
+    refused(uneven.checkpoints.resume, "has no parameter layers.8.")
+    uneven.close()
+    other = Loop(directory, folder / "good", model(), kind=torch.optim.SGD if last else torch.optim.AdamW)
+    refused(other.checkpoints.resume, "was stepped by AdamW and is stepped by SGD here")
+    other.close()
+
+
 def files(folder: Path, *directories: str) -> None:
     """One file with the model's own names, which every other schedule reads."""
     chimera, dapple = (Loop(directory, folder / "none", model()) for directory in directories)
@@ -257,8 +391,8 @@ def files(folder: Path, *directories: str) -> None:
 def main() -> None:
     dist.init_process_group("gloo")
     case, folder, *directories = sys.argv[1:]
-    cases = {"exact": exact, "elsewhere": elsewhere, "sharded": sharded, "mistakes": mistakes, "files": files}
-    cases[case](Path(folder), *directories)
+    cases = (exact, elsewhere, sharded, mistakes, files, replicas, one_rank)
+    {function.__name__: function for function in cases}[case](Path(folder), *directories)
     dist.barrier()
     dist.destroy_process_group()
 
