@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.distributed_c10d import PrefixStore
 
 from chimera_runtime.averages import Average
-from chimera_runtime.content import FORMATS, About, Content, Facts, Objects, Part, about_of, wanted_about
+from chimera_runtime.content import FORMATS, About, Content, Objects, Part, SavedFacts, about_of, wanted_about
 from chimera_runtime.entries import names_in
 from chimera_runtime.errors import BadCheckpoint, Misuse
 from chimera_runtime.meeting import exchange
@@ -169,7 +169,7 @@ class Checkpoints:
         state = self._pipe.state_dict()
         parts: list[Part] = []
 
-        def facts() -> Facts:
+        def facts() -> SavedFacts:
             parts.append(self._content.part(state))
             return parts[0].facts
 

@@ -83,11 +83,11 @@ class Part:
     """What one rank saves: ``state`` without `About`, and what the ranks compare."""
 
     state: dict[str, Any]
-    facts: "Facts"
+    facts: "SavedFacts"
 
 
 @dataclass(frozen=True)
-class Facts:
+class SavedFacts:
     """What the ranks compare before they save.
 
     Attributes
@@ -171,7 +171,7 @@ class Content:
         averages = {name: average.saved() for name, average in self._average_states().items()}
         counts = {name: average["count"] for name, average in averages.items() if average["count"]}
         unsaved = [name for name, bits in pipe.unsaved_buffers().items() if self._unsaved.get(name) != bits]
-        facts = Facts(
+        facts = SavedFacts(
             self._place,
             pipe.copy,
             of_name,
@@ -193,7 +193,7 @@ class Content:
             facts,
         )
 
-    def complete(self, part: Part, facts: Sequence[Facts], items: int) -> dict[str, Any]:
+    def complete(self, part: Part, facts: Sequence[SavedFacts], items: int) -> dict[str, Any]:
         """All that this rank saves after so many items, given what is known of all ranks.
 
         Raises

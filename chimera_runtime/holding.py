@@ -226,7 +226,7 @@ class Holding:
             If a module has parameters that the pipeline does not know.
         """
         self._catch_up()
-        self._state.require_known()
+        self._for_all(self._state.require_known)
         with self._located:
             self._outcomes.settle()
             self._outcomes.compare(

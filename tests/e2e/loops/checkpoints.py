@@ -201,7 +201,7 @@ def refused(call: Callable[[], Any], *words: str, kinds: tuple[type[Exception], 
     begun = time.monotonic()
     with pytest.raises(kinds) as caught:
         call()
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() < begun + 30
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
@@ -286,7 +286,7 @@ def replicas(folder: Path, *directories: str) -> None:
     again.close()
     elsewhere = Loop(four, folder, layers)
     resumed = elsewhere.checkpoints.resume()
-    assert resumed is not None
+    assert resumed
     assert "buffers are those of the first replica" in resumed.remarks[0]
     for (_, _, name), value in held(elsewhere).items():
         assert value == expected[0, min(w for c, w, n in expected if c == 0 and n == name), name]
@@ -312,12 +312,11 @@ class Part:
 
 def one_rank(folder: Path, directory: str) -> None:
     """What is wrong on one rank alone is refused at once on all ranks, with what that one says."""
-    last = dist.get_rank() == dist.get_world_size() - 1
+    last = dist.get_rank() == 3
     good = Loop(directory, folder / "good", model(), shared={"part": Part(state=1)}, of_rank={"own": Part(state=last)})
     good.train(1, save_at=(1,))
     good.close()
     fails = Part(lambda rank: rank == 3)
-
     for given, words in (
         ({"shared": {"part": fails}}, ("state_dict() of shared['part']", "RuntimeError: no state to be had")),
         ({"of_copy": {"part": fails}}, ("state_dict() of of_copy['part']", "RuntimeError: no state to be had")),
