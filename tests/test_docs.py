@@ -93,3 +93,29 @@ def test_the_quick_tables_of_the_papers_experiments_are_what_the_planner_says() 
     command = [sys.executable, "docs/experiments.py", "--only", "selection", "strategies"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+CODE = [
+    path
+    for folder in ("chimera_ir", "chimera_runtime", "grammar", "templates", "tests", "docs")
+    for path in sorted((ROOT / folder).rglob("*.*"))
+]
+
+
+def test_the_page_on_the_code_names_what_there_is() -> None:
+    """A path is that of a file or folder, or its end; of anything else in backticks every word is in the code."""
+    page = re.sub(r"^    .*$", "", (ROOT / "docs" / "code.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    paths = [f"/{path.relative_to(ROOT).as_posix()}" for path in CODE]
+    words = {
+        word
+        for path in CODE
+        if path.suffix in (".py", ".lark")
+        for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))
+    }
+    gone = []
+    for quoted in dict.fromkeys(re.findall(r"`([^`]+)`", page)):
+        if re.fullmatch(r"[\w/]*/|[\w/]+\.(py|lark|sir|md|toml)", quoted):
+            gone += [] if any(f"/{quoted}" in path for path in paths) else [quoted]
+        else:
+            gone += [word for word in re.findall(r"[A-Za-z_]\w+", quoted) if word not in words]
+    assert gone == []

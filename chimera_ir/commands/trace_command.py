@@ -10,6 +10,7 @@ from chimera_ir import __version__
 from chimera_ir import output as output_directory
 from chimera_ir.commands.common import FILE, WRONG_TEXT, GivenPath, Misuse, run, write
 from chimera_ir.console import printed
+from chimera_ir.cost.numbers import rounded
 from chimera_ir.options import read_inputs
 from chimera_ir.profile.choose import Inputs
 from chimera_ir.profile.warnings import WARNING, shown
@@ -66,7 +67,7 @@ def trace_command(directory: Path, out: Path | None, profile: Path | None, clust
     target = directory / "view" if out is None else out
     output_directory.write(target, files, f".{NAME}")
     if as_json:
-        write(json.dumps(show.as_json(comparison), indent=2) + "\n")
+        write(json.dumps(rounded(show.as_json(comparison)), indent=2) + "\n")
         return
     write(printed(lambda console: console.print(show.text(comparison))))
     write(f"wrote {visible(str(target))}: {', '.join(files)}\n")

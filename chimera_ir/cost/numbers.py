@@ -2,7 +2,9 @@
 
 from enum import Enum
 from fractions import Fraction
-from typing import assert_never
+from typing import TypeVar, assert_never
+
+_Content = TypeVar("_Content")
 
 _TIMES = ((1, "s"), (1000, "ms"), (1_000_000, "us"))
 """The number of each unit in a second, the largest unit first."""
@@ -40,6 +42,25 @@ def seconds(value: float) -> str:
     """
     number, unit = time_unit(value)
     return f"{value * number:.4g} {unit}" if value else "0"
+
+
+def rounded(content: _Content) -> _Content:
+    """The content of a JSON file with at most twelve significant digits; the others are errors of sums of floats.
+
+    Examples
+    --------
+    >>> rounded({"T": 1.3970000000000011, "counts": [1, 0.1 + 0.2]})
+    {'T': 1.397, 'counts': [1, 0.3]}
+    """
+    match content:
+        case float():
+            return float(f"{content:.12g}")  # type: ignore[return-value]
+        case dict():
+            return {name: rounded(value) for name, value in content.items()}  # type: ignore[return-value]
+        case list():
+            return [rounded(value) for value in content]  # type: ignore[return-value]
+        case _:
+            return content
 
 
 def time_unit(value: float) -> tuple[int, str]:

@@ -11,7 +11,7 @@ from chimera_ir.cost.footprint import activations, between_halves, held, stashed
 from chimera_ir.cost.model import Durations
 from chimera_ir.cost.numbers import decimal, percent
 from chimera_ir.cost.simulate import Timeline, idle, simulate
-from chimera_ir.cost.staleness import staleness, warning
+from chimera_ir.cost.staleness import Staleness, staleness, warning
 from chimera_ir.ir.kinds import PAIR, Pairing
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Operation
@@ -76,13 +76,13 @@ class Shared(NamedTuple):
 class Report:
     """The figures of a schedule and of its baseline in the same units, with launches, proven rules and remarks.
 
-    ``stale`` has, for each stage of an asynchronous schedule, how many updates old the weights are that it reads.
+    ``stale`` says how old the weights are that an asynchronous schedule reads, and for how many micro-batches.
     ``communicators`` are the choices of communicators, from the most to the fewest; none for a report on a schedule.
     """
 
     figures: Figures
     baseline: Figures
-    stale: tuple[int, ...]
+    stale: Staleness
     launches: tuple[Launched, ...]
     verified: tuple[str, ...]
     remarks: tuple[str, ...]
@@ -97,6 +97,13 @@ class Report:
     def bubble_ratio(self) -> Fraction:
         """The share of the makespan, over all workers, in which they idle."""
         return self.figures.bubble_ratio
+
+    def _ages(self) -> _Json:
+        return {
+            "updates_shown": self.figures.header.updates,
+            "staleness": list(self.stale.updates),
+            "stale_micro_batches": self.stale.micro_batches,
+        }
 
     def as_json(self) -> _Json:
         """The report in the shape of ``report.json``: integers where a number is integral, else floats."""
@@ -131,7 +138,7 @@ class Report:
             **_repeated(figures),
             **_between_halves(figures),
             "asynchronous": header.asynchronous,
-            **({"updates_shown": header.updates, "staleness": list(self.stale)} if header.asynchronous else {}),
+            **(self._ages() if header.asynchronous else {}),
         }
 
 
@@ -165,7 +172,11 @@ def report(
     base = _figures(baseline, base_timeline, baseline_weights or held(baseline.header), size, base_splits)
     figures = _figures(schedule, timeline, weights, Fraction(1), splits)
     stale = staleness(schedule)
-    remarks = (*_remarks(figures, base, schedule), *warning(stale), *costs.remarks(schedule))
+    remarks = (
+        *_remarks(figures, base, schedule),
+        *warning(stale, schedule.header.per_update),
+        *costs.remarks(schedule),
+    )
     return Report(figures, base, stale, launches, verified, remarks)
 
 

@@ -1,30 +1,49 @@
 """The age of the weights on which an asynchronous schedule computes gradients."""
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
 
+from chimera_ir.ir.ids import Micro
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.ir.ops import singles
 from chimera_ir.plural import counted
 
 
-def staleness(schedule: Schedule) -> tuple[int, ...]:
-    """Per stage, the most steps between the weights that a micro-batch reads and the weights that it updates.
+class Staleness(NamedTuple):
+    """The age of the weights that an update's gradients are computed with.
+
+    ``updates`` has for each stage the most steps between the weights that a micro-batch reads and the weights that it
+    updates. ``micro_batches`` counts those of an update that read old weights on any stage.
+    """
+
+    updates: tuple[int, ...]
+    micro_batches: int
+
+
+def staleness(schedule: Schedule) -> Staleness:
+    """The staleness of a schedule, in the update where most micro-batches read old weights.
 
     Update k turns version k into version k+1; without a flush, its micro-batches may have read an older version.
     """
     oldest = [0] * schedule.header.stages
+    late: dict[int, set[Micro]] = defaultdict(set)
     for lane in schedule.lanes:
         for operation in singles(lane):
             if operation.version is not None:
                 update = schedule.header.update_of(operation.micros)
                 oldest[operation.stage] = max(oldest[operation.stage], update - operation.version)
-    return tuple(oldest)
+                if operation.version < update:
+                    late[update].update(operation.micros)
+    return Staleness(tuple(oldest), max(map(len, late.values()), default=0))
 
 
-def warning(stale: Sequence[int]) -> Iterator[str]:
-    """A warning for the user, if any stage reads old weights."""
-    most, least = max(stale), min(stale)
+def warning(stale: Staleness, of: int) -> Iterator[str]:
+    """A warning for the user, if any stage reads old weights; an update has ``of`` micro-batches."""
+    most, least = max(stale.updates), min(stale.updates)
     if most > 0:
         old = f"{counted(most, 'update')} old"
-        where = "" if most == least else f" on stage {stale.index(most)}, {least} on stage {stale.index(least)}"
-        yield f"without a flush, gradients come from old weights: {old}{where}"
+        first, last = stale.updates.index(most), stale.updates.index(least)
+        where = "" if most == least else f" on stage {first}, {least} on stage {last}"
+        late = "all micro-batches" if stale.micro_batches == of else f"{stale.micro_batches} of {of} micro-batches"
+        yield f"without a flush, gradients of {late} come from old weights: {old}{where}"

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chimera_ir.cost.numbers import seconds
+from chimera_ir.cost.numbers import rounded, seconds
 from chimera_ir.planner.judge import Judged
 from chimera_ir.planner.lines import Files, compile_line, scheme_argument, torchrun_line
 from chimera_ir.planner.rank import Ranking
@@ -142,9 +142,9 @@ def _choice(judged: Judged) -> dict[str, object]:
         "recompute": judged.recomputes,
         "sync": choice.change.sync.value if choice.change.sync else None,
         "asynchronous": judged.asynchronous,
-        "T": judged.equation,
-        "T_replay": judged.replayed,
-        "throughput": judged.throughput,
+        "T": rounded(judged.equation),
+        "T_replay": rounded(judged.replayed),
+        "throughput": rounded(judged.throughput),
         "memory": list(judged.memory) or None,
         **({} if choice.split is None else {"split": list(choice.split)}),
     }

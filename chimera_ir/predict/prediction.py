@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
+from chimera_ir.cost.numbers import rounded
 from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.predict.equation import Equation, equation
@@ -58,32 +59,34 @@ class Prediction:
         terms = self.equation
         recomputing = {} if terms.recomputing is None else {"B_t_recomputing": terms.recomputing}
         noisy = {} if self.expected is None else {"T_expected": self.expected}
-        return {
-            "F_t": terms.forward,
-            "B_t": terms.backward,
-            **recomputing,
-            "C_f": _number(terms.forwards),
-            "C_b": _number(terms.backwards),
-            **{f"{term.kind}_t": term.seconds for term in terms.further},
-            **{f"C_{term.kind.lower()}": _number(term.count) for term in terms.further},
-            "Comm_p2p": terms.p2p,
-            "Comm_allreduce": list(terms.all_reduce),
-            "free_regions": [
-                [{**_of(region.group), "region": region.seconds} for region in regions] for regions in terms.regions
-            ],
-            "Comm_unoverlapped": list(terms.unoverlapped),
-            "T": terms.seconds,
-            "T_replay": self.replay.seconds,
-            **noisy,
-            "throughput": self.throughput,
-            "throughput_replay": self.replayed_throughput,
-            "memory": [need.total for need in self.memory],
-            "memory_available": self.available,
-            "optimizer_state": [need.optimizer for need in self.memory],
-            "copies": self.setting.copies,
-            "micro_batch_size": self.setting.micro_batch_size,
-            "warnings": list(self.warnings),
-        }
+        return rounded(
+            {
+                "F_t": terms.forward,
+                "B_t": terms.backward,
+                **recomputing,
+                "C_f": _number(terms.forwards),
+                "C_b": _number(terms.backwards),
+                **{f"{term.kind}_t": term.seconds for term in terms.further},
+                **{f"C_{term.kind.lower()}": _number(term.count) for term in terms.further},
+                "Comm_p2p": terms.p2p,
+                "Comm_allreduce": list(terms.all_reduce),
+                "free_regions": [
+                    [{**_of(region.group), "region": region.seconds} for region in regions] for regions in terms.regions
+                ],
+                "Comm_unoverlapped": list(terms.unoverlapped),
+                "T": terms.seconds,
+                "T_replay": self.replay.seconds,
+                **noisy,
+                "throughput": self.throughput,
+                "throughput_replay": self.replayed_throughput,
+                "memory": [need.total for need in self.memory],
+                "memory_available": self.available,
+                "optimizer_state": [need.optimizer for need in self.memory],
+                "copies": self.setting.copies,
+                "micro_batch_size": self.setting.micro_batch_size,
+                "warnings": list(self.warnings),
+            }
+        )
 
 
 def _of(group: WeightGroup) -> dict[str, object]:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chimera_ir.console import printed
-from chimera_ir.cost.numbers import decimal, percent, seconds
+from chimera_ir.cost.numbers import decimal, percent, rounded, seconds
 from chimera_ir.cost.report import Report
 from chimera_ir.sweeps.form import TableForm
 from chimera_ir.sweeps.sweep import Refused, SizeRow, Sweep
@@ -145,4 +145,4 @@ def _told(row: SizeRow) -> _Cells:
 
 
 def _predicted(row: SizeRow) -> _Cells:
-    return {} if row.seconds is None else {"T_replay": row.seconds}
+    return {} if row.seconds is None else {"T_replay": rounded(row.seconds)}

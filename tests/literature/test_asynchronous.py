@@ -54,7 +54,7 @@ def test_pipedream_keeps_d_minus_s_activations_and_copies_of_the_weights_as_tabl
 @pytest.mark.parametrize("D", DEPTHS)
 def test_pipedream_trains_stage_s_on_weights_d_minus_1_minus_s_updates_old(D: int) -> None:
     """Narayanan et al., SOSP 2019, section 3.3: w(t+1) = w(t) - nu * gradient at (w1(t-n+1), ..., wn(t))."""
-    assert streamed("pipedream", D=D).stale == tuple(D - 1 - s for s in range(D))
+    assert streamed("pipedream", D=D).stale.updates == tuple(D - 1 - s for s in range(D))
 
 
 @pytest.mark.parametrize("costs", [PAPER, EQUAL])
@@ -77,7 +77,7 @@ def test_2bw_keeps_two_copies_of_the_weights_as_table_2_says(D: int, N: int) -> 
 @pytest.mark.parametrize(("D", "N"), SIZES)
 def test_2bw_trains_on_weights_one_update_old(D: int, N: int) -> None:
     """Narayanan et al., ICML 2021, section 3.1: w(t+1) = w(t) - nu * gradient at w(t-1)."""
-    assert streamed("pipedream_2bw", D=D, N=N).stale == (1,) * D
+    assert streamed("pipedream_2bw", D=D, N=N).stale.updates == (1,) * D
 
 
 @pytest.mark.parametrize("D", DEPTHS)
@@ -131,4 +131,16 @@ def test_the_report_of_a_compilation_is_that_of_the_contract() -> None:
         "staleness": [3, 2, 1, 0],
     }
     assert {name: shown[name] for name in expected} == expected
-    assert "without a flush, gradients come from old weights: 3 updates old on stage 0, 0 on stage 3" in own.remarks
+    assert (
+        "without a flush, gradients of all micro-batches come from old weights: 3 updates old on stage 0, 0 on stage 3"
+        in own.remarks
+    )
+
+
+@pytest.mark.parametrize(("D", "N"), [(4, 4), (4, 12), (8, 16)])
+def test_the_remark_counts_the_micro_batches_that_read_old_weights(D: int, N: int) -> None:
+    """In AMDP those that enter while the update before is still under way: the first D of each update."""
+    own = Compilation(Request(library.source("amdp"), {"D": D, "N": N}), warn=pytest.fail).report
+    late = "all micro-batches" if D == N else f"{D} of {N} micro-batches"
+    assert f"without a flush, gradients of {late} come from old weights: 1 update old" in own.remarks
+    assert own.as_json()["stale_micro_batches"] == D

@@ -105,7 +105,7 @@ def test_only_the_first_d_micro_batches_after_an_update_are_late_and_by_one(D: i
         for each in lane:
             update, place = divmod(each.micros[0], N)
             assert each.version == max(0, update - (place < D))
-    assert streamed("amdp", D=D, N=N).stale == (1,) * D
+    assert streamed("amdp", D=D, N=N).stale.updates == (1,) * D
 
 
 @pytest.mark.parametrize("costs", [PAPER, EQUAL, Costs(F=Fraction(2, 3), B=Fraction(7, 5))])

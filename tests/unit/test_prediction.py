@@ -84,6 +84,16 @@ def test_the_replay_stands_beside_it(run: Run, files: tuple[str, ...], tmp_path:
     assert "one update: 92 ms" in (tmp_path / "o" / "replay.svg").read_text(encoding="utf-8")
 
 
+def test_whole_milliseconds_add_up_to_whole_milliseconds(run: Run, files: tuple[str, ...]) -> None:
+    times = [
+        predicted(run("dapple", "--set", "D=2", "--set", f"N={N}", *files, "--emit", "report"))["T_replay"]
+        for N in range(40, 48)
+    ]
+    assert times == [round(time, 3) for time in times]
+    [row, *_] = json.loads(run("dapple", "--set", "D=2", "--set", "N=40,41", *files, "--table", "json").out)
+    assert row["T_replay"] == times[0]
+
+
 def test_the_noise_of_the_profile_makes_an_update_longer(run: Run, files: tuple[str, ...], tmp_path: Path) -> None:
     """By hand: two forwards and backwards on one worker take 60 ms, and of lognormal times the mean exp(s s / 2) more.
 

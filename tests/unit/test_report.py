@@ -186,14 +186,14 @@ def test_an_update_of_the_steady_state_is_told_as_such() -> None:
     assert (shown["asynchronous"], shown["updates_shown"], shown["staleness"]) == (True, 12, [3, 2, 1, 0])
     assert shown["remarks"] == [
         "the fullest worker keeps 4 M_a of activations; in the baseline (plain) it keeps 1 M_a",
-        "without a flush, gradients come from old weights: 3 updates old on stage 0, 0 on stage 3",
+        "without a flush, gradients of all micro-batches come from old weights: 3 updates old on stage 0, 0 on stage 3",
     ]
     assert "one update in the steady state" in printed(said)
 
 
 def test_weights_equally_old_on_all_stages_are_told_in_one_number() -> None:
     said = report(two_versions(4, 4), Costs(), one_direction(4, 4), (2,) * 4)
-    assert said.remarks == ("without a flush, gradients come from old weights: 1 update old",)
+    assert said.remarks == ("without a flush, gradients of all micro-batches come from old weights: 1 update old",)
 
 
 def test_the_newest_weights_need_no_remark() -> None:
