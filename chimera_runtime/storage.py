@@ -157,6 +157,9 @@ def damage(checkpoint: Path, which: int, of: int) -> str | None:
     try:
         hashes: dict[str, str] = json.loads((checkpoint / _HASHES).read_text())
         names: Sequence[str] = sorted(hashes.keys())
+        lacking = next((name for name in _parts_of(checkpoint) if name not in hashes), None)
+        if lacking is not None:
+            return f"{checkpoint / _HASHES} is not as it was written: it lacks the hash of {lacking}"
         for name in names[which::of]:
             if _hash(checkpoint / name) != hashes[name]:
                 return f"{checkpoint / name} is not as it was written"
@@ -165,6 +168,11 @@ def damage(checkpoint: Path, which: int, of: int) -> str | None:
     except (ValueError, AttributeError, TypeError):
         return f"{checkpoint / _HASHES} is not as it was written"
     return None
+
+
+def _parts_of(checkpoint: Path) -> list[str]:
+    """The names of the files that a checkpoint is read from."""
+    return [_METADATA, *sorted(path.name for path in checkpoint.glob("*.distcp"))]
 
 
 def beside(checkpoint: Path) -> str:

@@ -45,5 +45,9 @@ def warning(stale: Staleness, of: int) -> Iterator[str]:
         old = f"{counted(most, 'update')} old"
         first, last = stale.updates.index(most), stale.updates.index(least)
         where = "" if most == least else f" on stage {first}, {least} on stage {last}"
-        late = "all micro-batches" if stale.micro_batches == of else f"{stale.micro_batches} of {of} micro-batches"
+        late = (
+            "all micro-batches"
+            if stale.micro_batches == of
+            else f"{stale.micro_batches} of {counted(of, 'micro-batch')}"
+        )
         yield f"without a flush, gradients of {late} come from old weights: {old}{where}"

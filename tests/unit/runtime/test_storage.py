@@ -188,13 +188,17 @@ def test_every_file_that_is_spoilt_or_missing_is_named(alone: World, tmp_path: P
         assert [share for share in shares if share] == [f"{bad / name} is not as it was written"]
         (bad / name).unlink()
         assert damage(bad, 0, 1) == f"{bad / name}: No such file or directory"
+        (bad / name).write_bytes(content)
+        (bad / ".hashes.json").write_text(json.dumps({other: hashes[other] for other in hashes if other != name}))
+        lacking = f"{bad / '.hashes.json'} is not as it was written: it lacks the hash of {name}"
+        assert [damage(bad, which, 3) for which in range(3)] == [lacking] * 3
         shutil.rmtree(bad)
 
 
-@pytest.mark.parametrize("text", ["", "[1", "null", "[1]", '"what"', '{"__0_0.distcp": 1}', b"\xff"])
+@pytest.mark.parametrize("text", ["", "{}", "[1", "null", "[1]", '"what"', '{"__0_0.distcp": 1}', b"\xff"])
 def test_spoilt_hashes_are_named(alone: World, tmp_path: Path, text: str | bytes) -> None:
     checkpoint = saved(tmp_path, 1)
     (checkpoint / ".hashes.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     fault = damage(checkpoint, 0, 1)
     assert fault is not None
-    assert fault.endswith("is not as it was written")
+    assert "/.hashes.json is not as it was written" in fault
