@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from chimera_runtime.errors import BadCheckpoint, BadModel, Misuse, PeerLost, RanksDiffer
     from chimera_runtime.layers import Layers
     from chimera_runtime.loader import Loader
+    from chimera_runtime.meeting import fresh_store
     from chimera_runtime.outcome import Outcome
     from chimera_runtime.pipeline import Pipeline
     from chimera_runtime.stepping import StageStep
@@ -30,6 +31,7 @@ __all__ = [
     "RanksDiffer",
     "StageStep",
     "auxiliary_loss",
+    "fresh_store",
 ]
 
 _HOMES = {
@@ -46,6 +48,7 @@ _HOMES = {
     "RanksDiffer": "errors",
     "StageStep": "stepping",
     "auxiliary_loss": "auxiliary",
+    "fresh_store": "meeting",
 }
 
 

@@ -11,7 +11,7 @@ from types import TracebackType
 
 import torch
 
-from chimera_runtime.errors import PeerLost
+from chimera_runtime.errors import BadCheckpoint, BadModel, Misuse, PeerLost
 
 _OURS = str(Path(__file__).parent) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
@@ -117,16 +117,20 @@ class Calling:
 
 
 class Located:
-    """A context around what a rank does: a `ModelError` learns its rank and worker, and loses the frames inside.
+    """A context around what a rank does: a `ModelError` learns its rank and worker; our errors lose the frames inside.
 
-    So an uncaught one is shown as the user's traceback and the line from which the user came here. An error for lack of
-    memory, the user's or not, gets a note with what ``memory_state`` returns. ``abandon`` is called when another rank
-    is lost. Afterwards ``failed`` says that there was an error: messages may still be under way, and nothing more is to
-    be run. ``closed`` says that the pipeline was closed.
+    So an uncaught one is shown as the user's traceback and the line from which the user came here, or as that line and
+    a message. An error for lack of memory, the user's or not, gets a note with what ``memory_state`` returns.
+    ``abandon`` is called with the error when another rank is lost. Afterwards ``failed`` says that there was an error:
+    messages may still be under way, and nothing more is to be run. ``closed`` says that the pipeline was closed.
     """
 
     def __init__(
-        self, rank: int, worker: int, memory_state: Callable[[], str], abandon: Callable[[], None] = lambda: None
+        self,
+        rank: int,
+        worker: int,
+        memory_state: Callable[[], str],
+        abandon: Callable[[PeerLost], None] = lambda _error: None,
     ) -> None:
         self._rank = rank
         self._worker = worker
@@ -146,11 +150,12 @@ class Located:
     ) -> None:
         self.failed = self.failed or error is not None
         if isinstance(error, PeerLost):
-            self._abandon()
+            self._abandon(error)
         if error is not None and not hasattr(error, "__notes__") and (ran_out(error) or ran_out(error.__cause__)):
             error.add_note(self._memory_state())
         if isinstance(error, ModelError):
             error.rank, error.worker = self._rank, self._worker
+        if isinstance(error, ModelError | PeerLost | BadModel | Misuse | BadCheckpoint):
             error.__traceback__ = None
 
 

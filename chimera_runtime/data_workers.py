@@ -165,12 +165,12 @@ def _next(loaded: Iterator[Any], timeout: float) -> Any:
 
 _ENDED = (
     "The system may have ended it for lack of memory, or for lack of shared memory (/dev/shm): take fewer "
-    "--data-workers, or smaller items. Or the dataset's own code has crashed or ended the process."
+    "data workers, or smaller items. Or the dataset's own code has crashed or ended the process."
 )
 _HANGS = (
     "The dataset's own code may hang in a data worker, as where it takes a lock that was held when it was forked "
     '(multiprocessing_context="spawn" starts it afresh), or waits for a file system. If it is slow, take more '
-    "--data-workers or a longer --timeout."
+    "data workers or a longer timeout."
 )
 
 

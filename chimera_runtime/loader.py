@@ -220,7 +220,8 @@ class Loader:
         if state["length"] != length:
             raise BadCheckpoint(
                 f"the dataset has {_in_words(length)}, and had {_in_words(state['length'])} when the checkpoint was "
-                "saved: its order would be another one; take the weights alone, with --load"
+                "saved: its order would be another one; take the weights alone, with load_weights (in "
+                "train.py with --load)"
             )
         if items % self._share.items:
             raise Misuse(

@@ -1,7 +1,7 @@
 """Messages between workers."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ from torch._C._autograd import _enable_record_function, _profiler_enabled
 
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.numbering import Micros
+from chimera_runtime.orphans import Launcher
 from chimera_runtime.tensors import Tensors
 
 _TAGS = 2**30
@@ -45,6 +46,21 @@ class Names:
     worker: int
     stages: int
     timeout: float
+    launcher: Launcher = field(default_factory=Launcher)
+
+    def require_launcher(self) -> None:
+        """Passes as long as torchrun is there, if it has started this rank.
+
+        Raises
+        ------
+        PeerLost
+            If it has died: no rank of the job is to go on.
+        """
+        if self.launcher.is_gone():
+            raise self._orphaned()
+
+    def _orphaned(self) -> PeerLost:
+        return PeerLost(f"rank {self.rank} (worker {self.worker}): torchrun has died, and its ranks end")
 
     def operation(self, verb: str, tag: int) -> str:
         """The line of schedule.sir behind a tag of `tag_of`, as in ``recv m0 s0->s1``."""
@@ -54,10 +70,12 @@ class Names:
 
     def lost(self, operation: str, peers: Sequence[int], error: Exception) -> PeerLost:
         """The one message that a failed wait leaves behind; no peers stand for all others."""
+        if self.launcher.is_gone():
+            return self._orphaned()
         peer = f"rank{'s' if len(peers) > 1 else ''} {', '.join(map(str, peers))}" if peers else "the other ranks"
         text = str(error)
         if "imed out" in text:
-            cause = f"no answer within {self.timeout:g} s (--timeout); it may be stuck, or slower than that"
+            cause = f"no answer within {self.timeout:g} s (timeout); it may be stuck, or slower than that"
         elif any(word in text for word in ("onnection", "reset", "roken pipe", "EOF")):
             cause = "the connection was closed; it has died or ended"
         else:
@@ -104,7 +122,7 @@ class Transfer:
             for work in self._works:
                 peer.settle(work, self._lost)
         except RuntimeError as error:
-            raise self._lost(error) from error
+            raise self._lost(error) from None
         self._works = ()
         if self._verb == "send":
             self.tensors = ()
@@ -144,7 +162,7 @@ class Peer:
         try:
             works = [unrecorded(self._outgoing.send, [_real(t)], self._target, tag % _TAGS) for t in tensors]
         except RuntimeError as error:
-            raise self.lost("send", tag, error) from error
+            raise self.lost("send", tag, error) from None
         return Transfer(tensors, works, self, "send", tag)
 
     def irecv(self, buffers: Tensors, tag: int) -> Transfer:
@@ -152,7 +170,7 @@ class Peer:
         try:
             works = [unrecorded(self._incoming.recv, [_real(t)], self._source, tag % _TAGS) for t in buffers]
         except RuntimeError as error:
-            raise self.lost("recv", tag, error) from error
+            raise self.lost("recv", tag, error) from None
         return Transfer(buffers, works, self, "recv", tag)
 
     def lost(self, verb: str, tag: int, error: Exception) -> PeerLost:

@@ -23,7 +23,7 @@ def moved(module: torch.nn.Module, device: torch.device, stage: int, where: str)
         if not is_on(tensor, device) and tensor.device.type != "cpu":
             raise Misuse(
                 f"{where} has {name} on {tensor.device}, and its rank computes on {device}: build it on the CPU, from "
-                "where it is moved, and leave the choice of a device to --device and --backend"
+                "where it is moved, and leave the choice of a device to the pipeline (in train.py to --device)"
             )
     with Calling(f"placing stage {stage} on {device}", MISUSED):
         placed = module.to(device)

@@ -158,6 +158,6 @@ def require_enough(items: int, share: Share) -> None:
     """
     if items < share.items:
         raise Misuse(
-            f"the dataset has {in_items(items)} and one update takes B*N*W = {share.formula}; use a larger dataset, a "
-            "smaller --micro-batch-size or fewer ranks"
+            f"the dataset has {in_items(items)} and one update takes B*N*W = {share.formula}; use a larger dataset, "
+            "smaller micro-batches or fewer ranks"
         )

@@ -153,7 +153,7 @@ class Pipeline(Holding):
         model = Model(file, build_stage, loss, tied=of_stages, name=name)
         self._feed = Feed(job, size, place.copy)
         self._feed.put_example(example)
-        with self._located, generators_kept():
+        with self._located, world.starting(), generators_kept():
             built = assemble.modules(world, model, seed)
             assemble.agree_on_weights(world, built)
             findings = probe.find(world, model, self._feed, built, seed, hooks.measures)

@@ -18,6 +18,6 @@ def few_queues(backend: str, device_type: str) -> list[str]:
         return []
     return [
         f"{VARIABLE} is {text}: with fewer than {DEFAULT} queues a message that is received ahead may hold up the "
-        f"computation that it waits for, and programs may hang until --timeout; unset {VARIABLE}, or set it to "
+        f"computation that it waits for, and programs may hang until the timeout; unset {VARIABLE}, or set it to "
         f"{DEFAULT} or more"
     ]

@@ -58,6 +58,6 @@ def require_sendable(stage: int, outputs: Iterable[torch.Tensor], backend: str) 
             )
         if backend == "nccl" and output.dtype.to_real() not in _OF_NCCL:
             raise Misuse(
-                f"stage {stage} returned a tensor of {output.dtype}, which --backend nccl cannot send: return it in "
-                "another dtype, as torch.int32 or torch.uint8, or use --backend gloo"
+                f"stage {stage} returned a tensor of {output.dtype}, which the backend nccl cannot send: return it "
+                "in another dtype, as torch.int32 or torch.uint8, or use the backend gloo"
             )

@@ -104,7 +104,7 @@ class Handed:
         deadline = time.monotonic() + timeout.total_seconds()
         if not self._is_posted.wait(timeout.total_seconds()):
             raise RuntimeError(
-                f"the device of this rank has not computed it within {timeout.total_seconds():g} s (--timeout)"
+                f"the device of this rank has not computed it within {timeout.total_seconds():g} s (timeout)"
             )
         if self._error is not None:
             raise RuntimeError(str(self._error)) from self._error

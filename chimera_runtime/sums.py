@@ -111,7 +111,7 @@ class GradientSum:
                 staged = [self._staging.all_reduce(t, self._group) for t in summed]
                 self._works, self._readable = staged, [work.summed for work in staged]
         except RuntimeError as error:
-            raise self._lost(error) from error
+            raise self._lost(error) from None
         return self
 
     def _counted(self, parameter: torch.nn.Parameter) -> torch.Tensor:
@@ -155,7 +155,7 @@ class GradientSum:
             for work in self._works:
                 self._settle(work, self._lost)
         except RuntimeError as error:
-            raise self._lost(error) from error
+            raise self._lost(error) from None
         self._works = ()
         if self._count is not None and self._views:
             summed = self._readable[-1] if self._readable else self._count.tensor
@@ -174,7 +174,7 @@ class GradientSum:
         try:
             reduce_over(mesh, mean, lambda work: self._settle(work, lost))
         except RuntimeError as error:
-            raise lost(error) from error
+            raise lost(error) from None
         return mean
 
     @property

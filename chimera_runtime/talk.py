@@ -97,8 +97,8 @@ class Talk:
             said = str(error).splitlines()[0]
             late = re.search(r"Rank (\d+) failed to pass", said)
             if late is not None:
-                said = f"no answer from rank {late[1]} within {self._timeout.total_seconds():g} s (timeout=)"
-            raise PeerLost(f"rank {self.rank}: wait for what other ranks say of {self._what}: {said}") from error
+                said = f"no answer from rank {late[1]} within {self._timeout.total_seconds():g} s (timeout)"
+            raise PeerLost(f"rank {self.rank}: wait for what other ranks say of {self._what}: {said}") from None
 
 
 def _in_words(error: Exception | None) -> tuple[type[Exception], str] | None:

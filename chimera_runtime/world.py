@@ -21,7 +21,7 @@ from chimera_runtime.communicators import DIRECTED, channels, chosen
 from chimera_runtime.devices import device_of, known_device, require_own_gpu
 from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.interpreter_end import wait_for_gloo_at_exit
-from chimera_runtime.meeting import exchange, learn
+from chimera_runtime.meeting import exchange, fail, learn, require_own_store, waits_of
 from chimera_runtime.membership import A_DAY, Groups
 from chimera_runtime.messages import Names, Peer, Pending, Settle, waiter
 from chimera_runtime.monitor import Monitor, end_process, limited
@@ -29,6 +29,9 @@ from chimera_runtime.program import Group, Job, Place
 from chimera_runtime.readout import Reader, Readout, from_host
 from chimera_runtime.staging import Staging
 from chimera_runtime.tensors import plain
+
+_LATE = "no answer within"
+"""In the message of a wait that took longer than the time-out."""
 
 Sums = dict[Group, tuple[dist.ProcessGroup | None, tuple[int, ...]]]
 """By weight group, its communicator, None where a single rank holds it, and the ranks that do."""
@@ -67,9 +70,19 @@ class World:
         PeerLost
             If it takes longer than ``seconds``.
         """
-        return learn(
-            self.store, key, source, f"rank {self.place.rank} (worker {self.place.worker}): wait {what}", seconds
-        )
+        doing = f"rank {self.place.rank} (worker {self.place.worker}): wait {what}"
+        return learn(self.store, key, source, doing, seconds)
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Lets the ranks that wait for this one at start learn of an error inside, in place of what they wait for."""
+        try:
+            yield
+        except PeerLost:
+            raise
+        except Exception as error:
+            fail(self.store, self.place.rank, error)
+            raise
 
     @contextmanager
     def waiting(self, operation: str, peers: Sequence[int] = ()) -> Iterator[None]:
@@ -85,7 +98,7 @@ class World:
             yield
         except RuntimeError as error:
             self.check()
-            raise self.lost(operation, peers, error) from error
+            raise self.lost(operation, peers, error) from None
 
     def lost(self, operation: str, peers: Sequence[int], error: Exception) -> PeerLost:
         """The one message that a failed wait leaves behind; no peers stand for all others, of two ranks the other."""
@@ -93,7 +106,14 @@ class World:
         return self.names.lost(operation, peers or only, error)
 
     def check(self) -> None:
-        """Passes as long as every wait has ended in time; errors as of `Monitor.check`."""
+        """Passes as long as every wait has ended in time, and torchrun is there.
+
+        Raises
+        ------
+        PeerLost
+            If not: see `Monitor.check`.
+        """
+        self.names.require_launcher()
         if self.monitor is not None:
             self.monitor.check()
 
@@ -147,13 +167,18 @@ class World:
         staged = None if self.staging is None else self.staging.staged
         return Peer(rank, self.members[rank], outgoing, incoming, self.names, self.wait, staged)
 
-    def abandon(self) -> None:
+    def abandon(self, error: PeerLost) -> None:
         """Keeps gloo's communicators for ever: a process cannot end while it destroys one that still waits for a rank.
 
-        Gloo has no other way to give up an operation before its own time-out, which is a day.
+        Gloo has no other way to give up an operation before its own time-out, which is a day. If the time is up, the
+        error gets a note with what the ranks that were waited for wait for themselves.
         """
         for group in {self.chat, *(_groups_of(self.sums, self.channels) if self.backend == "gloo" else ())}:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+        if _LATE in str(error):
+            others = error.peers or [rank for rank in self.place.ranks if rank != self.place.rank]
+            for note in waits_of(self.store, self.place.rank, str(error), others):
+                error.add_note(note)
 
     def close(self) -> None:
         """Lets the communicators go; the default process group stays."""
@@ -191,7 +216,7 @@ def begin(
     _agree_on_program(job, place, store, timeout)
     late = PeerLost(
         f"rank {rank} (worker {place.worker}): connecting with the other ranks: not done within {timeout:g} s "
-        "(--timeout); one of them may be stuck, or ports or the address of a host cannot be reached",
+        "(timeout); one of them may be stuck, or ports or the address of a host cannot be reached",
         (),
     )
     with limited(timeout, late, end):
@@ -241,6 +266,7 @@ def join_group(
         raise Misuse("there is no process group: call torch.distributed.init_process_group() before")
     if group is not None and not isinstance(group, dist.ProcessGroup):
         raise Misuse("this rank is not in the group that it gave: every rank gives one that it is a part of")
+    require_own_store()
     members = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
     used = known_device(("cuda" if "nccl" in dist.get_backend(group) else "cpu") if device is None else device)
     backend = _backend(group, used)

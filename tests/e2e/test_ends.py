@@ -6,10 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.ranks import MODELS, Job, compiled, interrupted, ranks_left, run_all, torchrun_afresh
+from tests import forking
+from tests.e2e.ranks import (
+    HERE,
+    MODELS,
+    PATIENCE,
+    Job,
+    compiled,
+    environment,
+    interrupted,
+    ranks_left,
+    run_all,
+    torchrun_afresh,
+)
 
 pytestmark = pytest.mark.e2e
 
+LOOP = HERE / "loops" / "ends.py"
 PROMPTLY = 8.0
 """Seconds on a busy machine; torchrun itself waits for 30 before it kills."""
 
@@ -150,3 +163,50 @@ def test_nan_ends_the_job_where_that_is_asked_for_and_the_log_has_every_update(
     assert [line["loss"] is None for line in lines] == [False, False, True, True, True]
     assert all(line["norm"] > 0 and line["learning_rates"] == {"0": [0.1]} for line in lines[:2])
     assert len((tmp_path / "stopped.jsonl").read_text().splitlines()) >= 3
+
+
+def in_a_loop(folder: Path, directory: Path, case: str, *options: str) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The words of torchrun for a case of the loop, and its environment."""
+    words = (*options, "--nproc-per-node=2", str(LOOP), str(directory), case, str(folder))
+    return words, environment() | {"PYTHONPATH": str(HERE.parents[1])}
+
+
+def test_a_loop_of_ones_own_is_started_again_and_resumes_with_a_store_of_its_own(
+    two_stages: Path, tmp_path: Path
+) -> None:
+    words, variables = in_a_loop(tmp_path, two_stages, "restarts", "--standalone", "--max-restarts=1")
+    done = forking.torchrun(words, variables, tmp_path, PATIENCE)
+    assert done.returncode == 0, done.stderr
+    first, second = sorted(line for line in done.stdout.splitlines() if "resumed" in line)
+    assert first.startswith("rank 0: resumed after 2, ")
+    assert second == first.replace("rank 0", "rank 1")
+
+
+def test_ranks_of_a_loop_of_ones_own_end_with_an_error_when_torchrun_is_killed(
+    two_stages: Path, tmp_path: Path
+) -> None:
+    """No process stays behind, which `signalled` sees to."""
+    words, variables = in_a_loop(tmp_path, two_stages, "goes on")
+    done, seconds = forking.signalled(words, variables, tmp_path, PATIENCE, signal.SIGKILL, "3 updates")
+    assert seconds < PROMPTLY
+    lines = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
+    assert lines == [f"rank {rank} (worker {rank}): torchrun has died, and its ranks end" for rank in range(2)]
+
+
+def test_in_a_loop_of_ones_own_an_error_is_the_users_line_and_a_message_that_says_what_each_rank_waits_for(
+    two_stages: Path, tmp_path: Path
+) -> None:
+    job = Job("messages", LOOP, (str(two_stages), "messages", str(tmp_path)), None)
+    outcome = run_all(tmp_path, 2, [job])["messages"]
+    outcome.assert_passed()
+    of_0, of_1 = outcome.said
+    start = "the backward of stage 1: "
+    assert f"rank 1 has failed: {start}" in of_0
+    assert f"rank 1 (worker 1): {start}" in of_1
+    assert "ValueError: no gradient" in of_1
+    assert "rank 1 is in no call of the pipeline that has timed out: it may be stopped, in code of its own" in of_0
+    assert "at the same time: rank 1 (worker 1): wait for the norm of the gradients: rank 0: no answer" in of_0
+    assert "rank 1 (worker 1): wait for the norm of the gradients: rank 0: no answer within 5 s (timeout)" in of_1
+    traces = of_0.split("Traceback (most recent call last):")[1:]
+    assert len(traces) == 3
+    assert all(trace.count("  File ") <= 3 and "--timeout" not in trace for trace in traces)

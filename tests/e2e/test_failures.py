@@ -84,7 +84,7 @@ def test_a_rank_that_hangs_is_named_when_the_time_is_up(two_stages: Path) -> Non
     assert done.returncode != 0
     (message,) = ours(done)
     assert message.startswith("train.py: rank 0 (worker 0): wait ")
-    assert "rank 1: no answer within 12 s (--timeout)" in message
+    assert "rank 1: no answer within 12 s (timeout)" in message
 
 
 def test_where_gloo_does_not_keep_the_time_a_rank_that_hangs_is_named_as_well(two_stages: Path) -> None:
@@ -106,7 +106,7 @@ def test_in_a_loop_of_ones_own_it_is_an_exception_where_the_backend_lets_go_of_w
     outcome.assert_passed()
     lost, again = outcome.said[0].splitlines()
     assert lost.startswith("rank 0 (worker 0): wait ")
-    assert lost.endswith("rank 1: no answer within 8 s (--timeout); it may be stuck, or slower than that")
+    assert lost.endswith("rank 1: no answer within 8 s (timeout); it may be stuck, or slower than that")
     assert again == lost
 
 

@@ -102,7 +102,7 @@ def test_where_a_rank_fails_the_others_end_with_one_message(status: int, said: s
 def test_a_hang_is_told_from_another_failure() -> None:
     _, _, needed = FAILURES[1]
     judge = ends_with_one_message(needed)
-    assert not judge(ended(1, "train.py: rank 0: wait recv: rank 1: no answer within 20 s (--timeout); it may be\n"))
+    assert not judge(ended(1, "train.py: rank 0: wait recv: rank 1: no answer within 20 s (timeout); it may be\n"))
     assert judge(ended(1, "train.py: rank 0: wait recv: rank 1: the connection was closed\n"))
 
 

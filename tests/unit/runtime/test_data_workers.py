@@ -85,7 +85,7 @@ def test_a_worker_that_is_killed_is_an_error_with_what_to_do_and_no_signal_in_be
         next(mine)
     told = describe(raised.value)
     assert told.startswith("rank 0 (worker 0): a data worker has ended: ")
-    assert "take fewer --data-workers" in told
+    assert "take fewer data workers" in told
 
 
 class Hanging(Drawing):
@@ -100,7 +100,7 @@ def test_a_worker_that_hangs_is_an_error_after_the_timeout(alone: World) -> None
     assert [numbers(batch) for batch in islice(batches, 2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     with pytest.raises(ModelError, match=r"no data worker has handed over a mini-batch for 3 s") as raised:
         next(batches)
-    assert "a longer --timeout" in describe(raised.value)
+    assert "a longer timeout" in describe(raised.value)
     mine.close()
     assert multiprocessing.active_children() == []
 

@@ -250,7 +250,9 @@ def test_a_position_is_that_of_the_next_item_and_where_no_mini_batch_begins_is_r
     for _ in islice(endless(mine), 5):
         pass
     assert mine.state_dict() == {"epoch": 2, "items": 4, "length": 11}
-    with pytest.raises(BadCheckpoint, match=r"has 11 items, and had 10 items .* take the weights alone, with --load"):
+    with pytest.raises(
+        BadCheckpoint, match=r"has 11 items, and had 10 items .* take the weights alone, with load_weights"
+    ):
         mine.load_state_dict({"epoch": 0, "items": 4, "length": 10})
     with pytest.raises(Misuse) as refused:
         loader(alone, Drawing(11), 3, 1).load_state_dict({"epoch": 0, "items": 4, "length": 11})

@@ -3,10 +3,12 @@
 import os
 
 import pytest
-from torch.distributed import HashStore
+import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore
 
-from chimera_runtime.errors import Misuse
-from chimera_runtime.meeting import exchange, learn, meet
+from chimera_runtime import meeting
+from chimera_runtime.errors import Misuse, PeerLost
+from chimera_runtime.meeting import exchange, fail, fresh_store, learn, meet, require_own_store, waits_of
 
 TIMEOUT = 20.0
 
@@ -26,7 +28,7 @@ def test_all_ranks_get_what_each_leaves_in_the_order_of_ranks() -> None:
 def test_a_program_that_torchrun_did_not_start_says_how_to(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(Misuse, match=r"start train.py with torchrun, as in: torchrun --nproc-per-node"):
+    with pytest.raises(Misuse, match=r"start the program with torchrun, as in: torchrun --nproc-per-node"):
         meet(TIMEOUT)
 
 
@@ -50,3 +52,49 @@ def test_rank_and_size_are_those_of_the_environment(monkeypatch: pytest.MonkeyPa
     store, rank, size = meet(TIMEOUT)
     store.set("key", "value")
     assert (rank, size, store.get("key")) == (0, 1, b"value")
+
+
+def test_ranks_that_are_started_again_read_nothing_of_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = HashStore()
+    monkeypatch.setattr(meeting, "rendezvous", lambda *_, **__: iter([(shared, 1, 2)]))
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    for attempt in ("0", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
+        given = fresh_store()
+        assert (given["rank"], given["world_size"]) == (1, 2)
+        assert not given["store"].check(["key"])
+        given["store"].set("key", "value")
+
+
+def test_a_rank_that_fails_at_start_is_told_to_those_that_wait_for_it() -> None:
+    store = HashStore()
+    store.set("there", "value")
+    fail(store, 1, ValueError("went wrong\nin two lines"))
+    assert learn(store, "there", 1, "rank 0: wait", TIMEOUT) == b"value"
+    with pytest.raises(PeerLost, match=r"^rank 0: wait for all: rank 1 has failed: went wrong$") as lost:
+        learn(store, "missing", 2, "rank 0: wait for all", TIMEOUT)
+    assert lost.value.peers == (1,)
+
+
+def test_ranks_that_give_up_tell_each_other_what_they_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_MOMENT", 0.1)
+    store = HashStore()
+    (silent,) = waits_of(store, 0, "rank 0: wait recv", [1])
+    assert silent.startswith("rank 1 is in no call of the pipeline that has timed out")
+    assert waits_of(store, 1, "rank 1: wait for the norm", [0]) == ["at the same time: rank 0: wait recv"]
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_store_of_all_attempts_is_refused_where_torchrun_may_start_ranks_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    require_own_store()
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
+    require_own_store()  # the store was given
+    group = dist.group.WORLD
+    assert group is not None
+    of_torch = PrefixStore(f"{group.group_name}/", PrefixStore("default_pg", HashStore()))
+    monkeypatch.setattr(meeting.registry, "_get_default_store", lambda: of_torch)
+    with pytest.raises(Misuse, match=r"init_process_group\(BACKEND, \*\*chimera_runtime.fresh_store\(\)\)"):
+        require_own_store()

@@ -44,7 +44,7 @@ def test_a_rank_that_makes_no_pipeline_is_named_in_time(four: list[tuple[list[in
         Groups(0, (2, 3), store, 0.05)
     assert str(lost.value) == (
         "rank 2: wait for all ranks of the default process group to make a pipeline: no answer from rank 1 within "
-        "0.05 s (--timeout)"
+        "0.05 s (timeout)"
     )
     assert (lost.value.peers, four) == ((1,), [])
 

@@ -138,7 +138,7 @@ def test_a_wait_that_takes_too_long_names_rank_operation_and_peer(impatient: Pee
     with pytest.raises(PeerLost) as lost:
         transfer.wait()
     assert str(lost.value) == (
-        "rank 3 (worker 1): wait recv m7 s2->s1: rank 1: no answer within 0.05 s (--timeout); "
+        "rank 3 (worker 1): wait recv m7 s2->s1: rank 1: no answer within 0.05 s (timeout); "
         "it may be stuck, or slower than that"
     )
     assert lost.value.peers == (1,)
@@ -155,8 +155,8 @@ def test_after_a_loss_nothing_more_can_be_posted_and_that_says_so_too(impatient:
 @pytest.mark.parametrize(
     ("error", "cause"),
     [
-        ("[/x/buffer.cc:79] Timed out waiting 50ms for recv", "no answer within 20 s (--timeout); it may be stuck"),
-        ("Wait timeout: timed out", "no answer within 20 s (--timeout)"),
+        ("[/x/buffer.cc:79] Timed out waiting 50ms for recv", "no answer within 20 s (timeout); it may be stuck"),
+        ("Wait timeout: timed out", "no answer within 20 s (timeout)"),
         ("Connection closed by peer", "the connection was closed; it has died or ended"),
         ("Read error: Connection reset by peer", "the connection was closed; it has died or ended"),
         ("unexpected EOF", "the connection was closed"),

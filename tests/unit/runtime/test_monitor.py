@@ -98,7 +98,7 @@ def test_a_message_that_does_not_come_ends_the_rank_which_goes_on_meanwhile(peer
     assert time.monotonic() - start >= TIMEOUT
     (error,) = ends.errors
     assert str(error) == (
-        f"rank 3 (worker 1): wait {verb} m7 s2->s1: rank 1: no answer within 0.3 s (--timeout); "
+        f"rank 3 (worker 1): wait {verb} m7 s2->s1: rank 1: no answer within 0.3 s (timeout); "
         "it may be stuck, or slower than that"
     )
     assert error.peers == (1,)
@@ -205,7 +205,7 @@ def raised(call: Callable[[], object]) -> str:
 
 
 MESSAGE = (
-    "rank 3 (worker 1): wait recv m7 s2->s1: rank 1: no answer within 0.3 s (--timeout); "
+    "rank 3 (worker 1): wait recv m7 s2->s1: rank 1: no answer within 0.3 s (timeout); "
     "it may be stuck, or slower than that"
 )
 
@@ -267,6 +267,6 @@ def test_a_rank_without_tools_ends_with_the_message_and_a_status() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == FAILED
     assert done.stderr == (
-        "rank 0 (worker 0): wait recv m0 s1->s0: rank 1: no answer within 0.1 s (--timeout); "
+        "rank 0 (worker 0): wait recv m0 s1->s0: rank 1: no answer within 0.1 s (timeout); "
         "it may be stuck, or slower than that\n"
     )

@@ -8,6 +8,8 @@ import time
 import pytest
 
 from chimera_runtime import orphans
+from chimera_runtime.errors import PeerLost
+from chimera_runtime.messages import Names
 from tests.unit.runtime.tools.test_parent import PARENT, ROOT, is_there
 
 CHILD = """
@@ -36,3 +38,27 @@ def test_a_process_is_killed_when_the_one_that_started_it_is() -> None:
 def test_elsewhere_it_says_that_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orphans.sys, "platform", "darwin")
     assert not orphans.signal_when_parent_ends(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("run", ["1", None])
+def test_torchrun_is_gone_where_it_started_this_process_and_the_parent_is_another(
+    monkeypatch: pytest.MonkeyPatch, run: str | None
+) -> None:
+    """A shell, srun or what else has started a rank may go."""
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    if run is not None:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", run)
+    launcher = orphans.Launcher()
+    assert not launcher.is_gone()
+    monkeypatch.setattr(orphans.os, "getppid", lambda: 1)
+    assert launcher.is_gone() == (run is not None)
+    names = Names(2, 1, 4, 20.0, launcher)
+    if run is None:
+        names.require_launcher()
+        assert "rank 0: no answer" in str(names.lost("recv", [0], RuntimeError("timed out")))
+        return
+    said = "rank 2 (worker 1): torchrun has died, and its ranks end"
+    assert str(names.lost("recv", [0], RuntimeError("connection closed"))) == said
+    with pytest.raises(PeerLost) as lost:
+        names.require_launcher()
+    assert str(lost.value) == said

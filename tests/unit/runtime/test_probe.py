@@ -115,7 +115,7 @@ def short(y: torch.Tensor) -> Any:
 
 
 def test_a_dtype_that_the_backend_cannot_send_is_refused_before_anything_is_sent(alone: World) -> None:
-    with pytest.raises(Misuse, match=r"stage 0 returned a tensor of torch\.int16, which --backend nccl cannot send"):
+    with pytest.raises(Misuse, match=r"stage 0 returned a tensor of torch\.int16, which the backend nccl cannot send"):
         first_of_two(alone, short, "nccl")
 
 

@@ -12,7 +12,7 @@ def test_few_queues_are_remarked_on_with_what_may_happen_and_what_to_do(
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", count)
     (remark,) = few_queues("nccl", "cuda")
     assert remark.startswith(f"CUDA_DEVICE_MAX_CONNECTIONS is {count}: ")
-    assert "may hang until --timeout; unset CUDA_DEVICE_MAX_CONNECTIONS, or set it to 8 or more" in remark
+    assert "may hang until the timeout; unset CUDA_DEVICE_MAX_CONNECTIONS, or set it to 8 or more" in remark
 
 
 @pytest.mark.parametrize("count", ["8", "32", "", "no number"])

@@ -22,7 +22,7 @@ def test_what_nccl_does_not_know_is_refused_there_alone(dtype: torch.dtype) -> N
     output = torch.zeros(2, dtype=dtype)
     require_sendable(3, [output], "gloo")
     assert refused(output, "nccl").startswith(
-        f"stage 3 returned a tensor of {dtype}, which --backend nccl cannot send: return it in another dtype"
+        f"stage 3 returned a tensor of {dtype}, which the backend nccl cannot send: return it in another dtype"
     )
 
 

@@ -240,7 +240,7 @@ def test_a_gpu_that_is_stuck_is_not_the_fault_of_a_peer(members: Sequence[Any]) 
     message = (torch.zeros(1),)
     assert (
         lost(impatient.isend(message, 0))
-        == f"{begin}the device of this rank has not computed it within 0.1 s (--timeout)"
+        == f"{begin}the device of this rank has not computed it within 0.1 s (timeout)"
     )
     transfer = patient.isend(message, 0)
     gpu.is_let_go.set()
@@ -249,5 +249,5 @@ def test_a_gpu_that_is_stuck_is_not_the_fault_of_a_peer(members: Sequence[Any]) 
 
 def test_a_peer_that_does_not_answer_is_named_as_without_a_gpu(members: Sequence[Any]) -> None:
     peer = Peer(1, 1, members[0], members[0], Names(0, 0, 2, 0.1), waiter(0.1), Staging(ModelGpu()).staged)
-    begin = "rank 0 (worker 0): wait recv m0 s1->s0: rank 1: no answer within 0.1 s (--timeout)"
+    begin = "rank 0 (worker 0): wait recv m0 s1->s0: rank 1: no answer within 0.1 s (timeout)"
     assert lost(peer.irecv((torch.zeros(1),), 3)).startswith(begin)

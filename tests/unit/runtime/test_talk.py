@@ -76,7 +76,7 @@ def test_a_rank_that_does_not_come_is_named_in_time(alone: World) -> None:
     with talks(2, 0.2) as (talk, _), pytest.raises(PeerLost) as lost:
         talk.heard(1)
     assert str(lost.value) == (
-        "rank 0: wait for what other ranks say of a checkpoint: no answer from rank 1 within 0.2 s (timeout=)"
+        "rank 0: wait for what other ranks say of a checkpoint: no answer from rank 1 within 0.2 s (timeout)"
     )
 
 

@@ -119,9 +119,7 @@ def test_communicators_that_the_program_is_not_proven_for_are_refused(alone: Wor
 def test_what_nobody_leaves_is_given_up_with_who_was_waited_for(alone: World) -> None:
     with pytest.raises(PeerLost) as lost:
         alone.learn("key", 3, "for the weights", 0.03)
-    assert str(lost.value) == (
-        "rank 0 (worker 0): wait for the weights: no answer from rank 3 within 0.03 s (--timeout)"
-    )
+    assert str(lost.value) == ("rank 0 (worker 0): wait for the weights: no answer from rank 3 within 0.03 s (timeout)")
     assert lost.value.peers == (3,)
 
 
