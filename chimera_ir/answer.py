@@ -95,7 +95,7 @@ def _tables(compilation: Compilation) -> str:
     from chimera_ir.cost import table
     from chimera_ir.picture import terminal
 
-    report, timeline, predicted = compilation.report, compilation.timeline, []
+    report, timeline, predicted = compilation.whole_report, compilation.timeline, []
     if compilation.prediction:
         from chimera_ir.predict import show
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from chimera_ir.cost.simulate import Timeline
     from chimera_ir.elaborate.elaborate import Outline
     from chimera_ir.predict.prediction import Prediction
-    from chimera_ir.verify.verify import Checked, Verified
+    from chimera_ir.verify.verify import Checked, ProvenScripts, Verified
 
 MAX_HEADERS = MAX_WORKERS + MAX_PIPES + 1_000
 """Headings and lines of a header that an IR text may have."""
@@ -190,17 +190,19 @@ class Compilation:
 
     @_level
     def report(self) -> "Report":
-        """What the schedule costs, beside the baseline of the same size."""
+        """What the schedule costs, beside the baseline of the same size; a text of forwards alone has no report."""
         from chimera_ir.cost.launches import launches
         from chimera_ir.cost.report import Shared, report
-        from chimera_ir.verify.findings import Rule
+        from chimera_ir.verify.findings import names
 
-        self._require_updates()
+        header = self.schedule.header
+        if not header.trains:
+            raise Rejected([NothingTrained(NOWHERE, kinds_line(header))])
         baseline, copies = self._baseline()  # before anything is made of the schedule
         verified, timeline = self.verified, self.timeline
         self.tell("comparing with the baseline")
         launched = launches(verified.program, timeline)
-        rules = tuple(rule.value for rule in Rule if rule in verified.rules)
+        rules = names(verified.rules)
         made = report(verified.schedule, self._durations, baseline, verified.weights, launched, rules, timeline, copies)
         known = verified.with_evaluation(lambda: self.verified_evaluation)
         return replace(made, communicators=tuple(Shared(k.communicators.value, k.count, k.blocked) for k in known))
@@ -216,27 +218,42 @@ class Compilation:
         return forecast.of(program)
 
     @_level
+    def scripts(self) -> "ProvenScripts":
+        """What runs the program, with the proof that every rank's script does what the program says."""
+        from chimera_ir.codegen.render import scripts
+        from chimera_ir.verify.verify import verify_scripts
+
+        verified, evaluation = self.verified, self.verified_evaluation
+        self.tell("writing the scripts, comparing them with the program")
+        return verify_scripts(verified, evaluation, scripts(verified, evaluation))
+
+    @_level
+    def whole_report(self) -> "Report":
+        """The report with the rules that hold for the scripts as well, which are made for it."""
+        from chimera_ir.verify.findings import names
+
+        report = self.report  # before the scripts, for what a report is refused for
+        return replace(report, verified=names(self.scripts.rules))
+
+    @_level
     def report_json(self) -> str:
-        """The text of report.json: the report, with the prediction where there is one."""
+        """The text of report.json: the whole report, with the prediction where there is one."""
         prediction = {"prediction": self.prediction.as_json()} if self.prediction else {}
-        return json.dumps({**self.report.as_json(), **prediction}, indent=2) + "\n"
+        return json.dumps({**self.whole_report.as_json(), **prediction}, indent=2) + "\n"
 
     @_level
     def files(self) -> Mapping[str, str]:
-        """The output directory by relative path: program, report, pictures, scripts, each after those it relies on."""
-        from chimera_ir.codegen.render import scripts
+        """The output directory by relative path: report, program, pictures, scripts, each after those it relies on."""
         from chimera_ir.ir.text.printer import show
         from chimera_ir.picture import svg
 
-        report_json = self.report_json  # before the program, for what a report is refused for
-        self.tell("writing the scripts")
         return {
+            "report.json": self.report_json,
             **self._replay_picture(),
             "schedule.sir": show(self.program),
             "evaluate.sir": show(self.evaluation),
-            "report.json": report_json,
             "timeline.svg": svg.draw(self.timeline),
-            **scripts(self.verified, self.verified_evaluation),
+            **self.scripts.files,
         }
 
     @property
@@ -361,18 +378,6 @@ class Compilation:
             verified = opponent.verified
             comparison.require_same_size(verified.schedule.header, header, request.against.name)
         return verified.schedule, verified.weights
-
-    def _require_updates(self) -> None:
-        """Passes if there is something to train, and so something to report and to run.
-
-        Raises
-        ------
-        Rejected
-            If a text has forwards alone.
-        """
-        header = self.schedule.header
-        if not header.trains:
-            raise Rejected([NothingTrained(NOWHERE, kinds_line(header))])
 
     def _limit(self, what: str, operations: int) -> None:
         if operations > self.request.max_operations:

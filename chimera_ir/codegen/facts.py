@@ -6,8 +6,8 @@ from itertools import chain, groupby
 from typing import Any
 
 from chimera_ir.codegen.loops import reach
-from chimera_ir.codegen.pace import PacedTurn, lag, paces
 from chimera_ir.codegen.statements import links
+from chimera_ir.flow.pace import PacedTurn, lag, paces
 from chimera_ir.ir.ids import Stage, WeightGroup, Worker
 from chimera_ir.ir.kinds import COSTED
 from chimera_ir.ir.levels import Header, Parts, Program

@@ -35,7 +35,7 @@ def turn_lines(scribe: Scribe, turn: Turn) -> Iterator[str]:
     header = scribe.header
     notation = Notation(step=header.period, rings=turn.rings, variable="m", counter=counter(header))
     outer = replace(scribe, notation=notation)
-    for piece in roll(header, turn.instructions):
+    for piece in roll(header, turn.instructions, turn.slots):
         if isinstance(piece, Straight) or not _in_step(piece, notation):
             yield from _commented(outer, unrolled(piece), numbers_of(turn))
             continue

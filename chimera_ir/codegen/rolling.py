@@ -1,15 +1,15 @@
 """Search for the stretches of a lane that repeat, so that each can be a loop.
 
 A stretch repeats if every instruction is the same as the one a fixed number of lines before, with micro-batches a fixed
-number later and the next slots of the same ring. The search knows nothing of schemes: it takes the stretch that saves
-most lines, then searches the rest of the lane on both sides.
+number later, between the same workers, and the next slots of the same ring. The search knows nothing of schemes: it
+takes the stretch that saves most lines, then searches the rest of the lane on both sides.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from chimera_ir.ir.ids import Slot
+from chimera_ir.ir.ids import Slot, Stage, Worker
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import (
     AllReduce,
@@ -29,6 +29,9 @@ from chimera_ir.ir.turns import Ring, Shelf, moved, shelf
 
 _ROUNDS, _SAVED = 4, 12
 """The fewest rounds of a loop, and the fewest lines that it has to save."""
+
+_LONG = 64
+"""The fewest lines whose halves are searched if nothing in the middle repeats."""
 
 _CANDIDATES = 24
 """The most distances to a next instruction of the same kind that are tried."""
@@ -54,12 +57,23 @@ class Loop:
 Piece = Straight | Loop
 
 
-def roll(header: Header, lane: Sequence[Instruction]) -> tuple[Piece, ...]:
+def roll(
+    header: Header, lane: Sequence[Instruction], slots: Iterable[tuple[Shelf, int]] | None = None
+) -> tuple[Piece, ...]:
     """A lane as stretches that repeat and stretches that do not; unrolled, it is the same lane.
 
-    A stretch stays within an update, and reads one version of the weights.
+    A stretch stays within an update, reads one version of the weights, and talks to the same workers in every round.
+
+    Parameters
+    ----------
+    header
+        The header of the lane.
+    lane
+        Instructions of one worker: a whole lane, or a turn.
+    slots
+        The slots of each shelf, of which a turn may use a part; None if the lane uses all.
     """
-    return tuple(_pieces(_Lane(lane, header.per_update), 0, len(lane)))
+    return tuple(_joined(_pieces(_Lane(header, lane, slots), 0, len(lane))))
 
 
 def unrolled(piece: Piece) -> Iterator[Instruction]:
@@ -99,21 +113,20 @@ class _Stretch:
 class _Lane:
     """A lane as numbers: the kind and the first micro-batch of the instruction at each place, and slots by shelf."""
 
-    def __init__(self, lane: Sequence[Instruction], per_update: int) -> None:
+    def __init__(
+        self, header: Header, lane: Sequence[Instruction], slots: Iterable[tuple[Shelf, int]] | None = None
+    ) -> None:
         kinds: dict[object, int] = {}
         self.instructions = lane
         self.kinds: list[int] = []
         self.micros: list[int] = []
-        self.slots: dict[Shelf, int] = {}
+        self.slots = dict(_used(lane) if slots is None else slots)
+        per_update = header.per_update
         for place, instruction in enumerate(lane):
-            kind, micro = _kind(instruction)
+            kind, micro = _kind(header, instruction)
             known = -1 - place if micro is None else kinds.setdefault((kind, micro // per_update), len(kinds))
             self.kinds.append(known)
             self.micros.append(micro or 0)
-            if isinstance(instruction, Recv):
-                self.slots[shelf(instruction.message)] = max(
-                    self.slots.get(shelf(instruction.message), 0), instruction.slot + 1
-                )
 
     def stretch(self, anchor: int, length: int, low: int, high: int) -> _Stretch | None:
         """The longest stretch through a place that repeats after ``length`` lines, between ``low`` and ``high``."""
@@ -153,41 +166,82 @@ class _Lane:
         return ring is not None and (first.slot + ring.messages) % ring.slots == second.slot
 
 
-def _kind(instruction: Instruction) -> tuple[object, int | None]:
-    """What must be equal in all rounds, and the first micro-batch; None for instructions that never repeat."""
+def _used(lane: Iterable[Instruction]) -> dict[Shelf, int]:
+    """The slots that a lane receives into, by shelf."""
+    slots: dict[Shelf, int] = {}
+    for instruction in lane:
+        if isinstance(instruction, Recv):
+            key = shelf(instruction.message)
+            slots[key] = max(slots.get(key, 0), instruction.slot + 1)
+    return slots
+
+
+def _kind(header: Header, instruction: Instruction) -> tuple[object, int | None]:
+    """What must be equal in all rounds, and the first micro-batch; None for instructions that never repeat.
+
+    Micro-batches of several pipes may meet the neighbours of a stage on different workers, which are different links.
+    """
     match instruction:
         case Compute(kind, micros, stage, version=version):
-            return (kind, stage, _pattern(micros), version), micros[0]
+            return (kind, stage, _pattern(micros), version, _neighbours(header, instruction)), micros[0]
         case Pair(forward, backward):
             apart = tuple(micro - forward.micros[0] for micro in backward.micros)
-            return (Pair, forward.stage, _pattern(forward.micros), backward.stage, apart), forward.micros[0]
+            ends = _neighbours(header, forward), _neighbours(header, backward)
+            return (Pair, forward.stage, _pattern(forward.micros), backward.stage, apart, ends), forward.micros[0]
         case Send(message, to):
             return (Send, message.source, message.target, _pattern(message.micros), to), message.micros[0]
         case Recv(message, source):
             return (Recv, message.source, message.target, _pattern(message.micros), source), message.micros[0]
-        case WaitSend(message) | WaitRecv(message):
-            key = (type(instruction), message.source, message.target, _pattern(message.micros))
-            return key, message.micros[0]
+        case WaitSend(message):
+            peer = header.worker(message.micros[0], message.target)
+            return (WaitSend, message.source, message.target, _pattern(message.micros), peer), message.micros[0]
+        case WaitRecv(message):
+            peer = header.worker(message.micros[0], message.source)
+            return (WaitRecv, message.source, message.target, _pattern(message.micros), peer), message.micros[0]
         case AllReduce() | WaitAllReduce() | Step() | Stash() | Drop():
             return None, None
         case _:
             assert_never(instruction)
 
 
+def _neighbours(header: Header, operation: Compute) -> tuple[Worker, ...]:
+    """The workers of the stages before and after an operation, and of its own."""
+    stages = range(max(operation.stage - 1, 0), min(operation.stage + 2, header.stages))
+    return tuple([header.worker(operation.micros[0], Stage(stage)) for stage in stages])
+
+
 def _pattern(micros: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(micro - micros[0] for micro in micros)
+    return (0,) if len(micros) == 1 else tuple([micro - micros[0] for micro in micros])
+
+
+def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """The pieces, with those that do not repeat as one where they follow each other."""
+    straight: list[Instruction] = []
+    for piece in pieces:
+        if isinstance(piece, Straight):
+            straight += piece.instructions
+            continue
+        if straight:
+            yield Straight(tuple(straight))
+            straight = []
+        yield piece
+    if straight:
+        yield Straight(tuple(straight))
 
 
 def _pieces(lane: _Lane, low: int, high: int) -> Iterator[Piece]:
     best = _best(lane, low, high)
-    if best is None:
-        if high > low:
-            yield Straight(tuple(lane.instructions[low:high]))
-        return
-    yield from _pieces(lane, low, best.start)
-    body = tuple(lane.instructions[best.start : best.start + best.length])
-    yield Loop(body, best.rounds, best.step, lane.rings(best.start, best.length))
-    yield from _pieces(lane, best.end, high)
+    if best is not None:
+        yield from _pieces(lane, low, best.start)
+        body = tuple(lane.instructions[best.start : best.start + best.length])
+        yield Loop(body, best.rounds, best.step, lane.rings(best.start, best.length))
+        yield from _pieces(lane, best.end, high)
+    elif high - low >= _LONG:
+        middle = (low + high) // 2
+        yield from _pieces(lane, low, middle)
+        yield from _pieces(lane, middle, high)
+    else:
+        yield Straight(tuple(lane.instructions[low:high]))
 
 
 def _best(lane: _Lane, low: int, high: int) -> _Stretch | None:
@@ -196,6 +250,8 @@ def _best(lane: _Lane, low: int, high: int) -> _Stretch | None:
     for part in (2, 1, 3):
         anchor = low + (high - low) * part // 4
         for length in _lengths(lane, anchor, high):
+            if best is not None and best.saved >= high - low - length:
+                break  # no stretch of longer rounds saves more
             stretch = lane.stretch(anchor, length, low, high)
             if stretch is not None and (best is None or stretch.saved > best.saved):
                 best = stretch

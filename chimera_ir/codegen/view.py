@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from chimera_ir.codegen.facts import title
 from chimera_ir.codegen.loops import counter, lane_lines, turn_lines
 from chimera_ir.codegen.notation import Notation
-from chimera_ir.codegen.pace import paces
 from chimera_ir.codegen.rolling import Loop, roll
 from chimera_ir.codegen.statements import Links, Scribe, links, weights
 from chimera_ir.ir.ids import WeightGroup, Worker
@@ -93,7 +92,7 @@ def _body(verified: Verified, worker: Worker) -> BodyView:
     scribe = Scribe(header, worker, used, Notation())
     has_loops = False
     if isinstance(verified.level, ProgramStream):
-        lines = list(turn_lines(scribe, paces(verified.level)[worker].turn))
+        lines = list(turn_lines(scribe, verified.level.turns[worker]))
     else:
         pieces = roll(header, verified.program.lanes[worker])
         has_loops = any(isinstance(piece, Loop) for piece in pieces)

@@ -1,6 +1,6 @@
 """The diagnostics of rules and the set of applied rules, from which follows what is proven."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -23,6 +23,12 @@ class Rule(Enum):
     VERSIONS = "versions"
     MEMORY = "memory"
     REPEATS = "repeats"
+    SCRIPTS = "scripts"
+
+
+def names(rules: Collection[Rule]) -> tuple[str, ...]:
+    """The names of rules, in the order in which they are reported."""
+    return tuple(rule.value for rule in Rule if rule in rules)
 
 
 @dataclass(frozen=True, slots=True)

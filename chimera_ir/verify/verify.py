@@ -1,6 +1,6 @@
 """Verification: the rules, level by level, and the type of programs for which all of them hold."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -10,6 +10,7 @@ from chimera_ir.diagnostics.catalogue.schedule import LaneCount, NotLowered
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.flow import live
 from chimera_ir.flow.net import Net, Reads, net_of, reads_of
+from chimera_ir.flow.pace import begun
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import NOWHERE, Compute, singles
@@ -33,6 +34,7 @@ from chimera_ir.verify.messages import messages, places
 from chimera_ir.verify.paired import paired
 from chimera_ir.verify.placed import placed
 from chimera_ir.verify.repeats import repeats, state_repeats
+from chimera_ir.verify.scripts import scripts
 from chimera_ir.verify.slots import slots
 from chimera_ir.verify.ties import ties
 from chimera_ir.verify.versions import differing, versions
@@ -125,6 +127,27 @@ class Verified:
         )
 
 
+@dataclass(frozen=True)
+class ProvenScripts:
+    """Files whose scripts do what a verified program says; only `verify_scripts` makes them.
+
+    Attributes
+    ----------
+    files
+        What runs the program, by path relative to the output directory.
+    rules
+        The rules that hold for the program, and "scripts".
+    """
+
+    files: Mapping[str, str]
+    rules: frozenset[Rule]
+    seal: InitVar[object]
+
+    def __post_init__(self, seal: object) -> None:
+        if seal is not _SEAL:
+            raise TypeError("only verify_scripts makes ProvenScripts")
+
+
 def verify_schedule(level: Schedule | ScheduleStream, plan: Plan | None) -> Checked:
     """Rules "conflict-free", "complete", "placed", "acyclic", and the parts of "memory" and "repeats" for schedules.
 
@@ -177,6 +200,9 @@ def _operations(header: Header, operations: Sequence[tuple[Worker, Compute]]) ->
 def verify_program(level: Program | ProgramStream, checked: Checked | None = None) -> Verified:
     """Applies all rules to any program.
 
+    The turns of a verified stream begin where workers can run them as the updates are given (`flow.pace`), so that its
+    text and its scripts say the same.
+
     Parameters
     ----------
     level
@@ -197,6 +223,8 @@ def verify_program(level: Program | ProgramStream, checked: Checked | None = Non
     if isinstance(level, ProgramStream):
         findings += apply(Rule.REPEATS, state_repeats(level))
         raise_errors(findings.diagnostics)
+        if (paced := begun(level)) != level:
+            return verify_program(paced, checked)
     return Verified(
         level=level,
         program=program,
@@ -236,6 +264,28 @@ def _proven(program: Program, checked: Checked | None) -> tuple[Checked, Finding
     findings += apply(Rule.CHANNELS, (proof for proof in proofs if isinstance(proof, Diagnostic)))
     raise_errors(findings.diagnostics)
     return checked, findings, tuple(proof for proof in proofs if isinstance(proof, Certificate))
+
+
+def verify_scripts(verified: Verified, evaluation: Verified, files: Mapping[str, str]) -> ProvenScripts:
+    """Applies the rule "scripts" to what is generated for a verified program and its evaluation.
+
+    Parameters
+    ----------
+    verified
+        The program.
+    evaluation
+        Its forwards alone.
+    files
+        What runs both, by path; among them the scripts and program.json.
+
+    Raises
+    ------
+    Rejected
+        With the scripts that do not do what the programs say.
+    """
+    findings = apply(Rule.SCRIPTS, scripts(verified.program, evaluation.program, files))
+    raise_errors(findings.diagnostics)
+    return ProvenScripts(files, verified.rules | findings.rules, _SEAL)
 
 
 def verify_lowered(program: Program | ProgramStream, checked: Checked) -> Verified:

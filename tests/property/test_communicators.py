@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera_ir.codegen.pace import paces
+from chimera_ir.flow.pace import paces
 from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.lower.forwards import forwards

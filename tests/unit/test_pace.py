@@ -11,14 +11,16 @@ from random import Random
 import pytest
 
 from chimera_ir import library
-from chimera_ir.codegen.pace import PacedTurn, lag, paces
 from chimera_ir.compilation import Compilation
+from chimera_ir.flow.pace import PacedTurn, begun, lag, paces
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Instruction, Step
-from chimera_ir.ir.streams import ProgramStream, header_of
+from chimera_ir.ir.streams import ProgramStream, ScheduleStream, header_of
 from chimera_ir.ir.turns import by_turn, unroll, updates_a_turn
+from chimera_ir.lower.lower import lower
 from chimera_ir.request import Request, Tie
 from chimera_ir.source import Source
+from chimera_ir.verify.verify import verify_program
 from tests.executor import TRANSPORTS, Executor, Wrong
 from tests.lowered import level
 from tests.property.streams import random_stream
@@ -44,9 +46,9 @@ CASES = [
 def stream(name: str, parameters: tuple[tuple[str, int], ...], ties: tuple[Tie, ...] = ()) -> ProgramStream:
     path = next((folder / f"{name}.chim" for folder in FOLDERS if (folder / f"{name}.chim").exists()), None)
     source = library.source(name) if path is None else Source(path.name, path.read_text())
-    compiled = Compilation(Request(source, dict(parameters), ties=ties)).verified.level
-    assert isinstance(compiled, ProgramStream)
-    return compiled
+    schedule = Compilation(Request(source, dict(parameters), ties=ties)).schedule
+    assert isinstance(schedule, ScheduleStream)
+    return lower(schedule)
 
 
 def case(name: str, parameters: dict[str, int]) -> ProgramStream:
@@ -150,7 +152,10 @@ def test_turns_begin_elsewhere_only_where_whole_turns_wait_for_one_another(
     name: str, parameters: dict[str, int]
 ) -> None:
     of = case(name, parameters)
-    assert ([pace.turn for pace in paces(of)] == [*of.turns]) == (name != "late")
+    paced = begun(of)
+    assert (paced == of) == (name != "late")
+    assert begun(paced) == paced
+    assert verify_program(of).level == paced, "its text says what the scripts say"
 
 
 def test_a_turn_waits_for_updates_that_it_is_not_about_where_another_worker_does() -> None:

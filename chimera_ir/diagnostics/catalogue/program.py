@@ -375,3 +375,26 @@ class NothingTrained(Diagnostic):
     help: ClassVar[str] = "--emit program, or timeline, shows it; scripts come from the scheme, with its backwards"
 
     kinds: str
+
+
+class ScriptDiffers(Diagnostic):
+    """A script that was generated for a program does something else than the program says."""
+
+    code: ClassVar[str] = "CH422"
+    title: ClassVar[str] = "`{function}` in {script} does not do what the program says"
+    label: ClassVar[str] = "the program says {expected}"
+    help: ClassVar[str] = (
+        "no script is written: this is an error of chimera_ir, so please report it, with this text and the command"
+    )
+
+    script: str
+    function: str
+    number: int
+    text: str
+    expected: str
+    done: str
+
+    def notes(self) -> tuple[Note, ...]:
+        """What the script does, and where."""
+        where = f"line {self.number} of {self.script}, `{self.text}`," if self.text else f"{self.script}"
+        return (Note(f"{where} {self.done}"),)

@@ -75,6 +75,11 @@ def paces(stream: ProgramStream) -> list[PacedTurn]:
     ]
 
 
+def begun(stream: ProgramStream) -> ProgramStream:
+    """The stream with each turn as the worker runs it, beginning at another line where it has to."""
+    return replace(stream, turns=tuple(pace.turn for pace in paces(stream)))
+
+
 def lag(paces: Sequence[PacedTurn]) -> int:
     """After how many further updates are given every worker has made all its steps of an update."""
     return max(

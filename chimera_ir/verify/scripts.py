@@ -1,0 +1,244 @@
+"""Rule "scripts": each rank's script does what its program says, call by call and line by line.
+
+The text of the script is run as it will be written, on a lane that computes nothing (`recording`): one update, or of a
+stream the updates that are proven, from warm-up to drain, and then the forwards alone. So whatever the code generator
+makes of a lane, loops included, is compared with the lane itself.
+
+Nothing of a scheme is run: a text that names anything but the calls of a lane is refused before its first line.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import CodeType, SimpleNamespace, TracebackType
+from typing import Any, NamedTuple
+
+from chimera_ir.diagnostics.catalogue.program import ScriptDiffers
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.ir.ids import Stage, WeightGroup
+from chimera_ir.ir.levels import Program
+from chimera_ir.ir.ops import NOWHERE, Instruction
+from chimera_ir.ir.text.printer import line
+from chimera_ir.verify.recording import (
+    DATASET,
+    INPUT,
+    TARGET,
+    Differs,
+    LaneLines,
+    Micros,
+    RecordedIncoming,
+    RecordedOutgoing,
+    RecordedStage,
+    RecordedWeights,
+    Route,
+    StreamRun,
+    Value,
+    WholeRun,
+)
+
+FACTS = "program.json"
+
+_LANE = "chimera_runtime.lane"
+
+_OF_MODULES = {_LANE, "Lane", "INTERFACE", "PROGRAM", "update", "turn", "evaluate", "int", "__doc__"}
+"""The names that a script has outside its functions."""
+
+_OF_FUNCTIONS = {
+    *("range", "stage", "tie", "incoming", "outgoing", "input", "target"),
+    *("isend", "irecv", "wait", "take", "all_reduce", "wait_all_reduce", "step", "stash", "drop"),
+    *("at", "forward", "backward", "backward_input", "backward_weights", "pair", "outputs", "input_gradients"),
+}
+"""The names that its functions have, but for their variables."""
+
+_ANNOTATIONS = "__annotate__"
+"""The function that newer interpreters make of annotations."""
+
+
+def scripts(program: Program, evaluation: Program, files: Mapping[str, str]) -> Iterator[Diagnostic]:
+    """The first difference of each function of each script.
+
+    Parameters
+    ----------
+    program
+        Without errors by any other rule; of a stream, as many updates as are proven.
+    evaluation
+        The same of the forwards alone.
+    files
+        The scripts ``rank_<worker>.py``, and program.json.
+    """
+    facts = json.loads(files[FACTS])
+    updates, micro_batches = program.header.updates, program.header.micro_batches
+    for worker, of_rank in enumerate(facts["ranks"]):
+        script = _Script(f"rank_{worker}.py", files[f"rank_{worker}.py"])
+        held, turns = _held(facts, of_rank), of_rank["turns"]
+        if turns is None:
+            yield from script.compared("update", [()], RecordedLane(program.lanes[worker], held, WholeRun()))
+        else:
+            calls = [(number,) for number in range(turns["first"], updates + turns["behind"], turns["step"])]
+            recorded = RecordedLane(program.lanes[worker], held, StreamRun(updates, micro_batches))
+            yield from script.compared("turn", calls, recorded)
+        recorded = RecordedLane(evaluation.lanes[worker], _held_in_evaluations(facts, of_rank), WholeRun())
+        yield from script.compared("evaluate", [()], recorded)
+
+
+class Held(NamedTuple):
+    """What a rank has for its script, by program.json.
+
+    ``initial`` are the versions at whose places the initial weights of each group are stashed and dropped; ``rooms``
+    the micro-batches that each slot of an incoming link has room for.
+    """
+
+    stages: int
+    initial: Mapping[WeightGroup, tuple[int, int]]
+    rooms: Mapping[Route, Sequence[int]]
+    outgoing: Sequence[Route]
+
+
+class RecordedLane:
+    """What a script is called with; ``lines`` are those that it has not come to."""
+
+    def __init__(self, lane: Iterable[Instruction], held: Held, run: WholeRun) -> None:
+        self.lines = LaneLines(lane)
+        self._groups = {
+            group: RecordedStage(self.lines, run, group[0], held.stages - 1, initial)
+            if len(group) == 1
+            else RecordedWeights(self.lines, run, group, initial)
+            for group, initial in held.initial.items()
+        }
+        self._incoming = {route: RecordedIncoming(self.lines, run, route, rooms) for route, rooms in held.rooms.items()}
+        self._outgoing = {route: RecordedOutgoing(self.lines, run, route) for route in held.outgoing}
+
+    def stage(self, number: int) -> RecordedWeights:
+        """A stage of the worker."""
+        return self._groups[Stage(number),]
+
+    def tie(self, *stages: int) -> RecordedWeights:
+        """What stages share."""
+        return self._groups[tuple(map(Stage, stages))]
+
+    def incoming(self, source: int, target: int, worker: int) -> RecordedIncoming:
+        """A link from another worker."""
+        return self._incoming[source, target, worker]
+
+    def outgoing(self, source: int, target: int, worker: int) -> RecordedOutgoing:
+        """A link to another worker."""
+        return self._outgoing[source, target, worker]
+
+    def input(self, micros: Micros) -> Value:
+        """The input of micro-batches."""
+        return INPUT, micros if isinstance(micros, tuple) else (micros,), DATASET
+
+    def target(self, micros: Micros) -> Value:
+        """The target of micro-batches."""
+        return TARGET, micros if isinstance(micros, tuple) else (micros,), DATASET
+
+    def end(self) -> None:
+        """Passes if no line is left.
+
+        Raises
+        ------
+        Differs
+            With the first line that the script leaves out.
+        """
+        line = self.lines.take()
+        if line is not None:
+            raise Differs(line, "ends")
+
+
+class _Script:
+    """A rank's script."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self._name = name
+        self._text = text
+        self._defined: Mapping[str, Callable[..., None]] | None = None
+
+    def compared(self, function: str, calls: Sequence[tuple[int, ...]], lane: RecordedLane) -> Iterator[Diagnostic]:
+        """The first difference between a function that is called with these numbers in turn, and a lane."""
+        try:
+            if self._defined is None:
+                self._defined = _functions(self._name, self._text)
+            run = self._defined[function]
+            for arguments in calls:
+                run(lane, *arguments)
+            lane.end()
+        except Differs as differs:
+            yield self._difference(function, differs.expected, differs.done, differs.__traceback__)
+        except Exception as error:  # a wrong text may do anything
+            done = f"ends with {type(error).__name__}: {error}"
+            yield self._difference(function, lane.lines.take(), done, error.__traceback__)
+
+    def _difference(
+        self, function: str, expected: Instruction | None, done: str, trace: TracebackType | None
+    ) -> ScriptDiffers:
+        number, lines = _line_of(self._name, trace), self._text.splitlines()
+        return ScriptDiffers(
+            span=NOWHERE if expected is None else expected.origin,
+            script=self._name,
+            function=function,
+            number=number,
+            text=lines[number - 1].split("  # ")[0].strip() if 0 < number <= len(lines) else "",
+            expected="nothing more" if expected is None else f"`{line(expected)}`",
+            done=done,
+        )
+
+
+def _functions(name: str, text: str) -> dict[str, Callable[..., None]]:
+    """What a script defines.
+
+    Raises
+    ------
+    Differs
+        If it names anything but what scripts need, before anything of it is run.
+    """
+    code = compile(text, name, "exec", dont_inherit=True)
+    foreign = next(_foreign(code), None)
+    if foreign is not None:
+        raise Differs(None, f"names {foreign}, which is not a part of a script")
+    builtins = {"range": range, "int": int, "__import__": lambda *_: SimpleNamespace(Lane=RecordedLane)}
+    defined: dict[str, Any] = {"__name__": name, "__builtins__": builtins}
+    exec(code, defined)
+    return defined
+
+
+def _foreign(module: CodeType) -> Iterator[str]:
+    """The names in a script that scripts do not have."""
+    functions = [constant for constant in module.co_consts if isinstance(constant, CodeType)]
+    yield from ({*module.co_names, *(function.co_name for function in functions)} - _OF_MODULES - {_ANNOTATIONS})
+    for function in functions:
+        known = _OF_MODULES if function.co_name == _ANNOTATIONS else _OF_FUNCTIONS
+        yield from ({*function.co_names} - known)
+        yield from (constant.co_name for constant in function.co_consts if isinstance(constant, CodeType))
+
+
+def _line_of(name: str, trace: TracebackType | None) -> int:
+    """The line of a script at which an error was raised; 0 if it was raised outside."""
+    number = 0
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == name:
+            number = trace.tb_lineno
+        trace = trace.tb_next
+    return number
+
+
+def _held(facts: Mapping[str, Any], of_rank: Mapping[str, Any]) -> Held:
+    """What a rank has for an update."""
+    stages = of_rank["stages"]
+    initial = {_stages([stage]): (*known["initial"],) for stage, known in stages.items()}
+    ties = {_stages(tie["stages"]): (*tie["initial"],) for tie in of_rank["ties"]}
+    rooms = {
+        (source, target, worker): stages[str(target)]["inputs" if source < target else "gradients"]
+        for source, target, worker in of_rank["incoming"]
+    }
+    return Held(facts["stages"], initial | ties, rooms, [(*route,) for route in of_rank["outgoing"]])
+
+
+def _held_in_evaluations(facts: Mapping[str, Any], of_rank: Mapping[str, Any]) -> Held:
+    """What a rank has for forwards alone."""
+    known = of_rank["evaluation"]
+    rooms = {(*route,): known["slots"][str(route[1])] for route in known["incoming"]}
+    initial = {_stages([stage]): (0, 0) for stage in of_rank["stages"]}
+    return Held(facts["stages"], initial, rooms, [(*route,) for route in known["outgoing"]])
+
+
+def _stages(numbers: Iterable[Any]) -> WeightGroup:
+    return tuple(Stage(int(number)) for number in numbers)
