@@ -7,15 +7,17 @@ from typing import Any
 import torch
 
 from chimera_runtime.agreement import POSITION, Fact, Key, short
+from chimera_runtime.aliases import versions
 from chimera_runtime.batches import Batches
 from chimera_runtime.blame import Calling
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.keywords import KeywordNames, Keywords
 from chimera_runtime.loading import POSITION as NAMES
 from chimera_runtime.loading import MiniBatch, Triple, as_triple, require_cut
-from chimera_runtime.nested import leaves, lengths, rows
+from chimera_runtime.nested import leaves, lengths, rows, taken_apart
 from chimera_runtime.program import Job
 from chimera_runtime.samples import sampled
+from chimera_runtime.tensors import Tensors
 
 Pair = tuple[Any, Any] | Triple
 """An input and a target, as pytrees; as a third there may be keyword arguments."""
@@ -37,6 +39,8 @@ class Feed:
     names: KeywordNames | None = None
     _pairs: "dict[int, Callable[[int], Pair] | Batches | _Whole]" = field(default_factory=dict)
     _facts: dict[int, dict[Key, Fact]] = field(default_factory=dict)
+    _tensors: dict[int, Tensors] = field(default_factory=dict)
+    _versions: dict[int, list[int]] = field(default_factory=dict)
 
     def put(self, update: int, batch: Any) -> None:
         """Takes the mini-batch of an update in one of the forms of `Pipeline.step`.
@@ -48,6 +52,7 @@ class Feed:
             or holds something that cannot be cut into micro-batches.
         """
         self._facts.pop(update, None)
+        self._tensors.pop(update, None)
         if isinstance(batch, MiniBatch):
             batch.require_whole()
             self._facts[update] = {POSITION: _position(batch.position)}
@@ -57,6 +62,7 @@ class Feed:
             triple = as_triple(batch, "a batch")
             self._require_names(triple, "a batch")
             self._pairs[update] = _Whole(triple, self.size, self.job.micro_batches, self.job.parts)
+            self._tensors[update] = taken_apart(triple)[0]
             self._note(update, triple, self._looked_at(update) * self.size)
 
     def put_example(self, example: "Pair | Batches") -> None:
@@ -84,10 +90,31 @@ class Feed:
                 self._require_names(as_triple(pair, f"micro-batch {micro}"), f"micro-batch {micro}")
         self._facts.pop(update, None)
         self._pairs[update] = pairs.__getitem__
+        self._tensors[update] = taken_apart([*pairs] if isinstance(pairs, (list, tuple)) else [])[0]
 
     def drop(self, update: int) -> None:
         """Lets a mini-batch go."""
         del self._pairs[update]
+        self._tensors.pop(update, None)
+
+    def hold(self) -> None:
+        """The step ends: the mini-batches that are still under way must not be written before the next."""
+        self._versions = {update: versions(tensors) for update, tensors in self._tensors.items()}
+
+    def require_held(self) -> None:
+        """Passes if the mini-batches under way are as they were when the last step ended.
+
+        Raises
+        ------
+        Misuse
+            If the loop has written one.
+        """
+        for update, before in self._versions.items():
+            if versions(self._tensors[update]) != before:
+                raise Misuse(
+                    f"the mini-batch of update {update} was written after its step, and is still under way; give each "
+                    "step tensors of its own, as .clone() makes them"
+                )
 
     def facts(self, update: int) -> dict[Key, Fact]:
         """What the ranks of a copy compare of a mini-batch, once: of a micro-batch, the digests of its parts.

@@ -94,6 +94,7 @@ class Streaming:
 
     def give(self) -> Outcome | None:
         """One more update, whose mini-batch the feed has: the newest that is complete then, if there is one."""
+        self._feed.require_held()
         self.given += 1
         self._driver.give()
         self._forget()
@@ -101,6 +102,7 @@ class Streaming:
 
     def finish(self) -> None:
         """Completes the updates under way; a new run begins on the newest weights, which the parameters then show."""
+        self._feed.require_held()
         self._driver.drain()
         self._forget()
         while self._completed < self.given:
@@ -130,3 +132,4 @@ class Streaming:
         for update in range(self._fed, stepped):
             self._feed.drop(update)
         self._fed = stepped
+        self._feed.hold()

@@ -185,6 +185,32 @@ def test_a_mini_batch_is_held_until_its_last_use(make: Callable[..., Pipeline]) 
     assert sorted(set(asked)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("written", [0, 1])
+def test_a_mini_batch_that_the_loop_writes_while_it_is_under_way_is_missed(
+    make: Callable[..., Pipeline], written: int, apart: bool
+) -> None:
+    pipeline = make()
+    tensors = batch(0)
+    if apart:
+        pipeline.step(micro_batches=[*zip(*(tensor.split(B) for tensor in tensors), strict=True)])
+    else:
+        pipeline.step(tensors)
+    tensors[written].copy_(batch(1)[written])
+    with pytest.raises(Misuse, match="the mini-batch of update 0 was written after its step, and is still under way"):
+        pipeline.step(batch(1))
+
+
+def test_a_mini_batch_may_be_written_when_it_is_over(make: Callable[..., Pipeline]) -> None:
+    pipeline = make()
+    x, y = batch(0)
+    pipeline.step((x, y))
+    pipeline.drain()
+    x.zero_()
+    pipeline.step(batch(1))
+    pipeline.drain()
+
+
 def test_what_is_drawn_depends_on_the_update_and_not_on_drains(make: Callable[..., Pipeline]) -> None:
     """With a rate of 0 nothing else can change a loss."""
 
