@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint import load
 from torch.optim.swa_utils import AveragedModel
 
 from chimera_runtime.blame import ModelError
@@ -203,6 +204,11 @@ def test_the_state_of_another_optimizer_is_not_taken_and_nothing_is_loaded(
     with pytest.raises(BadCheckpoint, match=words):
         again.checkpoints.resume()
     assert all(torch.equal(*pair) for pair in zip(before, again.pipe.parameters(), strict=True))
+    state = again.pipe.state_dict()
+    load(state, checkpoint_id=tmp_path / "update-00000001")
+    again.pipe.load_state_dict(state)
+    assert again.pipe.updates == 1
+    assert all(torch.equal(*pair) for pair in zip(loop.pipe.parameters(), again.pipe.parameters(), strict=True))
     again.close()
 
 

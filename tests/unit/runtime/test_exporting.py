@@ -15,7 +15,7 @@ from chimera_runtime import exporting
 from chimera_runtime.errors import BadCheckpoint, Misuse
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.world import World
-from tests.unit.runtime.kept import compiled, mini_batch, pipeline, stage
+from tests.unit.runtime.kept import WIDTH, compiled, mini_batch, pipeline, stage
 
 FIRST, FURTHER = "stages.0.0.weight", "stages.1.0.weight"
 
@@ -174,3 +174,58 @@ def test_a_disk_that_is_full_leaves_the_file_of_before(
             pipe.export_weights(tmp_path / name)
     assert (tmp_path / name).read_bytes() == before
     assert [path.name for path in tmp_path.glob("*model*")] + [*tmp_path.glob(".*")] == [name]
+
+
+class Sized(nn.Linear):
+    """Has an extra state of any kind."""
+
+    def __init__(self, kept: Any) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.kept = kept
+
+    def get_extra_state(self) -> Any:
+        return self.kept
+
+    def set_extra_state(self, state: Any) -> None:
+        self.kept = state
+
+
+def test_extra_state_is_in_the_file_as_torch_has_it_or_the_export_is_refused(
+    alone: World, one_worker: Path, tmp_path: Path
+) -> None:
+    """A file of before stays; one that has no extra state is read."""
+
+    def built(kept: Any) -> Pipeline:
+        return pipeline(one_worker, lambda *_: Sized(kept).double())
+
+    path = tmp_path / "model.pt"
+    for kept in ({"scale": [1.5, "x"], "t": torch.ones(2)}, torch.arange(3)):
+        with built(kept) as pipe, built(None) as other:
+            pipe.export_weights(path)
+            plain = Sized(None).double()
+            plain.load_state_dict(by_stage(torch.load(path, weights_only=True), 1))
+            assert str(plain.kept) == str(kept)
+            assert other.load_weights(path) == []
+            assert str(other.stages[0].kept) == str(kept)
+    with built(torch.arange(3)) as pipe, built(None) as other:
+        pipe.export_weights(tmp_path / "model.safetensors")
+        other.load_weights(tmp_path / "model.safetensors")
+        assert torch.equal(torch.arange(3), other.stages[1].kept)  # type: ignore[arg-type]
+    before = path.read_bytes()
+    with built(Path("x")) as pipe:
+        with pytest.raises(
+            BadCheckpoint, match=r"stages.0._extra_state, which the model has .* is a PosixPath, which tor"
+        ):
+            pipe.export_weights(path)
+        with pytest.raises(
+            BadCheckpoint, match=r"is a PosixPath, and safetensors has tensors alone: choose another suff"
+        ):
+            pipe.export_weights(tmp_path / "model.safetensors")
+    with built(lambda: None) as pipe, pytest.raises(Misuse, match=r"stages.0._extra_state cannot be saved"):
+        pipe.export_weights(path)
+    assert path.read_bytes() == before
+    tensors = {name: value for name, value in torch.load(path, weights_only=True).items() if "extra" not in name}
+    torch.save(tensors, tmp_path / "without.pt")
+    with built(7) as pipe:
+        assert pipe.load_weights(tmp_path / "without.pt") == []
+        assert pipe.stages[0].kept == 7
