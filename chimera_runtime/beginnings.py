@@ -37,8 +37,10 @@ class Beginning:
         """
         if self.before is None:
             return ()
-        for leaf, expected in zip(leaves, self.before.differentiable, strict=True):
-            if leaf.grad is not None and not expected:
+        for leaf, recorded, expected in zip(leaves, self.before.recorded, self.before.differentiable, strict=True):
+            if not recorded:
+                leaf.grad = None  # there if the stage called requires_grad_(), and for no parameter before it
+            elif leaf.grad is not None and not expected:
                 raise BadModel(
                     f"stage {self._number} uses a tensor of stage {self._number - 1} that it did not use for the first "
                     "micro-batch; use the same tensors every time"

@@ -67,7 +67,10 @@ class Holding:
         yield from self._named.items()
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """The parameters of this rank."""
+        """The parameters of this rank.
+
+        Their norm is not that of the model: clip with `Pipeline.clip_grad_norm_`, not with torch's own.
+        """
         for _, parameter in self.named_parameters():
             yield parameter
 
@@ -78,7 +81,11 @@ class Holding:
 
     @property
     def updates(self) -> int:
-        """How many updates have been given so far, those before a checkpoint that was loaded included."""
+        """How many updates have been given so far, those before a checkpoint that was loaded included.
+
+        An update is a call of `Pipeline.step`, also one with ``accumulate=True``, after which the optimizer does not
+        step: each has random numbers of its own, and the next mini-batch is the one of this number.
+        """
         return self._schedule.given
 
     @property

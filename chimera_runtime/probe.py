@@ -172,8 +172,10 @@ class _Prober:
             if self._is_mine(stage):
                 with generators_kept():
                     self._say(f"gradients/{stage - 1}", self._run_back(stage, roots_follow))
-            roots_follow = tuple(self._hear(f"gradients/{stage - 1}", stage))
-            known.append(replace(boundaries[stage - 1], differentiable=roots_follow))
+            before = boundaries[stage - 1]  # a stage may call requires_grad_() on a tensor that it gets without a graph
+            received = self._hear(f"gradients/{stage - 1}", stage)
+            roots_follow = tuple(r and recorded for r, recorded in zip(received, before.recorded, strict=True))
+            known.append(replace(before, differentiable=roots_follow))
         if self._measures:
             self._weigh_halves(known[::-1])
         for stage, seen in self._runs.items():

@@ -54,6 +54,16 @@ def test_a_gradient_that_was_handed_back_is_kept_by_nothing_else() -> None:
     assert leaves[0].grad is None
 
 
+def test_a_gradient_for_what_the_stage_before_recorded_no_graph_for_is_for_nobody() -> None:
+    """A stage may call requires_grad_() on what it gets, as it may in one process."""
+    frozen = Boundary(tuple_of(1), ((2,),), (FLOATS,), (False,), (False,))
+    beginning = Beginning(1, frozen)
+    leaves, _ = beginning.argument((torch.ones(2),))
+    (leaves[0].requires_grad_() * 3).sum().backward()
+    assert beginning.handed_back(leaves, ()) == ()
+    assert leaves[0].grad is None
+
+
 def test_a_gradient_in_memory_that_anything_else_holds_is_copied() -> None:
     """A receive buffer, or what a function of the model's own writes again in its next backward."""
     beginning, memory = Beginning(1, TWO), torch.full((4,), 7.0)

@@ -84,6 +84,16 @@ def test_a_gradient_that_stops_later_does_not_come_back_at_all(alone: World) -> 
     assert [b.differentiable for b in boundaries] == [(False,), (False,), (False,)]
 
 
+def test_a_stage_that_requires_gradients_of_its_input_asks_nothing_of_a_stage_without_a_graph(alone: World) -> None:
+    class Requiring(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.requires_grad_() * 2
+
+    boundaries = found(alone, linear, then(torch.Tensor.detach), Requiring, linear).boundaries
+    assert [b.recorded for b in boundaries] == [(True,), (False,), (True,)]
+    assert [b.differentiable for b in boundaries] == [(False,), (False,), (True,)]
+
+
 @pytest.mark.parametrize("placement", [(0, 1, 2), (0, 1, 0), (1, 1, 0)])
 def test_all_ranks_find_the_same_wherever_the_stages_are(alone: World, placement: tuple[int, ...]) -> None:
     modules = (then(lambda y: (y, y.detach() + 1)), First, then(lambda y: y.sum(1)))
