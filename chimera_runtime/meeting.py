@@ -21,7 +21,7 @@ _FAILED = "failed"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01
 """Seconds between two questions to the store."""
 
-_MOMENT, _MOST = 1.0, 4
+_MOMENT, _MOST = 3.0, 4
 """Seconds that ranks which wait for each other give up after each other, and of how many of them is told."""
 
 

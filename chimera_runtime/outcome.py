@@ -3,6 +3,7 @@
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from chimera_runtime.agreement import Comparison, Fact, Facts, Key
-from chimera_runtime.errors import RanksDiffer
+from chimera_runtime.errors import PeerLost, RanksDiffer
 from chimera_runtime.losses import Tally
 from chimera_runtime.messages import unrecorded
 from chimera_runtime.world import World
@@ -117,8 +118,9 @@ class Outcomes:
 
     def explain(self) -> None:
         """After the loss of another rank: raises RanksDiffer if the sums that are over show that it left for that."""
-        while self._under_way and self._under_way[0].is_there:
-            self._under_way.popleft().settle()
+        with suppress(PeerLost):  # one that failed with the loss is over as well
+            while self._under_way and self._under_way[0].is_there:
+                self._under_way.popleft().settle()
 
     def settle(self) -> None:
         """Waits for all sums that are under way: who closes a connection before stops those of other ranks."""

@@ -21,7 +21,7 @@ TIMEOUT = 20
 
 FAILURES = (
     ("a rank is killed", "kill-in-forward:1:30", r"rank 1\b"),
-    ("a rank hangs", "stop-in-forward:1:2", r"rank 1\b.*--timeout"),
+    ("a rank hangs", "stop-in-forward:1:2", r"rank 1\b.*timeout"),
 )
 """Steps in which a rank fails: their names, what the model does, what the message has to say."""
 
