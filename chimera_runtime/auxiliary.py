@@ -14,13 +14,17 @@ from chimera_runtime.readout import Numbers, Reader
 Auxiliary = list[tuple[str, torch.Tensor]]
 """The auxiliary losses of a forward, by name; a name may come several times."""
 
+_NO_BACKWARD = -1
+"""What torch has in place of the number of a backward in a thread that runs none."""
+
 _HEARD: ContextVar[Auxiliary | None] = ContextVar("auxiliary losses", default=None)
 
 
 def auxiliary_loss(name: str, value: torch.Tensor) -> None:
     """Adds to the loss of the micro-batch that a stage is called on; to be called within the stage's forward.
 
-    Outside of a pipeline, as where the module is used by itself, it does nothing.
+    Outside of a pipeline, as where the module is used by itself, it does nothing; nor does it in a backward, where
+    torch.utils.checkpoint runs a part of a forward again that has been counted.
 
     Parameters
     ----------
@@ -34,12 +38,20 @@ def auxiliary_loss(name: str, value: torch.Tensor) -> None:
     ------
     TypeError
         If the value is no tensor of one number.
+    BadModel
+        If it is added where torch records nothing, so that it would have no gradient.
     """
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
         raise TypeError(f"the auxiliary loss {name} is to be a tensor of one number")
     heard = _HEARD.get()
-    if heard is not None:
-        heard.append((name, value))
+    if heard is None or torch._C._current_graph_task_id() != _NO_BACKWARD:
+        return
+    if not torch.is_grad_enabled():
+        raise BadModel(
+            f"the auxiliary loss {name} would have no gradient: it is added under torch.no_grad(), or in a "
+            "torch.utils.checkpoint with use_reentrant=True; use use_reentrant=False"
+        )
+    heard.append((name, value))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import torch
 from chimera_runtime.aliases import unshared
 from chimera_runtime.boundary import Boundary
 from chimera_runtime.errors import BadModel
+from chimera_runtime.nested import fresh
 from chimera_runtime.tensors import Tensors, plain
 
 
@@ -19,9 +20,9 @@ class Beginning:
         self._number = number
 
     def argument(self, inputs: Any) -> tuple[Tensors, Any]:
-        """The tensors whose gradients are wanted, and what the module is called on."""
+        """The tensors whose gradients are wanted, and what the module is called on, in containers of its own."""
         if self.before is None:
-            return (), inputs
+            return (), fresh(inputs)
         leaves = tuple(t.detach().requires_grad_(r) for t, r in zip(inputs, self.before.recorded, strict=True))
         return leaves, self.before.form.filled(leaves)
 

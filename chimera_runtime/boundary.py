@@ -105,7 +105,8 @@ class Traits:
 
     ``buffers`` are those that it updates; ``alone`` says why it cannot run several micro-batches at once, if so.
     ``keywords`` are the keyword arguments that it takes, ``auxiliary`` the names of its auxiliary losses. ``whole``
-    says what keeps its backward from being split, if something does.
+    says what keeps its backward from being split, if something does. ``seeds_all`` says that it draws from the
+    generators of Python or NumPy: forwards then begin with seeds of these, too.
     """
 
     buffers: tuple[str, ...]
@@ -113,6 +114,7 @@ class Traits:
     keywords: tuple[str, ...] = ()
     auxiliary: tuple[str, ...] = ()
     whole: str = ""
+    seeds_all: bool = False
 
 
 def keyword_names(traits: Sequence[Traits], stages: Iterable[int]) -> KeywordNames:

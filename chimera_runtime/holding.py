@@ -27,7 +27,6 @@ from chimera_runtime.state import State
 from chimera_runtime.stepping import Steppers
 from chimera_runtime.streaming import Streaming
 from chimera_runtime.talk import Talk
-from chimera_runtime.tensors import generators_kept
 
 T = TypeVar("T")
 
@@ -336,7 +335,7 @@ class Holding:
     def _finish(self) -> None:
         """Completes what is under way."""
         self._require_sound()
-        with self._located, generators_kept():
+        with self._located, self._setting.generators_kept():
             self._schedule.finish()
 
     def _require_sound(self) -> None:

@@ -1,6 +1,7 @@
 """Forwards between updates: what `Pipeline.evaluate` and `Pipeline.predict` do."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from chimera_runtime.blame import Located
@@ -10,13 +11,16 @@ from chimera_runtime.gathering import added_over_all, gathered
 from chimera_runtime.lengths import Lengths
 from chimera_runtime.losses import Tally
 from chimera_runtime.nested import is_rows, joined
+from chimera_runtime.probe import state_of
 from chimera_runtime.setting import Setting
 from chimera_runtime.stage import Stage
-from chimera_runtime.tensors import generators_kept
+from chimera_runtime.tensors import all_generators_kept
 
 
 class Inference:
-    """Loss and outputs of the stages as they are while no update is under way; generators of torch stay as before.
+    """Loss and outputs of the stages as they are while no update is under way.
+
+    Generators and what modules hold beside their weights, buffers and attributes, are as before afterwards.
 
     Parameters
     ----------
@@ -49,10 +53,11 @@ class Inference:
         """
         weighing = Weighing(self._setting.model.judge)
         evaluation = self._evaluation(weighing)
-        for batch in batches:
-            for of in evaluation.rounds(batch):
-                with self._located, generators_kept():
-                    evaluation.run(of)
+        with self._unchanged():
+            for batch in batches:
+                for of in evaluation.rounds(batch):
+                    with self._located, all_generators_kept():
+                        evaluation.run(of)
         with self._located:
             items, total, count = added_over_all(self._setting.world, weighing.items, weighing.total, weighing.count)
         if not items:
@@ -70,7 +75,7 @@ class Inference:
         def outputs_of(batch: Any) -> Any:
             outputs: list[Any] = []
             for of in evaluation.rounds(batch):
-                with self._located, generators_kept():
+                with self._located, all_generators_kept(), self._unchanged():
                     evaluation.run(of)
                     outputs += gathered(world, world.job.holders[-1], keeping.take()).values()
             if not all(map(is_rows, outputs)):
@@ -78,6 +83,14 @@ class Inference:
             return joined(outputs)
 
         return outputs_of
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """Afterwards the stages hold what they held before, beside their weights."""
+        states = [state_of(stage.module) for stage in self._stages.values()]
+        yield
+        for state, before in states:
+            state.restore(before)
 
     def _evaluation(self, last: Weighing | Keeping) -> Evaluation:
         return Evaluation(self._setting, self._stages, self._size, last, self._lengths)

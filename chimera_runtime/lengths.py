@@ -16,11 +16,11 @@ from chimera_runtime.boundary import Boundary
 from chimera_runtime.errors import FAILED, BadModel, Misuse
 from chimera_runtime.feed import Feed
 from chimera_runtime.keywords import Keywords
-from chimera_runtime.nested import leaves, mapped, taken_apart, to_device
-from chimera_runtime.probe import Findings, restore
+from chimera_runtime.nested import fresh, leaves, mapped, taken_apart, to_device
+from chimera_runtime.probe import Findings, state_of
 from chimera_runtime.shards import rest
 from chimera_runtime.stage import Stage
-from chimera_runtime.tensors import Tensors, draw_seed, generators_kept
+from chimera_runtime.tensors import Tensors, all_generators_kept, draw_seed
 from chimera_runtime.world import World
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -84,7 +84,7 @@ class Lengths:
         """What the stages hand on for micro-batches of these shapes; when and with which errors as in `begin`."""
         shapes = _shapes(first)
         if shapes not in self._boundaries:
-            with generators_kept():
+            with all_generators_kept():
                 self._boundaries[shapes] = self._found(first, shapes)
         return self._boundaries[shapes]
 
@@ -158,11 +158,11 @@ class Lengths:
         module, largest = self._modules[number], self._largest[number]
         names = self._traits[number].keywords
         loaded = to_device(first[1], self._world.device) if names else {}
-        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        state, before = state_of(module)
         torch.manual_seed(draw_seed("shapes", number))
         with Calling(f"the forward of stage {number}", FAILED):
-            tensors, form = taken_apart(module(handed, **{name: loaded[name] for name in names}))
-        restore(module, buffers)
+            tensors, form = taken_apart(module(handed, **fresh({name: loaded[name] for name in names})))
+        state.restore(before)
         rest(module)
         if wrong := largest.excess(tensors, form):
             raise BadModel(f"stage {number} returned for shapes that are no larger than the example's: {wrong}")

@@ -121,6 +121,17 @@ def mapped(value: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return pytree.tree_map_only(torch.Tensor, make, value)
 
 
+def fresh(value: Any) -> Any:
+    """A value with the same tensors in tuples, lists and dicts of its own."""
+    if value is None or isinstance(value, torch.Tensor):
+        return value
+    return mapped(value, _itself)
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 def parts(value: Any, count: int) -> list[Any]:
     """A value as several of the same structure, equal parts along dimension 0."""
     return [mapped(value, lambda tensor, i=i: tensor.chunk(count)[i]) for i in range(count)]  # type: ignore[misc]

@@ -238,7 +238,7 @@ class Pipeline(Holding):
             self._lengths.check(update)
         self._schedule.begin(accumulate, scaler)
         try:
-            with self._located, generators_kept(), self._setting.ranges.update(update):
+            with self._located, self._setting.generators_kept(), self._setting.ranges.update(update):
                 if self._lengths is not None:
                     self._lengths.begin(update)
                 return self._schedule.give()

@@ -1,6 +1,6 @@
 """Finds out, once at start, what the stages hand to one another: one micro-batch down the first pipe and back.
 
-Nothing remains of it: random state, buffers such as batch-norm statistics, and gradients are as before.
+Nothing remains of it: random state, gradients, and what modules hold beside their parameters are as before.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from chimera_runtime.aliases import Dropped, versions
+from chimera_runtime.aliases import Dropped
 from chimera_runtime.auxiliary import listening, roots_of
 from chimera_runtime.batches import Source
 from chimera_runtime.blame import Calling
@@ -22,12 +22,14 @@ from chimera_runtime.gathering import largest_of_rows
 from chimera_runtime.keywords import Keywords, accepted, require_unused
 from chimera_runtime.losses import as_pair, expected_count
 from chimera_runtime.model import Model
-from chimera_runtime.nested import ONE_TENSOR, Form, is_rows, mapped, taken_apart, to_device
+from chimera_runtime.module_state import Contents, ModuleState
+from chimera_runtime.nested import ONE_TENSOR, Form, fresh, is_rows, mapped, to_device
+from chimera_runtime.recomputing import versions_of
 from chimera_runtime.saved import Footprint, Saved, memory_of
 from chimera_runtime.sendable import require_here, require_sendable
 from chimera_runtime.shards import rest
 from chimera_runtime.splitting import Halfway, Split, Whole, obstacle
-from chimera_runtime.tensors import Tensors, draw_seed, generators_kept
+from chimera_runtime.tensors import Tensors, all_generators_kept, draw_seed, has_drawn, states_beside_torch
 from chimera_runtime.world import World
 
 
@@ -61,17 +63,16 @@ class Sight:
     """A stage's forward on the first micro-batch: its inputs, what it returned or the loss, and how it was before.
 
     ``form`` and ``traits`` are as in `Boundary` and `Findings`, the ``footprint`` is empty unless it was measured;
-    ``in_place`` says that the stage changed its input, ``buffers`` are copies from before; ``count`` is what came with
-    the loss, if something did, ``auxiliary`` are roots as well.
+    ``in_place`` says that the stage changed what it was given; ``count`` is what came with the loss, if something did,
+    ``auxiliary`` are roots as well.
     """
 
     inputs: Tensors
     outputs: Tensors
-    buffers: dict[str, torch.Tensor]
     form: Form
     traits: Traits
     footprint: Footprint
-    in_place: bool
+    in_place: str
     count: float | None
     auxiliary: Tensors
 
@@ -114,6 +115,7 @@ class _Prober:
         self._measures = measures
         self._runs: dict[int, Sight] = {}
         self._given: dict[int, Given] = {}
+        self._before: dict[int, tuple[ModuleState, Contents]] = {}
         self.footprints: list[Footprint] = []
 
     def _rank(self, stage: int) -> int:
@@ -132,15 +134,16 @@ class _Prober:
         for stage in range(world.job.stages):
             if self._is_mine(stage):
                 before = boundaries[-1] if stage else None
-                with generators_kept():
+                self._before[stage] = state_of(self._built[stage])
+                with all_generators_kept():
                     torch.manual_seed(draw_seed("shapes", self._seed, stage))
                     form, seen = self._run(stage, before, self._handed(stage, before), names)
                 self._say(f"traits/{stage}", astuple(seen))
                 if stage < last:
                     self._describe(stage, Boundary.of(form, self._runs[stage].outputs))
                     self._pass_on(stage)
-            buffers, alone, keywords, auxiliary, whole = self._hear(f"traits/{stage}", stage)
-            traits.append(Traits(tuple(buffers), alone, tuple(keywords), tuple(auxiliary), whole))
+            buffers, alone, keywords, auxiliary, *rest_of = self._hear(f"traits/{stage}", stage)
+            traits.append(Traits(tuple(buffers), alone, tuple(keywords), tuple(auxiliary), *rest_of))
             if self._measures:
                 self.footprints.append(Footprint(*self._hear(f"footprint/{stage}", stage)))
             if stage < last:
@@ -152,7 +155,7 @@ class _Prober:
     def _names(self) -> tuple[str, ...]:
         """The names of keyword arguments, as the first stage sees them."""
         if self._is_mine(0):
-            with generators_kept():
+            with all_generators_kept():
                 self._say("keywords", list(self._batches.keywords(0, 0)))
         return tuple(self._hear("keywords", 0))
 
@@ -170,7 +173,7 @@ class _Prober:
         roots_follow: tuple[bool, ...] = ()
         for stage in reversed(range(1, self._world.job.stages)):
             if self._is_mine(stage):
-                with generators_kept():
+                with all_generators_kept():
                     self._say(f"gradients/{stage - 1}", self._run_back(stage, roots_follow))
             before = boundaries[stage - 1]  # a stage may call requires_grad_() on a tensor that it gets without a graph
             received = self._hear(f"gradients/{stage - 1}", stage)
@@ -178,9 +181,6 @@ class _Prober:
             known.append(replace(before, differentiable=roots_follow))
         if self._measures:
             self._weigh_halves(known[::-1])
-        for stage, seen in self._runs.items():
-            restore(self._built[stage], seen.buffers)
-            rest(self._built[stage])
         return known[::-1]
 
     def forget(self, boundaries: list[Boundary]) -> list[Boundary]:
@@ -190,6 +190,10 @@ class _Prober:
         self._given.clear()
         for stage, outputs in dropped.items():
             self._say(f"kept/{stage}", outputs.kept())
+        for stage, (state, before) in self._before.items():
+            state.restore(before)
+            rest(self._built[stage])
+        self._before.clear()
         return [replace(b, kept=tuple(self._hear(f"kept/{stage}", stage))) for stage, b in enumerate(boundaries)]
 
     def _run_back(self, stage: int, follow: tuple[bool, ...]) -> list[bool]:
@@ -199,9 +203,9 @@ class _Prober:
 
     def _run(self, stage: int, before: Boundary | None, handed: Any, names: tuple[str, ...]) -> tuple[Form, Traits]:
         world, last = self._world, stage == self._world.job.stages - 1
-        target = to_device(self._batches.target(0, 0), world.device) if last else None
+        target = _copied(self._batches.target(0, 0), world.device) if last else None
         taken_names = accepted(self._built[stage], names)
-        loaded = to_device(self._batches.keywords(0, 0), world.device) if taken_names else {}
+        loaded = _copied(self._batches.keywords(0, 0), world.device) if taken_names else {}
         given = Given(before, handed, target, last, {name: loaded[name] for name in taken_names})
         self._given[stage] = given
         seen = look(self._model, stage, self._built[stage], given, self._measures)
@@ -215,7 +219,9 @@ class _Prober:
             if any(path[stage] != path[stage + 1] for path in world.job.placement):
                 require_sendable(stage, seen.outputs, world.backend)
         if seen.in_place and stage in world.job.recomputing:
-            raise Misuse(f"stage {stage} changes its input in place, but is to run on it again; let it work on a copy")
+            raise Misuse(
+                f"stage {stage} changes {seen.in_place} in place, but is to run on it again; let it work on a copy"
+            )
         if stage in world.job.grouped and not last and not is_rows(seen.outputs):
             raise Misuse(
                 f"stage {stage} returns a tensor without dimensions, but handles several micro-batches in one "
@@ -229,7 +235,7 @@ class _Prober:
             if self._is_mine(stage):
                 follow = boundaries[stage].differentiable if stage < len(boundaries) else None
                 whole = bool(self._runs[stage].traits.whole)
-                with generators_kept():
+                with all_generators_kept():
                     weighed = weigh_halves(self._model, stage, self._built[stage], self._given[stage], follow, whole)
                 self._say(f"halves/{stage}", weighed)
             self.footprints[stage] = self.footprints[stage].with_halves(*self._hear(f"halves/{stage}", stage))
@@ -262,8 +268,7 @@ class _Prober:
         """What a stage is called on: the first inputs of the dataset, or what the stage before returned."""
         device = self._world.device
         if before is None:
-            inputs = to_device(self._batches.input(0, 0), device)
-            return mapped(inputs, torch.clone)  # the stage may change them in place
+            return _copied(self._batches.input(0, 0), device)
         if self._is_mine(stage - 1):
             return self._runs[stage - 1].outputs
         buffers = before.buffers(torch.device("cpu"))
@@ -274,14 +279,18 @@ class _Prober:
 
 def look(model: Model, stage: int, module: torch.nn.Module, given: Given, measures: bool) -> Sight:
     """Runs a stage on a micro-batch, the last one with the loss; footprints are counted if it ``measures``."""
-    before, handed, target, last, keywords = given
+    before, handed, target, last, keywords = given._replace(
+        handed=fresh(given.handed), target=fresh(given.target), keywords=fresh(given.keywords)
+    )
     inputs: Tensors = ()
     argument = handed
     if before is not None:
         inputs = tuple(t.detach().requires_grad_(d) for t, d in zip(handed, before.recorded, strict=True))
         argument = before.form.filled(inputs)
-    buffers = {name: (buffer.clone(), buffer._version) for name, buffer in module.named_buffers()}
-    written, random = _versions(argument), _random_state()
+    state, contents = state_of(module)
+    values = {"its input": argument, "a keyword argument": keywords, "its target": target}
+    numbers = {name: versions_of(value) for name, value in values.items()}
+    random, beside = _random_state(), states_beside_torch()
     saved = Saved(module.parameters)
     with saved.watching() if measures else nullcontext():
         with Calling(f"the forward of stage {stage}", FAILED), listening() as auxiliary:
@@ -291,12 +300,13 @@ def look(model: Model, stage: int, module: torch.nn.Module, given: Given, measur
         if last:
             loss, count = as_pair(model.judge(returned, target))
             outputs = (loss,)
-    draws = any(not torch.equal(a, b) for a, b in zip(random, _random_state(), strict=True))
-    changed = tuple(n for n, b in module.named_buffers() if n in buffers and not _same(b, *buffers[n]))
+    seeds_all = has_drawn(beside)
+    draws = seeds_all or any(not torch.equal(a, b) for a, b in zip(random, _random_state(), strict=True))
+    changes = {*state.changed(contents)}
+    changed = tuple(name for name, _ in module.named_buffers() if name in changes)
     return Sight(
         inputs=inputs,
         outputs=outputs,
-        buffers={name: copy for name, (copy, _) in buffers.items()},
         form=form,
         traits=Traits(
             changed,
@@ -305,9 +315,10 @@ def look(model: Model, stage: int, module: torch.nn.Module, given: Given, measur
             else _alone(draws, changed, is_rows((argument, keywords)), is_rows(returned)),
             tuple(keywords),
             tuple(sorted({name for name, _ in auxiliary})),
+            seeds_all=seeds_all,
         ),
         footprint=saved.footprint(argument, outputs, (target, keywords)),
-        in_place=written != _versions(argument),
+        in_place=next((name for name, value in values.items() if versions_of(value) != numbers[name]), ""),
         count=None if count is None else 0.0 if count.is_meta else count.item(),
         auxiliary=roots_of(auxiliary),
     )
@@ -361,28 +372,20 @@ def look_back(stage: int, module: torch.nn.Module, seen: Sight, follow: tuple[bo
     return [leaf.grad is not None for leaf in seen.inputs]
 
 
-def _versions(argument: Any) -> list[int]:
-    return versions(taken_apart(argument)[0])
+def _copied(value: Any, device: torch.device) -> Any:
+    """What the data have, on a device and in memory of its own: a stage may change it in place."""
+    return mapped(to_device(value, device), torch.clone)
+
+
+def state_of(module: torch.nn.Module) -> tuple[ModuleState, Contents]:
+    """What a module holds beside its parameters, and what it holds now."""
+    state = ModuleState(module)
+    return state, state.look(thorough=True)
 
 
 def _random_state() -> list[torch.Tensor]:
     cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if cuda else [])]
-
-
-def _same(buffer: torch.Tensor, copy: torch.Tensor, version: int) -> bool:
-    """Whether a buffer is as it was; one without values (on the meta device) tells it by its version."""
-    if buffer.is_meta:
-        return buffer._version == version
-    return buffer.shape == copy.shape and torch.equal(buffer, copy)
-
-
-@torch.no_grad()
-def restore(module: torch.nn.Module, buffers: dict[str, torch.Tensor]) -> None:
-    """Undoes what the probe did to buffers; one that the forward made or replaced by another size stays."""
-    for name, buffer in module.named_buffers():
-        if name in buffers and buffer.shape == buffers[name].shape:
-            buffer.copy_(buffers[name])
 
 
 def _alone(draws: bool, buffers: tuple[str, ...], joinable: bool, separable: bool) -> str:

@@ -1,6 +1,7 @@
 """What a rank knows before it builds its stages."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -17,6 +18,7 @@ from chimera_runtime.probe import Findings
 from chimera_runtime.program import Group, RankFacts, RankScript
 from chimera_runtime.ranges import Unranged
 from chimera_runtime.stage import Stage
+from chimera_runtime.tensors import all_generators_kept, generators_kept
 from chimera_runtime.ties import Tie, declared
 from chimera_runtime.turns import Driver, RunLength, StreamLane
 from chimera_runtime.world import World
@@ -53,6 +55,11 @@ class Setting:
         by what the update has counted.
         """
         return 1 / (self.findings.expected_count or self.world.job.passes * self.world.place.copies)
+
+    @cached_property
+    def generators_kept(self) -> Callable[[], AbstractContextManager[None]]:
+        """A context after which the generators that stages draw from are as before."""
+        return all_generators_kept if any(t.seeds_all for t in self.findings.traits) else generators_kept
 
     def parts(self, stages: dict[int, Stage]) -> Parts:
         """What a lane is made of."""

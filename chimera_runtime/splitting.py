@@ -52,6 +52,13 @@ class Halfway(Protocol):
         """Adds to the gradients of the weights; once."""
 
 
+class Begun(NamedTuple):
+    """A micro-batch between the two halves of its backward, and what it counts in the loss."""
+
+    halfway: Halfway
+    counts: Tensors
+
+
 class Late(NamedTuple):
     """A fork that is called again: the numbers of its edges to weights, and the gradients of its outputs."""
 

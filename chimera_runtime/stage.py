@@ -18,13 +18,15 @@ from chimera_runtime.endings import Ending
 from chimera_runtime.errors import FAILED, BadModel
 from chimera_runtime.keywords import Keywords
 from chimera_runtime.losses import Tally
-from chimera_runtime.nested import joined
+from chimera_runtime.nested import fresh, joined, leaves
 from chimera_runtime.numbering import Micros, Numbering
 from chimera_runtime.pairs import Calls, together
 from chimera_runtime.readout import Reader, from_host
-from chimera_runtime.splitting import Halfway, Split, Whole
+from chimera_runtime.recomputing import Kept, Recomputing, versions_of
+from chimera_runtime.repeats import Compared, Result, in_some
+from chimera_runtime.splitting import Begun, Halfway, Split, Whole
 from chimera_runtime.sums import GradientSum
-from chimera_runtime.tensors import Tensors, join, part, plain, seed_torch
+from chimera_runtime.tensors import Tensors, join, part, plain, seed_all, seed_torch
 from chimera_runtime.versions import Weights
 from chimera_runtime.weights import WeightGroup
 
@@ -40,32 +42,12 @@ class Graph(NamedTuple):
     auxiliary: Tensors
 
 
-class Begun(NamedTuple):
-    """A micro-batch between the two halves of its backward, and what it counts in the loss."""
-
-    halfway: Halfway
-    counts: Tensors
-
-
 class Passed(NamedTuple):
     """A forward: the tensors whose gradients are wanted, what the module returned, and its auxiliary losses."""
 
     leaves: Tensors
     returned: Any
     auxiliary: Auxiliary
-
-
-class Kept(NamedTuple):
-    """A micro-batch in a stage that recomputes, between its forward and its backward: how to run the forward again.
-
-    ``buffers`` are copies of those that the stage updates, from before its forward.
-    """
-
-    seed: int
-    inputs: Any
-    target: Any
-    keywords: Keywords
-    buffers: dict[str, torch.Tensor]
 
 
 class Stage(WeightGroup):
@@ -91,7 +73,9 @@ class Stage(WeightGroup):
         Loads the keyword arguments of a micro-batch, counted from the first of an update; asked for where the stage
         takes any.
     read
-        How auxiliary losses are read.
+        How auxiliary losses and comparisons are read.
+    compared
+        Of which updates, counted from the start of the run, a forward that is run again is compared with the first.
     """
 
     def __init__(
@@ -108,6 +92,7 @@ class Stage(WeightGroup):
         ties: Sequence[WeightGroup] = (),
         load_keywords: Callable[[int, int], Keywords] | None = None,
         read: Reader = from_host,
+        compared: Compared = in_some,
     ) -> None:
         super().__init__((number,), weights, gradients, numbering)
         self.ties = ties
@@ -121,6 +106,8 @@ class Stage(WeightGroup):
         self._ending = ending
         self._traits = traits
         self._recomputed = recomputed
+        self._again = Recomputing(number, module, compared, read)
+        self._seed = seed_all if traits.seeds_all else seed_torch
         self._waiting: dict[int, Graph | Kept] = {}
         self._begun: dict[int, Begun] = {}
         self._auxiliary = AuxiliaryLosses(number, traits.auxiliary, read)
@@ -156,6 +143,7 @@ class Stage(WeightGroup):
         """From now on it is as if there had been so many updates: the seeds of what is drawn at random count them."""
         for group in self.groups:
             group.updates = updates
+        self._again.began = updates
 
     def at(self, version: int) -> Self:
         """The stage with a version of its weights that is alive."""
@@ -212,7 +200,7 @@ class Stage(WeightGroup):
         if micro % self._numbering.cycle in self._recomputed:
             outputs = self._forward_keeping_inputs((micro,), inputs, [inputs], (target,))
         else:
-            passed = self._run(micro, inputs, self._keywords_of(micro))
+            passed = self._run(self._seed_of(micro), inputs, self._keywords_of(micro))
             results, roots = self._ending.finish((micro,), passed.returned, (target,))
             self._auxiliary.add(micro, self._numbering.place(micro)[0], passed.auxiliary)
             self._waiting[micro] = Graph(passed.leaves, roots, roots_of(passed.auxiliary))
@@ -225,24 +213,44 @@ class Stage(WeightGroup):
         first = self._beginning.before is None
         apart = list(inputs) if first else [part(inputs, i, i + 1, len(micros)) for i in range(len(micros))]
         targets = (None,) * len(micros) if targets is None else targets
-        if micros[0] % self._numbering.cycle in self._recomputed and not self._traits.alone:
+        if micros[0] % self._numbering.cycle in self._recomputed and not (self._traits.alone or self._again.alone):
             return self._forward_keeping_inputs(micros, joined(inputs) if first else inputs, apart, targets)
-        outputs = [self._forward(*arguments) for arguments in zip(micros, apart, targets, strict=True)]
-        return join(outputs)
+        return self._one_by_one(micros, apart, targets)
 
-    @torch.no_grad()
+    def _one_by_one(self, micros: tuple[int, ...], apart: Sequence[Any], targets: Sequence[Any]) -> Tensors:
+        return join([self._forward(*arguments) for arguments in zip(micros, apart, targets, strict=True)])
+
     def _forward_keeping_inputs(
         self, micros: tuple[int, ...], together: Any, apart: Sequence[Any], targets: Sequence[Any]
     ) -> Tensors:
-        keywords: list[Keywords] = []
-        for micro, inputs, target in zip(micros, apart, targets, strict=True):
-            buffers = {name: self.module.get_buffer(name).clone() for name in self._traits.buffers}
-            keywords.append(self._keywords_of(micro))
-            self._waiting[micro] = Kept(self._seed_of(micro), inputs, target, keywords[-1], buffers)
-        passed = self._run(micros[0], together, joined(keywords))
-        results, _ = self._ending.finish(micros, passed.returned, targets)
-        self._auxiliary.add(micros[0], self._numbering.place(micros[0])[0], passed.auxiliary)
+        recomputing, update, count = self._again, self._numbering.place(micros[0])[0], len(micros)
+        keywords = [self._keywords_of(micro) for micro in micros]
+        given = [*zip(apart, targets, keywords, strict=True)]
+        numbers = [versions_of(*values) for values in given]
+
+        def run() -> Passed:
+            return self._run(self._seed_of(micros[0]), together, joined(keywords))
+
+        def finish(passed: Passed) -> tuple[Tensors, Auxiliary, Sequence[Result | None]]:
+            results, roots = self._ending.finish(micros, passed.returned, [*map(fresh, targets)])
+            made = partial(self._compared, passed, roots, count)
+            return results, passed.auxiliary, recomputing.results(update, made, count)
+
+        first = recomputing.first(update, count, run, finish)
+        if first is None:
+            return self._one_by_one(micros, apart, targets)
+        (results, auxiliary, made), contents = first
+        for micro, values, before, result in zip(micros, given, numbers, made, strict=True):
+            self._waiting[micro] = Kept(self._seed_of(micro), *values, before, contents, count, result)
+        self._auxiliary.add(micros[0], update, auxiliary)
         return _payload(results)
+
+    def _compared(self, passed: Passed, roots: Tensors, of: int) -> list[Any]:
+        """What the two runs of a forward over so many micro-batches are compared by."""
+        if of > 1:
+            return leaves(passed.returned)
+        losses = roots if self._ending.after is None else ()
+        return [*leaves(passed.returned), *losses, *[value for _, value in passed.auxiliary]]
 
     def _seed_of(self, micro: int) -> int:
         return self._numbering.forward_seed(micro, self.number)
@@ -258,21 +266,11 @@ class Stage(WeightGroup):
             )
         return {name: loaded[name] for name in names}
 
-    def _run(self, micro: int, inputs: Any, keywords: Keywords) -> Passed:
-        seed_torch(self._seed_of(micro))
+    def _run(self, seed: int, inputs: Any, keywords: Keywords) -> Passed:
+        self._seed(seed)
         leaves, argument = self._beginning.argument(inputs)
         with self._forwarding, listening() as auxiliary:
-            return Passed(leaves, self.calls.forward(argument, **keywords), auxiliary)
-
-    def _run_again(self, kept: Kept) -> Passed:
-        """As `_run`, from what the first run began with; what it does to buffers is lost with their copies."""
-        leaves, argument = self._beginning.argument(kept.inputs)
-        seed_torch(kept.seed)
-        with self._forwarding, listening() as auxiliary:
-            if not kept.buffers:
-                return Passed(leaves, self.module(argument, **kept.keywords), auxiliary)
-            returned = torch.func.functional_call(self.module, kept.buffers, (argument,), kept.keywords)
-        return Passed(leaves, returned, auxiliary)
+            return Passed(leaves, self.calls.forward(argument, **(fresh(keywords) if keywords else {})), auxiliary)
 
     # ---- backward
 
@@ -367,8 +365,11 @@ class Stage(WeightGroup):
         waiting = self._waiting.pop(micro)
         if isinstance(waiting, Graph):
             return waiting
-        passed = self._run_again(waiting)
-        _, roots = self._ending.finish((micro,), passed.returned, (waiting.target,))
+        update = self._numbering.place(micro)[0]
+        with self._again.again(update, waiting):
+            passed = self._run(waiting.seed, waiting.inputs, waiting.keywords)
+        _, roots = self._ending.finish((micro,), passed.returned, (fresh(waiting.target),))
+        self._again.compare(update, micro, waiting, partial(self._compared, passed, roots, waiting.of))
         return Graph(passed.leaves, roots, roots_of(passed.auxiliary))
 
     def _operation(self, kind: str, micros: Micros) -> Operation:
@@ -390,6 +391,7 @@ class Stage(WeightGroup):
 
     def take_loss(self, update: int) -> Tally:
         """The losses of an update that were computed here: the loss on the last stage, auxiliary losses on any."""
+        self._again.check(update)
         return self._ending.take_loss(update) + self._auxiliary.take(update)
 
 

@@ -1,6 +1,7 @@
 """Tensors of micro-batches, and seeds for what is drawn at random."""
 
 import ctypes
+import pickle
 import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -59,18 +60,29 @@ def seed_all(seed: int) -> None:
         numpy.random.seed(seed % 2**32)
 
 
+def has_drawn(states: tuple[Any, Any]) -> bool:
+    """Whether somebody has drawn from the generators of Python or NumPy since they had these `states_beside_torch`."""
+    before, now = states, states_beside_torch()
+    return before[0] != now[0] or pickle.dumps(before[1]) != pickle.dumps(now[1])
+
+
+def states_beside_torch() -> tuple[Any, Any]:
+    """The states of the generators of Python, and of NumPy if it is in use."""
+    numpy: Any = sys.modules.get("numpy")
+    return random.getstate(), numpy and numpy.random.get_state(legacy=False)
+
+
 @contextmanager
 def all_generators_kept() -> Iterator[None]:
     """Afterwards all that `seed_all` seeds is as before; it is for what draws after that alone."""
-    numpy: Any = sys.modules.get("numpy")
-    states = random.getstate(), numpy and numpy.random.get_state(legacy=False)
+    python, numpy_state = states_beside_torch()
     try:
         with generators_kept():
             yield
     finally:
-        random.setstate(states[0])
-        if numpy is not None:
-            numpy.random.set_state(states[1])
+        random.setstate(python)
+        if numpy_state is not None:
+            sys.modules["numpy"].random.set_state(numpy_state)
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ from chimera_runtime.model import ModelFile
 from chimera_runtime.nested import to_device
 from chimera_runtime.numbering import Numbering
 from chimera_runtime.probe import Given, Sight, examined, look, look_back, weigh_halves
+from chimera_runtime.repeats import in_none
 from chimera_runtime.saved import Footprint
 from chimera_runtime.stage import Stage
 from chimera_runtime.sums import GradientSum
@@ -248,7 +249,7 @@ def _way_down(cut: Cut, progress: Callable[[str], None]) -> dict[tuple[int, int]
                     "let it work on a copy"
                 )
             after = _boundary(sight) if stage < cut.stages - 1 else None
-            bare = replace(sight, inputs=(), outputs=(), buffers={})
+            bare = replace(sight, inputs=(), outputs=())
             seen[stage, size] = _Seen(handed[size], before, after, bare)
             boundaries[size], handed[size] = after, tuple(t.detach().cpu() for t in sight.outputs if not t.is_meta)
             if cut.device.type == "meta":
@@ -308,6 +309,7 @@ def _station(cut: Cut, stage: int, size: int, module: torch.nn.Module, seen: _Se
         numbering,
         recomputed={_AGAIN},
         load_keywords=_keywords(batches, device, seen.sight.traits.keywords),
+        compared=in_none,
     )
     runnable.reserve((1,), (1,), device)
     for gradient in runnable.gradients[0] if runnable.gradients.rooms else ():

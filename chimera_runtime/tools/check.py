@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from chimera_runtime.auxiliary import listening
 from chimera_runtime.losses import Tally, added
 from chimera_runtime.model import ModelFile
 from chimera_runtime.naming import parameters_by_name
+from chimera_runtime.probe import state_of
 from chimera_runtime.program import Job
+from chimera_runtime.repeats import in_all
 from chimera_runtime.saved import memory_of
 from chimera_runtime.setting import Setting
 from chimera_runtime.sharded_optimizer import ShardedOptimizer
@@ -79,6 +82,7 @@ def check(
     updates = _enough(job)
     with all_generators_kept():
         beside = _beside_own_model(setting, model, reference)
+        states = [state_of(module) for module in built.values()]
         rebuilt = build.modules(world, model, setting.seed)
         in_common = [Snapshot(tensor) for tensor in shared(built, rebuilt)]
         recorded = _run(setting, model, rebuilt, updates, is_sharded)
@@ -94,6 +98,8 @@ def check(
         )
         for kept in in_common:
             kept.restore()
+        for state, contents in states:
+            state.restore(contents)
     if verdict is not None and not verdict.passed:
         raise CheckFailed(str(verdict))
     return None if verdict is None else "\n  ".join([str(verdict), *beside])
@@ -155,7 +161,7 @@ def _run(
         watched.append(WatchedOptimizer(parameters, optimizer))
         return watched[-1]
 
-    stages = build.assemble(setting, built, watch)
+    stages = build.assemble(setting, built, watch, partial(Stage, compared=in_all))
     lane = setting.lane(setting.parts(stages))
     if setting.world.job.period:
         setting.run(lane, updates)

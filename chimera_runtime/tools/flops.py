@@ -14,7 +14,7 @@ from chimera_runtime import probe
 from chimera_runtime.errors import Misuse
 from chimera_runtime.nested import to_device
 from chimera_runtime.setting import Setting
-from chimera_runtime.tensors import generators_kept
+from chimera_runtime.tensors import all_generators_kept
 
 _TERA = 1e12
 
@@ -107,7 +107,8 @@ def of_stage(setting: Setting, module: torch.nn.Module, stage: int) -> int:
     assert source is not None, "options.parse refuses that in a rehearsal"
     last = stage == len(boundaries)
     before = boundaries[stage - 1] if stage else None
-    with generators_kept():
+    state, contents = probe.state_of(module)
+    with all_generators_kept():
         handed = to_device(source.input(0, 0), world.device) if before is None else before.buffers(world.device)
         target = to_device(source.target(0, 0), world.device) if last else None
         names = setting.findings.traits[stage].keywords
@@ -116,7 +117,7 @@ def of_stage(setting: Setting, module: torch.nn.Module, stage: int) -> int:
             given = probe.Given(before, handed, target, last, keywords)
             seen = probe.look(setting.model, stage, module, given, measures=False)
             probe.look_back(stage, module, seen, None if last else boundaries[stage].differentiable)
-    probe.restore(module, seen.buffers)
+    state.restore(contents)
     return int(counter.get_total_flops())
 
 

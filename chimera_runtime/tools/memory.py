@@ -135,10 +135,11 @@ class RankNeed:
         return f"stage {stage}: {copies} x M_theta = {shown(weights)}{''.join(f', {part}' for part in kept)}"
 
     def _weights(self) -> int:
-        """Buffers and frozen parameters have no versions."""
-        modules = self._built.values()
-        parameters = {parameter for module in modules for parameter in module.parameters()}
-        total = bytes_of(parameters) + sum(bytes_of(module.buffers()) for module in modules)
+        """Buffers and frozen parameters have no versions; of the buffers of a stage that recomputes there is a copy."""
+        parameters = {parameter for module in self._built.values() for parameter in module.parameters()}
+        copies = {stage: 2 if stage in self._setting.world.job.recomputing else 1 for stage in self._built}
+        total = bytes_of(parameters)
+        total += sum(copies[stage] * bytes_of(module.buffers()) for stage, module in self._built.items())
         stashed: dict[Group, int] = {(stage,): facts.copies - 1 for stage, facts in self._facts.stages.items()}
         stashed |= {tie.stages: tie.copies - 1 for tie in self._facts.ties}
         return total + sum(stashed[group] * bytes_of(trained) for group, trained in self._trained.items())

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.tools.reference_data import mini_batches, seed_devices, seed_of
+from chimera_runtime.tools.reference_data import mini_batches, seed_all, seed_devices, seed_of
 
 Gradients = Sequence[torch.Tensor | None]
 """Of a weight group: one for each parameter that requires one, or none where none came."""
@@ -75,7 +75,7 @@ class Reference:
         value, target, named = batch
         auxiliary: list[tuple[str, torch.Tensor]] = []
         for s, module in enumerate(built):
-            seed_devices(seed_of("forward", self.seed, update, copy, micro, s))
+            seed_all(seed_of("forward", self.seed, update, copy, micro, s))
             with self.listening() as heard:
                 value = module(value, **{name: named[name] for name in named if _takes(module, name)})
             auxiliary += heard

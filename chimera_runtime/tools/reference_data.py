@@ -32,7 +32,7 @@ def mini_batches(model: Any, sizes: tuple[int, int, int], seed: int, device: tor
             micro_batch = [*itertools.islice(items, size)]
             if len(micro_batch) < size:
                 break
-            _seed_all(seed_of("collate", seed, epoch, place))
+            seed_all(seed_of("collate", seed, epoch, place))
             whole = _collated(model, micro_batch)
             update += [[_part(value, i, size // parts, device) for value in whole] for i in range(parts)]
             if len(update) == count * parts:
@@ -43,11 +43,11 @@ def mini_batches(model: Any, sizes: tuple[int, int, int], seed: int, device: tor
 def _items(model: Any, dataset: Any, seed: int, epoch: int) -> Iterator[Any]:
     """The items of an epoch in order, each loaded after its own seed."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-        _seed_all(seed_of("item", seed, epoch, "begin"))
+        seed_all(seed_of("item", seed, epoch, "begin"))
         getattr(dataset, "set_epoch", _nothing)(epoch)
         items = iter(dataset)
         for place in itertools.count():
-            _seed_all(seed_of("item", seed, epoch, place))
+            seed_all(seed_of("item", seed, epoch, place))
             try:
                 item = next(items)
             except StopIteration:
@@ -58,11 +58,11 @@ def _items(model: Any, dataset: Any, seed: int, epoch: int) -> Iterator[Any]:
         order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(of_order)).tolist()
     else:
         sampler = model.sampler(dataset)
-        _seed_all(of_order)
+        seed_all(of_order)
         getattr(sampler, "set_epoch", _nothing)(epoch)
         order = list(sampler)
     for key in order:
-        _seed_all(seed_of("item", seed, epoch, key))
+        seed_all(seed_of("item", seed, epoch, key))
         yield dataset[key]
 
 
@@ -85,7 +85,7 @@ def seed_devices(seed: int) -> None:
         torch.cuda.manual_seed_all(seed)
 
 
-def _seed_all(seed: int) -> None:
+def seed_all(seed: int) -> None:
     """Seeds what an item may draw from: the generators of torch, Python, and NumPy if it is in use."""
     seed_devices(seed)
     random.seed(seed)

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from chimera_runtime import auxiliary_loss
 from chimera_runtime.auxiliary import AuxiliaryLosses, listening, roots_of
@@ -25,11 +26,42 @@ def test_losses_are_heard_in_order_within_the_innermost_forward() -> None:
 
 
 def test_outside_of_a_pipeline_nothing_happens() -> None:
-    """As when the forward is run again within a backward, by a checkpoint inside the stage; or in another thread."""
     auxiliary_loss("a", torch.tensor(1.0))
     with listening() as heard, ThreadPoolExecutor(1) as pool:
         pool.submit(auxiliary_loss, "a", torch.tensor(1.0)).result()
     assert heard == []
+
+
+def test_what_a_checkpoint_runs_again_in_a_backward_is_not_added_again() -> None:
+    """Not even where that backward runs within the forward of another micro-batch, as in a pair."""
+
+    def part(x: torch.Tensor) -> torch.Tensor:
+        auxiliary_loss("a", x.sum())
+        return x.sin().sin()
+
+    x = torch.ones((), requires_grad=True)
+    with listening() as first:
+        y: torch.Tensor = checkpoint(part, x, use_reentrant=False)
+    with listening() as second:
+        y.backward()  # type: ignore[no-untyped-call]
+        auxiliary_loss("b", x)
+    assert ([name for name, _ in first], [name for name, _ in second]) == (["a"], ["b"])
+
+
+def test_one_that_would_have_no_gradient_is_an_error() -> None:
+    """As in a checkpoint whose first run records nothing."""
+
+    def part(x: torch.Tensor) -> torch.Tensor:
+        auxiliary_loss("a", x.sum())
+        return x.sin()
+
+    x = torch.ones((), requires_grad=True)
+    with (
+        listening(),
+        pytest.raises(BadModel, match=r"the auxiliary loss a would have no gradient.*use_reentrant=False"),
+    ):
+        checkpoint(part, x, use_reentrant=True)
+    checkpoint(part, x, use_reentrant=True)
 
 
 def test_after_an_error_nobody_listens() -> None:

@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from chimera_runtime import auxiliary_loss
 from chimera_runtime.blame import ModelError
+from chimera_runtime.boundary import Traits
 from chimera_runtime.numbering import Micros
 from chimera_runtime.pairs import Backward
 from chimera_runtime.stage import Stage
@@ -123,6 +126,42 @@ def test_random_numbers_are_those_of_the_micro_batch_with_the_method_or_without(
         made.append(interleaved(one, one, [0, 1, 2, 3]))
     for mine, theirs in zip(*made, strict=True):
         assert all(map(torch.equal, mine, theirs))
+
+
+class Checkpointed(Joint):
+    """Runs its forward again in its backward, with what it draws at random and an auxiliary loss."""
+
+    def __init__(self, joint: bool) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5))
+        if not joint:
+            self.forward_and_backward = None  # type: ignore[assignment]
+
+    def part(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.inner(x)
+        auxiliary_loss("balance", y.square().mean())
+        return y
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = checkpoint(self.part, x, use_reentrant=False)
+        return y
+
+    def forward_and_backward(self, x: torch.Tensor, backward: Backward) -> torch.Tensor:
+        backward()
+        return self(x)  # type: ignore[no-any-return]
+
+
+def test_what_a_checkpoint_runs_again_in_a_pair_is_no_part_of_the_other_micro_batch() -> None:
+    """Neither its auxiliary losses nor its random numbers."""
+    made = []
+    for joint in (True, False):
+        torch.manual_seed(0)
+        one = stage(Checkpointed(joint), traits=Traits((), "has auxiliary losses", (), ("balance",)))
+        outputs, gradients = interleaved(one, one, [0, 1, 2, 3])
+        sums = [torch.tensor(number) for number in one.take_loss(0).auxiliary.values()]
+        assert len(sums) == 1
+        made.append([*outputs, *gradients, *(p.grad for p in one.module.parameters()), *sums])
+    assert all(map(torch.equal, *made))
 
 
 @pytest.mark.parametrize(

@@ -269,22 +269,6 @@ def test_a_first_stage_whose_items_are_no_tensors_runs_them_one_by_one(alone: Wo
     assert traits.alone == "has inputs that are not tensors with the micro-batch in dimension 0"
 
 
-# Nothing remains.
-
-
-def test_nothing_of_it_remains(alone: World) -> None:
-    used = stages(lambda: nn.Sequential(nn.BatchNorm1d(WIDTH), nn.Dropout(0.5), linear()), linear)
-    with worlds(alone, alone_job()) as (world,):
-        built = assemble.modules(world, used, 0)
-        before = [tensor.clone() for module in built.values() for tensor in module.state_dict().values()]
-        state = torch.get_rng_state()
-        probe.find(world, used, Batches(used.items(), 3, 2, 1, 1, 0, 0), built, 0, True)
-        after = [tensor for module in built.values() for tensor in module.state_dict().values()]
-        assert all(map(torch.equal, before, after))
-        assert torch.equal(torch.get_rng_state(), state)
-        assert all(p.grad is None for module in built.values() for p in module.parameters())
-
-
 # Footprints.
 
 
