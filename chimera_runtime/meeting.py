@@ -3,8 +3,8 @@
 import json
 import os
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -118,11 +118,18 @@ def waits_of(store: Store, rank: int, message: str, others: Sequence[int]) -> li
     return notes
 
 
-def fail(store: Store, rank: int, error: Exception) -> None:
-    """Leaves an error of this rank for the ranks that wait for it in `learn`, which raise it as `PeerLost`."""
-    headline = str(error).partition("\n")[0] or type(error).__name__
-    with suppress(RuntimeError):
-        store.set(_FAILED, json.dumps([rank, headline]))
+@contextmanager
+def failures_told(store: Store, rank: int) -> Iterator[None]:
+    """Leaves an error inside for the ranks that wait for this one in `learn`, which raise it as `PeerLost`."""
+    try:
+        yield
+    except PeerLost:
+        raise
+    except Exception as error:
+        headline = str(error).partition("\n")[0] or type(error).__name__
+        with suppress(RuntimeError):
+            store.set(_FAILED, json.dumps([rank, headline]))
+        raise
 
 
 def learn(store: Store, key: str, source: int, what: str, seconds: float) -> bytes:
@@ -131,7 +138,7 @@ def learn(store: Store, key: str, source: int, what: str, seconds: float) -> byt
     Raises
     ------
     PeerLost
-        If it takes longer than ``seconds``, or a rank has failed, see `fail`.
+        If it takes longer than ``seconds``, or a rank has failed, see `failures_told`.
     """
     deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
     while not store.check([key]):

@@ -8,6 +8,10 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from chimera_runtime.meeting import exchange
+from chimera_runtime.program import Group, Job, Place
+
+Sums = dict[Group, tuple[dist.ProcessGroup | None, tuple[int, ...]]]
+"""By weight group, its communicator, None where a single rank holds it, and the ranks that do."""
 
 A_DAY = timedelta(days=1)
 """The clock of a communicator runs from the launch of an operation and says nothing: every wait has its own limit."""
@@ -58,3 +62,19 @@ class Groups:
         group = self.make(range(len(self.members)), "gloo")
         assert group is not None
         return group
+
+
+def sums_of(job: Job, place: Place, backend: str, groups: Groups) -> Sums:
+    """One communicator per weight group, over every rank that holds any of it; none where that is a single rank."""
+    sums: Sums = {}
+    for stages in job.groups:
+        ranks = ranks_of(job, place, stages)
+        group = groups.make(ranks, backend) if len(ranks) > 1 else None
+        if place.rank in ranks:
+            sums[stages] = group, tuple(ranks)
+    return sums
+
+
+def ranks_of(job: Job, place: Place, stages: Group) -> list[int]:
+    """All ranks that hold any of some stages, ascending."""
+    return sorted(place.rank_of(copy, worker) for copy in range(place.copies) for worker in job.members(stages))

@@ -24,6 +24,7 @@ from chimera_runtime.inference import Inference
 from chimera_runtime.layers import Layers
 from chimera_runtime.lengths import Lengths
 from chimera_runtime.losses import Loss
+from chimera_runtime.meeting import failures_told
 from chimera_runtime.model import Model, file_of
 from chimera_runtime.naming import parameters_by_name
 from chimera_runtime.norms import agree_on_infinite, gradients_of, scale_down, total_norm
@@ -153,7 +154,7 @@ class Pipeline(Holding):
         model = Model(file, build_stage, loss, tied=of_stages, name=name)
         self._feed = Feed(job, size, place.copy)
         self._feed.put_example(example)
-        with self._located, world.starting(), generators_kept():
+        with self._located, failures_told(world.store, place.rank), generators_kept():
             built = assemble.modules(world, model, seed)
             assemble.agree_on_weights(world, built)
             findings = probe.find(world, model, self._feed, built, seed, hooks.measures)

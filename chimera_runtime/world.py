@@ -21,20 +21,17 @@ from chimera_runtime.communicators import DIRECTED, channels, chosen
 from chimera_runtime.devices import device_of, known_device, require_own_gpu
 from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.interpreter_end import wait_for_gloo_at_exit
-from chimera_runtime.meeting import exchange, fail, learn, require_own_store, waits_of
-from chimera_runtime.membership import A_DAY, Groups
+from chimera_runtime.meeting import exchange, learn, require_own_store, waits_of
+from chimera_runtime.membership import A_DAY, Groups, Sums, ranks_of, sums_of
 from chimera_runtime.messages import Names, Peer, Pending, Settle, waiter
 from chimera_runtime.monitor import Monitor, end_process, limited
-from chimera_runtime.program import Group, Job, Place
+from chimera_runtime.program import Job, Place
 from chimera_runtime.readout import Reader, Readout, from_host
 from chimera_runtime.staging import Staging
 from chimera_runtime.tensors import plain
 
 _LATE = "no answer within"
 """In the message of a wait that took longer than the time-out."""
-
-Sums = dict[Group, tuple[dist.ProcessGroup | None, tuple[int, ...]]]
-"""By weight group, its communicator, None where a single rank holds it, and the ranks that do."""
 
 
 @dataclass(frozen=True)
@@ -72,17 +69,6 @@ class World:
         """
         doing = f"rank {self.place.rank} (worker {self.place.worker}): wait {what}"
         return learn(self.store, key, source, doing, seconds)
-
-    @contextmanager
-    def starting(self) -> Iterator[None]:
-        """Lets the ranks that wait for this one at start learn of an error inside, in place of what they wait for."""
-        try:
-            yield
-        except PeerLost:
-            raise
-        except Exception as error:
-            fail(self.store, self.place.rank, error)
-            raise
 
     @contextmanager
     def waiting(self, operation: str, peers: Sequence[int] = ()) -> Iterator[None]:
@@ -157,7 +143,7 @@ class World:
 
     def ranks_of(self, *stages: int) -> list[int]:
         """All ranks that hold a stage, or any of several, ascending."""
-        return _ranks(self.job, self.place, stages)
+        return ranks_of(self.job, self.place, stages)
 
     def peer(self, worker: int) -> Peer:
         """Another worker of this rank's copy."""
@@ -333,7 +319,7 @@ def _connect(
     """The world; ``chat`` is a group of gloo over all members, if there is one that nobody else uses."""
     wait_for_gloo_at_exit()
     everyone = groups.everyone() if chat is None or backend != "gloo" else chat
-    sums = _sums(job, place, backend, groups)
+    sums = sums_of(job, place, backend, groups)
     by_link = channels(job, place, backend, groups.make, communicators)
     world = World(
         job=job,
@@ -409,19 +395,3 @@ def _use_all(world: World) -> None:
 def _synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _sums(job: Job, place: Place, backend: str, groups: Groups) -> Sums:
-    """One communicator per weight group, over every rank that holds any of it; none where that is a single rank."""
-    sums: Sums = {}
-    for stages in job.groups:
-        ranks = _ranks(job, place, stages)
-        group = groups.make(ranks, backend) if len(ranks) > 1 else None
-        if place.rank in ranks:
-            sums[stages] = group, tuple(ranks)
-    return sums
-
-
-def _ranks(job: Job, place: Place, stages: Group) -> list[int]:
-    """All ranks that hold any of some stages, ascending."""
-    return sorted(place.rank_of(copy, worker) for copy in range(place.copies) for worker in job.members(stages))

@@ -8,7 +8,7 @@ from torch.distributed import HashStore, PrefixStore
 
 from chimera_runtime import meeting
 from chimera_runtime.errors import Misuse, PeerLost
-from chimera_runtime.meeting import exchange, fail, fresh_store, learn, meet, require_own_store, waits_of
+from chimera_runtime.meeting import exchange, failures_told, fresh_store, learn, meet, require_own_store, waits_of
 
 TIMEOUT = 20.0
 
@@ -70,7 +70,8 @@ def test_ranks_that_are_started_again_read_nothing_of_those_before(monkeypatch: 
 def test_a_rank_that_fails_at_start_is_told_to_those_that_wait_for_it() -> None:
     store = HashStore()
     store.set("there", "value")
-    fail(store, 1, ValueError("went wrong\nin two lines"))
+    with pytest.raises(ValueError, match="went wrong"), failures_told(store, 1):
+        raise ValueError("went wrong\nin two lines")
     assert learn(store, "there", 1, "rank 0: wait", TIMEOUT) == b"value"
     with pytest.raises(PeerLost, match=r"^rank 0: wait for all: rank 1 has failed: went wrong$") as lost:
         learn(store, "missing", 2, "rank 0: wait for all", TIMEOUT)
