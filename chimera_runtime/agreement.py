@@ -38,9 +38,9 @@ _PATIENCE = 5.0
 
 _TITLES = {
     "terms": "ranks differ in what they give step",
-    "steps": "some ranks have stepped their optimizers and others have not",
-    "position": "ranks give step different mini-batches of their loaders",
-    "data": "ranks of copy {of} give step different {part}",
+    "steps": "ranks differ in the steps of their optimizers",
+    "position": "ranks are given different mini-batches of their loaders",
+    "data": "ranks of copy {of} are given different {part}",
     "settings": "optimizers of different ranks step {of} in different ways",
     "weights": "the replicas of {of} have drifted apart",
 }

@@ -6,17 +6,16 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.agreement import POSITION, Fact, Key, short
+from chimera_runtime.agreement import POSITION, Fact, Key
 from chimera_runtime.aliases import versions
 from chimera_runtime.batches import Batches
 from chimera_runtime.blame import Calling
 from chimera_runtime.errors import FAILED, Misuse
+from chimera_runtime.given import digests, position, sample
 from chimera_runtime.keywords import KeywordNames, Keywords
-from chimera_runtime.loading import POSITION as NAMES
 from chimera_runtime.loading import MiniBatch, Triple, as_triple, require_cut
 from chimera_runtime.nested import leaves, lengths, rows, taken_apart
 from chimera_runtime.program import Job
-from chimera_runtime.samples import sampled
 from chimera_runtime.tensors import Tensors
 
 Pair = tuple[Any, Any] | Triple
@@ -55,7 +54,7 @@ class Feed:
         self._tensors.pop(update, None)
         if isinstance(batch, MiniBatch):
             batch.require_whole()
-            self._facts[update] = {POSITION: _position(batch.position)}
+            self._facts[update] = {POSITION: position(batch.position)}
         if callable(batch) or isinstance(batch, Batches):
             self._pairs[update] = batch
         else:
@@ -132,10 +131,9 @@ class Feed:
 
     def _note(self, update: int, triple: Triple, start: int = 0) -> None:
         """Takes down what the ranks compare of the micro-batch that starts there, before anything can change it."""
-        facts = self._facts[update] = {}
-        for which, part in enumerate(triple):
-            if (digest := sampled(part, start, self.size) if which < 2 or part else None) is not None:
-                facts["data", self.copy, which] = _sample(digest)
+        self._facts[update] = {
+            ("data", self.copy, which): sample(digest) for which, digest in digests(triple, start, self.size)
+        }
 
     def input(self, update: int, micro: int) -> Any:
         """The inputs of a micro-batch, counted from the first of an update."""
@@ -198,14 +196,6 @@ class _Whole:
     def part(self, micro: int, which: int) -> Any:
         """The inputs of a micro-batch, its targets or its keyword arguments."""
         return rows(self._batch[which], micro * self._size, self._size)
-
-
-def _position(position: tuple[int, ...]) -> Fact:
-    return short(hash(position)), lambda: {name: f"{value}" for name, value in zip(NAMES, position, strict=False)}
-
-
-def _sample(digest: int) -> Fact:
-    return short(digest), lambda: {"a digest of a sample": f"{digest:x}"}
 
 
 def _other_sizes(value: Any, size: int) -> Iterator[int]:

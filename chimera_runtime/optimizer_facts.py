@@ -77,7 +77,6 @@ class OptimizerFacts:
         self._optimizers: weakref.WeakKeyDictionary[Any, _Known | None] = weakref.WeakKeyDictionary()
         self._known: list[_Known] = []
         self._plans: dict[Group, tuple[int, list[tuple[_Known, int, str]]]] = {}
-        self.has_stepped = False
         noted = weakref.WeakMethod(self._note)
 
         def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -90,6 +89,11 @@ class OptimizerFacts:
     def has_parameters(self) -> bool:
         """Whether there is anything to step."""
         return bool(self._all)
+
+    @property
+    def steps(self) -> int:
+        """How many steps since `take` the optimizer has made that has made the most."""
+        return max([known.steps for known in self._known], default=0)
 
     def take(self, groups: Iterable[Group] | None = None) -> dict[Key, Fact]:
         """How weight groups are stepped now, by default all that are compared; then steps are counted anew.
@@ -104,7 +108,6 @@ class OptimizerFacts:
             facts = {self._keys[group]: self._fact(*self._plans[group]) for group in chosen}
         for known in self._known:
             known.steps = 0
-        self.has_stepped = False
         return facts
 
     def _note(self, optimizer: torch.optim.Optimizer) -> None:
@@ -118,7 +121,6 @@ class OptimizerFacts:
                 return
             self._known.append(known)
         known.steps += 1
-        self.has_stepped = True
 
     def _plan(self) -> None:
         """Finds for each weight group in which groups of which optimizers its parameters are."""
@@ -161,7 +163,9 @@ def _value(value: Any) -> Any:
         return value.item() if value.numel() == 1 and value.device.type == "cpu" else None
     if isinstance(value, tuple | list):
         return [_value(entry) for entry in value]
-    return value if value is None or isinstance(value, bool | int | float | str) else type(value).__name__
+    if isinstance(value, float):
+        return float(value)  # of NumPy, too
+    return value if value is None or isinstance(value, bool | int | str) else type(value).__name__
 
 
 def _are_same(values: list[Any], others: list[Any]) -> bool:

@@ -108,7 +108,7 @@ class Outcomes:
         self.facts_of: Callable[[int], dict[Key, Fact]] = lambda _update: {}
         self.agreement = Comparison(world)
         self._difference: RanksDiffer | None = None
-        self._at_once = min(max(1, world.job.lag), _AT_ONCE)
+        self._at_once = min(world.job.lag + 1, _AT_ONCE)
         self._under_way: deque[Outcome] = deque()
 
     def require_agreement(self) -> None:

@@ -18,6 +18,7 @@ from chimera_runtime.errors import MISUSED, Misuse, PeerLost
 from chimera_runtime.exhaustion import memory_state
 from chimera_runtime.feed import Feed, Pair, items_of
 from chimera_runtime.flushing import Flushing
+from chimera_runtime.given import GivenBatches
 from chimera_runtime.holding import Holding
 from chimera_runtime.hooks import Hooks
 from chimera_runtime.inference import Inference
@@ -358,12 +359,18 @@ class Pipeline(Holding):
         ------
         Misuse
             If a batch is none of these, or there is no item at all.
+        RanksDiffer
+            If ranks of a copy have other batches; it is seen at the end.
         BadModel, ModelError, PeerLost
             If a forward or a message fails; nothing more runs on this pipeline then.
         """
         self._finish()
         self._state.require_values()
-        return self._inference.mean_loss(batches)
+        given = GivenBatches(self.copy)
+        loss = self._inference.mean_loss(map(given.look, batches))
+        with self._located:
+            self._outcomes.compare(given.facts(), "an evaluation")
+        return loss
 
     def predict(self, batches: Iterable[Pair | Callable[[int], Pair]]) -> Iterator[Any]:
         """The outputs of the last stage for some batches, one by one, items in their order, on the CPU.

@@ -11,11 +11,6 @@ from chimera_runtime.program import Group
 from chimera_runtime.readout import Numbers
 from chimera_runtime.replicas import Replicas, digest, is_due
 
-_STEPPED: Mapping[bool, Fact] = {
-    True: (1, lambda: {"a step since the last update": "made"}),
-    False: (0, lambda: {"a step since the last update": "missing"}),
-}
-
 
 class FlushFacts:
     """Gathers facts when the sum of an update's loss is launched: settings and weights as they are by then.
@@ -38,7 +33,7 @@ class FlushFacts:
         facts = self._feed.facts(update)
         facts[TERMS] = _fact({"update": update + 1, **self._terms()})
         if self._optimizers.has_parameters:
-            facts[STEPS] = _STEPPED[self._optimizers.has_stepped]
+            facts[STEPS] = _steps(self._optimizers.steps)
         facts.update(self._optimizers.take())
         for group, numbers in self._weights.items():
             facts[weights_of(group)] = digest(numbers)
@@ -69,6 +64,10 @@ class StreamFacts:
         for earlier in [number for number in self._noted if number < update]:
             del self._noted[earlier]
         return self._feed.facts(update) | noted | {TERMS: _fact({"update": update + 1})}
+
+
+def _steps(steps: int) -> Fact:
+    return short(steps), lambda: {"steps since the last update": f"{steps}"}
 
 
 def _same(fact: Fact) -> Fact:

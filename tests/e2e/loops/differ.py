@@ -101,6 +101,11 @@ class Cases:
                     optimizer.step()
                 optimizer.zero_grad()
 
+    def one_rank_steps_twice(self) -> None:
+        with self.pipe(self.tied, tied=[[(0, "0.weight"), (1, "0.weight")]]) as pipe:
+            optimizer = sgd(pipe)
+            self.train(pipe, optimizer, lambda _: optimizer.step() if self.is_odd else None)
+
     def scalers_decide_apart(self) -> None:
         with self.pipe(self.tied, tied=[[(0, "0.weight"), (1, "0.weight")]]) as pipe:
             optimizer, scaler = sgd(pipe), torch.amp.GradScaler("cpu", init_scale=64.0)
@@ -149,6 +154,14 @@ class Cases:
         with self.pipe() as pipe:
             for mini_batch in pipe.loader([*zip(*batch(0), strict=True)], shuffle=True, seed=self.rank):
                 pipe.step(mini_batch).loss  # noqa: B018
+
+    def each_evaluates_its_own(self) -> None:
+        with self.pipe() as pipe:
+            pipe.evaluate([batch(3), batch(4 + self.rank)])
+
+    def one_rank_evaluates_other_mini_batches_of_its_loader(self) -> None:
+        with self.pipe() as pipe:
+            pipe.evaluate(pipe.loader([*zip(*batch(0), strict=True)], shuffle=True, seed=self.rank))
 
     def only_one_rank_reads_the_loss(self) -> None:
         """It leaves, and the other one says why."""
@@ -251,15 +264,21 @@ EXPECTED: dict[str, tuple[type[Exception], str]] = {
         RanksDiffer,
         "step the tie of stages 0 and 1 in different ways .*optimizer is SGD on rank 0 and AdamW on rank 1",
     ),
-    "one_rank_skips_a_step_of_its_optimizer": (RanksDiffer, "update 3: some ranks have stepped .*missing on rank 1"),
+    "one_rank_skips_a_step_of_its_optimizer": (
+        RanksDiffer,
+        r"update 3: ranks differ in the steps .*is 1 on rank 0 and 0 on rank 1",
+    ),
+    "one_rank_steps_twice": (RanksDiffer, "update 2: .*steps since the last update is 1 on rank 0 and 2 on rank 1"),
     "scalers_decide_apart": (RanksDiffer, "update 3: .*GradScaler is 64.0 on rank 0 and 32.0 on rank 1.*pipe.unscale_"),
     "one_rank_accumulates": (RanksDiffer, "accumulate is False on rank 0 and True on rank 1"),
-    "each_reads_its_own": (RanksDiffer, "update 1: ranks of copy 0 give step different inputs .*different targets"),
-    "each_reads_its_own_micro_batches": (RanksDiffer, "update 1: ranks of copy 0 give step different inputs"),
+    "each_reads_its_own": (RanksDiffer, "update 1: ranks of copy 0 are given different inputs .*different targets"),
+    "each_reads_its_own_micro_batches": (RanksDiffer, "update 1: ranks of copy 0 are given different inputs"),
     "one_rank_leaves_out_a_mini_batch_and_nobody_reads_the_loss": (RanksDiffer, "update 2: .* different inputs"),
     "one_rank_leaves_out_a_mini_batch_of_its_loader": (RanksDiffer, "update 2: .*item is 8 on rank 0 and 16 on rank 1"),
     "loaders_have_other_seeds": (RanksDiffer, "update 1: .*seed is 0 on rank 0 and 1 on rank 1"),
-    "only_one_rank_reads_the_loss": (RanksDiffer, "update 1: ranks of copy 0 give step different inputs"),
+    "each_evaluates_its_own": (RanksDiffer, "an evaluation: ranks of copy 0 are given different inputs .* targets"),
+    "one_rank_evaluates_other_mini_batches_of_its_loader": (RanksDiffer, "an evaluation: .*seed is 0 on rank 0 and 1"),
+    "only_one_rank_reads_the_loss": (RanksDiffer, "update 1: ranks of copy 0 are given different inputs"),
     "weights_of_a_replica_change_on_one_rank": (RanksDiffer, "update 3: the replicas of stage 1 have drifted apart"),
     "replicas_that_differ_are_not_saved": (RanksDiffer, "after update 0: the replicas of stage 0 have drifted apart"),
     "replicas_that_differ_are_not_exported": (RanksDiffer, "the replicas of stage 0 have drifted apart"),

@@ -74,7 +74,7 @@ def test_data_are_compared_within_a_copy(alone: World) -> None:
             return str(Comparison(world).error(1, "update 7", [key], facts))
 
         (message,) = {*together([partial(said, world) for world in ranks])}
-        assert "ranks of copy 1 give step different inputs (sample is 2 on rank 2 and 3 on rank 3)" in message
+        assert "ranks of copy 1 are given different inputs (sample is 2 on rank 2 and 3 on rank 3)" in message
 
 
 def test_a_rank_that_does_not_answer_is_named(alone: World, monkeypatch: pytest.MonkeyPatch) -> None:

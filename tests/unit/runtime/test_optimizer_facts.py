@@ -125,14 +125,16 @@ def test_tensors_that_change_in_place_are_read_again() -> None:
     assert rank.stepped(optimizer)[0] != before[0]
 
 
-def test_whether_there_was_a_step_is_known_of_optimizers_of_this_rank_alone() -> None:
+def test_steps_are_counted_of_optimizers_of_this_rank_alone() -> None:
     rank = Rank()
     torch.optim.SGD(Rank().all).step()
-    assert not rank.facts.has_stepped
-    torch.optim.SGD(rank.parameters[1,]).step()
-    assert rank.facts.has_stepped
-    assert rank.facts.take() == {}, "of what is compared no optimizer is known"
-    assert not rank.facts.has_stepped
+    assert rank.facts.steps == 0
+    optimizers = [torch.optim.SGD(parameters) for parameters in rank.parameters.values()]
+    for optimizer in (*optimizers, optimizers[1]):
+        optimizer.step()
+    assert rank.facts.steps == 2, "of the one that has stepped most often"
+    assert rank.facts.take().keys() == {settings_of(STAGE)}
+    assert rank.facts.steps == 0
 
 
 def test_optimizers_that_are_gone_are_forgotten() -> None:
