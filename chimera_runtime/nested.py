@@ -164,7 +164,9 @@ def _is_whole(leaf: Any) -> bool:
     if isinstance(leaf, torch.Tensor):
         return leaf.dim() == 0
     shape = getattr(leaf, "shape", None)
-    return shape == () or (_is_mask(leaf) and shape[0] == 1 and pytree.tree_structure(leaf).is_leaf())  # type: ignore[index]
+    if shape is None or shape == ():
+        return shape == ()
+    return bool(_is_mask(leaf) and shape[0] == 1 and pytree.tree_structure(leaf).is_leaf())
 
 
 def _is_mask(value: Any) -> bool:

@@ -158,7 +158,7 @@ READING = tuple(replace(operation, version=0) for operation in LANE)
         (HAND, ((*LANE, Compute(FORWARD, (-1,), 0)),), ["CH308"]),
         (HAND, (LANE, (Compute(FORWARD, (0,), 0),)), ["CH311"]),
         (HAND, ((*LANE, Compute(FORWARD, (), 0)),), ["CH308"]),
-        (HAND, ((),), ["CH302"]),
+        (HAND, ((),), ["CH329"]),
         (STREAM, (READING,), ["CH601"]),
         (STREAM, (LANE,), ["CH308"]),
         (STREAM, ((Compute(FORWARD, (0,), 0, version=0), Compute(BACKWARD, (0,), 0, version=2)),), ["CH308"]),

@@ -109,6 +109,6 @@ def test_every_step_of_a_compilation_says_once_what_is_done() -> None:
         DOING,
         "simulating",
         "comparing with the baseline",
-        "writing the scripts",
         "ordering the forwards alone, verifying their program",
+        "writing the scripts, comparing them with the program",
     ]
