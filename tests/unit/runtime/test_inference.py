@@ -1,5 +1,6 @@
 """Loss and outputs between updates, on one rank that holds both stages: against the modules called one by one."""
 
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,31 @@ def test_generators_modes_and_gradients_are_as_before(pipeline: Pipeline) -> Non
     assert torch.equal(torch.rand(3), expected)
     assert all(part.training for module in pipeline.stages.values() for part in module.modules())
     assert all(parameter.grad is None for parameter in pipeline.parameters())
+
+
+def test_what_modules_hold_beside_their_weights_is_as_before(alone: World, tmp_path: Path) -> None:
+    class Counting(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(WIDTH, WIDTH, dtype=torch.float64)
+            self.register_buffer("seen", torch.zeros(()))
+            self.calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            self.seen += 1
+            return super().forward(x) + self.calls + random.random()
+
+    chimera_ir.compile("interleaved", P=1, v=2, N=N).write(tmp_path / "out")
+    example, state = batch(B)[:2], random.getstate()
+    with Pipeline(tmp_path / "out", lambda *_: Counting(), loss, example) as pipeline:
+        for _ in range(2):
+            pipeline.evaluate([batch(2 * B * N)[:2]])
+            list(pipeline.predict([batch(B)[:2]]))
+            assert [(module.calls, module.seen.item()) for module in pipeline.stages.values()] == [(0, 0)] * 2
+            assert random.getstate() == state
+        pipeline.step(batch(B * N)[:2])
+        assert [(module.calls, module.seen.item()) for module in pipeline.stages.values()] == [(N, N)] * 2
+        assert random.getstate() == state
 
 
 def test_a_pipeline_made_without_a_mask_refuses_one_wherever_it_is_given(alone: World, tmp_path: Path) -> None:

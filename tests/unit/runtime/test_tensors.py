@@ -17,11 +17,13 @@ from chimera_runtime.tensors import (
     digest,
     draw_seed,
     generators_kept,
+    has_drawn,
     join,
     part,
     plain,
     seed_all,
     seed_torch,
+    states_beside_torch,
 )
 
 
@@ -159,6 +161,15 @@ def test_numpy_keeps_its_bits_also_where_threads_end_in_another_order_than_they_
     first.__exit__(None, None, None)
     second.__exit__(None, None, None)
     assert numpy.random.get_bit_generator() is before
+
+
+def test_whether_somebody_has_drawn_is_seen_of_python_and_numpy() -> None:
+    for draw, is_seen in ((random.random, True), (numpy.random.randn, True), (lambda: torch.rand(()), False)):
+        with all_generators_kept():
+            states = states_beside_torch()
+            assert not has_drawn(states)
+            draw()  # type: ignore[operator]
+            assert has_drawn(states) == is_seen
 
 
 def test_generators_are_kept_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
