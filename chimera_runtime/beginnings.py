@@ -8,21 +8,25 @@ import torch
 from chimera_runtime.aliases import unshared
 from chimera_runtime.boundary import Boundary
 from chimera_runtime.errors import BadModel
-from chimera_runtime.nested import fresh
+from chimera_runtime.nested import fresh, mapped
 from chimera_runtime.tensors import Tensors, plain
 
 
 class Beginning:
-    """The beginning of a stage; ``before`` is what it receives, None for the first stage."""
+    """The beginning of a stage; ``before`` is what it receives, None for the first stage.
 
-    def __init__(self, number: int, before: Boundary | None) -> None:
+    ``copies`` says that the first stage is called on copies of what was loaded, which it changes.
+    """
+
+    def __init__(self, number: int, before: Boundary | None, copies: bool = False) -> None:
         self.before = before
         self._number = number
+        self._copies = copies
 
     def argument(self, inputs: Any) -> tuple[Tensors, Any]:
         """The tensors whose gradients are wanted, and what the module is called on, in containers of its own."""
         if self.before is None:
-            return (), fresh(inputs)
+            return (), mapped(inputs, torch.clone) if self._copies else fresh(inputs)
         leaves = tuple(t.detach().requires_grad_(r) for t, r in zip(inputs, self.before.recorded, strict=True))
         return leaves, self.before.form.filled(leaves)
 

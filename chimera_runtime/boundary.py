@@ -1,6 +1,7 @@
 """What was seen of a stage at start: the tensors that it hands on, and how it runs."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -106,7 +107,9 @@ class Traits:
     ``buffers`` are those that it updates; ``alone`` says why it cannot run several micro-batches at once, if so.
     ``keywords`` are the keyword arguments that it takes, ``auxiliary`` the names of its auxiliary losses. ``whole``
     says what keeps its backward from being split, if something does. ``seeds_all`` says that it draws from the
-    generators of Python or NumPy: forwards then begin with seeds of these, too.
+    generators of Python or NumPy: forwards then begin with seeds of these, too. ``in_place`` says what it changes of
+    what it is given, if anything: it then gets copies of the user's inputs and keyword arguments. ``shared`` are the
+    keyword arguments that other stages take as well.
     """
 
     buffers: tuple[str, ...]
@@ -115,6 +118,14 @@ class Traits:
     auxiliary: tuple[str, ...] = ()
     whole: str = ""
     seeds_all: bool = False
+    in_place: str = ""
+    shared: tuple[str, ...] = ()
+
+
+def with_shared(traits: Sequence[Traits]) -> list[Traits]:
+    """The traits of all stages, once it is known which keyword arguments each of them takes."""
+    takers = Counter(name for of_stage in traits for name in of_stage.keywords)
+    return [replace(t, shared=tuple(name for name in t.keywords if takers[name] > 1)) for t in traits]
 
 
 def keyword_names(traits: Sequence[Traits], stages: Iterable[int]) -> KeywordNames:

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.errors import Misuse
+from chimera_runtime.aliases import versions
+from chimera_runtime.errors import BadModel, Misuse
+from chimera_runtime.nested import taken_apart
 
 Keywords = dict[str, Any]
 """Pytrees with the items along dimension 0, by the names that stages know them by."""
@@ -41,6 +43,30 @@ class KeywordNames:
                 f"{what} has no keyword argument {missing[0]}, and the example of the pipeline has one: give all "
                 "mini-batches the same names"
             )
+
+
+class Watched:
+    """Keyword arguments that other stages take as well, while a forward of this stage runs."""
+
+    def __init__(self, stage: int, keywords: Keywords, shared: Collection[str]) -> None:
+        self._stage = stage
+        self._tensors = {name: taken_apart(keywords[name])[0] for name in shared}
+        self._before = {name: versions(tensors) for name, tensors in self._tensors.items()}
+
+    def require_unwritten(self) -> None:
+        """Passes if the forward has not changed them.
+
+        Raises
+        ------
+        BadModel
+            If it has: whether another stage sees that depends on where it is.
+        """
+        for name, tensors in self._tensors.items():
+            if versions(tensors) != self._before[name]:
+                raise BadModel(
+                    f"stage {self._stage} changes its keyword argument {name} in place, and other stages take it, too; "
+                    "let it work on a copy, as .clone() makes it"
+                )
 
 
 def require_unused(loss: Callable[..., Any], names: Collection[str]) -> None:

@@ -16,7 +16,7 @@ from chimera_runtime.aliases import Dropped
 from chimera_runtime.auxiliary import listening, roots_of
 from chimera_runtime.batches import Source
 from chimera_runtime.blame import Calling
-from chimera_runtime.boundary import Boundary, Traits
+from chimera_runtime.boundary import Boundary, Traits, with_shared
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.gathering import largest_of_rows
 from chimera_runtime.keywords import Keywords, accepted, require_unused
@@ -63,8 +63,7 @@ class Sight:
     """A stage's forward on the first micro-batch: its inputs, what it returned or the loss, and how it was before.
 
     ``form`` and ``traits`` are as in `Boundary` and `Findings`, the ``footprint`` is empty unless it was measured;
-    ``in_place`` says that the stage changed what it was given; ``count`` is what came with the loss, if something did,
-    ``auxiliary`` are roots as well.
+    ``count`` is what came with the loss, if something did, ``auxiliary`` are roots as well.
     """
 
     inputs: Tensors
@@ -72,7 +71,6 @@ class Sight:
     form: Form
     traits: Traits
     footprint: Footprint
-    in_place: str
     count: float | None
     auxiliary: Tensors
 
@@ -94,7 +92,7 @@ def find(
     if expected is not None:
         expected = largest_of_rows(world, built.values(), expected)
     names = sorted({name for of_stage in traits for name in of_stage.auxiliary})
-    return Findings(known, traits, prober.footprints, expected, tuple(names))
+    return Findings(known, with_shared(traits), prober.footprints, expected, tuple(names))
 
 
 class _Prober:
@@ -218,10 +216,9 @@ class _Prober:
             require_here(stage, seen.outputs, world.device)
             if any(path[stage] != path[stage + 1] for path in world.job.placement):
                 require_sendable(stage, seen.outputs, world.backend)
-        if seen.in_place and stage in world.job.recomputing:
-            raise Misuse(
-                f"stage {stage} changes {seen.in_place} in place, but is to run on it again; let it work on a copy"
-            )
+        if seen.traits.in_place and stage in world.job.recomputing:
+            what = seen.traits.in_place
+            raise Misuse(f"stage {stage} changes {what} in place, but is to run on it again; let it work on a copy")
         if stage in world.job.grouped and not last and not is_rows(seen.outputs):
             raise Misuse(
                 f"stage {stage} returns a tensor without dimensions, but handles several micro-batches in one "
@@ -316,9 +313,9 @@ def look(model: Model, stage: int, module: torch.nn.Module, given: Given, measur
             tuple(keywords),
             tuple(sorted({name for name, _ in auxiliary})),
             seeds_all=seeds_all,
+            in_place=next((name for name, value in values.items() if versions_of(value) != numbers[name]), ""),
         ),
         footprint=saved.footprint(argument, outputs, (target, keywords)),
-        in_place=next((name for name, value in values.items() if versions_of(value) != numbers[name]), ""),
         count=None if count is None else 0.0 if count.is_meta else count.item(),
         auxiliary=roots_of(auxiliary),
     )

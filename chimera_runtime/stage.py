@@ -16,9 +16,9 @@ from chimera_runtime.blame import Calling, ModelError, Operation
 from chimera_runtime.boundary import Boundary, Traits
 from chimera_runtime.endings import Ending
 from chimera_runtime.errors import FAILED, BadModel
-from chimera_runtime.keywords import Keywords
+from chimera_runtime.keywords import Keywords, Watched
 from chimera_runtime.losses import Tally
-from chimera_runtime.nested import fresh, joined, leaves
+from chimera_runtime.nested import fresh, joined, leaves, mapped
 from chimera_runtime.numbering import Micros, Numbering
 from chimera_runtime.pairs import Calls, together
 from chimera_runtime.readout import Reader, from_host
@@ -102,7 +102,7 @@ class Stage(WeightGroup):
         self.calls = Calls(module)
         self.inputs = self.gradients = Slots()
         self.load_keywords = load_keywords
-        self._beginning = Beginning(number, before)
+        self._beginning = Beginning(number, before, bool(traits.in_place))
         self._ending = ending
         self._traits = traits
         self._recomputed = recomputed
@@ -181,20 +181,14 @@ class Stage(WeightGroup):
             error.during(self._operation("F", micros))
             raise
         if self._ending.after is not None:
-            self._hand_on(micros, outputs)
+            self._outputs[micros] = outputs, versions(outputs)
 
     def outputs(self, micros: Micros) -> Tensors:
-        """What the forward of these micro-batches hands on, to be sent or to be read by the next stage: once.
-
-        Raises what `written` makes, if it was written since.
-        """
+        """What the forward of these micro-batches hands on, to be sent or to be read by the next stage: once."""
         outputs, before = self._outputs.pop(micros)
         if versions(outputs) != before:
             raise written(self.number, self.number + 1, micros)
         return outputs
-
-    def _hand_on(self, micros: Micros, outputs: Tensors) -> None:
-        self._outputs[micros] = outputs, versions(outputs)
 
     def _forward(self, micro: int, inputs: Any, target: Any) -> Tensors:
         if micro % self._numbering.cycle in self._recomputed:
@@ -264,13 +258,18 @@ class Stage(WeightGroup):
             raise BadModel(
                 f"micro-batch {micro} has no keyword argument {missing[0]}, and the first had; give all the same names"
             )
-        return {name: loaded[name] for name in names}
+        keywords = {name: loaded[name] for name in names}
+        return mapped(keywords, torch.clone) if self._traits.in_place else keywords
 
     def _run(self, seed: int, inputs: Any, keywords: Keywords) -> Passed:
         self._seed(seed)
         leaves, argument = self._beginning.argument(inputs)
+        watched = Watched(self.number, keywords, self._traits.shared) if self._traits.shared else None
         with self._forwarding, listening() as auxiliary:
-            return Passed(leaves, self.calls.forward(argument, **(fresh(keywords) if keywords else {})), auxiliary)
+            passed = Passed(leaves, self.calls.forward(argument, **(fresh(keywords) if keywords else {})), auxiliary)
+        if watched is not None:
+            watched.require_unwritten()
+        return passed
 
     # ---- backward
 

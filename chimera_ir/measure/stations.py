@@ -243,7 +243,7 @@ def _way_down(cut: Cut, progress: Callable[[str], None]) -> dict[tuple[int, int]
             with running(cut, stage, size):
                 given = _given(cut, stage, size, module, before, handed[size])
                 sight = _look(cut, stage, module, given, measures=True)
-            if sight.in_place:
+            if sight.traits.in_place:
                 raise Misuse(
                     f"{cut.kind} {stage} changes its input in place, so that it could not run again on it; "
                     "let it work on a copy"
