@@ -77,8 +77,8 @@ def several_stages(folder: Path) -> Iterator[Job]:
 
 
 def two_ranks(folder: Path) -> Iterator[Job]:
-    """Gradients that are none, sparse or constant; buffers that come late; results that are only marked conjugate."""
-    for what in ("unused-output", "constant-loss", "sparse", "late-buffer", "conjugate", "frozen-0", "frozen-1"):
+    """Gradients that are none or sparse; buffers that come late; results that are only marked conjugate."""
+    for what in ("unused-output", "sparse", "late-buffer", "conjugate", "frozen-0", "frozen-1"):
         for scheme in ("dapple", "chimera"):
             directory = compiled(folder, scheme, D=2, N=2)
             yield Job(f"{what}-{scheme}", directory, ("--check", "--steps", "2"), "vary.py", {"VARY": what})

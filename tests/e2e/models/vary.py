@@ -34,7 +34,7 @@ class Second(nn.Module):
     def forward(self, received):
         x = received[0] if isinstance(received, tuple) else received
         x = x.real + x.imag if x.is_complex() else x
-        return x.detach() if WHAT == "constant-loss" else self.linear(x)
+        return self.linear(x)
 
 
 torch.manual_seed(0)
