@@ -21,8 +21,11 @@ _FAILED = "failed"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01
 """Seconds between two questions to the store."""
 
-_MOMENT, _MOST = 3.0, 4
-"""Seconds that ranks which wait for each other give up after each other, and of how many of them is told."""
+_LATE_MOMENT, _LOST_MOMENT = 3.0, 1.0
+"""Seconds that ranks get to say what they wait for: that wait for each other, or that have closed a connection."""
+
+_MOST = 4
+"""Of how many other ranks a message tells what they wait for."""
 
 
 def meet(timeout: float) -> tuple[Store, int, int]:
@@ -97,12 +100,13 @@ def require_own_store() -> None:
         )
 
 
-def waits_of(store: Store, rank: int, message: str, others: Sequence[int]) -> list[str]:
+def waits_of(store: Store, rank: int, message: str, others: Sequence[int], is_late: bool) -> list[str]:
     """What others wait for, in words, once this rank has given up with a message, which the others learn.
 
-    They have a moment to give up as well. Who says nothing is not in a call of the pipeline.
+    They have a moment to give up as well. If the wait was over because it ``is_late``, and not because a connection was
+    closed, a rank that says nothing is not in a call of the pipeline.
     """
-    notes, deadline = [], time.monotonic() + _MOMENT
+    notes, deadline = [], time.monotonic() + (_LATE_MOMENT if is_late else _LOST_MOMENT)
     with suppress(RuntimeError):
         store.set(f"waits/{rank}", message)
         for other in others[:_MOST]:
@@ -110,7 +114,7 @@ def waits_of(store: Store, rank: int, message: str, others: Sequence[int]) -> li
                 time.sleep(_LONGEST_PAUSE)
             if has_said:
                 notes.append(f"at the same time: {store.get(f'waits/{other}').decode()}")
-            else:
+            elif is_late:
                 notes.append(
                     f"rank {other} is in no call of the pipeline that has timed out: it may be stopped, in code of its "
                     "own, or in a collective, as dist.barrier(), that not all ranks call"

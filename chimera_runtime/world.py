@@ -156,15 +156,14 @@ class World:
     def abandon(self, error: PeerLost) -> None:
         """Keeps gloo's communicators for ever: a process cannot end while it destroys one that still waits for a rank.
 
-        Gloo has no other way to give up an operation before its own time-out, which is a day. If the time is up, the
-        error gets a note with what the ranks that were waited for wait for themselves.
+        Gloo has no other way to give up an operation before its own time-out, which is a day. The error gets notes with
+        what the ranks that were waited for have waited for themselves: one that gives up closes its connections.
         """
         for group in {self.chat, *(_groups_of(self.sums, self.channels) if self.backend == "gloo" else ())}:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
-        if _LATE in str(error):
-            others = error.peers or [rank for rank in self.place.ranks if rank != self.place.rank]
-            for note in waits_of(self.store, self.place.rank, str(error), others):
-                error.add_note(note)
+        others = error.peers or [rank for rank in self.place.ranks if rank != self.place.rank]
+        for note in waits_of(self.store, self.place.rank, str(error), others, _LATE in str(error)):
+            error.add_note(note)
 
     def close(self) -> None:
         """Lets the communicators go; the default process group stays."""

@@ -206,7 +206,7 @@ def test_in_a_loop_of_ones_own_an_error_is_the_users_line_and_a_message_that_say
     assert "ValueError: no gradient" in of_1
     assert "rank 1 is in no call of the pipeline that has timed out: it may be stopped, in code of its own" in of_0
     assert "at the same time: rank 1 (worker 1): wait for the norm of the gradients: rank 0: no answer" in of_0
-    assert "rank 1 (worker 1): wait for the norm of the gradients: rank 0: no answer within 5 s (timeout)" in of_1
+    assert "rank 1 (worker 1): wait for the norm of the gradients: rank 0: " in of_1
     traces = of_0.split("Traceback (most recent call last):")[1:]
     assert len(traces) == 3
     assert all(trace.count("  File ") <= 3 and "--timeout" not in trace for trace in traces)

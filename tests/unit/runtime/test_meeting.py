@@ -79,11 +79,15 @@ def test_a_rank_that_fails_at_start_is_told_to_those_that_wait_for_it() -> None:
 
 
 def test_ranks_that_give_up_tell_each_other_what_they_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_MOMENT", 0.1)
+    monkeypatch.setattr(meeting, "_LATE_MOMENT", 0.1)
+    monkeypatch.setattr(meeting, "_LOST_MOMENT", 0.1)
     store = HashStore()
-    (silent,) = waits_of(store, 0, "rank 0: wait recv", [1])
+    assert waits_of(store, 0, "rank 0: wait recv", [1], is_late=False) == [], "it has died"
+    (silent,) = waits_of(store, 0, "rank 0: wait recv", [1], is_late=True)
     assert silent.startswith("rank 1 is in no call of the pipeline that has timed out")
-    assert waits_of(store, 1, "rank 1: wait for the norm", [0]) == ["at the same time: rank 0: wait recv"]
+    for is_late in (True, False):
+        notes = waits_of(store, 1, "rank 1: wait for the norm", [0], is_late)
+        assert notes == ["at the same time: rank 0: wait recv"]
 
 
 @pytest.mark.usefixtures("alone")
