@@ -90,7 +90,7 @@ class Figures:
             "alive": self.alive.peak,
             "mapped": mapped_alone(),
             "halves": self.halves,
-            "buffers": {stage.number: [len(stage.inputs), len(stage.gradients)] for stage in STAGES},
+            "buffers": {stage.number: [len(stage.inputs.rooms), len(stage.gradients.rooms)] for stage in STAGES},
         }
         FILE.write_text(json.dumps(figures))
 
