@@ -167,7 +167,19 @@ def noting(run, kind):
     return noted
 
 
+def looking(run):
+    """What a forward keeps to be run again is there when it is over."""
+
+    def looked(*arguments):
+        outputs = run(*arguments)
+        FIGURES.look()
+        return outputs
+
+    return looked
+
+
 RESERVE, compute.Stage.reserve = compute.Stage.reserve, reserve
+compute.Stage._forward_keeping_inputs = looking(compute.Stage._forward_keeping_inputs)
 compute.Stage.backward_input = noting(compute.Stage.backward_input, "I")
 compute.Stage.backward_weights = noting(compute.Stage.backward_weights, "W")
 WATCHING = FIGURES.saved.watching()
