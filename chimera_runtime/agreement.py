@@ -8,7 +8,7 @@ find a difference at the same update; only then they tell each other the values,
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from zlib import crc32
 
@@ -95,6 +95,8 @@ class Comparison:
         keys = [TERMS, STEPS, POSITION]
         keys += [("data", copy, part) for copy in range(world.place.copies) for part in range(len(PARTS))]
         keys += [of(group) for of in (settings_of, weights_of) for group in self.shared]
+        holders, workers = world.job.holders, world.place.workers
+        self._users = len(holders[0]), len(holders[-1]), workers  # of each part of the data, in a copy
         self._places = {key: 3 * number for number, key in enumerate(keys)}
         self._zeros = [0.0] * (3 * len(keys)) if len(world.members) > 1 else []
         self._comparisons = 0
@@ -119,11 +121,21 @@ class Comparison:
         return self._comparisons
 
     def differing(self, sums: Sequence[float]) -> list[Key]:
-        """The facts in which ranks differ, by the sums over all ranks."""
+        """The facts in which ranks differ, by the sums over all ranks; harmless differences are left out."""
         remaining = iter(sums)
         if all(n * squares == total * total for n, total, squares in zip(remaining, remaining, remaining, strict=True)):
             return []
-        return [key for key, i in self._places.items() if sums[i] * sums[i + 2] != sums[i + 1] * sums[i + 1]]
+        keys = [key for key, i in self._places.items() if sums[i] * sums[i + 2] != sums[i + 1] * sums[i + 1]]
+        parts = {copy: {part for kind, of, part in keys if (kind, of) == ("data", copy)} for _, copy, _ in keys}
+        return [key for key in keys if key[0] != "data" or self._is_harmful(parts[key[1]])]
+
+    def _is_harmful(self, parts: Set[int]) -> bool:
+        """Whether it matters that ranks of a copy differ in these parts of the data.
+
+        It does for a part that several of them use. Of inputs that only one of them uses each rank may draw a variant
+        of its own, and of targets; if both differ, inputs of one mini-batch meet the targets of another.
+        """
+        return len(parts) > 1 or any(self._users[part] > 1 for part in parts)
 
     def error(self, number: int, where: str, keys: Sequence[Key], facts: Facts) -> RanksDiffer:
         """Tells the other ranks the values of this one and describes all that are known in a few seconds.

@@ -7,6 +7,7 @@ import pytest
 from chimera_runtime import agreement
 from chimera_runtime.agreement import POSITION, STEPS, TERMS, Comparison, Fact, Facts, settings_of, weights_of
 from chimera_runtime.errors import RanksDiffer
+from chimera_runtime.program import Job
 from chimera_runtime.world import World
 from tests.unit.runtime.ranks import alone_job, job, together, worlds
 
@@ -37,6 +38,22 @@ def test_a_difference_shows_by_its_kind_and_what_is_the_same_does_not(alone: Wor
         assert both[0].differing(summed(both, [{key: fact(77)}, {}])) == [], "the other one knows nothing of it"
         assert both[0].differing(summed(both, [{key: fact(77)}, {key: fact(78)}])) == [key]
         assert both[0].differing(summed(both, [{key: fact(0)}, {key: fact(1)}])) == [key]
+
+
+def test_variants_of_what_one_rank_alone_uses_are_harmless(alone: World) -> None:
+    """Each rank may draw its own augmentation of inputs that the first stage alone reads, unless targets go with it."""
+    inputs, targets, keywords = (("data", 0, part) for part in range(3))
+
+    def differing(job_: Job, *keys: agreement.Key) -> list[agreement.Key]:
+        with worlds(alone, job_) as ranks:
+            both = [Comparison(world) for world in ranks]
+            return both[0].differing(summed(both, [{key: fact(77 + n) for key in keys} for n in range(2)]))
+
+    assert differing(job(), inputs) == differing(job(), targets) == []
+    assert differing(job(), inputs, targets) == [inputs, targets]
+    assert differing(job(), keywords) == [keywords], "any stage may take them"
+    assert differing(BOTH, inputs) == [inputs]
+    assert differing(job(), inputs, STEPS) == [STEPS]
 
 
 def test_sums_over_thousands_of_ranks_are_exact(alone: World) -> None:
