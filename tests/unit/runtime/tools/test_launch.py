@@ -128,7 +128,7 @@ def test_a_run_that_fails_leaves_a_bundle_for_a_bug_report(directory: Path) -> N
 def test_without_torchrun_a_rank_says_how_to_start(directory: Path) -> None:
     done = started(directory, NOTHING="")
     assert done.returncode == MISUSED
-    assert done.stderr.startswith("train.py: start train.py with torchrun, as in: torchrun --nproc-per-node")
+    assert done.stderr.startswith("train.py: start the program with torchrun, as in: torchrun --nproc-per-node")
 
 
 SPOILED = {
