@@ -88,7 +88,7 @@ EVERYWHERE = {"plural"}
 """What any part may import: how one writes."""
 
 FILES = {".py", ".j2", ".lark"}
-TOP = (".ci", "benchmarks", "chimera_ir", "docs", "examples", "grammar", "templates", "tests")
+TOP = (".ci", "benchmarks", "chimera_ir", "chimera_runtime", "docs", "examples", "grammar", "templates", "tests")
 TEXTS = {*FILES, ".md", ".toml", ".txt", ".chim", ".sir", ".err", ".svg", ".json", ""}
 SCHEME_NAMES = {*library.names(), "pipedream", "2bw", "dualpipe", "interleaved", "zb_h1"} - {"chimera"}
 
