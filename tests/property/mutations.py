@@ -24,6 +24,7 @@ RULES = {
     "CH314": "groups",
     "CH317": "versions",
     "CH318": "complete, placed",
+    "CH329": "complete, placed",
     "CH401": "missing",
     "CH402": "redundant",
     "CH403": "misplaced",

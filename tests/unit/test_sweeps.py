@@ -32,7 +32,9 @@ def test_several_parameters_give_all_combinations_in_order(run: Run) -> None:
 def test_a_row_of_json_is_the_report_of_its_size(run: Run) -> None:
     (row,) = json.loads(run("chimera", "--set", "D=8", "--table", "json").out)
     assert row.pop("set") == {"D": 8}
-    assert row == json.loads(run("chimera", "--set", "D=8", "--emit", "report").out)
+    report = json.loads(run("chimera", "--set", "D=8", "--emit", "report").out)
+    assert report["verified"].pop("scripts"), "which a table does without"
+    assert row == report
 
 
 def test_a_size_that_is_refused_is_a_row_with_the_reason(run: Run) -> None:

@@ -34,7 +34,11 @@ class Holder(nn.Module):
         self.table: dict[Any, Any] = {"x": {"y": [1]}, 3: torch.ones(2)}
         self.tally, self.space = Tally(), SimpleNamespace(depth=0)
         self.plain = torch.ones(2)
-        self.draws, self.python, self.numpy = torch.Generator(), random.Random(1), np.random.default_rng(1)
+        self.draws, self.python, self.numpy = (
+            torch.Generator().manual_seed(0),
+            random.Random(1),
+            np.random.default_rng(1),
+        )
 
 
 CHANGES = {

@@ -60,6 +60,7 @@ def test_neither_modules_nor_generators_nor_the_example_have_a_trace_of_it(
     alone: World, split: tuple[int, ...]
 ) -> None:
     used = stages(Traced)
+    torch.manual_seed(0)
     x, more, target = torch.rand(3, 3, WIDTH, dtype=torch.float64)
     extra = {"extra": {"more": [more]}}
     example: Any = SimpleNamespace(
@@ -92,6 +93,7 @@ def test_a_stage_that_is_run_again_must_leave_alone_all_that_it_is_given(alone: 
         return loss(output, target.mul_(2) if name == "y" else target)
 
     used = model(lambda *_: Hasty(WIDTH, WIDTH).double(), judge)
+    torch.manual_seed(0)
     x, extra, target = torch.rand(3, 3, WIDTH, dtype=torch.float64)
     example: Any = SimpleNamespace(
         input=lambda *_: x, target=lambda *_: target, keywords=lambda *_: {"extra": extra}, micro_batch_size=3

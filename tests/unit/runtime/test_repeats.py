@@ -16,6 +16,11 @@ DTYPES = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
 def comparing(dtype: torch.dtype = torch.float32) -> Repeats:
     return Repeats(2, [dtype], lambda tensors: lambda: [tensor.item() for tensor in tensors])
 

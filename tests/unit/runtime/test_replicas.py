@@ -8,6 +8,11 @@ from chimera_runtime.readout import from_host
 from chimera_runtime.replicas import Replicas, bits, digest, is_due
 
 
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
 def test_weights_are_compared_often_at_first_and_then_now_and_then() -> None:
     assert [update for update in range(500) if is_due(update)] == [
         *(1, 2, 4, 8, 16, 32, 64, 100, 128, 200, 256, 300, 400),

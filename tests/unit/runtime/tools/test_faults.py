@@ -208,6 +208,7 @@ import json, os, signal, sys, threading, time, types
 from torch.distributed import HashStore
 from chimera_runtime.tools import faults
 faults._GRACE = 0.1
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may run under nohup
 store = HashStore()
 name, others = sys.argv[1], json.loads(sys.argv[2])
 for rank, process in others:
