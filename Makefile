@@ -2,12 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TRAINS := $(VENV)/.trains
 READY := $(VENV)/.ready
 
 .PHONY: help demo test check browser examples gpu test-torch unit e2e clean
 
 help:
-	@echo "make demo    compile a library scheme and train a byte-level GPT with it on four processes"
+	@echo "make demo    compile a library scheme, train a byte-level GPT with it on four processes, time it beside 1F1B"
 	@echo "make test    every check and test"
 	@echo "make check   format, lint, types"
 	@echo "make browser install the headless browser that one test needs, where that is permitted"
@@ -16,14 +17,20 @@ help:
 	@echo "make test-torch TORCH=2.6.0  the tests of the runtime under that release of torch"
 	@echo "make clean   remove the virtual environment and everything that was built"
 
-$(READY): pyproject.toml constraints.txt
+# Two stamps: what compiling and training need, and what the tests need beside it.
+$(TRAINS): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "chimera_ir needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
+	@echo "installing chimera_ir, torch and numpy into $(VENV): a minute, or more where torch has to be downloaded"
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[train]'
+	@touch $@
+
+$(READY): $(TRAINS)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY)
-	$(BIN)/python examples/demo.py
+demo: $(TRAINS)
+	@$(BIN)/python examples/demo.py
 
 check: $(READY)
 	$(BIN)/ruff format --check .

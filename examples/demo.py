@@ -1,70 +1,87 @@
-"""``make demo``: from a library scheme to a byte-level GPT that trains on four processes, is stopped, and goes on."""
+"""``make demo``: a library scheme is compiled, trains a byte-level GPT on four processes, and is timed beside 1F1B."""
 
 import json
-import shutil
-import signal
+import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-OUT = ROOT / "build" / "demo"
-RANKS, STEPS, STOPPED = 4, 90, 30
-
+OUT = Path("build", "demo")
+RANKS, STEPS = 4, 40
+FORWARD, BACKWARD = 0.03, 0.06
+"""Seconds of a forward and of a backward in the rehearsals."""
 
 STARTS = {
-    "chimera-compile": ("-c", "from chimera_ir.start import compile_; compile_()"),
+    "chimera": ("-m", "chimera_ir"),
     "torchrun": ("-m", "torch.distributed.run"),
     "python": (),
 }
 """The programs of the tour as this interpreter starts them, wherever they are installed."""
 
 
-def show(name: str, *arguments: str, stop_at: str | None = None) -> None:
-    """Runs a command of the tour, after printing it; a line with ``stop_at`` in it makes it get a SIGTERM."""
-    print(f"\n$ {' '.join((name, *arguments))}\n", flush=True)
-    words = [sys.executable, *STARTS[name], *arguments]
-    errors = None if stop_at is None else subprocess.PIPE  # torchrun says at length that it was stopped
-    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True)
-    assert process.stdout is not None
-    for line in process.stdout:
-        print(line, end="", flush=True)
-        if stop_at is not None and stop_at in line:
-            print("(SIGTERM, as a machine that is needed for something else would send it)", flush=True)
-            process.send_signal(signal.SIGTERM)
-            stop_at = ""
-            break
-    rest, said = process.communicate()
-    print(rest, end="")
-    if errors is not None:
-        print(*(line for line in said.splitlines() if line.startswith("train.py:")), sep="\n", flush=True)
-    if process.returncode and not errors:
-        sys.exit(f"demo: {name} ended with status {process.returncode}")
+def show(why: str, name: str, *arguments: str, output: int | None = None) -> None:
+    """Runs a command of the tour, after printing what it is for; the demo ends where it fails."""
+    print(f"\n# {why}\n$ {' '.join((name, *arguments))}\n", flush=True)
+    status = subprocess.call([sys.executable, *STARTS[name], *arguments], cwd=ROOT, stdout=output)
+    if status:
+        sys.exit(f"demo: {name} ended with status {status}")
+
+
+def train(out: str, *options: str) -> tuple[str, ...]:
+    """The command line that trains the byte-level GPT with a compiled schedule."""
+    script = ("torchrun", f"--nproc-per-node={RANKS}", f"{out}/train.py", "--model", "examples/gpt.py")
+    return (*script, "--micro-batch-size", "8", *options)
+
+
+def rehearse(scheme: str) -> float:
+    """Seconds of a step in which computing is replaced by sleeps: the median without the first two steps."""
+    out, times = str(OUT / scheme), str(OUT / f"{scheme}.json")
+    durations = f"F={FORWARD},B={BACKWARD}"
+    rehearsal = train(out, "--rehearse", durations, "--steps", "8", "--metrics", times)
+    show(f"Rehearse {scheme}: real messages, and sleeps in place of compute", *rehearsal)
+    return statistics.median(json.loads((ROOT / times).read_text(encoding="utf-8"))["step_seconds"][2:])
+
+
+def makespan(scheme: str) -> float:
+    """The predicted length of a step, in forwards."""
+    return float(json.loads((ROOT / OUT / scheme / "report.json").read_text(encoding="utf-8"))["makespan"])
 
 
 def main() -> None:
-    """Compiles, checks, trains, is stopped, resumes, writes a sample of text, and says where everything is."""
-    out = str(OUT.relative_to(ROOT))
-    for left in ("saved", "log.jsonl"):
-        shutil.rmtree(OUT / left, ignore_errors=True)
-    (OUT / "log.jsonl").unlink(missing_ok=True)
-    show("chimera-compile", "chimera", "--set", f"D={RANKS}", "--out", out)
-    training = (
-        *("torchrun", f"--nproc-per-node={RANKS}", f"{out}/train.py", "--model", "examples/gpt.py"),
-        *("--micro-batch-size", "8", "--steps", str(STEPS), "--log-file", f"{out}/log.jsonl"),
-        *("--save", f"{out}/saved", "--resume", f"{out}/saved"),
+    """Compiles, checks, trains, writes a sample of text, rehearses two schedules, and says where everything is."""
+    print(
+        f"This compiles two schedules for {RANKS} workers, trains a GPT of 3.6 million parameters for {STEPS} steps,\n"
+        "writes text with it, and times both schedules: less than a minute on two cores."
     )
-    show(*training, "--check", stop_at=f"step {STOPPED}/{STEPS}")
-    show(*training, "--export", f"{out}/model.pt")
-    show("python", "examples/sample.py", f"{out}/model.pt")
-    losses = [json.loads(line)["loss"] for line in (OUT / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    last = sum(losses[-5:]) / 5
-    print(f"\nThe loss fell from {losses[0]:.2f} to {last:.2f} nats per byte (the mean of the last five steps).")
-    print(f"The picture of the schedule:  {OUT}/timeline.svg")
-    print(f"What each rank ran:           {OUT}/rank_0.py .. rank_{RANKS - 1}.py")
-    print(f"The program, as text:         {OUT}/schedule.sir")
-    print(f"Loss and time of every step:  {OUT}/log.jsonl")
-    print(f"Checkpoints, and the weights: {OUT}/saved, {OUT}/model.pt")
+    os.environ.update(OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")  # ranks share the cores: more threads would fight
+    ours, baseline = str(OUT / "chimera"), str(OUT / "dapple")
+    model, log = f"{OUT}/model.pt", OUT / "log.jsonl"
+    (ROOT / log).unlink(missing_ok=True)
+    show("Compile Chimera: proven, costed, written as scripts", "chimera", "compile", "chimera", "--out", ours)
+    training = train(ours, "--check", "--steps", str(STEPS), "--log-file", str(log), "--export", model)
+    show("Compare it with training in one process, then train", *training)
+    show("Write text with the weights: bytes, after half a minute of training", "python", "examples/sample.py", model)
+    compiling = ("chimera", "compile", "dapple", "--set", "N=4", "--out", baseline)
+    show("Compile 1F1B with a flush, its report left out", *compiling, output=subprocess.DEVNULL)
+    seconds = {scheme: rehearse(scheme) for scheme in ("chimera", "dapple")}
+
+    losses = [json.loads(line)["loss"] for line in (ROOT / log).read_text(encoding="utf-8").splitlines()]
+    ratio = seconds["dapple"] / seconds["chimera"]
+    predicted = makespan("dapple") / makespan("chimera")
+    print(
+        f"\nThe loss fell from {losses[0]:.2f} to {statistics.mean(losses[-5:]):.2f} nats per byte.\n"
+        f"A step of Chimera took {seconds['chimera']:.3f} s and one of 1F1B {seconds['dapple']:.3f} s on the same four "
+        f"processes: {ratio:.2f} times as fast.\n"
+        f"(Rehearsed: messages are real, a forward is a sleep of {FORWARD} s and a backward one of {BACKWARD} s. "
+        f"Predicted: {predicted:.2f}.)\n\n"
+        f"picture of the schedule   {ROOT / ours}/timeline.svg\n"
+        f"what each rank ran        {ROOT / ours}/rank_0.py .. rank_{RANKS - 1}.py\n"
+        f"loss and time of a step   {ROOT / log}\n\n"
+        f"chimera is installed in {Path(sys.prefix)}:  source {Path(sys.prefix)}/bin/activate\n"
+        "Next: README.md, 'Bring a model', and 'Write a scheme'."
+    )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ python examples/sample.py FILE [--bytes 300] [--seed 0]
 """
 
 import argparse
+import codecs
 
 import gpt
 import torch
@@ -20,11 +21,15 @@ def main() -> None:
     model.load_state_dict(torch.load(options.file, weights_only=True))
     torch.manual_seed(options.seed)
     text = torch.tensor([[*b"def "]])
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    print(decoder.decode(bytes(text[0].tolist())), end="", flush=True)
     with torch.no_grad():
         for _ in range(options.bytes):
             logits = model(text[:, -gpt.CONTEXT :])[:, -1]
-            text = torch.cat([text, torch.multinomial(logits.div(0.8).softmax(-1), 1)], dim=1)
-    print(bytes(text[0].tolist()).decode(errors="replace"))
+            byte = torch.multinomial(logits.div(0.8).softmax(-1), 1)
+            text = torch.cat([text, byte], dim=1)
+            print(decoder.decode(bytes([int(byte)])), end="", flush=True)
+    print(decoder.decode(b"", final=True))
 
 
 if __name__ == "__main__":
