@@ -1,4 +1,4 @@
-"""What the rule on scripts costs: running the text of every rank's script and comparing it with the program.
+"""Cost of the rule on scripts: running the text of every rank's script and comparing it with the program.
 
     .venv/bin/python benchmarks/scripts.py [--runs 5] [--markdown docs/benchmarks.md]
 

@@ -219,7 +219,7 @@ class Compilation:
 
     @_level
     def scripts(self) -> "ProvenScripts":
-        """What runs the program, with the proof that every rank's script does what the program says."""
+        """Scripts that run the program, with the proof that every rank's script does what the program says."""
         from chimera_ir.codegen.render import scripts
         from chimera_ir.verify.verify import verify_scripts
 

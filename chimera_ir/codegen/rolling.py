@@ -177,7 +177,7 @@ def _used(lane: Iterable[Instruction]) -> dict[Shelf, int]:
 
 
 def _kind(header: Header, instruction: Instruction) -> tuple[object, int | None]:
-    """What must be equal in all rounds, and the first micro-batch; None for instructions that never repeat.
+    """Facts that must be equal in all rounds, and the first micro-batch; None for instructions that never repeat.
 
     Micro-batches of several pipes may meet the neighbours of a stage on different workers, which are different links.
     """

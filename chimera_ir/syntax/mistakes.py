@@ -102,7 +102,7 @@ def _wrong_line(stop: Stop) -> Diagnostic | None:
 
 
 def _above_the_pipe(stop: Stop) -> str:
-    """What to do with a line of the scheme in a pipe: a value that depends on the pipe's variables is a function."""
+    """Advice for a line of the scheme in a pipe: a value that depends on the pipe's variables is a function."""
     tokens, at = stop.tokens, stop.position
     line = [token for place, token in enumerate(tokens[at + 1 :], at + 1) if tokens[place].line == tokens[at].line]
     variables = [tokens[place + 1] for place in range(at) if tokens[place] in ("stages", "micros", "[")]

@@ -33,7 +33,7 @@ So they are as many as there are operations, however large a header says that th
 
 
 def complete(header: Header, operations: Sequence[_Placed]) -> Iterator[Diagnostic]:
-    """What is missing, once per pipe and kinds, and what is done twice, once per pair of lines.
+    """Yields what is missing, once per pipe and kinds, and what is done twice, once per pair of lines.
 
     A micro-batch on a stage is part of at most one message.
 
@@ -120,7 +120,7 @@ def _missing(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -
 def _absent(
     header: Header, pipe: Pipe, cells: _Cells, whole: Sequence[tuple[Kind, ...]]
 ) -> Iterator[tuple[tuple[Kind, ...], Micro, Stage]]:
-    """What a pipe's micro-batches lack on its stages where no two operations do the same: the kinds, and where."""
+    """Kinds that a pipe's micro-batches lack, and where; stages with two operations that do the same are left out."""
     for micro, number in product(pipe.micros, range(header.stages)):
         several = cells.get(micro * header.stages + number, ())
         if not several or _clash(several, whole) is None:

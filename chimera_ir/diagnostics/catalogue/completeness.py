@@ -44,7 +44,7 @@ class Skipped(Missing):
 
 
 class Duplicate(Diagnostic):
-    """An operation twice."""
+    """The same operation stands at two places of a schedule."""
 
     code: ClassVar[str] = "CH303"
     title: ClassVar[str] = "`{operation}` is there twice{others}"

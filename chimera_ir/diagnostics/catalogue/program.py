@@ -395,6 +395,6 @@ class ScriptDiffers(Diagnostic):
     done: str
 
     def notes(self) -> tuple[Note, ...]:
-        """What the script does, and where."""
+        """Line of the script, and what it does."""
         where = f"line {self.number} of {self.script}, `{self.text}`," if self.text else f"{self.script}"
         return (Note(f"{where} {self.done}"),)
