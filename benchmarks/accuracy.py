@@ -1,7 +1,7 @@
 """Predicted against measured: equation 1 and the replay beside the median step of the generated programs.
 
     .venv/bin/python benchmarks/accuracy.py [--parts rehearsal links compute] [--depths 4 8] [--forward 10 20]
-                                            [--steps 6] [--schemes chimera ..] [--markdown docs/benchmarks.md]
+                                            [--steps 6] [--schemes chimera ..] [--markdown PAGE]
 
 `rehearsal`: stages sleep F forward and 2 F backward (`train.py --rehearse`), messages are small, links are what
 `chimera profile links` finds on as many ranks in the same launch. `links`: the same with larger messages, every rank in

@@ -1,6 +1,6 @@
 """The bubble that is really there: every library scheme rehearsed on real ranks, beside what its report says.
 
-    .venv/bin/python benchmarks/bubbles.py [--forward 0.02] [--steps 13] [--markdown docs/benchmarks.md]
+    .venv/bin/python benchmarks/bubbles.py [--forward 0.02] [--steps 13] [--markdown PAGE]
 
 Each stage sleeps F for a forward and 2F for a backward; messages and sums are real. The measured bubble is the share
 of a step in which a worker does not sleep: one minus the work of a worker per update over the median step time. The

@@ -1,6 +1,6 @@
 """How compiling grows with the schedule, beside torch.distributed.pipelining's lowering of the same operations.
 
-    .venv/bin/python benchmarks/compile_scale.py [--runs 5] [--large] [--markdown docs/benchmarks.md]
+    .venv/bin/python benchmarks/compile_scale.py [--runs 5] [--large] [--markdown PAGE]
 
 Ours is all of it: from the text of a library scheme to a verified program with its report, no files. Theirs is the
 lowering of a given order of operations alone (``_add_unshard_reshard``, ``_add_reduce_grad``, ``_add_send_recv``, as

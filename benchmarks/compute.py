@@ -1,7 +1,7 @@
 """How long a step of a real model takes, beside torch.distributed.pipelining and beside a single process.
 
     .venv/bin/python benchmarks/compute.py [--rounds 20] [--stages 4] [--micro-batches 8] [--micro-batch-size 1]
-                                           [--backend NAME] [--markdown docs/benchmarks.md]
+                                           [--backend NAME] [--markdown PAGE]
 
 The model is examples/gpt.py, a byte-level transformer, in four stages; every rank computes with one thread, or with
 ``--backend nccl`` on a GPU of its own. With ``--backend`` ours is the training loop of train.py. Data loading,

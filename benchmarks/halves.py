@@ -1,6 +1,6 @@
 """What it takes to split a backward: its two halves beside the whole, and a schedule of halves beside one of wholes.
 
-    .venv/bin/python benchmarks/halves.py [--rounds 40] [--parts stages pipelines] [--markdown docs/benchmarks.md]
+    .venv/bin/python benchmarks/halves.py [--rounds 40] [--parts stages pipelines] [--markdown PAGE]
 
 Stages alone: one process with one thread runs a stage forward and back, once as a whole and once in two halves, in
 turns; the rounds alternate which is first. What is run are the runtime's own halves (`chimera_runtime.splitting`); the

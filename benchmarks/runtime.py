@@ -1,7 +1,7 @@
 """How long generated programs take for a step, beside torch.distributed.pipelining on the same ranks.
 
     .venv/bin/python benchmarks/runtime.py [--rounds 20] [--forward 5 10 20] [--micro-batches 4 8 16] [--parts steps ..]
-                                           [--modules] [--markdown docs/benchmarks.md]
+                                           [--modules] [--markdown PAGE]
 
 Stages sleep F forward and 2 F backward, so that only the schedule and the messages count, and four ranks do not fight
 over fewer cores. Both systems live in the same processes and take turns; every step begins at a barrier and lasts from

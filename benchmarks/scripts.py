@@ -1,6 +1,6 @@
 """Cost of the rule on scripts: running the text of every rank's script and comparing it with the program.
 
-    .venv/bin/python benchmarks/scripts.py [--runs 5] [--markdown docs/benchmarks.md]
+    .venv/bin/python benchmarks/scripts.py [--runs 5] [--markdown PAGE]
 
 Each round compiles a scheme with 65,536 operations in this process, from its text to all files, and then applies the
 rule once more to the scripts, so that both sides meet the same machine. Times are CPU times, and the first round is

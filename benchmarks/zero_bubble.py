@@ -1,7 +1,7 @@
 """How long schedules with split backwards take for a step, beside torch.distributed.pipelining's on the same ranks.
 
     .venv/bin/python benchmarks/zero_bubble.py [--rounds 10] [--forward 10 20] [--micro-batches 8 16]
-                                               [--markdown docs/benchmarks.md]
+                                               [--markdown PAGE]
 
 Stages sleep as long for a forward as for each half of a backward. Ours runs as under ``--rehearse``; theirs runs a
 module whose halves sleep, each once, with the autograd that belongs to it: its weights join the way of its input in a

@@ -1,7 +1,8 @@
 """Runs the commands that README.md and the pages below docs/ quote, and compares what they print with what is quoted.
 
-    python docs/check.py             # says which blocks are out of date
-    python docs/check.py --update    # writes what is printed now
+    python docs/check.py                       # says which blocks are out of date
+    python docs/check.py --update              # writes what is printed now
+    python docs/check.py docs/reference/ir.md  # only this page
 
 A block is a fence of the kind ``console`` that begins with ``$ chimera compile``, ``plan`` or ``profile``, with one of
 these as ``$ chimera-compile``, or with ``$ python docs/paper_tables``; a line ``...`` in it stands for any number of
@@ -134,9 +135,10 @@ def matches(text: str, printed: str) -> bool:
 
 def main() -> None:
     """Checks or updates every page."""
+    pages = [Path(word).resolve() for word in sys.argv[1:] if word != "--update"]
     update, stale = "--update" in sys.argv[1:], 0
     assert Compilation(Request(library.source("chimera"))).files  # imports, before any fork, what compiling needs
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+    for page in pages or [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         text = page.read_text(encoding="utf-8")
         fresh = text
         for found in BLOCK.finditer(text):

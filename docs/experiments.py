@@ -2,7 +2,7 @@
 
     .venv/bin/python docs/experiments.py [--update]
 
-Every figure is asked of ``chimera plan``; tables stand in docs/experiments.md between marks, where ``--update`` writes
+Every figure is asked of ``chimera plan``; the tables of its page stand between marks, where ``--update`` writes
 them. The paper's numbers are those of its text (section 4); its figures hold more that the text does not say.
 """
 
@@ -378,7 +378,7 @@ def main() -> int:
     parser.add_argument("--update", action="store_true", help="write the tables into the page")
     parser.add_argument("--only", choices=list(TABLES), nargs="+", help="[default: all]")
     options = parser.parse_args()
-    page = HERE / "experiments.md"
+    page = HERE / "evidence" / "experiments.md"
     text, differing = page.read_text(encoding="utf-8"), []
     for name in options.only or TABLES:
         found = table(name)
@@ -392,7 +392,7 @@ def main() -> int:
         page.write_text(text, encoding="utf-8")
         return 0
     if differing:
-        sys.stderr.write(f"docs/experiments.md says something else: {', '.join(differing)}\n")
+        sys.stderr.write(f"docs/evidence/experiments.md says something else: {', '.join(differing)}\n")
     return 1 if differing else 0
 
 

@@ -1,6 +1,6 @@
 """Training in a loop of one's own beside the same in one process, for all schemes: clipped, with AdamW, in float64.
 
-    python -m tests.agreement [--workers 2 4 8] [--copies 1 2] [--schemes NAME ..] [--markdown docs/agreement.md]
+    python -m tests.agreement [--workers 2 4 8] [--copies 1 2] [--schemes NAME ..] [--markdown PAGE]
 
 Each row is a run of tests/e2e/loops/agree.py: losses, norms and gradients of every update, weights after the last. It
 ends with status 1 if a row is beyond the limits.

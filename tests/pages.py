@@ -3,10 +3,23 @@
 import re
 from pathlib import Path
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
-def compare(page: str, sentence: str, *figures: object, update: bool) -> None:
+def page_of(name: str) -> Path:
+    """The one page below docs/ that has this file name, in whatever folder it is."""
+    (path,) = DOCS.rglob(name)
+    return path
+
+
+def page_text(name: str) -> str:
+    """What is written on a page, by its file name."""
+    return page_of(name).read_text(encoding="utf-8")
+
+
+def compare(name: str, sentence: str, *figures: object, update: bool) -> None:
     """Holds a sentence of a page against its figures, or writes these; ``{}`` stands for each of them.
 
     Raises
@@ -14,15 +27,15 @@ def compare(page: str, sentence: str, *figures: object, update: bool) -> None:
     AssertionError
         If the page has no such sentence, or has it with other figures.
     """
-    path = DOCS / page
-    text = path.read_text(encoding="utf-8")
+    path = page_of(name)
+    written = path.read_text(encoding="utf-8")
     words = (re.escape(word).replace(r"\{\}", r"(-?\d+(?:\.\d+)?)") for word in sentence.split())
-    found = re.search(r"\s+".join(words), text)
-    assert found, f"docs/{page} has no sentence like: {sentence}"
+    found = re.search(r"\s+".join(words), written)
+    assert found, f"{name} has no sentence like: {sentence}"
     expected = tuple(map(str, figures))
     if update:
         for place in reversed(range(len(expected))):
-            text = text[: found.start(place + 1)] + expected[place] + text[found.end(place + 1) :]
-        path.write_text(text, encoding="utf-8")
+            written = written[: found.start(place + 1)] + expected[place] + written[found.end(place + 1) :]
+        path.write_text(written, encoding="utf-8")
         return
-    assert found.groups() == expected, f"docs/{page}: {sentence}: pytest --update-goldens writes the figures"
+    assert found.groups() == expected, f"{name}: {sentence}: pytest --update-goldens writes the figures"

@@ -370,7 +370,7 @@ KNOW_HALVES = {
     },
     "its name in a trace and in profilers": {"chimera_ir/trace/spans.py", "chimera_runtime/ranges.py"},
 }
-"""The modules that name it, by what they have of it; docs/code.md lists the same for a kind that is new."""
+"""The modules that name it, by what they have of it; docs/explanation/code.md lists the same for a kind that is new."""
 
 
 def named(path: Path) -> set[str]:

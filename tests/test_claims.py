@@ -25,6 +25,7 @@ from chimera_runtime import errors
 from chimera_runtime.tools import options
 from paper_tables.tables import tables_command
 from tests.lowered import scripts_of
+from tests.pages import page_text
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
@@ -97,7 +98,7 @@ def test_every_option_on_a_page_is_one_that_the_program_takes(page: str, trains_
 
 
 def test_one_table_has_every_option_of_train_py(trains_with: set[str]) -> None:
-    _, _, behind = PAGES["docs/runtime.md"].partition("## Options of `train.py`\n")
+    _, _, behind = page_text("runtime.md").partition("## Options of `train.py`\n")
     assert trains_with - {"--help"} - set(OPTION.findall(behind.partition("\n## ")[0])) == set()
 
 
@@ -157,7 +158,7 @@ def follows(lines: list[str], parts: list[list[str]]) -> bool:
 
 def test_a_script_has_as_many_lines_as_the_page_says() -> None:
     (scheme, N, lines), *rest = re.findall(
-        r"worker 0 of `(\w+)` with N = (\d+) has ([\d,]+) lines", PAGES["docs/runtime.md"]
+        r"worker 0 of `(\w+)` with N = (\d+) has ([\d,]+) lines", page_text("runtime.md")
     )
     assert rest == []
     assert len(worker_0(scheme, N=int(N))) == int(lines.replace(",", ""))
@@ -170,9 +171,9 @@ def words(grammar: str) -> set[str]:
 
 
 def test_the_pages_have_every_word_of_the_grammars() -> None:
-    (listed,) = re.findall(r"These words are not names: `(.*?)`", PAGES["docs/language.md"], re.S)
+    (listed,) = re.findall(r"These words are not names: `(.*?)`", page_text("language.md"), re.S)
     assert set(listed.split()) == words("scheme.lark")
-    page = PAGES["docs/ir.md"]
+    page = page_text("ir.md")
     shape = page[page.index("    file  ") : page.index("Each of these is one line")]
     tables = "".join(re.findall(r"^\|.*$", page, re.M))
     within_lines = {"to", "from", "into", "of"}
@@ -182,17 +183,17 @@ def test_the_pages_have_every_word_of_the_grammars() -> None:
 
 def test_the_statuses_of_a_rank_are_those_that_it_ends_with() -> None:
     ends = {0, errors.FAILED, errors.MISUSED, errors.OUR_FAULT, errors.INTERRUPTED, errors.TERMINATED}
-    assert ends == statuses("docs/runtime.md", "of a rank|a rank")
+    assert ends == statuses("runtime.md", "of a rank|a rank")
 
 
 def test_the_statuses_of_the_compiler_are_those_that_it_ends_with() -> None:
     ends = {0, common.WRONG_TEXT, common.WRONG_COMMAND, common.OUR_FAULT, common.INTERRUPTED}
-    assert ends == statuses("docs/commands.md", "every command")
+    assert ends == statuses("commands.md", "every command")
 
 
 def statuses(page: str, subject: str) -> set[int]:
     """The numbers of a table of exit statuses."""
-    (table,) = re.findall(rf"^\| [^|\n]*(?:{subject})[^|\n]* \| \|\n\|---\|---\|\n((?:\|.*\n)+)", PAGES[page], re.M)
+    (table,) = re.findall(rf"^\| [^|\n]*(?:{subject})[^|\n]* \| \|\n\|---\|---\|\n((?:\|.*\n)+)", page_text(page), re.M)
     first = (line.split("|")[1] for line in table.splitlines())
     return {int(number) for cell in first for number in cell.split(",")}
 
@@ -205,11 +206,11 @@ def test_every_row_of_the_report_is_explained(tmp_path: Path) -> None:
     rows = [re.split(r"\s{2,}", line)[0] for line in lines[start + 1 : lines.index("", start)]]
     assert rows[0] == "makespan"
     assert len(rows) == 11
-    assert [row for row in rows if f"| {row} |" not in PAGES["docs/performance.md"]] == []
+    assert [row for row in rows if f"| {row} |" not in page_text("performance.md")] == []
     words = {word for row in rows for word in row.split(", ")}
-    assert {word for word in words if f"| {word} |" not in PAGES["docs/glossary.md"]} == set()
+    assert {word for word in words if f"| {word} |" not in page_text("glossary.md")} == set()
 
 
 def test_every_folder_of_the_compiler_is_on_the_page_about_the_code() -> None:
     folders = {path.parent.name for path in (ROOT / "chimera_ir").glob("*/__init__.py")} | {"schemes"}
-    assert {name for name in folders if f"`chimera_ir/{name}/`" not in PAGES["docs/code.md"]} == set()
+    assert {name for name in folders if f"`chimera_ir/{name}/`" not in page_text("code.md")} == set()

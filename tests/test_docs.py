@@ -13,11 +13,9 @@ from chimera_ir.compilation import Compilation
 from chimera_ir.diagnostics.catalogue import profiles
 from chimera_ir.request import Request
 from chimera_ir.source import Source
+from tests.pages import PAGES, page_of, page_text
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def ended(script: str) -> subprocess.CompletedProcess[str]:
@@ -39,7 +37,7 @@ def test_every_picture_is_what_the_schemes_compile_to() -> None:
 def test_the_page_on_python_shows_what_its_lines_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     monkeypatch.chdir(tmp_path)
-    found = doctest.testfile(str(ROOT / "docs" / "python.md"), module_relative=False)
+    found = doctest.testfile(str(page_of("python.md")), module_relative=False)
     assert found.attempted > 10
     assert found.failed == 0
     assert (tmp_path / "out" / "train.py").exists()
@@ -47,10 +45,10 @@ def test_the_page_on_python_shows_what_its_lines_give(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("name", library.names())
 def test_every_library_scheme_has_a_page_with_its_picture_and_command(name: str) -> None:
-    page = (ROOT / "docs" / "schemes" / f"{name}.md").read_text(encoding="utf-8")
+    page = page_text(f"{name}.md")
     for part in (f"images/schemes/{name}.svg", f"    chimera compile {name}"):
         assert part in page
-    assert f"]({name}.md)" in (ROOT / "docs" / "schemes" / "README.md").read_text(encoding="utf-8")
+    assert f"]({name}.md)" in (page_of(f"{name}.md").parent / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -76,14 +74,14 @@ def test_every_example_scheme_compiles(path: Path) -> None:
 
 
 def test_the_page_on_performance_quotes_its_examples_whole() -> None:
-    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    page = page_text("performance.md")
     quoted = re.findall(r"^```toml\n(.*?)^```$", page, re.M | re.S)
     files = [ROOT / "docs" / "examples" / f"small.{kind}.toml" for kind in ("profile", "cluster")]
     assert quoted == [path.read_text(encoding="utf-8") for path in files]
 
 
 def test_the_page_on_performance_lists_every_mistake_of_a_profile() -> None:
-    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    page = page_text("performance.md")
     codes = {member.code for member in vars(profiles).values() if hasattr(member, "code")}
     assert set(re.findall(r"^\| (CH7\d\d) \|", page, re.M)) == codes
 
@@ -104,7 +102,7 @@ CODE = [
 
 def test_the_page_on_the_code_names_what_there_is() -> None:
     """A path is that of a file or folder, or its end; of anything else in backticks every word is in the code."""
-    page = re.sub(r"^    .*$", "", (ROOT / "docs" / "code.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    page = re.sub(r"^    .*$", "", page_text("code.md"), flags=re.MULTILINE)
     paths = [f"/{path.relative_to(ROOT).as_posix()}" for path in CODE]
     words = {
         word

@@ -152,7 +152,7 @@ def _table(name: str, lines: Sequence[Line], total: Line | None) -> Table:
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as JSON, in seconds; docs/trace.md describes it."""
+    """The comparison as JSON, in seconds; docs/howto/trace.md describes it."""
     predicted, measured = comparison.steps
     predicted_bubble, measured_bubble = comparison.bubbles
     foretold = comparison.foretold

@@ -1,6 +1,6 @@
 """``--trace``: the file in which a rank keeps when each operation of its lane began and ended.
 
-DIR/rank_<r>.jsonl is a line about the run, lines of operations, and a line about the end; docs/trace.md describes it.
+DIR/rank_<r>.jsonl is a line about the run, lines of operations, and a line about the end; docs/howto/trace.md
 Until the end it is called rank_<r>.jsonl.part.
 """
 

@@ -1,4 +1,4 @@
-"""The page on conformance: ``python docs/conformance > docs/conformance.md``."""
+"""The page on conformance: ``python docs/conformance > docs/evidence/conformance.md``."""
 
 import sys
 from pathlib import Path

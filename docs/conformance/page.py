@@ -11,17 +11,18 @@ _HEAD = """\
 
 Every published schedule in the library: where it is defined, whose code exists, where its stages are placed, and
 its published numbers, compared with those of the library's scheme. Only published data is entered by hand
-([published.toml](conformance/published.toml); a new schedule is a new row there): `python docs/conformance` compiles
+([published.toml](../conformance/published.toml); a new schedule is a new row there): `python docs/conformance` compiles
 the schemes and prints this page, and a test compares the two.
 
 D is the number of stages, P of workers, N of micro-batches. Makespans are for free communication and the costs given
 below each heading; activations are counted in micro-batches on a stage (M_a), weights in copies of a stage (M_theta).
-"Bubble ratio" is that of the makespan unless the row says otherwise ([the report](performance.md#the-report)).
+"Bubble ratio" is that of the makespan unless the row says otherwise
+([the report](../explanation/performance.md#the-report)).
 """
 
 
 def page() -> str:
-    """The text of docs/conformance.md: a table of all schedules, and the figures of each."""
+    """The text of docs/evidence/conformance.md: a table of all schedules, and the figures of each."""
     numbers = {schedule.name: compared(schedule) for schedule in schedules()}
     overview = [_overview(schedule, numbers[schedule.name]) for schedule in schedules()]
     parts = [_HEAD, _table(("schedule", "scheme", "placement", "published numbers", "agree"), overview)]
@@ -31,7 +32,7 @@ def page() -> str:
 
 def _overview(schedule: Published, numbers: Sequence[Compared]) -> tuple[str, ...]:
     agreeing = sum(number.agrees for number in numbers)
-    scheme = f"[{schedule.scheme}](schemes/{schedule.scheme}.md)"
+    scheme = f"[{schedule.scheme}](../reference/schemes/{schedule.scheme}.md)"
     return (
         schedule.name,
         scheme,

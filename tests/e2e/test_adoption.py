@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.ranks import Job, Outcome, compiled, run_all
+from tests.pages import page_text
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPTS = ROOT / "docs" / "examples" / "from_pipelining"
@@ -18,12 +19,8 @@ CAST = ("autocast inside", "autocast around")
 pytestmark = pytest.mark.e2e
 
 
-def page(name: str) -> str:
-    return (ROOT / "docs" / name).read_text(encoding="utf-8")
-
-
 def blocks(name: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", page(name), re.M | re.S)
+    return re.findall(r"^```python\n(.*?)^```$", page_text(name), re.M | re.S)
 
 
 def scripts(name: str) -> list[str]:
@@ -75,7 +72,7 @@ def test_the_loop_of_the_readme_runs_and_is_the_file_that_it_names(runs: dict[st
 
 
 def test_both_scripts_print_what_the_page_says(runs: dict[str, Outcome]) -> None:
-    (printed,) = re.findall(r"^```console\n(step.*?)^```$", page("from_pipelining.md"), re.M | re.S)
+    (printed,) = re.findall(r"^```console\n(step.*?)^```$", page_text("from_pipelining.md"), re.M | re.S)
     for whose in ("theirs", "ours"):
         runs[whose].assert_passed()
         lines = [line for line in runs[whose].said[0].splitlines() if line.startswith("step ")]

@@ -1,18 +1,17 @@
 """The page on conformance is what the schemes compile to, and says of every library scheme what is published."""
 
-from pathlib import Path
-
 import pytest
 
 from chimera_ir import library
 from conformance.page import page
 from conformance.published import Published, compared, schedules
+from tests.pages import page_of
 
-PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "conformance.md"
+PAGE = page_of("conformance.md")
 
 
 def test_the_page_is_what_its_command_prints() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run python docs/conformance > docs/conformance.md and read it"
+    assert PAGE.read_text(encoding="utf-8") == page(), "python docs/conformance writes it"
 
 
 def test_every_library_scheme_is_on_the_page() -> None:

@@ -39,7 +39,7 @@ def kind_and_stage(operation: Compute) -> tuple[str, int]:
 @pytest.mark.parametrize("D", [2, 4, 6, 8, 16])
 @pytest.mark.parametrize("K", [1, 2, 3, 4, 8])
 def test_units_at_half_their_distance_have_no_bubbles_between_them(D: int, K: int) -> None:
-    """Section 3.5 counts (K+1)(D-2) bubbles for units one after the other; docs/clocks.md lets them overlap."""
+    """Section 3.5 counts (K+1)(D-2) bubbles for units one after the other; clocks.md lets them overlap."""
     source = Source("closer", (FIGURES.parent / "examples" / "closer.chim").read_text(encoding="utf-8"))
     closer = Compilation(Request(source, {"D": D, "N": K * D}), warn=lambda warning: pytest.fail(warning.code))
     assert closer.report.figures.makespan == 3 * K * D + 2 * (D - 2)

@@ -1,9 +1,8 @@
-"""The overview of the library in docs/schemes/README.md: its figures are those of the compiler wherever it says so."""
+"""The overview of the library, schemes/README.md: its figures are those of the compiler wherever it says so."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -12,8 +11,9 @@ import chimera_ir
 from chimera_ir import library
 from chimera_ir.cost.report import Figures
 from chimera_ir.options import Options
+from tests.pages import DOCS
 
-OVERVIEW = Path(__file__).resolve().parents[2] / "docs" / "schemes" / "README.md"
+OVERVIEW = DOCS / "reference" / "schemes" / "README.md"
 VALUES = {"D": (1, 2, 3, 4, 6), "P": (1, 2, 3, 4), "N": (1, 2, 3, 4, 5, 6, 8, 9, 12)}
 
 Number = int | Fraction

@@ -1,7 +1,7 @@
 """Asynchronous schedules with where their updates belong, without the language and the compiler's own placement.
 
 A lane's order is that of its clocks over all integer micro-batches. Sums, steps, stashes and drops are placed in that
-endless lane as docs/ir.md says; then what is about no micro-batch and no update of the instance is left out.
+endless lane as docs/reference/ir.md says; then what is about no micro-batch and no update of the instance is left out.
 """
 
 from collections import defaultdict

@@ -101,7 +101,7 @@ def ranks(written: Mapping[str, str]) -> list[str]:
     ],
 )
 def test_scripts_read_as_their_lanes_and_loops(case: Any, ending: str, names: Any, update_goldens: bool) -> None:
-    """By eye against schedule.sir and the loops in docs/runtime.md."""
+    """By eye against schedule.sir and the loops in docs/explanation/runtime.md."""
     for name in names:
         golden, text = GOLDEN / f"{name}.{ending}.txt", DIGEST.sub("<digest>", written(case)[name])
         if update_goldens:

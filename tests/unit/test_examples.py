@@ -12,6 +12,7 @@ from torch import nn
 
 from chimera_runtime.blame import ModelError, describe
 from chimera_runtime.model import ModelFile, load
+from tests.pages import page_text
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = ROOT / "examples"
@@ -68,8 +69,8 @@ def test_the_networks_have_the_parameters_of_table_4_in_equal_stages(
 
 @pytest.mark.parametrize(("name", "column"), [("bert48", -2), ("gpt2", -1)])
 def test_the_page_adds_up(network: Loader, name: str, column: int) -> None:
-    """docs/models.md lists the parts of both networks; its last row is their sum, and what is counted."""
-    table = (ROOT / "docs" / "models.md").read_text(encoding="utf-8").partition("## What the parameters are")[2]
+    """docs/howto/models.md lists the parts of both networks; its last row is their sum, and what is counted."""
+    table = page_text("models.md").partition("## What the parameters are")[2]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in re.findall(r"^\|.*\|$", table, re.M)[2:]]
     *parts, together = [int(row[column].replace(",", "")) for row in rows if row[column]]
     assert sum(parts) == together == sum(map(count, on_meta(network(name), 1)))

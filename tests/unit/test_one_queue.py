@@ -1,4 +1,4 @@
-"""Which programs finish with a single hardware queue: the sentence about it in docs/gpus.md, and its reason."""
+"""Which programs finish with a single hardware queue: the sentence about it in gpus.md, and its reason."""
 
 import chimera_ir
 from chimera_ir.ir.levels import Program

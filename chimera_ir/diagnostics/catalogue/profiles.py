@@ -13,7 +13,7 @@ class NotToml(Diagnostic):
     code: ClassVar[str] = "CH701"
     title: ClassVar[str] = "this is not TOML: {what}"
     label: ClassVar[str] = "here"
-    help: ClassVar[str] = "the format is that of toml.io; docs/performance.md has a whole file of each kind"
+    help: ClassVar[str] = "the format is that of toml.io; docs/explanation/performance.md has a whole file of each kind"
 
     what: str
 

@@ -3,7 +3,7 @@
 from chimera_ir.diagnostics.model import Diagnostic, Note
 from chimera_ir.source import Span
 
-LIMITS = '"What a scheme cannot say" in docs/language.md'
+LIMITS = '"What a scheme cannot say" in docs/reference/language.md'
 """The section about what the language has no words for."""
 
 

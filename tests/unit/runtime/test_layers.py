@@ -184,7 +184,7 @@ def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor
 
 
 def one_process(tied: bool, updates: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses and weights, from the seeds of docs/runtime.md and plain autograd."""
+    """Losses and weights, from the seeds of docs/explanation/runtime.md and plain autograd."""
     made = []
     for index, make in enumerate(MODEL):
         torch.manual_seed(draw_seed("weights", 5, index))

@@ -70,6 +70,6 @@ def test_a_batch_keeps_its_structure_on_the_way_to_the_device() -> None:
 
 
 def test_a_seed_is_made_of_all_parts() -> None:
-    """The value is that of docs/runtime.md, by another implementation: BLAKE2b of "item/1/2/3"."""
+    """The value is that of docs/explanation/runtime.md, by another implementation: BLAKE2b of "item/1/2/3"."""
     assert seed_of("item", 1, 2, 3) != seed_of("item", 1, 23)
     assert 0 <= seed_of("item", 1, 2, 3) < 2**63
