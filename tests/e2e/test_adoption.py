@@ -35,7 +35,7 @@ def jobs(folder: Path) -> Iterator[Job]:
         scheme = out if out in ("chimera", "gpipe") else "dapple"
         compiled(folder, scheme, D=depth, N=micro_batches).rename(folder / f"{out}.out")
     averages = next(block for block in blocks("checkpoints.md") if "averages=" in block)
-    for number, script in enumerate(scripts("training.md")):
+    for number, script in enumerate(scripts("loop.md")):
         file = folder / f"page{number}.py"
         file.write_text(script.replace("other.close()\n", f"{averages}other.close()\n"))
         yield Job(f"page{number}", file, (), model=None)
@@ -59,7 +59,7 @@ def test_what_the_page_on_training_shows_runs(runs: dict[str, Outcome], script: 
 
 
 def test_the_page_on_training_has_two_scripts() -> None:
-    assert len(scripts("training.md")) == 2
+    assert len(scripts("loop.md")) == 2
 
 
 def test_the_loop_of_the_readme_runs_and_is_the_file_that_it_names(runs: dict[str, Outcome]) -> None:
