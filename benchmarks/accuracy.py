@@ -29,7 +29,7 @@ from pathlib import Path
 
 from commands import TORCHRUN, torchrun
 from namespaces import Limit, NotPermitted, environment, joined
-from tables import circumstances, put, table
+from tables import circumstances, publish, put, table
 
 from chimera_ir import library
 from chimera_ir.compilation import Compilation
@@ -55,6 +55,9 @@ WARM_UP, COUNTED = 3, 5
 
 PROFILED_ANEW, ROUNDS = 5, 8
 """Before so many programs stages are measured, each time in so many rounds at most: some moments last for minutes."""
+
+Table = tuple[Sequence[str], list[list[str]]]
+"""The heads of a table, and its rows."""
 
 Predicted = Callable[[Program, Setting], float]
 """Seconds of an update."""
@@ -284,30 +287,27 @@ def row(run: Run, setting: Setting, bound: float, predictions: Mapping[str, Pred
     ]
 
 
-def rehearsal(options: argparse.Namespace) -> str:
+def rehearsal(options: argparse.Namespace) -> Table:
     """Sleeping stages on this machine."""
     rows = []
     for depth in options.depths:
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder)
             rows += rehearsed(options, depth, TINY, here(depth, place), place, 0.03)
-    return table(heads(FROM_A_BARRIER), rows)
+    return heads(FROM_A_BARRIER), rows
 
 
-def links(options: argparse.Namespace) -> str:
-    """Sleeping stages with a limited link each."""
+def links(options: argparse.Namespace) -> Table:
+    """Sleeping stages with a limited link each; raises NotPermitted where this machine has no network namespaces."""
     rows = []
     for depth in options.depths:
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder)
-            try:
-                rows += rehearsed(options, depth, WIDE, apart(depth, Limit(options.rate), place), place, 0.05)
-            except NotPermitted as error:
-                return f"Skipped, for this machine does not permit it: {error}"
-    return table(heads(FROM_A_BARRIER), rows)
+            rows += rehearsed(options, depth, WIDE, apart(depth, Limit(options.rate), place), place, 0.05)
+    return heads(FROM_A_BARRIER), rows
 
 
-def compute(options: argparse.Namespace) -> str:
+def compute(options: argparse.Namespace) -> Table:
     """A real model on two ranks of one thread, in turns with its profile and its links."""
     depth, size, turns = 2, options.micro_batch_size, range(options.turns)
     with tempfile.TemporaryDirectory() as folder:
@@ -332,7 +332,7 @@ def compute(options: argparse.Namespace) -> str:
         ranks = [middle([profiled(profile) for profile in several]) for several in by_rank]
         settings = [Setting(held(run.program, ranks), found, 1, size) for run in wanted]
         rows = [row(run, setting, 0.1, ONE_AFTER_ANOTHER) for run, setting in zip(wanted, settings, strict=True)]
-        return table(heads(ONE_AFTER_ANOTHER), rows)
+        return heads(ONE_AFTER_ANOTHER), rows
 
 
 def held(program: Program, ranks: Sequence[tuple[StageCosts, ...]]) -> tuple[StageCosts, ...]:
@@ -351,7 +351,7 @@ def busy(stage: StageCosts) -> float:
     return sum(each.forward + each.backward for each in stage.at.values())
 
 
-PARTS = {
+PARTS: dict[str, tuple[str, Callable[[argparse.Namespace], Table]]] = {
     "rehearsal": ("Rehearsed", rehearsal),
     "links": ("Rehearsed over limited links", links),
     "compute": ("Trained", compute),
@@ -359,7 +359,7 @@ PARTS = {
 
 
 def main() -> None:
-    """Measures and prints the tables, or writes them into a page."""
+    """Measures and prints the tables, and publishes them with a page."""
     parser = argparse.ArgumentParser(description="Predicted against measured.")
     parser.add_argument("--parts", nargs="+", choices=[*PARTS], default=[*PARTS])
     parser.add_argument("--schemes", nargs="+", choices=library.names(), default=[*library.names()])
@@ -370,15 +370,25 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3, help="in which they are taken [default: 3]")
     parser.add_argument("--micro-batch-size", type=int, default=8, help="of the real model [default: 8]")
     parser.add_argument("--rate", default="200mbit", help="of a limited link, as tc has it [default: 200mbit]")
-    parser.add_argument("--markdown", type=Path, metavar="PAGE", help="write the tables between the page's marks")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="PAGE", help="write data files, and summaries between the page's marks"
+    )
     options = parser.parse_args()
     options.seconds = [each / 1000 for each in options.forward]
     for part in options.parts:
         title, measure = PARTS[part]
-        found = f"### {title}\n\n{circumstances()}\n\n{measure(options)}"
-        print(found, flush=True)
+        print(f"### {title}\n\n{circumstances()}\n", flush=True)
+        try:
+            columns, rows = measure(options)
+        except NotPermitted as error:
+            refusal = f"Skipped, for this machine does not permit it: {error}"
+            print(refusal)
+            if options.markdown is not None:
+                put(options.markdown, f"accuracy {part}", refusal)
+            continue
+        print(table(columns, rows), flush=True)
         if options.markdown is not None:
-            put(options.markdown, f"accuracy {part}", found)
+            publish(options.markdown, f"accuracy {part}", columns, rows)
 
 
 if __name__ == "__main__":

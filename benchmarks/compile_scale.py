@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from paired import ratio
 from plots import Series, growth
-from tables import circumstances, put, table
+from tables import circumstances, picture, publish, shown, table
 
 SIZES = ((4, 4), (8, 32), (16, 128), (32, 64), (32, 256), (64, 256), (64, 1024))
 LARGE = ((64, 4096), (64, 8192))
@@ -156,21 +156,25 @@ def powers(points: Mapping[str, Sequence[tuple[int, float]]]) -> str:
 
 
 def drawn(page: Path, points: Mapping[str, Sequence[tuple[int, float]]]) -> str:
-    """Draws the times beside the page, and gives the line that shows them there."""
-    place = page.parent / "images" / "benchmarks" / "compile.svg"
-    series = [Series(system, tuple(its), system != THEIRS) for system, its in points.items()]
-    growth(place, "compute operations", "CPU seconds", series)
-    return f"![CPU time over the number of operations, both on logarithmic scales](images/benchmarks/{place.name})"
+    """Draws the times, and gives the line that shows them on the page."""
+    series = [Series(system, tuple(costs), system != THEIRS) for system, costs in points.items()]
+    growth(picture(page, "compile"), "compute operations", "CPU seconds", series)
+    return shown("CPU time over the number of operations, both on logarithmic scales", "compile")
 
 
 def main() -> None:
-    """Measures all sizes and prints the table, or writes it into a page."""
+    """Measures all sizes and prints the table, and publishes it with a page."""
     parser = argparse.ArgumentParser(description="How compiling grows with the schedule.")
     parser.add_argument("--runs", type=int, default=5, help="runs whose median counts [default: 5]")
     parser.add_argument(
         "--large", action="store_true", help="also up to a million operations, once; theirs is left out there"
     )
-    parser.add_argument("--markdown", type=Path, metavar="PAGE", help="write the table between the page's marks")
+    parser.add_argument(
+        "--markdown",
+        type=Path,
+        metavar="PAGE",
+        help="write the data file and the picture, and the summary between the page's marks",
+    )
     parser.add_argument("--one", nargs=3, metavar=("SYSTEM", "D", "N"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -190,11 +194,9 @@ def main() -> None:
         listed += rows(size, rounds)
         print(*("  ".join(row) for row in listed[-len(SCHEMES) :]), sep="\n", file=sys.stderr, flush=True)
     heads = ("", "D", "N", "operations", "DAG nodes", "CPU, s", "torch, s", "ours / torch", "peak, GiB", "torch, GiB")
-    text = "\n\n".join([circumstances(), table(heads, listed), powers(points)])
-    print(text)
+    print("\n\n".join([circumstances(), table(heads, listed), powers(points)]))
     if options.markdown is not None:
-        text += "\n\n" + drawn(options.markdown, points)
-        put(options.markdown, "compile", text)
+        publish(options.markdown, "compile", heads, listed, powers(points), drawn(options.markdown, points))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import torch
 from paired import ratio
 from runtime import milliseconds
 from side_by_side import Comparison, Contender, run
-from tables import circumstances, put, table
+from tables import circumstances, publish, put, table
 from torch import nn
 
 from chimera_runtime.allocator import keep_memory
@@ -151,15 +151,14 @@ def measured(name: str, rounds: int) -> list[str]:
     ]
 
 
-def stages(options: argparse.Namespace) -> str:
+def stages(options: argparse.Namespace) -> list[list[str]]:
     """Kinds of stages, one after the other, in this process."""
     torch.set_num_threads(1)
     keep_memory()
-    rows = [measured(name, options.rounds) for name in options.kinds]
-    return f"{circumstances()} One thread.\n\n{table(STAGE_HEADS, rows)}"
+    return [measured(name, options.rounds) for name in options.kinds]
 
 
-def pipelines(options: argparse.Namespace) -> str:
+def pipelines(options: argparse.Namespace) -> list[list[str]]:
     """The small transformer with whole and with split backwards, on few ranks and on many."""
     points = [
         Comparison(f"D={d} N={n}", d, n, (WHOLE, HALVES, TORCH), options.rounds, model=str(MODEL))
@@ -176,27 +175,34 @@ def pipelines(options: argparse.Namespace) -> str:
             ]
             for label, each in samples.items()
         ]
-    return f"{circumstances()}\n\nOne thread per rank, 1 item per micro-batch.\n\n{table(PIPELINE_HEADS, rows)}"
+    return rows
 
 
-PARTS = {"stages": stages, "pipelines": pipelines}
+PARTS = {"stages": (STAGE_HEADS, stages), "pipelines": (PIPELINE_HEADS, pipelines)}
 
 
 def main() -> None:
-    """Measures and prints the tables, or writes them into a page."""
+    """Measures and prints the tables, and publishes them with a page."""
     parser = argparse.ArgumentParser(description="Backwards in two halves, beside whole ones.")
     parser.add_argument("--rounds", type=int, default=40, help="rounds that count [default: 40]")
     parser.add_argument("--parts", nargs="+", default=[*PARTS], choices=[*PARTS], help="[default: all]")
     parser.add_argument("--kinds", nargs="+", default=[*KINDS], choices=[*KINDS], help="of stages [default: all]")
     parser.add_argument("--depths", nargs="+", type=int, default=[2, 4], metavar="D", help="[default: 2 4]")
     parser.add_argument("--micro-batches", nargs="+", type=int, default=[4, 8], metavar="N", help="[default: 4 8]")
-    parser.add_argument("--markdown", type=Path, metavar="PAGE", help="write the tables between the page's marks")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="PAGE", help="write the data file, and tables between the page's marks"
+    )
     options = parser.parse_args()
     for part in options.parts:
-        text = PARTS[part](options)
+        heads, measure = PARTS[part]
+        rows = measure(options)
+        text = f"{circumstances()}\n\n{table(heads, rows)}"
         print(text)
-        if options.markdown is not None:
-            put(options.markdown, f"halves {part}", text)
+        match options.markdown, part:
+            case Path() as page, "pipelines":
+                publish(page, "halves pipelines", heads, rows)
+            case Path() as page, _:
+                put(page, f"halves {part}", text)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from pathlib import Path
 from paired import Middle, ratio
 from plots import Panel, Row, ratios, ready
 from side_by_side import Comparison, Contender, Samples, makespan, run
-from tables import circumstances, put, table
+from tables import circumstances, picture, publish, shown, table
 
 STAGES = 4
 MIB = 2**18
@@ -171,22 +171,21 @@ def parts(options: argparse.Namespace) -> dict[str, Part]:
     }
 
 
-def report(chosen: dict[str, Part], images: Path | None) -> str:
-    """Measures everything and sets it out; pictures go to a folder, if there is one, and into the text."""
+def report(chosen: dict[str, Part], page: Path | None) -> None:
+    """Measures everything and prints it; tables and pictures are published with a page, if there is one."""
     results = iter(run([each for part in chosen.values() for each in part.comparisons]))
-    sections = []
+    print(circumstances())
     for name, part in chosen.items():
-        found = [(each, next(results)) for each in part.comparisons]
-        lines = [f"### {part.title}", table(part.heads, [row for pair in found for row in part.rows(*pair)])]
-        if images is not None:
-            ratios(images / f"{name}.svg", part.panels, [row for pair in found for row in part.drawn(*pair)])
-            lines.insert(1, f"![{part.title}: ratios with their intervals](images/{images.name}/{name}.svg)")
-        sections += lines
-    return "\n\n".join([circumstances(), *sections])
+        pairs = [(point, next(results)) for point in part.comparisons]
+        rows = [row for pair in pairs for row in part.rows(*pair)]
+        print(f"\n### {part.title}\n\n{table(part.heads, rows)}")
+        if page is not None:
+            ratios(picture(page, name), part.panels, [row for pair in pairs for row in part.drawn(*pair)])
+            publish(page, name, part.heads, rows, shown(f"{part.title}: ratios with their intervals", name))
 
 
 def main() -> None:
-    """Measures and prints the tables, or writes them into a page."""
+    """Measures and prints the tables, and publishes them with a page."""
     parser = argparse.ArgumentParser(description="Step times beside torch.distributed.pipelining.")
     parser.add_argument("--rounds", type=int, default=20, help="rounds of each comparison that count [default: 20]")
     parser.add_argument(
@@ -199,17 +198,14 @@ def main() -> None:
         "--markdown",
         type=Path,
         metavar="PAGE",
-        help="write the tables between the page's marks, and pictures beside it",
+        help="write data files and pictures, and summaries between the page's marks",
     )
     options = parser.parse_args()
     if options.markdown is not None:
         ready()
     all_parts = parts(options)
-    images = options.markdown and options.markdown.parent / "images" / "benchmarks"
-    text = report({name: part for name, part in all_parts.items() if name in (options.parts or all_parts)}, images)
-    print(text)
-    if options.markdown is not None:
-        put(options.markdown, "runtime", text)
+    chosen = {name: part for name, part in all_parts.items() if name in (options.parts or all_parts)}
+    report(chosen, options.markdown)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from paired import ratio
 from side_by_side import Comparison, Contender, Samples, makespan, run
-from tables import circumstances, put, table
+from tables import circumstances, publish, table
 
 RANKS = 4
 CLOSE = 0.05
@@ -64,12 +64,14 @@ def rows(point: Comparison, samples: dict[str, Samples]) -> list[list[str]]:
 
 
 def main() -> None:
-    """Measures and prints the table, or writes it into a page."""
+    """Measures and prints the table, and publishes it with a page."""
     parser = argparse.ArgumentParser(description="Split backwards beside torch.distributed.pipelining.")
     parser.add_argument("--rounds", type=int, default=10, help="rounds of each comparison that count [default: 10]")
     parser.add_argument("--forward", type=int, nargs="+", default=[10, 20], metavar="MS", help="[default: 10 20]")
     parser.add_argument("--micro-batches", type=int, nargs="+", default=[8, 16], metavar="N", help="[default: 8 16]")
-    parser.add_argument("--markdown", type=Path, metavar="PAGE", help="write the table between the page's marks")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="PAGE", help="write the data file, and its summary between the page's marks"
+    )
     options = parser.parse_args()
     points = [comparison(options.rounds, f, n) for f in options.forward for n in options.micro_batches]
     heads = (
@@ -77,10 +79,9 @@ def main() -> None:
         *("ours / torch", "faster"),
     )
     filled = [row for point, samples in zip(points, run(points), strict=True) for row in rows(point, samples)]
-    text = f"{circumstances()}\n\n{table(heads, filled)}"
-    print(text)
+    print(f"{circumstances()}\n\n{table(heads, filled)}")
     if options.markdown is not None:
-        put(options.markdown, "zero_bubble", text)
+        publish(options.markdown, "zero_bubble", heads, filled)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.tables import publish, table
 from chimera_ir import library
 from tests.e2e.ranks import Job, compiled, run_all
 from tests.sizes import with_a_flush
@@ -22,7 +23,6 @@ LOOP = Path(__file__).resolve().parent / "e2e" / "loops" / "agree.py"
 LIMITS = {"losses": 1e-12, "norms": 1e-12, "gradients": 1e-12, "weights": 1e-9}
 FOR_MORE = ("chimera_doubling", "chimera_halving", "dualpipe", "dualpipe_v")
 """Schemes for more micro-batches than workers: two that equal `chimera` otherwise, and two that require more."""
-START, END = "<!-- agreement -->\n", "<!-- /agreement -->\n"
 
 
 @dataclass(frozen=True)
@@ -82,22 +82,21 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--copies", type=int, nargs="+", default=[1, 2], metavar="W")
     parser.add_argument("--schemes", nargs="+", choices=schemes, default=schemes, metavar="NAME")
-    parser.add_argument("--markdown", type=Path, metavar="PAGE", help="write the table between the page's marks")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="PAGE", help="write the data file, and its summary between the page's marks"
+    )
     options = parser.parse_args()
     cases = [Case(s, w, c, tied=True) for s in options.schemes for w in options.workers for c in options.copies]
-    lines = ["| scheme | workers | W | " + " | ".join(LIMITS) + " |", "|---|--:|--:|" + "--:|" * len(LIMITS)]
-    wrong = []
+    heads, rows, wrong = ("scheme", "workers", "W", *LIMITS), [], []
     with tempfile.TemporaryDirectory() as folder:
-        rows = sorted(measured(cases, Path(folder)), key=lambda row: cases.index(row[0]))
-    for case, seen in rows:
-        figures = " | ".join(f"{seen[name]:.0e}" for name in LIMITS)
-        lines.append(f"| `{case.scheme}` | {case.workers} | {case.copies} | {figures} |")
+        results = sorted(measured(cases, Path(folder)), key=lambda result: cases.index(result[0]))
+    for case, seen in results:
+        differences = (f"{seen[name]:.0e}" for name in LIMITS)
+        rows.append([case.scheme, str(case.workers), str(case.copies), *differences])
         wrong += [f"{case.name}: {name} differ by {seen[name]:.1e}" for name in beyond(seen)]
-    table = "\n".join(lines) + "\n"
-    print(table)
+    print(table(heads, rows))
     if options.markdown is not None:
-        before, rest = options.markdown.read_text().split(START)
-        options.markdown.write_text(f"{before}{START}\n{table}\n{END}{rest.split(END)[1]}")
+        publish(options.markdown, "agreement", heads, rows)
     for line in wrong:
         print(line, file=sys.stderr)
     sys.exit(bool(wrong))

@@ -1,5 +1,6 @@
 """The page on conformance, as Markdown: an overview, then each schedule with its numbers."""
 
+import re
 from collections.abc import Iterator, Sequence
 from textwrap import fill
 
@@ -9,79 +10,85 @@ from paper_tables.formula import Size
 _HEAD = """\
 # Conformance
 
-Every published schedule in the library: where it is defined, whose code exists, where its stages are placed, and
-its published numbers, compared with those of the library's scheme. Only published data is entered by hand
-([published.toml](../conformance/published.toml); a new schedule is a new row there): `python docs/conformance` compiles
-the schemes and prints this page, and a test compares the two.
+**Question.** Does each scheme of the library have the numbers that are published for its schedule?
 
-D is the number of stages, P of workers, N of micro-batches. Makespans are for free communication and the costs given
-below each heading; activations are counted in micro-batches on a stage (M_a), weights in copies of a stage (M_theta).
-"Bubble ratio" is that of the makespan unless the row says otherwise
-([the report](../explanation/performance.md#the-report)).
+**Answer.** {answer}
+
+Only published data is entered by hand, in [published.toml](../conformance/published.toml); a new schedule is a new row
+there. `python docs/conformance` compiles the schemes and prints this page, and a test compares the two.
+
+- D is the number of stages, P of workers, N of micro-batches. A size is written as on the command line.
+- Makespans and bubble ratios are for free messages, with `F` = 1 and `B` = 2 unless the schedule says otherwise. A
+  *bubble ratio* is [that of the makespan](../explanation/performance.md#the-report) unless the row says otherwise.
+- *Most* and *fewest* are those of the fullest and of the emptiest worker: activations in micro-batches on a stage
+  (M_a), weights in copies of a stage (M_theta).
+- Where no code is named, none was compared.
 """
+
+_USUAL = "F = 1, B = 2"
 
 
 def page() -> str:
     """The text of docs/evidence/conformance.md: a table of all schedules, and the figures of each."""
     numbers = {schedule.name: compared(schedule) for schedule in schedules()}
     overview = [_overview(schedule, numbers[schedule.name]) for schedule in schedules()]
-    parts = [_HEAD, _table(("schedule", "scheme", "placement", "published numbers", "agree"), overview)]
+    parts = [_HEAD.format(answer=_answer([*numbers.values()])), _table(("schedule", "scheme", "agree"), overview)]
     parts += [_section(schedule, numbers[schedule.name]) for schedule in schedules()]
     return "\n".join(parts)
 
 
+def _answer(numbers: Sequence[Sequence[Compared]]) -> str:
+    agreeing = [number.agrees for several in numbers for number in several]
+    return _wrapped(
+        f"{sum(agreeing)} of {len(agreeing)} published numbers agree, at every size that was compiled. The other "
+        f"{len(agreeing) - sum(agreeing)} have the reason below their table."
+    )
+
+
 def _overview(schedule: Published, numbers: Sequence[Compared]) -> tuple[str, ...]:
     agreeing = sum(number.agrees for number in numbers)
-    scheme = f"[{schedule.scheme}](../reference/schemes/{schedule.scheme}.md)"
-    return (
-        schedule.name,
-        scheme,
-        schedule.placement,
-        str(len(numbers)),
-        "all" if agreeing == len(numbers) else str(agreeing),
-    )
+    return schedule.name, _link(schedule), f"{agreeing}/{len(numbers)}"
+
+
+def _link(schedule: Published) -> str:
+    return f"[{schedule.scheme}](../reference/schemes/{schedule.scheme}.md)"
 
 
 def _section(schedule: Published, numbers: Sequence[Compared]) -> str:
     costs = ", ".join(f"{kind} = {cost}" for kind, cost in schedule.costs.items() if kind in schedule.costs.given)
-    facts = [
-        _wrapped(f"- defined in {schedule.definition}"),
-        _wrapped(f"- code: {schedule.code}"),
-        _wrapped(f"- placement: {schedule.placement}"),
-        f"- costs: {costs}",
-    ]
-    heads = ("figure", "published", "where", *map(_size, schedule.sizes), "")
-    table = _table(heads, [_row(number) for number in numbers])
-    differing = (number.number for number in numbers if not number.agrees)
-    reasons = [_wrapped(f"*{number.measure.value}*, {number.place}: {number.differs}.") for number in differing]
-    return "\n".join([f"## {schedule.name}\n", *facts, "", table, *(f"{reason}\n" for reason in reasons)])
+    facts = [f"{_link(schedule)}: {schedule.placement}. Defined in {schedule.definition}."]
+    facts += [f"Code: {schedule.code}."] if schedule.code else []
+    facts += [f"Costs: {costs}."] if costs != _USUAL else []
+    reasons = dict.fromkeys(number.number.differs for number in numbers if not number.agrees)
+    notes = {reason: f"[{place}]" for place, reason in enumerate(reasons, 1)}
+    heads = ("figure", "published", "where", *map(_size, schedule.sizes))
+    table = _table(heads, [tuple(_cells(number, notes)) for number in numbers])
+    remarks = [_wrapped(f"{note} {reason}.") + "\n" for reason, note in notes.items()]
+    return "\n".join([f"## {schedule.name}\n", _wrapped(" ".join(facts)), "", table, *remarks])
 
 
 def _wrapped(text: str) -> str:
-    return fill(
-        text, 120, subsequent_indent="  " * text.startswith("-"), break_long_words=False, break_on_hyphens=False
-    )
+    return fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
-def _row(number: Compared) -> tuple[str, ...]:
-    return tuple(_cells(number))
-
-
-def _cells(number: Compared) -> Iterator[str]:
-    over = "" if number.number.over == "1" else f" / ({number.number.over})"
-    formula = number.number.formula
+def _cells(number: Compared, notes: dict[str, str]) -> Iterator[str]:
+    formula, over = map(_compact, (number.number.formula, number.number.over))
     yield number.number.measure.value
-    yield f"`({formula}){over}`" if over else f"`{formula}`"
-    yield number.number.place
+    yield f"`{formula}`" if over == "1" else f"`({formula}) / ({over})`"
+    yield f"{number.number.place} {notes.get(number.number.differs, '')}".strip()
     for published, compiled in zip(number.published, number.compiled, strict=True):
         yield str(published) if published == compiled else f"{published}, compiled {compiled}"
-    yield "agrees" if number.agrees else "differs"
+
+
+def _compact(formula: str) -> str:
+    return re.sub(r" ([-+*/]) ", r"\1", formula)
 
 
 def _size(size: Size) -> str:
-    return ", ".join(f"{name} = {number}" for name, number in size.items())
+    return " ".join(f"{name}={number}" for name, number in size.items())
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heads, ("---",) * len(heads), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    rule = f"|{'---|' * len(heads)}\n"
+    head, *lines = (f"| {' | '.join(cells)} |\n" for cells in (heads, *rows))
+    return "".join([head, rule, *lines])

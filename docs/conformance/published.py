@@ -24,9 +24,9 @@ class Measure(Enum):
     BUBBLE_RATIO = "bubble ratio"
     SPAN_BUBBLE_RATIO = "bubble ratio of own spans"
     STEADY_PERIOD = "steady period"
-    WEIGHTS = "weights, fullest worker"
-    ACTIVATIONS = "activations, fullest worker"
-    LEAST_ACTIVATIONS = "activations, emptiest worker"
+    WEIGHTS = "most weights"
+    ACTIVATIONS = "most activations"
+    LEAST_ACTIVATIONS = "fewest activations"
 
     def of(self, figures: Figures) -> Fraction:
         """The figure of a compiled schedule."""
@@ -71,7 +71,8 @@ class Number:
 class Published:
     """A published schedule: the library's scheme for it, where it is defined, its code, its placement and its numbers.
 
-    ``sizes`` are values of the scheme's parameters; formulas may use all of these, defaults included.
+    ``sizes`` are values of the scheme's parameters; formulas may use all of these, defaults included. ``code`` is empty
+    where none was compared.
     """
 
     name: str
@@ -117,7 +118,7 @@ def _schedule(data: Mapping[str, object]) -> Published:
         name=str(data["name"]),
         scheme=str(data["scheme"]),
         definition=str(data["definition"]),
-        code=str(data["code"]),
+        code=str(data.get("code", "")),
         placement=str(data["placement"]),
         costs=total,
         sizes=tuple(sizes),
