@@ -1,6 +1,7 @@
 """Tables and pictures as text, as standard output would show them."""
 
 import io
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ def appearance() -> tuple[object, ...]:
 
 def _console(text: io.StringIO) -> Console:
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    return Console(file=text, highlight=False, force_terminal=is_terminal or None, width=None if is_terminal else _WIDE)
+    has_width = is_terminal or os.environ.get("COLUMNS", "").isdecimal()
+    return Console(file=text, highlight=False, force_terminal=is_terminal or None, width=None if has_width else _WIDE)
 
 
 class _Visible(RenderHook):

@@ -115,13 +115,31 @@ def parameters(name: str, directories: Further = ()) -> str:
     return ", ".join(f"{p.name.text} = {show_expression(p.default)}" for p in scheme.parameters)
 
 
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """Another name of a library scheme, with a sentence that says so."""
+
+    scheme: str
+    remark: str
+
+
+def alias(name: str, directories: Further = ()) -> Alias | None:
+    """The library scheme that the field, or another spelling, calls by this name, if there is one."""
+    known = _known_as(name)
+    if known and known.scheme:
+        return Alias(known.scheme, f"'{name}' is {known.scheme} here: {known.what}")
+    spelled = next((scheme for scheme in names(directories) if _plain(scheme) == _plain(name)), None)
+    return Alias(spelled, f"'{name}' is {spelled} here") if spelled else None
+
+
+def _known_as(name: str) -> Known | None:
+    return next((known for known in _known() if _plain(name) in map(_plain, known.names)), None)
+
+
 def missing(name: str, directories: Further = ()) -> str:
     """Says that the library has no scheme of this name, and which one may be meant."""
-    for known in _known():
-        if _plain(name) in map(_plain, known.names):
-            if known.scheme:
-                return f"no library scheme is called '{name}': {known.what} is {known.scheme} here"
-            return f"the library does not have '{name}': {known.what}"
+    if known := _known_as(name):
+        return f"the library does not have '{name}': {known.what}"
     for path in chain.from_iterable(_files(directories).values()):
         with suppress(UnreadableText):
             if (title := _TITLE.search(_text(path))) and title[1] == name:

@@ -10,12 +10,12 @@ AFTER = 1.0
 
 
 @contextmanager
-def shown() -> Iterator[Callable[[str], None]]:
+def shown(quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """Shows on standard error, from one second on and until the end of the block, what the function was told last.
 
-    If standard error is no terminal, nothing is ever shown. Afterwards the terminal is as it was.
+    With ``quiet``, or if standard error is no terminal, nothing is ever shown. Afterwards the terminal is as it was.
     """
-    if not sys.stderr.isatty():
+    if quiet or not sys.stderr.isatty():
         yield lambda _: None
         return
     from rich.console import Console

@@ -1,6 +1,6 @@
 """The texts that a user names."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from os import PathLike
 from pathlib import Path
 
@@ -25,10 +25,16 @@ def source(text: str | PathLike[str] | Source, directories: Iterable[str | PathL
             raise UnreadableText(f"{text!r:.60} is no text: give a scheme's name, the path of a file, or a Source")
 
 
-def scheme_or_ir(scheme: str, directories: Iterable[str | PathLike[str]] = (), option: str = "library") -> Source:
+def scheme_or_ir(
+    scheme: str,
+    directories: Iterable[str | PathLike[str]] = (),
+    option: str = "library",
+    remark: Callable[[str], None] = lambda _: None,
+) -> Source:
     """The text that SCHEME names: a file if it looks like one, else a scheme of the library.
 
-    ``directories`` are further ones of the library, which the user names by ``option``.
+    ``directories`` are further ones of the library, which the user names by ``option``. ``remark`` is called if the
+    library calls the scheme by another name.
 
     Raises
     ------
@@ -41,6 +47,9 @@ def scheme_or_ir(scheme: str, directories: Iterable[str | PathLike[str]] = (), o
     further = library.further(directories, option)
     if scheme in library.names(further):
         return library.source(scheme, further)
+    if alias := library.alias(scheme, further):
+        remark(alias.remark)
+        return library.source(alias.scheme, further)
     raise UnreadableText(library.missing(scheme, further))
 
 

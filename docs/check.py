@@ -51,7 +51,8 @@ def stage() -> Iterator[tuple[Path, dict[str, str]]]:
         script.write_text(f'#!/bin/sh\nexec "{python}" "$@"\n', encoding="utf-8")
         script.chmod(0o755)
         path = os.pathsep.join((programs, str(python.parent), os.environ["PATH"]))
-        yield Path(place), {**os.environ, "PATH": path, "CHIMERA_CACHE": ""}
+        kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")}
+        yield Path(place), {**kept, "PATH": path, "CHIMERA_CACHE": ""}
 
 
 def run(commands: list[str]) -> str:

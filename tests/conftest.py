@@ -16,6 +16,10 @@ os.environ["CHIMERA_CACHE"] = ""
 """Nothing that a test compiles comes from the user's cache, or goes there; processes inherit that."""
 
 
+for variable in ("COLUMNS", "FORCE_COLOR", "NO_COLOR"):
+    os.environ.pop(variable, None)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="write what the compiler says as what is expected")
 

@@ -1,10 +1,9 @@
-"""What the commands share: exit statuses, ``--set``, standard streams, and an end for whatever happens."""
+"""What the commands share: exit statuses, standard streams, and an end for whatever happens."""
 
 import io
 import os
 import sys
 import traceback
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from importlib.util import find_spec
@@ -14,6 +13,7 @@ from typing import Any, NoReturn, TextIO, cast
 
 import click
 
+from chimera_ir.commands.sections import colored
 from chimera_ir.errors import CompileError, TextError
 from chimera_ir.visible import visible_lines
 
@@ -54,44 +54,6 @@ FILE = GivenPath(path_type=Path)
 """A file or directory, which may be there or not."""
 
 
-def parse_settings(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, int]:
-    """The values of a repeatable option ``--set NAME=VALUE``, by name."""
-    return {name: _integer(name, value) for name, value in _settings(given).items()}
-
-
-def parse_values(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    """The values of a repeatable option ``--set NAME=VALUE,VALUE``, by name."""
-    values = {}
-    for name, text in _settings(given).items():
-        values[name] = tuple(_integer(name, value, "NAME=INTEGER or NAME=INTEGER,..") for value in text.split(","))
-        repeated = next((value for value, count in Counter(values[name]).items() if count > 1), None)
-        if repeated is not None:
-            raise Misuse(f"--set {name}: {repeated} is in its list twice")
-    return values
-
-
-def _settings(given: tuple[str, ...]) -> dict[str, str]:
-    """What stands behind each name, before it is looked at."""
-    settings: dict[str, str] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise Misuse(f"--set {text}: write NAME=INTEGER, as in --set D=8")
-        if name in settings:
-            raise Misuse(f"--set {name}: given twice")
-        settings[name] = value
-    return settings
-
-
-def _integer(name: str, value: str, form: str = "NAME=INTEGER") -> int:
-    digits = value.removeprefix("-")
-    if not (name and digits.isascii() and digits.isdecimal()):
-        raise Misuse(f"--set {name}={value}: write {form}, as in --set D=8")
-    if len(digits) > 18:
-        raise Misuse(f"--set {name}: a value has at most 18 digits")
-    return int(value)
-
-
 def parse_ties(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[list[int | str]]:
     """The groups of stages of a repeatable option ``--tied STAGE,STAGE``."""
     ties: list[list[int | str]] = []
@@ -128,7 +90,7 @@ def require_torch(doing: str) -> None:
 
 def write(text: str) -> None:
     """Writes to standard output."""
-    click.echo(text, nl=False)
+    click.echo(text, nl=False, color=colored(sys.stdout))
 
 
 class _Output:
@@ -213,7 +175,8 @@ def _status(command: click.Command, name: str) -> Any:
         _tell(error)
         return error.exit_code
     except TextError as error:
-        click.echo(error.rendered(sys.stderr.isatty()), err=True)
+        color = colored(sys.stderr)
+        click.echo(error.rendered(color), err=True, color=color)
         return WRONG_TEXT
     except CompileError as error:
         _tell(Misuse(str(error)))

@@ -1,18 +1,30 @@
 """``chimera compile``: a scheme to the scripts of its ranks. The options that every compiling command shares."""
 
+import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import click
 
-from chimera_ir import __version__, cache, library, output, progress, texts
+from chimera_ir import cache, library, output, progress, texts
 from chimera_ir.answer import Answer, Output, produce
 from chimera_ir.commands import completion
-from chimera_ir.commands.common import FILE, WRONG_TEXT, Misuse, parse_split, parse_ties, parse_values, run, write
+from chimera_ir.commands.assignments import listed_values, setting
+from chimera_ir.commands.common import FILE, WRONG_TEXT, Misuse, parse_split, parse_ties, run, write
+from chimera_ir.commands.sections import (
+    Function,
+    SectionedCommand,
+    as_json,
+    colored,
+    general,
+    is_quiet,
+    remark,
+    report,
+)
 from chimera_ir.compilation import Compilation, Level
 from chimera_ir.cost.model import COST_LETTERS, Costs
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
@@ -35,8 +47,6 @@ from chimera_ir.sweeps.form import TableForm
 from chimera_ir.syntax.ast import SyncMode
 from chimera_ir.visible import as_argument, command_line, visible
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
 
 def _costs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
     costs: dict[str, str] = {}
@@ -56,9 +66,17 @@ def _costs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dic
     return costs
 
 
-def _listed(directories: tuple[Path, ...]) -> str:
+def _as_json(data: object) -> str:
+    return json.dumps(data, indent=2) + "\n"
+
+
+def _entries(further: tuple[Path, ...]) -> list[dict[str, str]]:
+    """Name and description of each library scheme."""
+    return [{"name": name, "description": _described(name, further)} for name in library.names(further)]
+
+
+def _listed(further: tuple[Path, ...]) -> str:
     """A line for each library scheme."""
-    further = library.further(directories, _as_written("library"))
     names = library.names(further)
     width = max(map(len, names))
     return "".join(f"{visible(f'{name:<{width}}  {_described(name, further)}')}\n" for name in names)
@@ -71,17 +89,6 @@ def _described(name: str, further: tuple[Path, ...]) -> str:
         return f"a text with mistakes: {library.source(name, further).name}"
     except UnreadableText as error:
         return str(error)
-
-
-_Parse = Callable[[click.Context, click.Parameter, tuple[str, ...]], Mapping[str, object]]
-
-
-def setting(parse: _Parse, metavar: str, help: str) -> Callable[[Function], Function]:
-    """The option ``--set`` of a command that compiles a scheme."""
-    complete = completion.settings
-    return click.option(
-        "--set", "settings", multiple=True, callback=parse, shell_complete=complete, metavar=metavar, help=help
-    )
 
 
 _SHARED = (
@@ -134,11 +141,16 @@ def compiling(function: Function) -> Function:
 
 
 @click.command(
-    context_settings={"help_option_names": ["-h", "--help"]},
-    short_help="Compile a scheme to PyTorch scripts, proven free of deadlock.",
+    cls=SectionedCommand,
+    sections={
+        "Common options": "--set --out --emit --against --list",
+        "The schedule": "--cost --recompute --sync --tied --communicators",
+        "A prediction in seconds": "--profile --cluster --micro-batch-size --copies --split --layout --shard-optimizer",
+        "Output": "--json --table --quiet",
+    },
 )
 @click.argument("scheme", required=False, metavar="SCHEME", shell_complete=completion.schemes)
-@setting(parse_values, "NAME=VALUE", "Set a parameter. NAME=V,V,.. prints a table and writes nothing.")
+@setting(listed_values, "Set a parameter, as NAME=VALUE alone does. NAME=V,V,.. prints a table and writes nothing.")
 @compiling
 @click.option("--emit", type=click.Choice([level.value for level in Level]), help="Print one level and write nothing.")
 @click.option(
@@ -174,7 +186,8 @@ def compiling(function: Function) -> Function:
     help="Form of the table that --set with several values prints [default: text].",
 )
 @click.option("--list", "listing", is_flag=True, help="List the library schemes.")
-@click.version_option(__version__)
+@as_json("Print the report, the table or the list as JSON.")
+@general
 def compile_command(
     scheme: str | None,
     settings: dict[str, tuple[int, ...]],
@@ -183,6 +196,7 @@ def compile_command(
     table: str | None,
     no_cache: bool,
     listing: bool,
+    as_json: bool,
     **options: Any,
 ) -> None:
     """Compile SCHEME to one PyTorch script per worker, proven free of deadlock.
@@ -193,14 +207,17 @@ def compile_command(
     130 interrupted.
     """
     if listing:
-        write(_listed(options["library"]))
+        further = library.further(options["library"], _as_written("library"))
+        write(_as_json(_entries(further)) if as_json else _listed(further))
         return
     if scheme is None:
         raise Misuse("Missing argument 'SCHEME'")
+    if as_json and (emit not in (None, Level.REPORT.value) or table not in (None, TableForm.JSON.value)):
+        raise Misuse(f"--json: leave {f'--emit {emit}' if emit else f'--table {table}'} out")
     if table is not None or any(len(values) > 1 for values in settings.values()):
         if out is not None or emit is not None:
             raise Misuse(f"{'--out' if emit is None else '--emit'}: a table is printed alone, and nothing is written")
-        form = TableForm(table) if table else TableForm.TEXT
+        form = TableForm.JSON if as_json else TableForm(table or TableForm.TEXT)
         compiles = _sweep(scheme, settings, options, form)
         click.get_current_context().exit(0 if compiles else WRONG_TEXT)
     wanted = Level(emit) if emit else None
@@ -208,21 +225,24 @@ def compile_command(
     if answer.output is None:
         write(answer.printed)
         return
-    directory = delivered(answer.printed, answer.output, out)
-    write(f"wrote {visible(str(directory))}: run it with\n")
+    directory = delivered("" if as_json else answer.printed, answer.output, out)
     workers, script = answer.output.workers, f"{directory}/train.py"
     words = ["torchrun", f"--nproc-per-node={workers}", as_argument(script), "--model", "MODEL.py"]
     forecast = request.forecast
     line = forecast.torchrun(workers, script, answer.output.split) if forecast else command_line(words)
-    write(f"  {line} --check\n")
+    if as_json:
+        figures = json.loads(answer.output.files["report.json"])
+        write(_as_json({"directory": str(directory), "run": line, "report": figures}))
+    else:
+        report(f"wrote {visible(str(directory))}: run it with\n  {line} --check\n")
 
 
 def answered(
     scheme: str, settings: Mapping[str, int], options: Mapping[str, Any], wanted: Level | None, no_cache: bool
 ) -> tuple[Request, Answer]:
     """What SCHEME compiles to with `Options` of these names, now or in an earlier call; warnings are shown."""
-    source = texts.scheme_or_ir(scheme, options["library"], _as_written("library"))
-    color = sys.stderr.isatty()
+    source = _text(scheme, options)
+    color = colored(sys.stderr)
     with _as_misuse(source):
         request = Options(**options).request(source, settings, _as_written)
         make = partial(_compiled, request, wanted, color)
@@ -231,17 +251,24 @@ def answered(
     return request, answer
 
 
+def _text(scheme: str, options: Mapping[str, Any]) -> Source:
+    """The text that SCHEME names, with a remark if the library calls it otherwise."""
+    return texts.scheme_or_ir(
+        scheme, options["library"], _as_written("library"), lambda text: remark(f"remark: {text}")
+    )
+
+
 def _sweep(scheme: str, values: Mapping[str, tuple[int, ...]], options: Mapping[str, Any], form: TableForm) -> bool:
     """Prints the table of a sweep, after its warnings, each once; whether SCHEME compiles at any of the sizes."""
     from chimera_ir.sweeps.printing import shown
     from chimera_ir.sweeps.sweep import swept
 
-    source = texts.scheme_or_ir(scheme, options["library"], _as_written("library"))
+    source = _text(scheme, options)
     warnings: list[Diagnostic] = []
-    with _as_misuse(source), progress.shown() as tell:
+    with _as_misuse(source), progress.shown(is_quiet()) as tell:
         first = {name: numbers[0] for name, numbers in values.items()}
         sweep = swept(Options(**options).request(source, first, _as_written), values, warnings.append, tell)
-    _say(dict.fromkeys(blocks(warnings, source, sys.stderr.isatty())))
+    _say(dict.fromkeys(blocks(warnings, source, colored(sys.stderr))))
     write(shown(sweep, form))
     return bool(sweep.compiled)
 
@@ -252,7 +279,7 @@ def _as_misuse(source: Source) -> Iterator[None]:
     try:
         yield
     except ParameterError as error:
-        raise Misuse(f"--set: {error}") from error
+        raise Misuse(str(error)) from error
     except WrongOption as error:
         raise Misuse(f"{_as_written(error.option)}{error.problem}") from error
     except NoSuchTie as error:
@@ -274,7 +301,7 @@ def delivered(printed: str, made: Output, out: Path | None) -> Path:
     """Writes the output directory, prints the tables, in this order; which directory it is."""
     directory = out or Path(f"{made.scheme}.out")
     output.write(directory, made.files)
-    write(printed)
+    report(printed)
     return directory
 
 
@@ -296,7 +323,7 @@ def _compiled(request: Request, wanted: Level | None, color: bool) -> Answer:
     """The answer, made now; if there is none, its warnings are shown all the same."""
     warnings: list[Diagnostic] = []
     try:
-        with progress.shown() as tell:
+        with progress.shown(is_quiet()) as tell:
             shown, written = produce(Compilation(request, warn=warnings.append, tell=tell), wanted)
     except BaseException:
         _say(blocks(warnings, request.source, color))
@@ -306,7 +333,7 @@ def _compiled(request: Request, wanted: Level | None, color: bool) -> Answer:
 
 def _say(warnings: Iterable[str]) -> None:
     for warning in warnings:
-        click.echo(warning, err=True)
+        remark(warning)
 
 
 def main() -> NoReturn:

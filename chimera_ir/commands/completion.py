@@ -20,14 +20,15 @@ def schemes(_: click.Context, __: click.Parameter, incomplete: str) -> list[Comp
 
 
 def settings(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Parameters of the scheme that stands before the option, each with the value that it has now, as in ``D=4``."""
+    """Parameters of the scheme on the command line, each with the value that it has now, as in ``D=4``."""
     from chimera_ir.elaborate.settings import SettingError, evaluate_globals
     from chimera_ir.syntax.parser import parse
 
     positional = (context.params.get("scheme"), *context.args)  # an option that lacks its value leaves words in `args`
     name = next(filter(None, positional), "")
-    given = context.params.get("settings") or {}
-    chosen = {name: value if isinstance(value, int) else value[0] for name, value in given.items()}
+    given = (*(context.params.get("settings") or ()), *(context.params.get("assignments") or ()))
+    firsts = {name: value.partition(",")[0] for name, _, value in (word.partition("=") for word in given)}
+    chosen = {name: int(value) for name, value in firsts.items() if value.isdecimal()}
     if name not in library.names() and not isfile(name):
         return []
     try:

@@ -8,13 +8,20 @@ import click
 
 from chimera_ir import __version__
 from chimera_ir.commands.common import run
+from chimera_ir.commands.sections import SETTINGS
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.undisturbed import undisturbed
 
 NAME = "chimera"
 
-COMMANDS = ("compile", "run", "plan", "profile", "trace")
-"""The names of the commands, in the order of the help; the command ``x`` is ``x_command`` in ``x_command.py``."""
+COMMANDS = {
+    "compile": "Compile a scheme to PyTorch scripts, proven free of deadlock.",
+    "run": "Compile a scheme and train a model with it on this machine.",
+    "plan": "Rank every way to train a model on a cluster.",
+    "profile": "Measure what a model and a cluster cost.",
+    "trace": "Compare what ranks recorded with what was promised.",
+}
+"""What each command does, in the order of the help; the command ``x`` is ``x_command`` in ``x_command.py``."""
 
 
 class _Commands(click.Group):
@@ -23,6 +30,11 @@ class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of the commands."""
         return [*COMMANDS]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes a line for each command, without importing it."""
+        with formatter.section("Commands"):
+            formatter.write_dl([*COMMANDS.items()])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a name, imported now."""
@@ -47,7 +59,16 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+_COMPLETION = """
+\b
+Completion of commands, options and schemes, in the start-up file of your shell:
+  bash  eval "$(_CHIMERA_COMPLETE=bash_source chimera)"
+  zsh   eval "$(_CHIMERA_COMPLETE=zsh_source chimera)"
+  fish  _CHIMERA_COMPLETE=fish_source chimera | source
+"""
+
+
+@click.command(cls=_Commands, context_settings=SETTINGS, epilog=_COMPLETION)
 @click.version_option(__version__)
 def group() -> None:
     """Compile schedules of pipeline-parallel training, plan them, run them, and compare what was recorded.

@@ -8,9 +8,11 @@ from typing import NoReturn
 
 import click
 
-from chimera_ir import __version__, library, progress, texts
+from chimera_ir import library, progress, texts
 from chimera_ir.commands import completion
-from chimera_ir.commands.common import FILE, WRONG_TEXT, FiniteRange, Misuse, parse_settings, parse_ties, run, write
+from chimera_ir.commands.assignments import setting, single_values
+from chimera_ir.commands.common import FILE, WRONG_TEXT, FiniteRange, Misuse, parse_ties, run, write
+from chimera_ir.commands.sections import SectionedCommand, as_json, general, is_quiet, remark
 from chimera_ir.compilation import Compilation
 from chimera_ir.console import printed
 from chimera_ir.diagnostics.suggest import closest
@@ -54,8 +56,12 @@ class _Wanted:
 
 
 @click.command(
-    context_settings={"help_option_names": ["-h", "--help"]},
-    short_help="Rank every way to train a model on a cluster.",
+    cls=SectionedCommand,
+    sections={
+        "Common options": "--profile --cluster --mini-batch --workers --scheme --top --choose",
+        "What is considered": "--set --asynchronous --greedy --recompute --sync --tied --layout --shard-optimizer",
+        "Output": "--error --json --quiet",
+    },
 )
 @click.option("--profile", type=FILE, required=True, metavar="FILE", help="What the model's stages cost.")
 @click.option("--cluster", type=FILE, required=True, metavar="FILE", help="What the model runs on.")
@@ -69,9 +75,7 @@ class _Wanted:
     metavar="NAME_OR_FILE",
     help="Consider this one [default: the library].",
 )
-@click.option(
-    "--set", "settings", multiple=True, callback=parse_settings, metavar="NAME=VALUE", help="Fix a parameter."
-)
+@setting(single_values, "Fix a parameter, as NAME=VALUE alone does.")
 @click.option(
     "--asynchronous/--synchronous-only",
     default=None,
@@ -122,8 +126,8 @@ class _Wanted:
     metavar="DIR",
     help="A directory of further schemes, beside those of CHIMERA_LIBRARY.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
-@click.version_option(__version__)
+@as_json("Everything, as JSON.")
+@general
 def plan_command(
     profile: Path,
     cluster: Path,
@@ -172,7 +176,7 @@ def plan_command(
         *(parsed, model, inputs.cluster, replicas, recomputation, max_operations, trusted, tied, sharded_optimizer)
     )
     files = Files(str(profile), str(cluster), replicas, max_operations, tied, sharded_optimizer)
-    with progress.shown() as doing:
+    with progress.shown(is_quiet()) as doing:
         ranking = rank(sources, question, judge, greedy, max(top, choose), doing)
     _deliver(ranking, _Wanted(top, choose, error, as_json, files, inputs.warnings))
 
@@ -205,14 +209,14 @@ def _library(directories: tuple[Path, ...]) -> tuple[Source, ...]:
                 _ = Compilation(Request(source)).scheme
         except CompileError as error:
             reason = visible(str(error).splitlines()[0])
-            click.echo(f"warning: {name} is left out of the plan: {reason}", err=True)
+            remark(f"warning: {name} is left out of the plan: {reason}")
         else:
             sources.append(source)
     return tuple(sources)
 
 
 def _scheme(name: str, directories: tuple[Path, ...]) -> Source:
-    source = texts.scheme_or_ir(name, directories, _LIBRARY)
+    source = texts.scheme_or_ir(name, directories, _LIBRARY, lambda text: remark(f"remark: {text}"))
     if source.is_ir:
         raise Misuse(f"--scheme {name}: an IR text has no parameters to choose; name its scheme")
     return source

@@ -1,19 +1,22 @@
 """``chimera profile``: the costs of a model's stages and a cluster's links, measured or counted."""
 
+import json
 import os
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from chimera_ir import __version__
-from chimera_ir.commands.common import FiniteRange, GivenPath, Misuse, parse_split, require_torch, run
+from chimera_ir.commands.common import FiniteRange, GivenPath, Misuse, parse_split, require_torch, run, write
+from chimera_ir.commands.sections import SETTINGS, Function, SectionedCommand, as_json, general, is_quiet, remark
 from chimera_ir.output import OutputRefused, refuse_file, write_file
 from chimera_ir.plural import counted
 from chimera_ir.profile.warnings import WARNING
@@ -25,8 +28,6 @@ SIZES = tuple(4**power for power in range(3, 13))
 """Sizes of the messages and sums that are measured: 64 B to 16 MiB."""
 
 KIB = 1024
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _numbers(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[int, ...]:
@@ -52,10 +53,7 @@ _rounds = click.option(
 )
 
 
-@click.group(
-    context_settings={"help_option_names": ["-h", "--help"]},
-    short_help="Measure what a model and a cluster cost.",
-)
+@click.group(context_settings=SETTINGS)
 @click.version_option(__version__)
 def profile_command() -> None:
     """Measure what a model's stages and a cluster's links cost, and write it as files that people can read.
@@ -63,6 +61,18 @@ def profile_command() -> None:
     Exit status: 0, 1 the ranks lost each other, 2 something is wrong on the command line or in the model file,
     70 in the profiler; 130 interrupted.
     """
+
+
+_MODEL_SECTIONS = {
+    "Common options": "--stages --micro-batch-size --out --split --count",
+    "Measurement": "--device --threads --rounds --seed",
+    "Output": "--force --json --quiet",
+}
+
+
+def _measuring(function: Function) -> Function:
+    """The function with the options of every command that measures."""
+    return as_json("Print what is written as JSON, too.")(general(function))
 
 
 _MODEL = (
@@ -90,10 +100,10 @@ _MODEL = (
 
 def _of_a_model(function: Function) -> Function:
     """The function with the options of every command that measures a model."""
-    return reduce(lambda decorated, decorate: decorate(decorated), reversed(_MODEL), function)
+    return reduce(lambda decorated, decorate: decorate(decorated), reversed(_MODEL), _measuring(function))
 
 
-@profile_command.command()
+@profile_command.command(cls=SectionedCommand, sections=_MODEL_SECTIONS)
 @click.option(
     "--stages",
     "depths",
@@ -119,7 +129,7 @@ def stages(depths: tuple[int, ...], split: tuple[int, ...] | None, **options: An
     _measure(depths if split is None else (len(split),), split, **options)
 
 
-@profile_command.command()
+@profile_command.command(cls=SectionedCommand, sections=_MODEL_SECTIONS)
 @_of_a_model
 def layers(**options: Any) -> None:
     """Measure every layer of MODEL.py, a file with layers(): from these, stages follow for any split."""
@@ -138,6 +148,7 @@ def _measure(
     rounds: int,
     seed: int,
     force: bool,
+    as_json: bool,
 ) -> None:
     """Writes the profile of a model's stages at these depths or, without any, of its layers."""
     _make_ready()
@@ -156,9 +167,18 @@ def _measure(
                 text = write_profile(profile)
         _warn(remarks)
         write_file(out, text + _commented("", _warnings(remarks)), MARK, force)
+    if as_json:
+        _print_json(text, remarks)
 
 
-@profile_command.command()
+@profile_command.command(
+    cls=SectionedCommand,
+    sections={
+        "Common options": "--out --name --backend --device",
+        "Measurement": "--largest --sum-ranks --rounds --timeout",
+        "Output": "--force --json --quiet",
+    },
+)
 @_out
 @click.option("--name", help="The cluster's name; else that of the file.")
 @click.option("--backend", type=click.Choice(["gloo", "nccl"]), default="gloo", show_default=True)
@@ -188,6 +208,7 @@ def _measure(
 )
 @_rounds
 @_force
+@_measuring
 def links(
     out: Path,
     name: str | None,
@@ -198,6 +219,7 @@ def links(
     sum_ranks: int | None,
     rounds: int,
     force: bool,
+    as_json: bool,
 ) -> None:
     """Measure messages between the ranks that torchrun started, and sums over them: latency and bandwidth.
 
@@ -221,8 +243,11 @@ def links(
     made = described(name or out.stem, measured)
     _warn(made.remarks)
     comments = _commented("\n", made.table) + _commented("\n", _warnings(made.remarks))
+    text = write_cluster(made.cluster)
     with _refusals(OutputRefused):
-        write_file(out, write_cluster(made.cluster) + comments, MARK, force)
+        write_file(out, text + comments, MARK, force)
+    if as_json:
+        _print_json(text, made.remarks)
 
 
 def _commented(before: str, lines: tuple[str, ...]) -> str:
@@ -243,9 +268,14 @@ def _refusals(*bad: type[Exception]) -> Iterator[None]:
         raise Misuse(str(error)) from error
 
 
+def _print_json(text: str, remarks: tuple[str, ...]) -> None:
+    """Prints a file that is written, with its warnings, as JSON."""
+    write(json.dumps({**tomllib.loads(text), "warnings": remarks}, indent=2) + "\n")
+
+
 def _warn(remarks: tuple[str, ...]) -> None:
     for warning in _warnings(remarks):
-        click.echo(warning, err=True)
+        remark(warning)
 
 
 def _warnings(remarks: tuple[str, ...]) -> tuple[str, ...]:
@@ -256,7 +286,7 @@ def _warnings(remarks: tuple[str, ...]) -> tuple[str, ...]:
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
     """A progress bar on standard error; none if that is not a terminal."""
     console = Console(stderr=True)
-    if not (sys.stderr.isatty() and console.is_interactive):
+    if is_quiet() or not (sys.stderr.isatty() and console.is_interactive):
         with _no_bar() as silent:
             yield silent
         return

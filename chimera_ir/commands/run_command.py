@@ -10,10 +10,11 @@ from typing import Any, NoReturn
 
 import click
 
-from chimera_ir import __version__
 from chimera_ir.commands import completion
-from chimera_ir.commands.common import FiniteRange, Misuse, parse_settings, require_torch, write
-from chimera_ir.commands.compile_command import Function, answered, compiling, delivered, setting
+from chimera_ir.commands.assignments import setting, single_values
+from chimera_ir.commands.common import FiniteRange, Misuse, require_torch
+from chimera_ir.commands.compile_command import answered, compiling, delivered
+from chimera_ir.commands.sections import Function, SectionedCommand, general, report
 from chimera_ir.options import MOST
 from chimera_ir.visible import as_argument, command_line, visible
 from chimera_runtime.errors import Misuse as Refused
@@ -137,7 +138,7 @@ def _training(function: Function) -> Function:
     return reduce(lambda decorated, decorate: decorate(decorated), (*refused, *reversed(_TRAINING)), function)
 
 
-class _WithModelArguments(click.Command):
+class _WithModelArguments(SectionedCommand):
     """A command whose function is given the words behind ``--``, unread, as ``model_arguments``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -153,17 +154,26 @@ class _WithModelArguments(click.Command):
 
 @click.command(
     cls=_WithModelArguments,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    short_help="Compile a scheme and train a model with it on this machine.",
+    sections={
+        "Common options": "--model --set --micro-batch-size --steps --copies --check --out",
+        "Training": "--split --seed --data-workers --clip-norm --autocast --shard-optimizer --eval-every --stop-on-nan",
+        "Checkpoints and weights": "--save --save-every --keep --resume --load --export",
+        "What is recorded": (
+            "--log-file --tensorboard --metrics --trace --torch-profile --ranges --device-peak --peak-memory --bundle"
+        ),
+        "Ranks and devices": "--backend --device --layout --timeout --memory-limit --backend-module",
+        "Without training": "--check-only --rehearse",
+        "The schedule": "--cost --recompute --sync --tied --communicators",
+    },
 )
 @click.argument("scheme", shell_complete=completion.schemes)
-@setting(parse_settings, "NAME=VALUE", "Set a parameter.")
+@setting(single_values, "Set a parameter, as NAME=VALUE alone does.")
 @compiling
 @click.option(
     "--copies", type=click.IntRange(1, MOST), default=1, metavar="W", help="Copies of the pipelines [default: 1]."
 )
 @_training
-@click.version_option(__version__)
+@general
 def run_command(
     scheme: str,
     settings: dict[str, int],
@@ -216,7 +226,7 @@ def run_command(
         *of_train,
     ]
     started += ["--", *model_arguments] if model_arguments else []
-    write(f"wrote {visible(str(directory))}, running\n  {command_line(('torchrun', *started))}\n")
+    report(f"wrote {visible(str(directory))}, running\n  {command_line(('torchrun', *started))}\n")
     _become([sys.executable, "-P", "-m", "torch.distributed.run", *started], {"CHIMERA_PROGRAM": job.program})
 
 

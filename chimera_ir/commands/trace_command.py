@@ -6,9 +6,9 @@ from typing import NoReturn
 
 import click
 
-from chimera_ir import __version__
 from chimera_ir import output as output_directory
 from chimera_ir.commands.common import FILE, WRONG_TEXT, GivenPath, Misuse, run, write
+from chimera_ir.commands.sections import SectionedCommand, as_json, general, remark, report
 from chimera_ir.console import printed
 from chimera_ir.cost.numbers import rounded
 from chimera_ir.options import read_inputs
@@ -33,15 +33,15 @@ class Unreadable(click.ClickException):
 
 
 @click.command(
-    context_settings={"help_option_names": ["-h", "--help"]},
-    short_help="Compare what ranks recorded with what was promised.",
+    cls=SectionedCommand,
+    sections={"Common options": "--out --json --quiet", "Another prediction": "--profile --cluster"},
 )
 @click.argument("directory", metavar="DIR", type=GivenPath(exists=True, file_okay=False, path_type=Path))
 @click.option("--out", metavar="DIR", type=FILE, help="Where to write; by default the folder view in DIR.")
 @click.option("--profile", type=FILE, metavar="FILE", help="What the model's stages cost; with it goes --cluster.")
 @click.option("--cluster", type=FILE, metavar="FILE", help="What the model runs on: compares with that prediction.")
-@click.option("--json", "as_json", is_flag=True, help="Print the residuals as JSON.")
-@click.version_option(__version__)
+@as_json("Print the residuals as JSON.")
+@general
 def trace_command(directory: Path, out: Path | None, profile: Path | None, cluster: Path | None, as_json: bool) -> None:
     """Compare what the ranks recorded in DIR with what their schedule promises.
 
@@ -57,7 +57,7 @@ def trace_command(directory: Path, out: Path | None, profile: Path | None, clust
     try:
         inputs = _inputs(profile, cluster)
         for warning in shown(inputs.warnings if inputs else ()):
-            click.echo(f"{WARNING}{warning}", err=True)
+            remark(f"{WARNING}{warning}")
         trace = read(directory)
         comparison = compare(trace, foretold(trace, inputs) if inputs else None)
     except BadTrace as error:
@@ -69,8 +69,8 @@ def trace_command(directory: Path, out: Path | None, profile: Path | None, clust
     if as_json:
         write(json.dumps(rounded(show.as_json(comparison)), indent=2) + "\n")
         return
-    write(printed(lambda console: console.print(show.text(comparison))))
-    write(f"wrote {visible(str(target))}: {', '.join(files)}\n")
+    report(printed(lambda console: console.print(show.text(comparison))))
+    report(f"wrote {visible(str(target))}: {', '.join(files)}\n")
 
 
 def _inputs(profile: Path | None, cluster: Path | None) -> Inputs | None:

@@ -6,7 +6,8 @@ from typing import NoReturn
 import click
 
 from chimera_ir import __version__
-from chimera_ir.commands.common import Misuse, parse_settings, run, write
+from chimera_ir.commands.assignments import setting, single_values
+from chimera_ir.commands.common import Misuse, run, write
 from chimera_ir.console import printed
 from paper_tables import show
 from paper_tables.formula import NoSuchSize
@@ -16,9 +17,7 @@ NAME = "python docs/paper_tables"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--set", "settings", multiple=True, callback=parse_settings, metavar="NAME=VALUE", help="Set D, N or f of the size."
-)
+@setting(single_values, "Set D, N or f of the size.")
 @click.option("--scheme", metavar="NAME", help="Only what the tables say of this library scheme.")
 @click.option(
     "--format",

@@ -156,9 +156,11 @@ def test_a_compilation_says_what_it_wrote_and_how_to_run_it(run: Run) -> None:
     [
         ([], "Missing argument"),
         (["chimera", "--nonsense"], "No such option"),
-        (["chimera", "dapple"], "unexpected extra argument"),
+        (["chimera", "dapple"], "unexpected word 'dapple'; parameters are written NAME=VALUE, as in D=8"),
+        (["D=3", "chimera"], "D=3: the scheme comes first"),
+        (["chimera", "D=x"], "D=x: write NAME=INTEGER"),
+        (["chimera", "D=4", "--set", "D=4"], "D is given twice"),
         (["nosuch"], "no library scheme is called 'nosuch'"),
-        (["Chimera"], "no library scheme"),
         ([""], "no library scheme"),
         (["nosuch.chim"], "No such file"),
         (["nosuch.sir"], "No such file"),
@@ -203,7 +205,7 @@ def test_a_wrong_command_line_is_status_two_and_says_what_is_wrong(
 
 def test_an_ir_text_has_no_parameters_to_set(run: Run, tmp_path: Path) -> None:
     (tmp_path / "p.sir").write_text(run("dapple", "--emit", "program").out)
-    run("p.sir", "--set", "D=8").assert_refused(WRONG_COMMAND, "--set")
+    run("p.sir", "--set", "D=8").assert_refused(WRONG_COMMAND, "an IR text has no parameters to set")
 
 
 def test_a_file_that_cannot_be_read_is_status_two(run: Run, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_command_is_the_same_by_both_names_and_speaks_of_itself_by_that_which_
 @pytest.mark.parametrize("program", [script(NAME), MODULE], ids=["program", "module"])
 def test_the_help_has_a_line_for_each_command_and_the_version_is_that_of_the_package(program: tuple[str, ...]) -> None:
     done = called(*program, "--help")
-    listed = [line.split() for line in done.stdout.partition("Commands:\n")[2].splitlines()]
+    listed = [line.split() for line in done.stdout.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()]
     assert [words[0] for words in listed] == list(COMMANDS)
     assert all(len(words) > 4 and words[-1].endswith(".") and not words[-1].endswith("..") for words in listed)
     assert chimera_ir.__version__ in called(*program, "--version").stdout

@@ -160,23 +160,35 @@ def test_a_file_that_cannot_be_read_is_named(mine: Path) -> None:
 # Names that the field uses.
 
 
-def test_every_known_name_leads_to_a_scheme_or_says_that_there_is_none(run: Run) -> None:
-    texts = {name: run(name) for known in library._known() for name in known.names}
-    assert len(texts) > 20
-    for known in library._known():
-        assert known.scheme is None or known.scheme in library.names()
-        for name in known.names:
-            said = f"'{name}': {known.what} is {known.scheme} here" if known.scheme else f"'{name}': {known.what}"
-            texts[name].assert_refused(WRONG_COMMAND, said)
-    assert not {name for known in library._known() for name in known.names} & {*library.names()}
+def test_every_known_name_compiles_as_its_scheme_or_says_that_there_is_none(run: Run) -> None:
+    known_names = {name: known for known in library._known() for name in known.names}
+    assert len(known_names) > 20
+    assert not {*known_names} & {*library.names()}
+    for name, known in known_names.items():
+        if known.scheme is None:
+            run(name).assert_refused(WRONG_COMMAND, f"the library does not have '{name}': {known.what}")
+        else:
+            assert library.alias(name) == library.Alias(known.scheme, f"'{name}' is {known.scheme} here: {known.what}")
+
+
+def test_an_alias_compiles_with_a_remark(run: Run) -> None:
+    ended = run("1f1b", "--emit", "program")
+    assert (ended.status, ended.out) == (0, run("dapple", "--emit", "program").out)
+    assert ended.err == "remark: '1f1b' is dapple here: 1F1B with a flush\n"
+    assert "baseline: gpipe" in run("dapple", "--against", "GPipe").out
 
 
 @pytest.mark.parametrize(
-    ("written", "name"),
-    [("1F1B", "1f1b"), ("ZB-V", "zb_v"), ("zb v", "zb_v"), ("PipeDream-Flush", "1f1b"), ("Schedule1F1B", "1f1b")],
+    ("written", "scheme"),
+    [
+        *(("1F1B", "dapple"), ("PipeDream-Flush", "dapple"), ("Schedule1F1B", "dapple"), ("ZB-V", "zb_v")),
+        *(("zb v", "zb_v"), ("GPipe", "gpipe"), ("zero-bubble", "zb_h1"), ("interleaved-1f1b", "interleaved")),
+    ],
 )
-def test_a_known_name_may_be_written_as_others_write_it(written: str, name: str) -> None:
-    assert library.missing(written).partition(":")[2] == library.missing(name).partition(":")[2] != ""
+def test_a_known_name_may_be_written_as_others_write_it(written: str, scheme: str) -> None:
+    alias = library.alias(written)
+    assert alias is not None
+    assert alias.scheme == scheme
 
 
 def test_an_unknown_name_gets_the_closest_one_or_all(run: Run) -> None:
@@ -205,7 +217,9 @@ def test_an_empty_path_is_no_directory(run: Run) -> None:
 
 def test_a_scheme_of_ones_own_may_have_a_name_that_the_field_uses(run: Run, mine: Path) -> None:
     (mine / "zb.chim").write_text(TINY)
-    assert run("zb", "--library", mine, "--emit", "plan").status == 0
+    ended = run("zb", "--library", mine, "--emit", "plan")
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.startswith("plan tiny")
 
 
 # What a plan does with parameters.

@@ -1,0 +1,86 @@
+"""``--set NAME=VALUE`` and its short form, the words ``NAME=VALUE`` behind the scheme."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import Any
+
+import click
+
+from chimera_ir.commands import completion
+from chimera_ir.commands.common import Misuse
+from chimera_ir.commands.sections import Function
+
+Parse = Callable[[Iterable[str]], Mapping[str, object]]
+
+_ASSIGNMENT = re.compile(r"\w+=[\d,-]*")
+
+_DIGITS = 18
+"""The most digits of a value: what has more is beyond 64 bits."""
+
+
+def setting(parse: Parse, help: str) -> Callable[[Function], Function]:
+    """The option ``--set`` and the words of a command, which its function gets together as ``settings``."""
+
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def parsed(*, settings: tuple[str, ...], assignments: tuple[str, ...], **options: Any) -> None:
+            _require_order(options.get("scheme"), assignments)
+            function(settings=parse((*settings, *assignments)), **options)
+
+        complete = completion.settings
+        words = click.argument("assignments", nargs=-1, shell_complete=complete, metavar="[NAME=VALUE]...")
+        option = click.option(
+            "--set", "settings", multiple=True, shell_complete=complete, metavar="NAME=VALUE", help=help
+        )
+        return option(words(parsed))  # type: ignore[return-value]
+
+    return decorate
+
+
+def _require_order(scheme: str | None, words: Iterable[str]) -> None:
+    """Makes sure that the scheme comes first, and that what follows are parameters."""
+    if scheme and _ASSIGNMENT.fullmatch(scheme):
+        raise Misuse(f"{scheme}: the scheme comes first, then its parameters")
+    for word in words:
+        if "=" not in word:
+            raise Misuse(f"unexpected word '{word}'; parameters are written NAME=VALUE, as in D=8")
+
+
+def single_values(given: Iterable[str]) -> dict[str, int]:
+    """The value of each name."""
+    return {name: _integer(name, value) for name, value in _texts(given).items()}
+
+
+def listed_values(given: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """The values of each name, of which there may be several, as in ``N=8,16``."""
+    values = {}
+    for name, text in _texts(given).items():
+        values[name] = tuple(_integer(name, value, "NAME=INTEGER or NAME=INTEGER,INTEGER") for value in text.split(","))
+        repeated = next((value for value, count in Counter(values[name]).items() if count > 1), None)
+        if repeated is not None:
+            raise Misuse(f"{name}={text}: {repeated} is in its list twice")
+    return values
+
+
+def _texts(given: Iterable[str]) -> dict[str, str]:
+    """What stands behind each name, before it is looked at."""
+    texts: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise Misuse(f"--set {text}: write NAME=INTEGER, as in D=8")
+        if name in texts:
+            raise Misuse(f"{name}={value}: {name} is given twice")
+        texts[name] = value
+    return texts
+
+
+def _integer(name: str, value: str, form: str = "NAME=INTEGER") -> int:
+    digits = value.removeprefix("-")
+    if not (name and digits.isascii() and digits.isdecimal()):
+        raise Misuse(f"{name}={value}: write {form}, as in D=8")
+    if len(digits) > _DIGITS:
+        raise Misuse(f"{name}: a value has at most {_DIGITS} digits")
+    return int(value)
