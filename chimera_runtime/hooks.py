@@ -22,10 +22,14 @@ class Hooks:
         Whether the memory that a forward of each stage keeps is measured at start.
     loads
         Whether data are loaded; a rehearsal needs none.
+    explains
+        Whether the error of a lost rank gets notes with what the ranks that were waited for wait for themselves. That
+        takes seconds; tools that follow the waits themselves have no use for it.
     """
 
     measures = False
     loads = True
+    explains = True
 
     def lost(self, error: PeerLost) -> None:
         """Ends this process: what it waits for does not come, and its main thread does not return. In a thread."""

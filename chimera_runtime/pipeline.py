@@ -1,6 +1,7 @@
 """`Pipeline`: a compiled schedule in the training loop of its user."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -150,7 +151,8 @@ class Pipeline(Holding):
         world = join_group(job, group, layout, device, timeout, communicators, hooks.lost, same)
         place = world.place
         script, facts = compiled.script(place.worker), compiled.ranks[place.worker]
-        self._located = Located(place.rank, place.worker, lambda: memory_state(world.device, facts), world.abandon)
+        abandon = partial(world.abandon, explains=hooks.explains)
+        self._located = Located(place.rank, place.worker, lambda: memory_state(world.device, facts), abandon)
         file, of_stages = file_of(build_stage), tied if callable(tied) else lambda _stages: tied
         model = Model(file, build_stage, loss, tied=of_stages, name=name)
         self._feed = Feed(job, size, place.copy)

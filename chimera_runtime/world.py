@@ -153,14 +153,17 @@ class World:
         staged = None if self.staging is None else self.staging.staged
         return Peer(rank, self.members[rank], outgoing, incoming, self.names, self.wait, staged)
 
-    def abandon(self, error: PeerLost) -> None:
+    def abandon(self, error: PeerLost, explains: bool = True) -> None:
         """Keeps gloo's communicators for ever: a process cannot end while it destroys one that still waits for a rank.
 
-        Gloo has no other way to give up an operation before its own time-out, which is a day. The error gets notes with
-        what the ranks that were waited for have waited for themselves: one that gives up closes its connections.
+        Gloo has no other way to give up an operation before its own time-out, which is a day. If ``explains``,
+        the error gets notes with what the ranks that were waited for have waited for themselves: one that gives up
+        closes its connections.
         """
         for group in {self.chat, *(_groups_of(self.sums, self.channels) if self.backend == "gloo" else ())}:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+        if not explains:
+            return
         others = error.peers or [rank for rank in self.place.ranks if rank != self.place.rank]
         for note in waits_of(self.store, self.place.rank, str(error), others, _LATE in str(error)):
             error.add_note(note)

@@ -98,7 +98,7 @@ def test_every_option_on_a_page_is_one_that_the_program_takes(page: str, trains_
 
 
 def test_one_table_has_every_option_of_train_py(trains_with: set[str]) -> None:
-    _, _, behind = page_text("runtime.md").partition("## Options of `train.py`\n")
+    _, _, behind = page_text("train.md").partition("## Options\n")
     assert trains_with - {"--help"} - set(OPTION.findall(behind.partition("\n## ")[0])) == set()
 
 
@@ -183,7 +183,7 @@ def test_the_pages_have_every_word_of_the_grammars() -> None:
 
 def test_the_statuses_of_a_rank_are_those_that_it_ends_with() -> None:
     ends = {0, errors.FAILED, errors.MISUSED, errors.OUR_FAULT, errors.INTERRUPTED, errors.TERMINATED}
-    assert ends == statuses("runtime.md", "of a rank|a rank")
+    assert ends == statuses("train.md", "of a rank|a rank")
 
 
 def test_the_statuses_of_the_compiler_are_those_that_it_ends_with() -> None:

@@ -2,7 +2,7 @@
 
 The reference builds the whole model, runs the micro-batches one after another through ordinary autograd and never looks
 at the schedule: all that it knows is which version of the weights a micro-batch reads. It shares with the ranks only
-what docs/explanation/runtime.md defines: which item goes where, and the seeds (`reference_data`).
+what the docs define (`reference_data`): which item goes where (docs/howto/data.md), and the seeds (runtime.md).
 """
 
 import inspect

@@ -77,14 +77,15 @@ def test_a_rank_that_dies_while_the_other_computes_is_named_and_the_other_leaves
     assert "train.py" in stacks
 
 
-def test_a_rank_that_hangs_is_named_when_the_time_is_up(two_stages: Path) -> None:
-    """torchrun kills it where it does not end by itself, here sooner than after 30 s."""
-    variables = {"FAIL": "stop-in-forward:1:2", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}
-    done = torchrun(two_stages, 2, "--model", FAILING, "--steps", "9", "--timeout", "12", **variables)
+def test_the_rank_that_hangs_is_named_and_not_one_that_waits_for_it(tmp_path: Path) -> None:
+    """Rank 0 waits for rank 1, and that for rank 2. torchrun kills what does not end, here sooner than after 30 s."""
+    variables = {"FAIL": "stop-in-forward:2:2", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}
+    three_stages = compiled(tmp_path, "dapple", D=3, N=4)
+    done = torchrun(three_stages, 3, "--model", FAILING, "--steps", "9", "--timeout", "12", **variables)
     assert done.returncode != 0
     (message,) = ours(done)
-    assert message.startswith("train.py: rank 0 (worker 0): wait ")
-    assert "rank 1: no answer within 12 s (timeout)" in message
+    assert message.startswith("train.py: rank 1 (worker 1): wait ")
+    assert "rank 2: no answer within 12 s (timeout)" in message
 
 
 def test_where_gloo_does_not_keep_the_time_a_rank_that_hangs_is_named_as_well(two_stages: Path) -> None:
