@@ -22,6 +22,12 @@ def templates() -> Path:
     return _folder("templates")
 
 
+def mistakes() -> Path:
+    """The folder of the texts with a mistake, each with its message beside it."""
+    installed = _PACKAGE / "mistakes"
+    return installed if installed.is_dir() else _PACKAGE.parent / "tests" / "errors"
+
+
 def runtime() -> Path:
     """The folder of the package that generated ranks run on."""
     return _PACKAGE.parent / "chimera_runtime"

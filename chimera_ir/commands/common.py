@@ -177,6 +177,8 @@ def _status(command: click.Command, name: str) -> Any:
     except TextError as error:
         color = colored(sys.stderr)
         click.echo(error.rendered(color), err=True, color=color)
+        if sys.stderr.isatty():
+            click.echo(f"\nmore on this message: chimera explain {error.diagnostics[0].code}", err=True)
         return WRONG_TEXT
     except CompileError as error:
         _tell(Misuse(str(error)))

@@ -20,6 +20,9 @@ COMMANDS = {
     "plan": "Rank every way to train a model on a cluster.",
     "profile": "Measure what a model and a cluster cost.",
     "trace": "Compare what ranks recorded with what was promised.",
+    "view": "Open the picture of a compiled directory, or of a trace.",
+    "new": "Write a model file, a training loop or a scheme to begin with.",
+    "explain": "Explain a message by its code, as in CH301.",
 }
 """What each command does, in the order of the help; the command ``x`` is ``x_command`` in ``x_command.py``."""
 

@@ -44,7 +44,7 @@ class SectionedCommand(click.Command):
             chosen.sort(key=lambda option: names.index(option.opts[-1]) if names else 0)
             records = [record for option in chosen if (record := option.get_help_record(ctx))]
             if records:
-                with formatter.section(heading):
+                with formatter.section(heading if self.sections else "Options"):
                     formatter.write_dl(records)
 
 

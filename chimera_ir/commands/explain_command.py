@@ -1,0 +1,94 @@
+"""``chimera explain``: what a message means, a text that gets it, and how to mend it."""
+
+import inspect
+import json
+import re
+
+import click
+
+from chimera_ir import errors
+from chimera_ir.commands.common import Misuse, write
+from chimera_ir.commands.sections import SectionedCommand, as_json, general
+from chimera_ir.diagnostics.codes import Example, example, meaning, messages, pattern
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.diagnostics.suggest import closest
+from chimera_ir.visible import visible_lines
+from chimera_runtime import errors as of_ranks
+
+LINES = 24
+"""The most lines of an example that are shown."""
+
+
+@click.command(cls=SectionedCommand, sections={})
+@click.argument("code", required=False, metavar="[CODE]")
+@as_json("Print it as JSON.")
+@general
+def explain_command(code: str | None, as_json: bool) -> None:
+    """Explain a message by its code, as in CH301, or an error by its name, as in PeerLost.
+
+    Shows what it means, a text that gets it, and how to mend it. Without CODE: all codes and names, a line for each.
+    """
+    if code is None:
+        rows = {name: meaning(described) for name, described in (messages() | exceptions()).items()}
+        width = max(map(len, rows))
+        lines = (f"{name:<{width}}  {text}\n" for name, text in rows.items())
+        write(json.dumps(rows, indent=2) + "\n" if as_json else "".join(lines))
+        return
+    described = _known(code)
+    shown = example(described.code) if issubclass(described, Diagnostic) else None
+    if as_json:
+        write(json.dumps(_entries(described, shown), indent=2) + "\n")
+    else:
+        write("\n\n".join(_paragraphs(described, shown)) + "\n")
+
+
+def exceptions() -> dict[str, type[Exception]]:
+    """The errors of the Python interface, then those of ranks, by the names of their classes."""
+    return {
+        name: value
+        for module in (errors, of_ranks)
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and issubclass(value, Exception) and value.__module__ == module.__name__
+    }
+
+
+def _known(code: str) -> type:
+    """The message or error of a code or name, however it is written: ``CH301``, ``ch301``, ``301``."""
+    known = messages() | exceptions()
+    written = f"CH{code}" if re.fullmatch(r"\d{3}", code) else code
+    by_lower = {name.lower(): described for name, described in known.items()}
+    if written.lower() not in by_lower:
+        guess = None if re.fullmatch(r"ch\d+", written.lower()) else closest(written, known)
+        advice = f"did you mean {guess}?" if guess else "chimera explain lists all"
+        raise Misuse(f"no message has the code '{code}' ({advice})")
+    return by_lower[written.lower()]
+
+
+def _entries(described: type, shown: Example | None) -> dict[str, object]:
+    entries: dict[str, object] = {"name": described.__name__, "meaning": meaning(described)}
+    if issubclass(described, Diagnostic):
+        entries |= {"code": described.code, "severity": described.severity.value, "title": pattern(described.title)}
+        entries |= {"help": pattern(described.help)}
+    if shown:
+        entries |= {"example": {"file": shown.name, "text": shown.text, "output": shown.output}}
+    return entries
+
+
+def _paragraphs(described: type, shown: Example | None) -> list[str]:
+    """The explanation for people."""
+    if not issubclass(described, Diagnostic):
+        return [f"{described.__module__}.{described.__name__}", inspect.cleandoc(described.__doc__ or "").replace("``", "`")]
+    parts = [f"{described.severity.value} {described.code}", meaning(described)]
+    if shown is None:
+        return [*parts, f"It says: {pattern(described.title)}", f"To mend it: {pattern(described.help)}"]
+    lines = shown.text.splitlines()
+    rest = [f".. {len(lines) - LINES} more lines"] if len(lines) > LINES else []
+    return [
+        *parts,
+        f"For example, {shown.name}:\n\n{_indented(lines[:LINES] + rest)}",
+        f"gets this message; its help says how to mend it:\n\n{_indented(shown.output.rstrip().splitlines())}",
+    ]
+
+
+def _indented(lines: list[str]) -> str:
+    return "\n".join(f"    {visible_lines(line)}".rstrip() for line in lines)

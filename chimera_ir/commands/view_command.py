@@ -1,0 +1,49 @@
+"""``chimera view``: the picture of a compiled directory, in a browser."""
+
+import os
+import sys
+import webbrowser
+from pathlib import Path
+
+import click
+
+from chimera_ir.commands.common import GivenPath, Misuse, write
+from chimera_ir.commands.sections import SectionedCommand, general, report
+from chimera_ir.visible import visible
+
+PICTURES = ("trace.html", "view/trace.html", "replay.svg", "timeline.svg")
+"""What is opened, the first that there is: the page of a recorded run, or the picture of a schedule."""
+
+_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+"""Environment variables of which one is set where a browser can show something."""
+
+
+@click.command(cls=SectionedCommand, sections={})
+@click.argument("directory", metavar="DIR", type=GivenPath(path_type=Path))
+@general
+def view_command(directory: Path) -> None:
+    """Open the picture of DIR in a browser: what a compilation drew, or the page of a recorded run.
+
+    Where no browser can be opened, as on a remote machine, the path of the picture is printed.
+    """
+    picture = next((directory / name for name in PICTURES if (directory / name).is_file()), None)
+    if picture is None:
+        raise Misuse(f"{directory}: {_reason(directory)}")
+    if _has_display() and webbrowser.open(picture.resolve().as_uri()):
+        report(f"opened {visible(str(picture))}\n")
+    else:
+        write(f"{visible(str(picture))}\n")
+
+
+def _reason(directory: Path) -> str:
+    """Why there is no picture, and what to do."""
+    output = Path(f"{directory}.out")
+    if output.is_dir():
+        return f"a directory is asked for, such as {output}"
+    if not directory.is_dir():
+        return "no such directory; chimera compile writes one, SCHEME.out by default"
+    return f"there is no picture in it: neither {' nor '.join(PICTURES)}"
+
+
+def _has_display() -> bool:
+    return sys.platform in ("darwin", "win32") or any(map(os.environ.get, _DISPLAYS))

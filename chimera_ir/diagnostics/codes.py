@@ -1,0 +1,61 @@
+"""Every message by its code: what it means, and a text that gets it."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from inspect import cleandoc
+from pkgutil import iter_modules
+
+from chimera_ir import resources
+from chimera_ir.diagnostics import catalogue
+from chimera_ir.diagnostics.model import Diagnostic
+
+_HEAD = re.compile(r"^(?=(?:error|warning)\[CH\d+\])", re.MULTILINE)
+_FIELD = re.compile(r"\{(\w+)[^{}]*\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A text with a mistake, by the name of its file, and what the compiler says of it."""
+
+    name: str
+    text: str
+    output: str
+
+
+def messages() -> dict[str, type[Diagnostic]]:
+    """The classes of all messages by their codes, in the order of the codes."""
+    modules = (import_module(f"{catalogue.__name__}.{module.name}") for module in iter_modules(catalogue.__path__))
+    classes = {value for module in modules for value in vars(module).values() if _is_message(value)}
+    return {message.code: message for message in sorted(classes, key=lambda message: message.code)}
+
+
+def _is_message(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Diagnostic) and hasattr(value, "code")
+
+
+def meaning(described: type) -> str:
+    """What a message or an error is about, in one paragraph: the first of its docstring, without marks of code."""
+    return " ".join(cleandoc(described.__doc__ or "").partition("\n\n")[0].split()).replace("``", "`")
+
+
+def pattern(template: str) -> str:
+    """A title or help with its facts left open, as in ``worker <worker> has no stage``."""
+    return _FIELD.sub(r"<\1>", template.replace("{{", "{").replace("}}", "}"))
+
+
+def example(code: str) -> Example | None:
+    """The shortest text that gets this message, if a text can show it; best one that gets no other before it."""
+    shown = min(_examples(code), key=lambda pair: (pair[0], len(pair[1].text)), default=None)
+    return shown and shown[1]
+
+
+def _examples(code: str) -> Iterator[tuple[int, Example]]:
+    """Every text that gets this message, with the number of messages before it."""
+    for path in sorted(resources.mistakes().rglob("*.err")):
+        outputs = [part for part in _HEAD.split(path.read_text(encoding="utf-8")) if part]
+        place = next((number for number, output in enumerate(outputs) if f"[{code}]" in output.split(":")[0]), None)
+        if place is not None:
+            (source,) = (other for other in path.parent.glob(f"{path.stem}.*") if other != path)
+            yield place, Example(source.name, source.read_bytes().decode("utf-8", errors="replace"), outputs[place])
