@@ -132,6 +132,11 @@ def alias(name: str, directories: Further = ()) -> Alias | None:
     return Alias(spelled, f"'{name}' is {spelled} here") if spelled else None
 
 
+def aliases() -> dict[str, tuple[str, ...]]:
+    """The other names of each library scheme that has some."""
+    return {known.scheme: known.names for known in _known() if known.scheme}
+
+
 def _known_as(name: str) -> Known | None:
     return next((known for known in _known() if _plain(name) in map(_plain, known.names)), None)
 

@@ -27,7 +27,7 @@ IMPORTS = {
     "output": {"errors", "source"},
     "undisturbed": set(),
     "visible": set(),
-    "diagnostics": {"source", "visible"},
+    "diagnostics": {"resources", "source", "visible"},
     "syntax": {"diagnostics", "source", "resources"},
     "ir": {"diagnostics", "source", "resources"},
     "elaborate": {"syntax", "ir", "diagnostics", "source"},

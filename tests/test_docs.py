@@ -34,6 +34,11 @@ def test_every_picture_is_what_the_schemes_compile_to() -> None:
     assert done.returncode == 0, f"run docs/figures.py --update and look at:\n{done.stdout}{done.stderr}"
 
 
+def test_every_list_of_codes_options_and_names_is_that_of_the_code() -> None:
+    done = ended("listings.py")
+    assert done.returncode == 0, f"run docs/listings.py --update:\n{done.stdout}{done.stderr}"
+
+
 def test_the_page_on_python_shows_what_its_lines_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     monkeypatch.chdir(tmp_path)

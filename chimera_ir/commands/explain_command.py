@@ -77,7 +77,10 @@ def _entries(described: type, shown: Example | None) -> dict[str, object]:
 def _paragraphs(described: type, shown: Example | None) -> list[str]:
     """The explanation for people."""
     if not issubclass(described, Diagnostic):
-        return [f"{described.__module__}.{described.__name__}", inspect.cleandoc(described.__doc__ or "").replace("``", "`")]
+        return [
+            f"{described.__module__}.{described.__name__}",
+            inspect.cleandoc(described.__doc__ or "").replace("``", "`"),
+        ]
     parts = [f"{described.severity.value} {described.code}", meaning(described)]
     if shown is None:
         return [*parts, f"It says: {pattern(described.title)}", f"To mend it: {pattern(described.help)}"]

@@ -46,8 +46,8 @@ def pattern(template: str) -> str:
 
 
 def example(code: str) -> Example | None:
-    """The shortest text that gets this message, if a text can show it; best one that gets no other before it."""
-    shown = min(_examples(code), key=lambda pair: (pair[0], len(pair[1].text)), default=None)
+    """The shortest text that gets this message, if there is one; rather one that gets it first and is not empty."""
+    shown = min(_examples(code), key=lambda pair: (pair[0], not pair[1].text.strip(), len(pair[1].text)), default=None)
     return shown and shown[1]
 
 

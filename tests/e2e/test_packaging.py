@@ -90,6 +90,8 @@ def test_the_wheel_holds_the_package_with_its_grammars_templates_and_schemes_and
     with zipfile.ZipFile(built[1]) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     inside = {f"chimera_ir/{name}" for name in sources("grammar") | sources("templates")}
+    texts = {name for name in sources("tests/errors") if name.count("/") == 3}
+    inside |= {name.replace("tests/errors/", "chimera_ir/mistakes/") for name in texts}
     expected = sources("chimera_ir") | sources("chimera_runtime") | inside
     assert held == expected
 
@@ -100,6 +102,8 @@ def test_an_installed_wheel_lists_and_compiles_as_the_checkout_does(installed: P
     call(installed / "chimera-compile", "chimera", "--set", "N=6", "--out", tmp_path / "installed")
     checkout = compiled(tmp_path, "chimera", N=6)
     assert bytes_of(tmp_path / "installed") == bytes_of(checkout)
+    assert "    error[CH301]: worker 0 has two operations" in call(installed / "chimera", "explain", "CH301")
+    call(installed / "chimera", "new", tmp_path / "model.py")
 
 
 def test_an_installed_wheel_knows_its_version_and_needs(installed: Path) -> None:

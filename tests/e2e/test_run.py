@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from chimera_ir.commands.new_command import new_command
 from tests.e2e.ranks import MODELS, PATIENCE, environment, ranks_left, torchrun
 
 pytestmark = pytest.mark.e2e
@@ -20,9 +22,10 @@ RUN = (
 )
 
 
-def test_one_command_compiles_and_trains_two_copies_as_torchrun_would(tmp_path: Path) -> None:
-    training = ("--model", str(MODELS / "plain.py"), "--steps", "4", "--micro-batch-size", "2", "--check")
-    words = ("chimera", "--set", "D=2", "--set", "N=2", "--copies", "2", *training, "--metrics", "run.json")
+def test_one_command_compiles_and_trains_a_new_model_in_two_copies_as_torchrun_would(tmp_path: Path) -> None:
+    assert CliRunner().invoke(new_command, [str(tmp_path / "model.py")]).exit_code == 0
+    training = ("--model", str(tmp_path / "model.py"), "--steps", "4", "--micro-batch-size", "2", "--check")
+    words = ("chimera", "D=2", "N=2", "--copies", "2", *training, "--metrics", "run.json")
     done = subprocess.run(
         [*RUN, *words],
         env=environment(),
