@@ -26,8 +26,8 @@ On every worker and for every weight group of which it holds any stage:
 
 A worker whose pipes have none of an update's micro-batches adds nothing to the update, but takes part in its sum. This
 sum uses the memory of the sum before, so it is launched right after the step of the update before. Other workers wait
-for this launch. So that no worker waits in a circle, the step is made before the first operation that can only run once
-the launched sum is over, if that operation comes before the place that the policy above gives.
+for this launch. So that no worker waits in a circle, the step is made before the first operation that can only run
+after the sum of the update before, if that operation comes before the place that the policy above gives.
 
 All workers launch in one agreed order, as in `sync`: by the time at which the last member wants to launch.
 """
