@@ -22,9 +22,12 @@ from chimera_ir.options import read_inputs
 from chimera_ir.planner import listing
 from chimera_ir.planner.judge import Judge
 from chimera_ir.planner.lines import Files
+from chimera_ir.planner.listing import View
 from chimera_ir.planner.notes import notes
 from chimera_ir.planner.rank import Ranking, rank
+from chimera_ir.planner.recommendation import Recommendation, recommendation
 from chimera_ir.planner.space import MAX_OPERATIONS, Question, Recomputation
+from chimera_ir.plural import counted
 from chimera_ir.profile.choose import Inputs
 from chimera_ir.request import Request
 from chimera_ir.source import Source
@@ -42,12 +45,12 @@ _LIBRARY = "--library"
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What is shown: the first ``top`` choices and the command lines of choice number ``choose``, or all as JSON.
+    """What is shown: a view of the choices and the command lines of row number ``choose``, or all as JSON.
 
     ``error`` is the share by which the model may be off; ``warnings`` are those of the files.
     """
 
-    top: int
+    view: View
     choose: int
     error: float
     as_json: bool
@@ -113,7 +116,14 @@ class _Wanted:
     help="The replicas of a stage share the optimizer's state, where there is a flush.",
 )
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many to show.")
-@click.option("--choose", type=click.IntRange(min=1), default=1, help="Which one's commands to write [default: 1].")
+@click.option("--all", "everything", is_flag=True, help="Show every configuration, not only the best of each scheme.")
+@click.option("--why", is_flag=True, help="Show what was left out, and why.")
+@click.option(
+    "--choose",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Which row's commands to write, with --json which choice's [default: 1].",
+)
 @click.option("--error", type=FiniteRange(0, 1), default=ERROR, show_default=True, help="The model's, a share.")
 @click.option(
     "--max-operations", type=click.IntRange(min=1), default=MAX_OPERATIONS, show_default=True, help="Limit on the size."
@@ -143,6 +153,8 @@ def plan_command(
     layout: str,
     sharded_optimizer: bool,
     top: int,
+    everything: bool,
+    why: bool,
     choose: int,
     error: float,
     max_operations: int,
@@ -178,23 +190,27 @@ def plan_command(
     files = Files(str(profile), str(cluster), replicas, max_operations, tied, sharded_optimizer)
     with progress.shown(is_quiet()) as doing:
         ranking = rank(sources, question, judge, greedy, max(top, choose), doing)
-    _deliver(ranking, _Wanted(top, choose, error, as_json, files, inputs.warnings))
+        doing("explaining the first choice")
+        answer = recommendation(ranking)
+    _deliver(ranking, answer, _Wanted(View(top, everything, why), choose, error, as_json, files, inputs.warnings))
 
 
-def _deliver(ranking: Ranking, wanted: _Wanted) -> None:
-    """Show the ranking, and the commands of the chosen configuration."""
-    choices = ranking.choices
-    if choices and wanted.choose > len(choices):
-        raise Misuse(f"--choose {wanted.choose}: there are {len(choices)} choices")
+def _deliver(ranking: Ranking, answer: Recommendation | None, wanted: _Wanted) -> None:
+    """Show the recommendation, the ranking, and the commands of the chosen configuration."""
+    view = wanted.view
+    rows = ranking.rows(view.everything or wanted.as_json)
+    if rows and wanted.choose > len(rows):
+        raise Misuse(f"--choose {wanted.choose}: there are only {counted(len(rows), 'row')}, and more with --all")
     said = notes(ranking, wanted.error, wanted.warnings)
-    chosen = choices[wanted.choose - 1] if choices else None
+    chosen = rows[wanted.choose - 1] if rows else None
     if wanted.as_json:
-        write(json.dumps(listing.as_json(ranking, said, wanted.warnings, chosen, wanted.files), indent=2) + "\n")
+        content = listing.as_json(ranking, answer, said, wanted.warnings, chosen, wanted.files)
+        write(json.dumps(content, indent=2) + "\n")
     else:
-        write(printed(lambda console: console.print(listing.table(ranking, said, wanted.top))))
+        write(printed(lambda console: console.print(listing.table(ranking, answer, said, view))))
         if chosen:
             write(listing.lines(chosen, ranking, wanted.files))
-    if not choices:
+    if not rows:
         sys.exit(WRONG_TEXT)
 
 

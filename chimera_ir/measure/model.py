@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -34,7 +35,8 @@ def counted(file: Path, request: StageRequest, progress: ShowProgress) -> WorkPr
         If the model is not as its interface wants it, or needs values where there are shapes alone.
     """
     with _refusals():
-        return stages.counted(load(file, _OFFERED, request.split), request, progress)
+        work = stages.counted(load(file, _OFFERED, request.split), request, progress)
+    return replace(work, counts=replace(work.counts, file=str(file)))
 
 
 def timed(
@@ -54,7 +56,7 @@ def timed(
         keep_memory()
     with _refusals():
         measured = stages.timed(load(file, _OFFERED, request.split), request, torch.device(device), progress)
-    return measured.profile, measured.remarks
+    return replace(measured.profile, file=str(file)), measured.remarks
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
+from hashlib import sha256
 from itertools import chain
 from math import gcd, lcm
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from chimera_ir.cost.critical import Skeleton, skeleton
 from chimera_ir.cost.model import Alike, alike
 from chimera_ir.diagnostics.model import raise_errors
 from chimera_ir.elaborate.elaborate import Outline, outline
-from chimera_ir.ir.ids import Stage, WeightGroup
+from chimera_ir.ir.ids import Micro, Stage, WeightGroup
 from chimera_ir.ir.kinds import KINDS
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import Operation, singles
@@ -182,6 +183,33 @@ class Changed:
     def schedule(self) -> Schedule:
         """The schedule; a text that is not trusted has to pass `check` before it is used."""
         return Schedule(self.header, self.compiled.lanes)
+
+    @cached_property
+    def digest(self) -> str | None:
+        """Equal for two configurations of equal lanes, however their schemes number micro-batches; None for a stream.
+
+        Lanes are equal if each worker holds the same stages and runs the same operations in the same order, keeps the
+        same between them, and launches its sums by the same strategies.
+        """
+        header, numbers = self.header, dict[Micro, int]()
+        if header.asynchronous:
+            return None
+        lanes = [
+            [
+                [
+                    (
+                        part.kind.letter,
+                        part.stage,
+                        [numbers.setdefault(micro, len(numbers)) for micro in part.micros],
+                        header.recomputes(part.micros[0], part.stage),
+                    )
+                    for part in operation.parts
+                ]
+                for operation in lane
+            ]
+            for lane in self.compiled.lanes
+        ]
+        return sha256(repr((header.parts, header.strategies, header.stages_of, lanes)).encode()).hexdigest()
 
     def check(self) -> None:
         """Verify the schedule, unless it is trusted.

@@ -12,6 +12,7 @@ from chimera_ir.errors import NoSuchTie
 from chimera_ir.planner.bounds import least, most, standing
 from chimera_ir.planner.compiled import Changed, CompiledScheme
 from chimera_ir.planner.space import Choice, LeftOut, Reason, Recomputation, refusal
+from chimera_ir.planner.spent import Spent, spent
 from chimera_ir.planner.splits import best_split
 from chimera_ir.plural import counted
 from chimera_ir.predict.equation import seconds_of
@@ -34,6 +35,8 @@ MODES = {
 }
 """Whether every stage recomputes, in the order in which this is tried until the configuration fits."""
 
+ALONE = "data parallelism"
+"""The name of a configuration that has the whole model on every worker."""
 
 _TRIES = 5
 """Splits of a configuration that are compiled as far as their bytes, before it is left out."""
@@ -45,7 +48,8 @@ class Judged:
 
     ``equation`` is T of equation 1 in seconds per update, ``memory`` the bytes of each worker (empty where the bounds
     showed that it fits), ``operations`` the number of compute operations. ``recomputes`` says whether any stage
-    recomputes; ``replayed`` is the time of the replay in seconds per update, if there was one.
+    recomputes; ``replayed`` is the time of the replay in seconds per update, if there was one. ``digest`` is that of
+    the lanes (`Changed.digest`); ``equal`` are the configurations of other names that compile to the same.
     """
 
     choice: Choice
@@ -55,7 +59,25 @@ class Judged:
     equation: float
     memory: tuple[int, ...]
     operations: int
+    digest: str | None = None
     replayed: float | None = None
+    equal: tuple[Choice, ...] = ()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether every worker has the whole model, and updates it with the gradients of all: no pipeline."""
+        return self.choice.workers == 1 and not self.asynchronous
+
+    @property
+    def name(self) -> str:
+        """The name of the scheme, or of what any scheme with a flush becomes on a single worker."""
+        return ALONE if self.is_alone else self.scheme
+
+    @property
+    def identity(self) -> object:
+        """Equal for configurations that compile to the same program and run with the same micro-batches."""
+        choice = self.choice
+        return self.digest or choice, choice.copies, choice.micro_batch_size, choice.split
 
     @property
     def seconds(self) -> float:
@@ -144,6 +166,10 @@ class Judge:
         bench = _Bench(self)
         return tuple(map(bench.replayed, judged))
 
+    def spent(self, judged: Judged, replays: bool) -> Spent:
+        """What the time of a configuration is spent on, by the replay or else by equation 1."""
+        return spent(_Bench(self).changed(judged.choice), self.setting(judged.choice), replays)
+
 
 def _recomputing(choice: Choice, again: bool) -> Choice:
     return replace(choice, change=replace(choice.change, recompute=True)) if again else choice
@@ -178,7 +204,7 @@ class _Bench:
         limit: int | None = None
         verdict: Verdict = LeftOut.of(choice, Reason.MEMORY, "no split of the layers fits the workers")
         for _ in range(_TRIES):
-            split = best_split(judge.profile.layers, self._under(choice), choice, limit, judge.sharded_optimizer)
+            split = best_split(judge.profile.layers, self.changed(choice), choice, limit, judge.sharded_optimizer)
             if split is None:
                 return verdict
             tried = replace(choice, split=split)
@@ -192,7 +218,7 @@ class _Bench:
         return verdict
 
     def _verdict(self, choice: Choice) -> Verdict:
-        setting, changed = self._judge.setting(choice), self._under(choice)
+        setting, changed = self._judge.setting(choice), self.changed(choice)
         compiled, header = changed.compiled, changed.header
         if (header.whole_micro_batches, header.stages) != (choice.micro_batches, choice.stages):
             size = f"{counted(header.whole_micro_batches, 'micro-batch')} and {counted(header.stages, 'stage')}"
@@ -223,6 +249,7 @@ class _Bench:
             seconds_of(changed.schedule, compiled.skeleton, changed.launched(setting), setting),
             tuple(needed),
             sum(map(len, compiled.lanes)),
+            changed.digest,
         )
 
     def weighed(self, judged: Judged) -> Judged:
@@ -232,15 +259,15 @@ class _Bench:
     def replayed(self, judged: Judged) -> Judged:
         """The configuration with the time of its replay."""
         choice, setting = judged.choice, self._judge.setting(judged.choice)
-        program = self._under(choice).lowered(setting)
+        program = self.changed(choice).lowered(setting)
         return replace(judged, replayed=replay(program, setting).seconds)
 
     def _needed(self, choice: Choice) -> list[int]:
-        setting, changed = self._judge.setting(choice), self._under(choice)
+        setting, changed = self._judge.setting(choice), self.changed(choice)
         needed = memory_of(changed.header, setting, changed.holdings(setting))
         return [worker.total for worker in needed]
 
-    def _under(self, choice: Choice) -> Changed:
+    def changed(self, choice: Choice) -> Changed:
         """The scheme of a configuration with its parameters and its change."""
         judge, key, change = self._judge, (choice.source, choice.settings), choice.change
         if self._last is None or self._last[0] != key:
@@ -260,7 +287,7 @@ class _Bench:
             return None
         more = size(needed[worker] - available)
         detail = f"worker {worker} needs {prefix}{size(needed[worker])}, {more} more than there is"
-        return LeftOut.of(choice, Reason.MEMORY, detail)
+        return LeftOut.of(choice, Reason.MEMORY, detail, needed[worker])
 
 
 def distinct(choices: Iterable[Choice]) -> Iterator[tuple[Choice, ...]]:

@@ -56,12 +56,12 @@ def compile_line(choice: Choice, files: Files) -> str:
     return command_line(words)
 
 
-def torchrun_line(judged: Judged, cluster: Cluster, files: Files) -> str:
+def torchrun_line(judged: Judged, cluster: Cluster, files: Files, model: str) -> str:
     """The ``torchrun`` line that starts a configuration."""
     choice = judged.choice
     ranks, script = choice.workers * choice.copies, f"{judged.scheme}.out/train.py"
     where = ranks, cluster.per_node, script, choice.micro_batch_size, files.replica_layout
-    return torchrun(*where, choice.split, files.sharded_optimizer)
+    return torchrun(*where, choice.split, files.sharded_optimizer, model)
 
 
 def _text(split: Sequence[int]) -> str:

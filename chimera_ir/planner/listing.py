@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -13,24 +13,49 @@ from chimera_ir.cost.numbers import rounded, seconds
 from chimera_ir.planner.judge import Judged
 from chimera_ir.planner.lines import Files, compile_line, scheme_argument, torchrun_line
 from chimera_ir.planner.rank import Ranking
+from chimera_ir.planner.recommendation import Recommendation, percent
 from chimera_ir.planner.roles import Roles
 from chimera_ir.planner.space import LeftOut
 from chimera_ir.plural import counted
 from chimera_ir.predict.show import size
 
-_COLUMNS = ("", "scheme", "W", "D", "B", "N", "more", "T", "T replayed", "items/s", "memory")
+_COLUMNS = ("", "scheme", "W", "D", "B", "N", "more", "T", "items/s", "time", "memory")
+_LEFT = ("scheme", "more")
 
 
-def table(ranking: Ranking, notes: Sequence[str], top: int) -> RenderableType:
-    """The first choices, the notes, and what was left out, ready to be printed."""
-    return Group(_heading(ranking), _choices(ranking, top), *map(_note, notes), Text(), *_left_out(ranking))
+@dataclass(frozen=True, slots=True)
+class View:
+    """What people are shown: the first ``top`` rows, every configuration or the best of each name, and the reasons."""
+
+    top: int
+    everything: bool
+    why: bool
+
+
+def table(ranking: Ranking, answer: Recommendation | None, notes: Sequence[str], view: View) -> RenderableType:
+    """The recommendation, the first choices, the notes, and what was left out, ready to be printed."""
+    return Group(
+        *_recommended(answer),
+        _heading(ranking),
+        _choices(ranking, view),
+        *map(_note, notes),
+        *_left_out(ranking, view.why or not ranking.choices),
+        Text(),
+    )
 
 
 def lines(judged: Judged, ranking: Ranking, files: Files) -> str:
     """The command lines that compile and start a choice."""
     files = replace(files, sharded_optimizer=files.sharded_optimizer and not judged.asynchronous)
-    started = torchrun_line(judged, ranking.judge.cluster, files)
+    started = torchrun_line(judged, ranking.judge.cluster, files, ranking.judge.profile.file)
     return f"{compile_line(judged.choice, files)}\n{started}\n"
+
+
+def _recommended(answer: Recommendation | None) -> Iterator[RenderableType]:
+    if answer is not None:
+        yield Text(_sentence(answer.answer), "bold")
+        yield from map(_note, answer.reasons)
+        yield Text()
 
 
 def _heading(ranking: Ranking) -> Text:
@@ -41,25 +66,36 @@ def _heading(ranking: Ranking) -> Text:
     return Text.assemble((f"{name} on {judge.cluster.name}", "bold"), said)
 
 
-def _choices(ranking: Ranking, top: int) -> RenderableType:
+def _choices(ranking: Ranking, view: View) -> RenderableType:
     if not ranking.choices:
         return Text("no configuration is left", "bold red")
+    rows = ranking.rows(view.everything)
     shown = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in _COLUMNS:
-        shown.add_column(column, justify="left" if column in ("scheme", "more") else "right")
-    for place, judged in enumerate(ranking.choices[:top], 1):
-        shown.add_row(*_row(place, judged, ranking.roles[judged.choice.source]))
-    rest = len(ranking.choices) - top
-    return Group(shown, Text(f"and {rest} more that fit\n")) if rest > 0 else shown
+        shown.add_column(column, justify="left" if column in _LEFT else "right")
+    for place, judged in enumerate(rows[: view.top], 1):
+        shown.add_row(*_row(place, judged, ranking))
+    return Group(shown, *_hidden(ranking, rows, view))
 
 
-def _row(place: int, judged: Judged, roles: Roles) -> Iterator[str]:
-    choice = judged.choice
+def _hidden(ranking: Ranking, rows: Sequence[Judged], view: View) -> Iterator[Text]:
+    """How many more configurations there are, and how to see them."""
+    shown = rows[: view.top]
+    more = len(rows) - len(shown)
+    hidden = len(ranking.choices) - len(rows)
+    words = [f"and {more} more: --top {len(rows)} shows them"] if more else []
+    words += [f"{counted(hidden, 'other configuration')} of the same schemes: --all shows them"] if hidden else []
+    if words:
+        yield Text(f"{'; '.join(words)}\n")
+
+
+def _row(place: int, judged: Judged, ranking: Ranking) -> Iterator[str]:
+    choice, first = judged.choice, ranking.choices[0]
     counts = choice.copies, choice.stages, choice.micro_batch_size, choice.micro_batches
-    yield from (str(place), judged.scheme, *map(str, counts), _more(judged, roles))
-    yield seconds(judged.equation)
-    yield "" if judged.replayed is None else seconds(judged.replayed)
+    yield from (str(place), judged.name, *map(str, counts), _more(judged, ranking.roles[choice.source]))
+    yield seconds(judged.seconds) + ("*" if judged.replayed is None else "")
     yield f"{judged.throughput:.4g}"
+    yield "" if judged is first else f"+{percent(max(0.0, first.over(judged) - 1))}"
     yield size(max(judged.memory)) if judged.memory else "fits"
 
 
@@ -67,7 +103,8 @@ def _more(judged: Judged, roles: Roles) -> str:
     """What the columns leave out: further parameters, recomputation, and the strategy for gradient sums."""
     choice, change = judged.choice, judged.choice.change
     settings = roles.without_micro_batches(choice.settings)
-    words = [f"{name}={value}" for name, value in settings if roles.sizes != (name,) or value != choice.stages]
+    words = [f"as {judged.scheme}"] if judged.is_alone else []
+    words += [f"{name}={value}" for name, value in settings if roles.sizes != (name,) or value != choice.stages]
     words += ["recompute"] if judged.recomputes else []
     words += [change.sync.value] if change.sync else []
     words += ["no flush"] if judged.asynchronous else []
@@ -75,15 +112,25 @@ def _more(judged: Judged, roles: Roles) -> str:
 
 
 def _note(said: str) -> Text:
-    return Text(f"{said[0].upper()}{said[1:]}.")
+    return Text(_sentence(said))
 
 
-def _left_out(ranking: Ranking) -> Iterator[RenderableType]:
+def _sentence(said: str) -> str:
+    return f"{said[0].upper()}{said[1:]}."
+
+
+def _left_out(ranking: Ranking, why: bool) -> Iterator[RenderableType]:
     groups: dict[tuple[str, str], list[LeftOut]] = {}
     for left_out in ranking.left_out:
         groups.setdefault((scheme_argument(left_out.source), left_out.reason.value), []).append(left_out)
     if not groups:
         return
+    if not why:
+        reasons = Counter(left_out.reason.value for left_out in ranking.left_out)
+        counts = ", ".join(f"{number} {reason}" for reason, number in reasons.most_common())
+        yield Text(f"Left out: {counts}; --why says which and why.")
+        return
+    yield Text()
     shown = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in ("left out", "why", "how many", "for example"):
         shown.add_column(column, justify="right" if column == "how many" else "left", overflow="fold")
@@ -107,7 +154,12 @@ def _known(left_out: LeftOut, roles: Roles) -> Iterator[str]:
 
 
 def as_json(
-    ranking: Ranking, notes: Sequence[str], warnings: Sequence[str], chosen: Judged | None, files: Files
+    ranking: Ranking,
+    answer: Recommendation | None,
+    notes: Sequence[str],
+    warnings: Sequence[str],
+    chosen: Judged | None,
+    files: Files,
 ) -> dict[str, object]:
     """The whole ranking; ``commands`` are those of the chosen configuration."""
     question, judge = ranking.question, ranking.judge
@@ -118,6 +170,7 @@ def as_json(
         "workers": question.workers,
         "mini_batch": question.mini_batch,
         "memory_available": judge.available,
+        "recommendation": [] if answer is None else [answer.answer, *answer.reasons],
         "choices": [_choice(judged) for judged in ranking.choices],
         "baseline": _choice(ranking.reference) if ranking.reference else None,
         "notes": list(notes),
@@ -133,6 +186,8 @@ def _choice(judged: Judged) -> dict[str, object]:
     return {
         "scheme": scheme_argument(choice.source),
         "settings": dict(choice.settings),
+        "name": judged.name,
+        "equal": [{"scheme": scheme_argument(of.source), "settings": dict(of.settings)} for of in judged.equal],
         "W": choice.copies,
         "D": choice.stages,
         "B": choice.micro_batch_size,

@@ -3,7 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from chimera_ir.planner.judge import Judged
+from chimera_ir.planner.lines import scheme_argument
 from chimera_ir.planner.rank import Ranking
+from chimera_ir.planner.recommendation import listed, percent
+from chimera_ir.planner.space import Reason
 from chimera_ir.plural import counted
 from chimera_ir.profile.warnings import WARNING, shown
 
@@ -16,8 +19,8 @@ def notes(ranking: Ranking, error: float, warnings: Sequence[str]) -> tuple[str,
     return (
         *(f"{WARNING}{warning}" for warning in shown(warnings)),
         *_close(ranking, error),
-        *_alone(ranking),
         *_baseline(ranking),
+        *_sampled(ranking),
         *_asynchronous(ranking),
         *_smaller(ranking),
         *_replays(ranking),
@@ -25,54 +28,42 @@ def notes(ranking: Ranking, error: float, warnings: Sequence[str]) -> tuple[str,
 
 
 def _close(ranking: Ranking, error: float) -> Iterator[str]:
-    choices = ranking.choices
+    choices = ranking.rows()
     if not choices:
         return
-    shares = [judged.over(choices[0]) for judged in choices]
-    close = [share for share in shares if share >= 1 - error]
-    if len(choices) == 1:
+    behind = [choices[0].over(judged) - 1 for judged in choices]
+    close = [share for share in behind if share <= error]
+    if len(ranking.choices) == 1:
         yield "it is the only one that fits"
+    elif len(choices) == 1:
+        return
     elif len(close) == 1:
-        ahead = choices[0].over(choices[1]) - 1
-        yield f"the first is {_percent(ahead)} faster than the second; the model's error is {_percent(error)}"
+        yield f"the first is {percent(behind[1])} faster than the second; the model's error is {percent(error)}"
     else:
-        apart = max(close) - min(close)
+        apart = max(close)
         within = (
-            f"within {_percent(apart)}, less than the model's error of {_percent(error)}" if apart else "equally fast"
+            f"within {percent(apart)}, less than the model's error of {percent(error)}" if apart else "equally fast"
         )
-        yield f"the first {len(close)} are {within}: measure them"
-
-
-def _alone(ranking: Ranking) -> Iterator[str]:
-    """A remark if the first is no pipeline."""
-    first = next(iter(ranking.choices), None)
-    if first is not None and first.choice.stages == 1:
-        yield "no pipeline: the whole model fits a worker, and data parallelism over all of them is fastest"
+        yield f"the first {len(close)} rows are {within}: measure them"
 
 
 def _baseline(ranking: Ranking) -> Iterator[str]:
-    """The baseline against the best configuration of every other scheme."""
-    reference = ranking.reference
-    if reference is None:
+    """The baseline against the first choice, where it was not asked for or is not the best under its own name."""
+    reference, first = ranking.reference, next(iter(ranking.choices), None)
+    if reference is None or first is None or reference.name in {judged.name for judged in ranking.rows()}:
         return
-    best: dict[str, Judged] = {}
-    for judged in ranking.choices:
-        if judged.scheme != reference.scheme:
-            best.setdefault(judged.scheme, judged)
-    slower = [
-        f"{_percent(reference.over(judged) - 1)} faster than {name}"
-        for name, judged in best.items()
-        if reference.over(judged) > 1
-    ]
-    if slower:
-        yield f"plain 1F1B with a flush ({reference.scheme}) is {_listed(slower)} here"
-    faster = [
-        f"{name} by {_percent(judged.over(reference) - 1)}"
-        for name, judged in best.items()
-        if judged.over(reference) > 1
-    ]
-    if faster:
-        yield f"plain 1F1B with a flush ({reference.scheme}) is beaten by {_listed(faster)}"
+    ratio, plain = reference.over(first) - 1, f"plain 1F1B with a flush ({reference.scheme})"
+    if ratio > 0:
+        yield f"{plain} is {percent(ratio)} faster than {first.name} here"
+    elif ratio < 0:
+        yield f"{plain} is beaten by {first.name} by {percent(first.over(reference) - 1)}"
+
+
+def _sampled(ranking: Ranking) -> Iterator[str]:
+    """A remark for each scheme that has too many parameters for all of their values to be tried."""
+    for left_out in ranking.left_out:
+        if left_out.reason is Reason.SPACE:
+            yield f"for {scheme_argument(left_out.source)} {left_out.detail}"
 
 
 def _asynchronous(ranking: Ranking) -> Iterator[str]:
@@ -98,19 +89,11 @@ def _smaller(ranking: Ranking) -> Iterator[str]:
     ]
     if smaller:
         whose = "that scheme" if len(smaller) == 1 else "these schemes"
-        updates = f"updates have fewer than {counted(asked, 'item')} with {_listed(smaller)}"
+        updates = f"updates have fewer than {counted(asked, 'item')} with {listed(smaller)}"
         yield f"{updates}: no parameter of {whose} is the number of micro-batches"
 
 
 def _replays(ranking: Ranking) -> Iterator[str]:
     replayed = sum(judged.replayed is not None for judged in ranking.choices)
     if replayed < len(ranking.choices):
-        yield f"{replayed} of {len(ranking.choices)} were replayed event by event; the others go by equation 1"
-
-
-def _percent(share: float) -> str:
-    return f"{round(100 * share, 2):.3g} %"
-
-
-def _listed(parts: list[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+        yield f"{replayed} of {len(ranking.choices)} were replayed event by event; the others (*) go by equation 1"

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import TypeVar
@@ -21,7 +21,7 @@ from chimera_ir.source import Source
 from chimera_ir.undisturbed import undisturbed
 
 REPLAYED = 20
-"""The most configurations that are replayed."""
+"""The most configurations that are replayed, beside the first of each name."""
 
 WEIGHED_OPERATIONS = 30_000
 """The most compute operations, in total, of configurations that are weighed to the byte only to be shown."""
@@ -47,7 +47,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The configurations that fit, best first, and those that were left out.
+    """The configurations that fit, best first and equal ones once, and those that were left out.
 
     ``reference`` is the best configuration of the baseline scheme, whether or not that scheme was asked for.
     ``roles`` are those of each scheme's parameters.
@@ -59,6 +59,10 @@ class Ranking:
     choices: tuple[Judged, ...]
     left_out: tuple[LeftOut, ...]
     reference: Judged | None
+
+    def rows(self, everything: bool = False) -> tuple[Judged, ...]:
+        """The configurations that people are shown: the best of each name, or all."""
+        return self.choices if everything else _first_of_each_name(self.choices)
 
 
 def rank(
@@ -78,31 +82,50 @@ def rank(
         verdicts += left_out
     with _pool(judge, sum(map(_operations, families))) as pool:
         verdicts += _judged(families, greedy, pool, progress)
-        ranked = sorted((verdict for verdict in verdicts if isinstance(verdict, Judged)), key=_order)
-        asked = [judged for judged in ranked if judged.choice.source in sources]
-        beside = [judged for judged in ranked if judged.choice.source == baseline and baseline not in sources]
+        fitting = [verdict for verdict in verdicts if isinstance(verdict, Judged)]
+        asked = _merged((judged for judged in fitting if judged.choice.source in sources), baseline)
+        beside = _merged((judged for judged in fitting if judged.choice.source not in sources), baseline)
         replayed = {judged.choice: judged for judged in _replayed([*beside[:1], *asked], pool, progress)}
-        ranked = sorted((replayed.get(judged.choice, judged) for judged in ranked), key=_order)
-        weighed = {judged.choice: judged for judged in _weighed(ranked[:top], pool, progress)}
-        ranked = [weighed.get(judged.choice, judged) for judged in ranked]
-    asked = [judged for judged in ranked if judged.choice.source in sources]
+        asked, beside = (_sorted((replayed.get(j.choice, j) for j in ranked), baseline) for ranked in (asked, beside))
+        shown = dict.fromkeys([*_first_of_each_name(asked)[:top], *asked[:top]])
+        weighed = {judged.choice: judged for judged in _weighed([*shown, *beside[:1]], pool, progress)}
+        asked, beside = ([weighed.get(judged.choice, judged) for judged in ranked] for ranked in (asked, beside))
     discarded = (verdict for verdict in verdicts if isinstance(verdict, LeftOut) and verdict.source in sources)
-    reference = next((judged for judged in ranked if judged.choice.source == baseline), None)
+    of_baseline = (j for j in [*asked, *beside] if baseline in {choice.source for choice in (j.choice, *j.equal)})
     left_out = sorted(discarded, key=lambda verdict: _known(verdict, roles_of[verdict.source]))
-    return Ranking(question, judge, roles_of, tuple(asked), tuple(left_out), reference)
+    return Ranking(question, judge, roles_of, tuple(asked), tuple(left_out), next(of_baseline, None))
 
 
-def _order(judged: Judged) -> tuple[object, ...]:
-    """The sort key of the ranking: replayed configurations first, as the times of replay and equation 1 differ."""
-    choice = judged.choice
-    return (
-        judged.replayed is None,
-        -judged.throughput,
-        choice.source.name,
-        choice.settings,
-        choice.micro_batch_size,
-        repr(choice.change),
-    )
+def _sorted(configurations: Iterable[Judged], baseline: Source) -> list[Judged]:
+    """The fastest first; replayed ones before the others, as the times of replay and equation 1 differ."""
+
+    def order(judged: Judged) -> tuple[object, ...]:
+        choice = judged.choice
+        same = choice.settings, choice.micro_batch_size, repr(choice.change)
+        return judged.replayed is None, -judged.throughput, *_plain(choice, baseline), *same
+
+    return sorted(configurations, key=order)
+
+
+def _plain(choice: Choice, baseline: Source) -> tuple[object, ...]:
+    """Of what is equal or equally fast, the scheme with the fewest parameters comes first, and then the baseline."""
+    return len(choice.settings), choice.source != baseline, choice.source.name
+
+
+def _merged(configurations: Iterable[Judged], baseline: Source) -> list[Judged]:
+    """The configurations in order; those that compile to the same program are one, under the plainest name."""
+    equal: dict[object, list[Judged]] = {}
+    for judged in configurations:
+        equal.setdefault(judged.identity, []).append(judged)
+    plainest = (sorted(same, key=lambda judged: _plain(judged.choice, baseline)) for same in equal.values())
+    return _sorted((replace(first, equal=tuple(j.choice for j in rest)) for first, *rest in plainest), baseline)
+
+
+def _first_of_each_name(ranked: Iterable[Judged]) -> tuple[Judged, ...]:
+    first: dict[str, Judged] = {}
+    for judged in ranked:
+        first.setdefault(judged.name, judged)
+    return tuple(first.values())
 
 
 def _known(left_out: LeftOut, of_scheme: Roles) -> tuple[object, ...]:
@@ -212,11 +235,12 @@ def _judge_part(
 
 
 def _replayed(candidates: Sequence[Judged], pool: _Pool, progress: Progress) -> Iterator[Judged]:
-    """The first candidates, as many as the limits allow, with their replays."""
+    """The first candidate of each name and then the first of all, as many as the limits allow, with their replays."""
     left, chosen = REPLAYED_OPERATIONS, list[Judged]()
-    for judged in candidates:
+    first = _first_of_each_name(candidates)
+    for judged in dict.fromkeys([*first, *candidates]):
         cost = judged.operations * (ASYNCHRONOUS_OPERATIONS if judged.asynchronous else 1)
-        if len(chosen) < REPLAYED and cost <= left:
+        if (judged in first or len(chosen) < REPLAYED) and cost <= left:
             chosen.append(judged)
             left -= cost
     progress("replaying the first choices")

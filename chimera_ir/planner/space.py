@@ -6,11 +6,10 @@ mini-batch.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from itertools import product
 
 from chimera_ir.diagnostics.catalogue.endless import RepeatsTooLate, TooManyInTurns
 from chimera_ir.diagnostics.catalogue.program import BoundExceeded
@@ -20,6 +19,7 @@ from chimera_ir.elaborate.elaborate import outline, parameter_names
 from chimera_ir.elaborate.settings import SettingError
 from chimera_ir.ir.levels import Header
 from chimera_ir.planner.roles import Roles
+from chimera_ir.planner.sample import sample
 from chimera_ir.plural import counted
 from chimera_ir.profile import document
 from chimera_ir.profile.costs import ModelProfile
@@ -34,7 +34,7 @@ MAX_OPERATIONS = 100_000
 """The most compute operations of a schedule that is considered, unless the user sets another limit."""
 
 MOST = 10_000
-"""The most combinations of the parameters of a scheme, without the number of micro-batches."""
+"""The most combinations of the parameters of a scheme that are tried, without the number of micro-batches."""
 
 _STALE = "its gradients are of older weights; --asynchronous considers it"
 
@@ -99,13 +99,16 @@ class Reason(Enum):
     REFUSED = "refused by the scheme"
     PROFILE = "not in the profile"
     SIZE = "too many operations"
-    SPACE = "too many configurations"
+    SPACE = "sampled"
     STALE = "without a flush"
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A configuration that was left out, with what was known of it by then, and why."""
+    """A configuration that was left out, with what was known of it by then, and why.
+
+    ``alone`` is the number of bytes that one worker needs at least for the whole model, 0 where that is not the reason.
+    """
 
     source: Source
     settings: tuple[tuple[str, int], ...]
@@ -113,12 +116,14 @@ class LeftOut:
     reason: Reason
     detail: str
     recompute: bool = False
+    alone: int = 0
 
     @staticmethod
-    def of(choice: Choice, reason: Reason, detail: str) -> "LeftOut":
-        """The refusal of a complete configuration."""
+    def of(choice: Choice, reason: Reason, detail: str, needed: int = 0) -> "LeftOut":
+        """The refusal of a complete configuration, whose fullest worker needs at least so many bytes."""
         size, recompute = choice.micro_batch_size, choice.change.recompute
-        return LeftOut(choice.source, choice.settings, size, reason, detail, recompute)
+        alone = needed if choice.workers == 1 else 0
+        return LeftOut(choice.source, choice.settings, size, reason, detail, recompute, alone)
 
 
 def refusal(
@@ -155,25 +160,45 @@ class _Search:
         self._depths = _depths(profile, question.workers)
 
     def configurations(self) -> Iterator[Choice | LeftOut]:
-        count = sum(math.prod(map(len, others)) for _, others in self._columns())
-        if count > MOST:
-            text = f"its parameters have {count:,} values together, and the limit is {MOST:,}; fix some with --set"
+        depths = sorted({part for depth in self._depths for part in _divisors(depth)})
+        tried = [self._values(name, depths) for name in self._roles.sizes]
+        columns = [(sizes, self._others(sizes)) for sizes in sample(tried, MOST)]
+        if _count(columns) > MOST:
+            columns = [(sizes, others) for sizes, others in columns if self._may_fit(sizes)]
+        count, tries = _count(columns), 0
+        for sizes, others in columns:
+            share = MOST if count <= MOST else max(1, math.prod(map(len, others)) * MOST // count)
+            for rest in sample(others, share):
+                tries += 1
+                yield from self._with(dict((*sizes, *rest)))
+        of = max(count, math.prod(map(len, tried)))
+        if of > MOST:
+            text = f"{tries:,} of {of:,} combinations of its parameters were tried, spread evenly; fix some with --set"
             yield self._out(self._fixed, None, Reason.SPACE, text)
-            return
-        for settings in self._settings():
-            outlined = self._outlined(settings)
-            if isinstance(outlined, LeftOut):
-                yield from [outlined] if self._is_missed(settings) else []
-            elif self._has(outlined.stages):
-                stale = outlined.asynchronous and not self._question.asynchronous
-                yield from (
-                    [self._out(settings, None, Reason.STALE, _STALE)] if stale else self._split(settings, outlined)
-                )
-            elif self._is_fixed or (len(self._roles.sizes) == 1 and self._is_missed(settings)):
-                depths = ", ".join(map(str, sorted(self._profile.depths))) or counted(
-                    len(self._profile.layers), "layer"
-                )
-                yield self._out(settings, None, Reason.PROFILE, f"depth {outlined.stages}; the profile has {depths}")
+
+    def _others(self, sizes: Sequence[_Setting]) -> list[list[_Setting]]:
+        """For a combination of sizes, the values of each further parameter."""
+        divisors = _divisors(math.prod(value for _, value in sizes) if sizes else max(self._depths))
+        tried = [self._values(name, divisors) for name in self._roles.divisors]
+        return [*tried, *(self._values(name, values) for name, values in self._roles.listed), *self._kept()]
+
+    def _may_fit(self, sizes: Sequence[_Setting]) -> bool:
+        """Whether these sizes may give a depth of the profile, whatever the further parameters are."""
+        fixed = [setting for values in self._kept() for setting in values]
+        outlined = self._outlined(dict((*sizes, *fixed)))
+        return isinstance(outlined, LeftOut) or self._has(outlined.stages)
+
+    def _with(self, settings: dict[str, int]) -> Iterator[Choice | LeftOut]:
+        """The configurations of one combination of parameters, N not among them."""
+        outlined = self._outlined(settings)
+        if isinstance(outlined, LeftOut):
+            yield from [outlined] if self._is_missed(settings) else []
+        elif self._has(outlined.stages):
+            stale = outlined.asynchronous and not self._question.asynchronous
+            yield from [self._out(settings, None, Reason.STALE, _STALE)] if stale else self._split(settings, outlined)
+        elif self._is_fixed or (len(self._roles.sizes) == 1 and self._is_missed(settings)):
+            depths = ", ".join(map(str, sorted(self._profile.depths))) or counted(len(self._profile.layers), "layer")
+            yield self._out(settings, None, Reason.PROFILE, f"depth {outlined.stages}; the profile has {depths}")
 
     def _has(self, stages: int) -> bool:
         """Whether the profile can tell the costs of so many stages; those of layers of any number that is tried."""
@@ -188,24 +213,6 @@ class _Search:
     def _is_fixed(self) -> bool:
         """Whether the user fixed all sizes."""
         return self._fixed.keys() >= set(self._roles.sizes)
-
-    def _settings(self) -> Iterator[dict[str, int]]:
-        """Every combination of values of the parameters, without the number of micro-batches."""
-        for sizes, others in self._columns():
-            for rest in product(*others):
-                yield dict((*sizes, *rest))
-
-    def _columns(self) -> Iterator[tuple[tuple[_Setting, ...], list[list[_Setting]]]]:
-        """For each combination of sizes, the values of each further parameter."""
-        depths = {part for depth in self._depths for part in _divisors(depth)}
-        tried = [self._values(name, sorted(depths)) for name in self._roles.sizes]
-        if math.prod(map(len, tried)) > MOST:
-            yield (), tried
-            return
-        for sizes in product(*tried):
-            divisors = _divisors(math.prod(value for _, value in sizes) if sizes else max(depths))
-            others = [self._values(name, divisors) for name in self._roles.divisors]
-            yield sizes, [*others, *(self._values(name, values) for name, values in self._roles.listed), *self._kept()]
 
     def _values(self, name: str, values: Iterable[int]) -> list[_Setting]:
         """The values of a parameter as settings."""
@@ -277,6 +284,10 @@ class _Search:
 
     def _out(self, settings: dict[str, int], size: int | None, reason: Reason, detail: str) -> LeftOut:
         return LeftOut(self._source, tuple(settings.items()), size, reason, detail)
+
+
+def _count(columns: Iterable[tuple[object, Sequence[Sequence[_Setting]]]]) -> int:
+    return sum(math.prod(map(len, others)) for _, others in columns)
 
 
 def _depths(profile: ModelProfile, workers: int) -> frozenset[int]:

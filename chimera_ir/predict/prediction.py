@@ -112,8 +112,8 @@ class Forecast:
     def torchrun(self, workers: int, script: str, split: tuple[int, ...] | None) -> str:
         """The command line that starts the predicted run."""
         per_node = self.inputs.cluster.per_node
-        ranks, sharded = self.copies * workers, self.sharded_optimizer
-        return torchrun(ranks, per_node, script, self.micro_batch_size, self.replica_layout, split, sharded)
+        ranks, more = self.copies * workers, (self.sharded_optimizer, self.inputs.counts.file)
+        return torchrun(ranks, per_node, script, self.micro_batch_size, self.replica_layout, split, *more)
 
     def split_of(self, header: Header) -> tuple[int, ...] | None:
         """The first layer of each stage, where the profile has layers: the one that was asked for, or the fastest."""

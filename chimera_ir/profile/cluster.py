@@ -42,13 +42,17 @@ def torchrun(
     replica_layout: bool,
     split: tuple[int, ...] | None = None,
     sharded_optimizer: bool = False,
+    model: str = "",
 ) -> str:
-    """The command line that starts the ranks, on every node if there are several; HOST stands for the first node."""
+    """The command line that starts the ranks, on every node if there are several; HOST stands for the first node.
+
+    MODEL.py stands for the model file if that is not known.
+    """
     nodes = -(-ranks // per_node)
     words = ["torchrun"]
     if nodes > 1:
         words += [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:29500"]
-    words += [f"--nproc-per-node={ranks // nodes}", as_argument(script), "--model", "MODEL.py"]
+    words += [f"--nproc-per-node={ranks // nodes}", as_argument(script), "--model", as_argument(model or "MODEL.py")]
     words += ["--micro-batch-size", str(micro_batch_size)]
     words += [] if split is None else ["--split", ",".join(map(str, split))]
     words += ["--layout", "replica"] if replica_layout else []

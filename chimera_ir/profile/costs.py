@@ -138,7 +138,7 @@ class ModelProfile:
 
     Or ``layers`` are its layers, in order, all at the same micro-batch sizes: then it has no depths, and a split makes
     stages of any number of them. ``splits`` has the first layer of each stage where stages were measured that are made
-    of layers, by their number.
+    of layers, by their number. ``file`` is the model file that was measured, as its user named it.
     """
 
     name: str
@@ -147,6 +147,7 @@ class ModelProfile:
     length: int = 1
     layers: tuple[StageCosts, ...] = ()
     splits: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    file: str = ""
 
     def with_overhead(self, overhead: Overhead) -> "ModelProfile":
         """The profile of the same times, of which so much is what an operation costs."""

@@ -59,6 +59,7 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
     if model:
         name = model.text("name", None, 'name = "bert48"')
         note = model.text("note", "", 'note = "one P100, float32"')
+        file = model.text("file", "", 'file = "model.py"')
         length = model.integer("length", 1, "length = 128")
         model.close()
     costs = _Costs()
@@ -84,7 +85,7 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
     top.close()
     costs.settle(top.document)
     top.document.settle()
-    profile = ModelProfile(name, depths, note, length, layers, splits).with_overhead(overhead)
+    profile = ModelProfile(name, depths, note, length, layers, splits, file).with_overhead(overhead)
     return WorkProfile(profile) if costs.work else profile
 
 

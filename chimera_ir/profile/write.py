@@ -25,6 +25,8 @@ def write_cluster(cluster: Cluster) -> str:
 def _profile(profile: ModelProfile, cost: Callable[[float], str]) -> Iterator[str]:
     yield "[model]"
     yield f"name = {_quoted(profile.name)}"
+    if profile.file:
+        yield f"file = {_quoted(profile.file)}"
     if profile.note:
         yield f"note = {_quoted(profile.note)}"
     if profile.length != 1:

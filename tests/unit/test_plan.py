@@ -84,6 +84,11 @@ def found(ended: Ended) -> dict[str, Any]:
     return result
 
 
+def expanded(choices: list[Any]) -> list[Any]:
+    """The choices, with those that compile to the same program one by one."""
+    return [{**each, **of} for each in choices for of in (each, *each["equal"])]
+
+
 def test_the_space_is_every_split_that_an_enumeration_finds(plan: Plan) -> None:
     """P = 8, a mini-batch of 16: all (D, B, N, W) with W D = P and B N W = 16, and what the schemes require of them."""
     asked = "--mini-batch", 16, "--json", "--asynchronous"
@@ -98,7 +103,7 @@ def test_the_space_is_every_split_that_an_enumeration_finds(plan: Plan) -> None:
         "pipedream_2bw": lambda D, B, N, f: f == 0 and N >= D,
         "amdp": lambda D, B, N, f: f == 0 and N >= D and N % D == 0,
     }
-    choices = [choice for choice in result["choices"] if choice["scheme"] in (*requires, "pipedream")]
+    choices = [choice for choice in expanded(result["choices"]) if choice["scheme"] in (*requires, "pipedream")]
     seen = {(each["scheme"], each["D"], each["B"], each["N"], each["W"], each["settings"].get("f")) for each in choices}
     assert len(seen) == len(choices)
     expected = {
@@ -122,9 +127,9 @@ def test_the_space_of_schemes_with_several_stages_on_a_worker_is_every_split_of_
     result = found(plan(profile((2, 4, 8), (1, 2, 4)), cluster(8), "--mini-batch", 16, "--json", *schemes))
     seen = {
         (each["scheme"], *(each["settings"].get(name, 0) for name in ("P", names[each["scheme"]], "N")), each["B"])
-        for each in result["choices"]
+        for each in expanded(result["choices"])
     }
-    assert len(seen) == len(result["choices"])
+    assert len(seen) == len(expanded(result["choices"]))
     stages: dict[str, Callable[[int, int], int]] = {
         "interleaved": lambda P, v: P * v if v > 1 else 0,
         "breadth_first": lambda P, v: P * v if v > 1 else 0,
@@ -177,7 +182,6 @@ def test_a_plan_says_when_plain_1f1b_is_faster(plan: Plan) -> None:
     asked = "--scheme", "chimera", "--set", "f=1"
     ended = plan(profile((4,), (1,), weights="1 B"), cluster(4), "--mini-batch", 16, *asked)
     assert "Plain 1F1B with a flush (dapple) is 1.75 % faster than chimera here." in ended.out
-    assert "dapple" not in ended.out.split("Plain 1F1B")[0]
 
 
 def test_where_memory_is_tight_only_what_keeps_little_is_left(plan: Plan) -> None:
@@ -255,9 +259,8 @@ def test_close_choices_are_called_close(plan: Plan) -> None:
     """GPipe and 1F1B take the same time, GEMS (2D + 1) N + D - 1 = 75 against 33."""
     asked = "--mini-batch", 8, "--scheme", "dapple", "--scheme", "gems", "--scheme", "gpipe"
     ended = plan(profile((4,), (1,), weights="1 B"), cluster(4), *asked)
-    assert "The first 2 are equally fast: measure them." in ended.out
-    assert "Plain 1F1B with a flush (dapple) is 127 % faster than gems here." in ended.out
-    assert ended.out.splitlines()[0].startswith("m on c: 4 workers with 14.9 GiB, mini-batches of 8")
+    assert "The first 2 rows are equally fast: measure them." in ended.out
+    assert [line.split()[1] for line in ended.out.splitlines() if "+127 %" in line] == ["gems"]
 
 
 def test_what_was_asked_for_is_replayed_before_the_baseline(plan: Plan) -> None:
@@ -370,7 +373,7 @@ IR = Path(__file__).resolve().parent.parent / "golden" / "one_direction_D2_N2.si
         (("--mini-batch", 8, "--set", "hpo=1"), "no scheme has such a parameter; did you mean hop?"),
         (("--mini-batch", 8, "--workers", 9), "the cluster c has 8"),
         (("--mini-batch", 8, "--workers", 6), "a node has 4"),
-        (("--mini-batch", 8, "--choose", 999), "there are"),
+        (("--mini-batch", 8, "--choose", 999), "--choose 999: there are only "),
         (("--mini-batch", 8, "--error", "nan"), "Invalid value for '--error': nan is no finite number."),
         (("--mini-batch", 8, "--tied", "0"), "--tied 0: write two stages or more"),
         ((), "Missing option '--mini-batch'"),

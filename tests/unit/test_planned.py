@@ -9,12 +9,9 @@ import pytest
 
 from chimera_ir import library
 from chimera_ir.commands import compile_command
-from chimera_ir.elaborate.elaborate import Outline
-from chimera_ir.planner import space
 from chimera_ir.planner.lines import Files, compile_line, scheme_argument
 from chimera_ir.planner.space import MAX_OPERATIONS, Choice
 from chimera_ir.source import Source
-from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.change import Change
 from tests.unit.command import TINY
 from tests.unit.test_measured import FAST_MIDDLE
@@ -142,7 +139,7 @@ def test_a_scheme_without_a_flush_is_considered_where_it_is_asked_for(plan: Plan
     named = "--scheme", "dapple", "--scheme", "pipedream"
     assert schemes(*named) == ({"dapple", "pipedream"}, set())
     assert schemes(*named, "--synchronous-only") == ({"dapple"}, {"pipedream"})
-    assert "--asynchronous considers it" in plan(model, on, "--mini-batch", 8).out
+    assert "--asynchronous considers it" in plan(model, on, "--mini-batch", 8, "--why").out
 
 
 def test_what_the_files_warn_of_is_said_in_notes_and_json(plan: Plan) -> None:
@@ -158,27 +155,6 @@ def test_what_the_files_warn_of_is_said_in_notes_and_json(plan: Plan) -> None:
     assert "Warning: m.toml: stage 0 of 4: too noisy to use" in plan(noisy, cluster(4), *asked).out
     quiet = found(plan(profile((4,), (1,)) + "\n# a warning: none\n", cluster(4), *asked, "--json"))
     assert (quiet["warnings"], [note for note in quiet["notes"] if "warning" in note]) == ([], [])
-
-
-def test_too_many_values_of_parameters_are_counted_and_not_tried(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """D = 720 has 30 divisors, and three further parameters 30 values each."""
-    Path("many.chim").write_text(
-        "scheme many(D = 2, a = 1, b = 1, c = 1) workers D pipe p { stages s in 0..D on s  micros m in 0..8 "
-        "F(m, s) @ 2*m + s  B(m, s) @ 2*m + 2*D-1 - s }"
-    )
-    asked = "--mini-batch", 8, "--scheme", "many.chim", "--set", "D=720"
-    outlined: list[str] = []
-
-    def outline(scheme: Scheme, *rest: Any) -> Outline:
-        outlined.append(scheme.name.text)
-        return real(scheme, *rest)
-
-    real = space.outline
-    monkeypatch.setattr(space, "outline", outline)
-    ended = plan(profile((2,), (1,)), cluster(2), *asked)
-    assert outlined == ["dapple"], "the baseline, which has one value"
-    assert "too many configurations" in ended.out
-    assert "27,000 values together, and the limit is 10,000; fix some with --set" in ended.out
 
 
 def test_a_value_beyond_64_bits_is_left_out(plan: Plan, tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""What the time of an update is spent on: the same program, predicted again on links and sums that cost nothing."""
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import NamedTuple
+
+from chimera_ir.ir.ops import singles
+from chimera_ir.planner.compiled import Changed
+from chimera_ir.predict.equation import seconds_of
+from chimera_ir.predict.measured import Measured
+from chimera_ir.predict.replay import replay
+from chimera_ir.predict.setting import Setting
+from chimera_ir.profile.cluster import FREE
+
+
+class Spent(NamedTuple):
+    """Seconds of an update; together they are all of it.
+
+    ``work`` and ``recomputation`` are what a worker computes on average, ``bubbles`` what it idles where links, sums
+    and steps cost nothing. ``steps``, ``messages`` and ``sums`` are by how much the update gets longer with these, one
+    after the other.
+    """
+
+    work: float
+    recomputation: float
+    bubbles: float
+    steps: float
+    messages: float
+    sums: float
+
+
+def spent(changed: Changed, setting: Setting, replays: bool) -> Spent:
+    """What an update is spent on, by replays of the program or else by equation 1, which counts no steps."""
+    cluster, stages = setting.cluster, setting.stages
+    no_sums = replace(setting, cluster=replace(cluster, sums=FREE))
+    no_messages = replace(no_sums, cluster=replace(no_sums.cluster, within=FREE, between=FREE))
+    no_steps = replace(no_messages, stages=tuple(replace(stage, step=0.0) for stage in stages))
+
+    def seconds(of: Setting) -> float:
+        if replays:
+            return replay(changed.lowered(of), of).seconds
+        return seconds_of(changed.schedule, changed.compiled.skeleton, changed.launched(of), of)
+
+    work, recomputation = _computing(changed, setting)
+    bare, stepping, talking, whole = map(seconds, (no_steps, no_messages, no_sums, setting))
+    return Spent(
+        work,
+        recomputation,
+        bubbles=bare - work - recomputation,
+        steps=stepping - bare,
+        messages=talking - stepping,
+        sums=whole - talking,
+    )
+
+
+def _computing(changed: Changed, setting: Setting) -> tuple[float, float]:
+    """Mean seconds that a worker computes in an update, without recomputation, and that it recomputes."""
+    header, measured = changed.header, Measured.of(setting)
+    computing, repeating = Fraction(), 0.0
+    for operation in (operation for lane in changed.compiled.lanes for operation in lane):
+        computing += measured.duration(operation, header)
+        for part in singles([operation]):
+            if header.recomputes(part.micros[0], part.stage):
+                timing, times = setting.over(part.stage, len(part.micros), header.parts)
+                again, once = (timing.seconds(part.kind.letter, recomputing=repeats) for repeats in (True, False))
+                repeating += (again - once) * float(times)
+    shares = header.workers * header.updates
+    return (float(computing) - repeating) / shares, repeating / shares

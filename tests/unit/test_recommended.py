@@ -1,0 +1,158 @@
+"""The answer of ``chimera plan``: a recommendation with its reasons, equal configurations once, a row for each name."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chimera_ir import library
+from chimera_ir.planner import space
+from chimera_ir.planner.sample import sample
+from tests.unit.test_plan import Plan, cluster, found, plan, profile
+from tests.unit.test_planned_splits import EVEN, of_layers
+
+__all__ = ["plan"]
+
+FLUSHING = "--mini-batch", 16
+
+
+def rows(out: str) -> list[list[str]]:
+    """The words of the rows of the first table."""
+    lines = out.split(" \u2500", 1)[1].splitlines()[1:]
+    return [line.split() for line in lines[: next(n for n, line in enumerate(lines) if not line.strip())]]
+
+
+def test_a_model_that_fits_one_worker_needs_no_pipeline_where_that_is_fastest(plan: Plan) -> None:
+    """Two stages of 1F1B on 2 workers, N = 8: (8 + 1) slots for 8 micro-batches, 12.5 % of them bubbles."""
+    out = plan(of_layers(EVEN), cluster(2), *FLUSHING, "--scheme", "dapple").out
+    answer, figures, fits, pipeline = out.splitlines()[:4]
+    assert answer.startswith("Run data parallelism (as dapple): 2 copies (W) of the whole model, 4 micro-batches (N)")
+    assert figures.startswith("It trains 222.2 items/s, and its fullest worker needs 17.17 MiB of 14.9 GiB.")
+    assert fits == "Your model fits one worker, which needs no pipeline: plain data parallelism is fastest."
+    assert pipeline == "The best pipeline, dapple, takes 12.5 % longer (more: 12.5 % on bubbles)."
+
+
+def test_slow_gradient_sums_are_the_reason_for_a_pipeline(plan: Plan) -> None:
+    out = plan(of_layers(EVEN), cluster(2, sums="100 MB/s"), *FLUSHING, "--scheme", "dapple").out
+    assert out.startswith("Run dapple: 1 copy (W) of 2 stages (D), 8 micro-batches (N) of 2 items (B) in each.")
+    (said,) = (line for line in out.splitlines() if line.startswith("Your model fits one worker, but"))
+    assert "data parallelism takes " in said
+    assert " on gradient sums; less: 11.1 % on bubbles)" in said
+
+
+def test_a_model_that_does_not_fit_one_worker_gets_a_pipeline_and_is_told_how_much_it_needs(plan: Plan) -> None:
+    """Six layers of 1 MB with as large a gradient: 12 MB, and 1 MB at least of activations."""
+    ended = plan(of_layers(EVEN), cluster(2, memory="12 MB"), *FLUSHING, "--scheme", "dapple")
+    assert "Your model does not fit one worker without a pipeline: it needs at least" in ended.out
+    assert "even with recomputation, and there are 11.44 MiB" in ended.out
+
+
+def test_recomputation_is_a_reason_and_named_where_a_choice_does_not_fit_without(plan: Plan) -> None:
+    small = profile((4,), (1,), weights="100 B"), cluster(4, memory="2010 kB")
+    ended = plan(*small, "--mini-batch", 8, "--scheme", "dapple", "--scheme", "gems")
+    assert ended.out.startswith("Run dapple: ")
+    assert "It recomputes activations, because it does not fit without." in ended.out
+    (said,) = (line for line in ended.out.splitlines() if line.startswith("The next best, gems,"))
+    assert "% on bubbles; less: " in said
+    assert "% on recomputation)" in said
+
+
+@pytest.mark.parametrize("sums", ["unlimited", "20 MB/s"])
+def test_what_costs_and_what_saves_time_adds_up_to_the_difference(plan: Plan, sums: str) -> None:
+    out = plan(profile((4,), (1,)), cluster(4, sums=sums), "--mini-batch", 16, "--scheme", "dapple", "--scheme", "gems")
+    (said,) = (line for line in out.out.splitlines() if line.startswith("The next best, gems,"))
+    numbers = [float(word) for word in said.replace(",", " ").replace("(", " ").split() if word[0].isdigit()]
+    assert numbers[0] == pytest.approx(sum(numbers[1:]), abs=1.5)
+
+
+def test_on_one_worker_every_scheme_is_data_parallelism_and_one_row(plan: Plan) -> None:
+    out = plan(of_layers(EVEN), cluster(2), *FLUSHING, "--why").out
+    names = [" ".join(row[1:-9]) for row in rows(out)]
+    assert sum("data parallelism" in " ".join(row) for row in rows(out)) == 1
+    assert len(set(names)) == len(names)
+
+
+def test_configurations_with_the_same_lanes_are_one_under_the_plainest_name(plan: Plan) -> None:
+    """One micro-batch: all forwards, then all backwards is 1F1B; the baseline goes before, at as many parameters."""
+    model, on = profile((4,), (1,)), cluster(4)
+    result = found(plan(model, on, "--mini-batch", 1, "--scheme", "gpipe", "--scheme", "dapple", "--json"))
+    (only,) = result["choices"]
+    assert (only["scheme"], [of["scheme"] for of in only["equal"]]) == ("dapple", ["gpipe"])
+    more = found(plan(model, on, "--mini-batch", 2, "--scheme", "gpipe", "--scheme", "dapple", "--json"))["choices"]
+    assert [(each["scheme"], each["equal"]) for each in more] == [("dapple", []), ("gpipe", [])]
+
+
+def test_a_copy_of_a_scheme_under_another_name_is_no_row_of_its_own(plan: Plan) -> None:
+    """However its micro-batches are numbered."""
+    text = library.source("dapple").text.replace("scheme dapple", "scheme mine")
+    Path("mine.chim").write_text(text, encoding="utf-8")
+    asked = "--mini-batch", 8, "--scheme", "mine.chim", "--scheme", "dapple", "--json"
+    (only,) = found(plan(profile((4,), (1,)), cluster(4), *asked))["choices"]
+    assert (only["scheme"], only["equal"]) == ("dapple", [{"scheme": "mine.chim", "settings": {"D": 4, "N": 8}}])
+
+
+def test_all_shows_what_a_row_for_each_scheme_hides(plan: Plan) -> None:
+    asked = profile((2, 4), (1, 2)), cluster(4), "--mini-batch", 8, "--scheme", "dapple", "--scheme", "gems"
+    few, everything = plan(*asked).out, plan(*asked, "--all").out
+    assert [row[1] for row in rows(few)] == ["dapple", "gems"]
+    hidden = len(rows(everything)) - 2
+    assert f"{hidden} other configurations of the same schemes: --all shows them" in few
+    chosen = plan(*asked, "--all", "--choose", 2).out.splitlines()[-2]
+    assert shlex.split(chosen)[2] == rows(everything)[1][1]
+    assert found(plan(*asked, "--json"))["choices"][1]["scheme"] == rows(everything)[1][1]
+
+
+def test_what_was_left_out_is_counted_and_listed_where_it_is_asked_for(plan: Plan) -> None:
+    asked = profile((2, 4), (1,)), cluster(4), "--mini-batch", 8, "--scheme", "dapple", "--scheme", "pipedream"
+    asked = *asked, "--synchronous-only"
+    assert "Left out: 2 without a flush; --why says which and why." in plan(*asked).out
+    listed = plan(*asked, "--why").out
+    assert "--asynchronous considers it" in listed
+    assert "--why says" not in listed
+
+
+MANY = """\
+scheme many(D = 2, a = 1, b = 1, c = 1) workers D pipe p { stages s in 0..D on s  micros m in 0..8
+F(m, s) @ 2*m + s  B(m, s) @ 2*m + 2*D-1 - s }
+"""
+
+
+def test_too_many_values_of_parameters_are_sampled_and_that_is_said(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D = 4 has 3 divisors, and three further parameters 3 values each: 27; what has another depth does not count."""
+    Path("many.chim").write_text(MANY, encoding="utf-8")
+    asked = profile((4,), (1,)), cluster(4), "--mini-batch", 8, "--scheme", "many.chim"
+    assert "combinations" not in plan(*asked).out
+    monkeypatch.setattr(space, "MOST", 27)
+    assert "combinations" not in plan(*asked).out
+    monkeypatch.setattr(space, "MOST", 10)
+    first = plan(*asked)
+    said = "or many.chim 10 of 27 combinations of its parameters were tried, spread evenly; fix some with --set"
+    assert f"F{said}." in first.out
+    assert plan(*asked) == first
+    result = found(plan(*asked, "--json"))
+    assert f"f{said}" in result["notes"]
+    (only,) = result["choices"]
+    tried = [tuple(of["settings"].values()) for of in (only, *only["equal"])]
+    assert len(tried) == 10
+    for parameter in (1, 2, 3):
+        assert {values[parameter] for values in tried} == {1, 2, 4}, "every value of every parameter is tried"
+
+
+@pytest.mark.parametrize("size", [11, 27, 100, 101])
+def test_a_sample_has_no_combination_twice_and_leaves_no_value_out(size: int) -> None:
+    columns = [list(range(size)), ["a", "b"], [True, False, None]]
+    drawn = list(sample(columns, 4 * size))
+    assert len({*drawn}) == len(drawn) == 4 * size
+    for place, column in enumerate(columns):
+        assert {values[place] for values in drawn} == {*column}
+
+
+def test_the_commands_name_the_model_file_of_the_profile(plan: Plan) -> None:
+    named = profile((4,), (1,)).replace('name = "m"', 'name = "m"\nfile = "my models/m.py"')
+    result: dict[str, Any] = json.loads(plan(named, cluster(4), "--mini-batch", 8, "--json").out)
+    words = shlex.split(result["commands"][1])
+    assert words[words.index("--model") + 1] == "my models/m.py"
