@@ -44,7 +44,7 @@ SUMMARIES = {
     "accuracy compute": Summary(("scheme",), ("equation off", "replay off", "expected off", "within")),
     "compile": Summary(("operations",), ("CPU, s", "torch, s", "ours / torch", "peak, GiB", "torch, GiB")),
     "halves pipelines": Summary(("scheme", "ranks"), ("over dapple", "CPU of the busiest rank / dapple's")),
-    "agreement": Summary(("scheme",), ("losses", "norms", "gradients", "weights"), largest=True),
+    "agreement": Summary(("workers", "W"), ("losses", "norms", "gradients", "weights"), largest=True),
 }
 """How the page of each large table sums it up, by the marks of its section."""
 

@@ -368,8 +368,8 @@ TABLES: dict[str, tuple[Row, Callable[[], Iterator[Row]]]] = {
 def table(name: str) -> str:
     """A table of the page."""
     heads, rows = TABLES[name]
-    lines = [heads, ["---"] * len(heads), *rows()]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    head, *lines = (f"| {' | '.join(line)} |" for line in (heads, *rows()))
+    return "\n".join([head, f"|{'---|' * len(heads)}", *lines])
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
-"""The page on conformance, as Markdown: an overview, then each schedule with its numbers."""
+"""The page on conformance, as Markdown: what agrees, then each schedule with its numbers."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from textwrap import fill
 
 from conformance.published import Compared, Published, compared, schedules
@@ -12,7 +12,7 @@ _HEAD = """\
 
 **Question.** Does each scheme of the library have the numbers that are published for its schedule?
 
-**Answer.** {answer}
+{answer}
 
 Only published data is entered by hand, in [published.toml](../conformance/published.toml); a new schedule is a new row
 there. `python docs/conformance` compiles the schemes and prints this page, and a test compares the two.
@@ -22,32 +22,28 @@ there. `python docs/conformance` compiles the schemes and prints this page, and 
   *bubble ratio* is [that of the makespan](../explanation/performance.md#the-report) unless the row says otherwise.
 - *Most* and *fewest* are those of the fullest and of the emptiest worker: activations in micro-batches on a stage
   (M_a), weights in copies of a stage (M_theta).
-- Where no code is named, none was compared.
+- The page of a scheme says where it is defined. Where no code is named, none was compared. *Chimera, Table 2*: Li and
+  Hoefler, SC 2021.
 """
 
 _USUAL = "F = 1, B = 2"
 
 
 def page() -> str:
-    """The text of docs/evidence/conformance.md: a table of all schedules, and the figures of each."""
+    """The text of docs/evidence/conformance.md: the figures of each schedule."""
     numbers = {schedule.name: compared(schedule) for schedule in schedules()}
-    overview = [_overview(schedule, numbers[schedule.name]) for schedule in schedules()]
-    parts = [_HEAD.format(answer=_answer([*numbers.values()])), _table(("schedule", "scheme", "agree"), overview)]
-    parts += [_section(schedule, numbers[schedule.name]) for schedule in schedules()]
-    return "\n".join(parts)
+    head = _HEAD.format(answer=_answer(numbers))
+    return "\n".join([head, *(_section(schedule, numbers[schedule.name]) for schedule in schedules())])
 
 
-def _answer(numbers: Sequence[Sequence[Compared]]) -> str:
-    agreeing = [number.agrees for several in numbers for number in several]
+def _answer(numbers: Mapping[str, Sequence[Compared]]) -> str:
+    differing = {name: sum(not number.agrees for number in several) for name, several in numbers.items()}
+    count, wrong = sum(map(len, numbers.values())), sum(differing.values())
+    names = ", ".join(f"{name} ({number})" for name, number in differing.items() if number)
     return _wrapped(
-        f"{sum(agreeing)} of {len(agreeing)} published numbers agree, at every size that was compiled. The other "
-        f"{len(agreeing) - sum(agreeing)} have the reason below their table."
+        f"**Answer.** {count - wrong} of {count} published numbers agree, at every size that was compiled. The other "
+        f"{wrong} have the reason below their table: {names}."
     )
-
-
-def _overview(schedule: Published, numbers: Sequence[Compared]) -> tuple[str, ...]:
-    agreeing = sum(number.agrees for number in numbers)
-    return schedule.name, _link(schedule), f"{agreeing}/{len(numbers)}"
 
 
 def _link(schedule: Published) -> str:
@@ -56,7 +52,7 @@ def _link(schedule: Published) -> str:
 
 def _section(schedule: Published, numbers: Sequence[Compared]) -> str:
     costs = ", ".join(f"{kind} = {cost}" for kind, cost in schedule.costs.items() if kind in schedule.costs.given)
-    facts = [f"{_link(schedule)}: {schedule.placement}. Defined in {schedule.definition}."]
+    facts = [f"{_link(schedule)}: {schedule.placement}."]
     facts += [f"Code: {schedule.code}."] if schedule.code else []
     facts += [f"Costs: {costs}."] if costs != _USUAL else []
     reasons = dict.fromkeys(number.number.differs for number in numbers if not number.agrees)

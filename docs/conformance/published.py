@@ -69,7 +69,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A published schedule: the library's scheme for it, where it is defined, its code, its placement and its numbers.
+    """A published schedule: the library's scheme for it, its code, its placement and its numbers.
 
     ``sizes`` are values of the scheme's parameters; formulas may use all of these, defaults included. ``code`` is empty
     where none was compared.
@@ -77,7 +77,6 @@ class Published:
 
     name: str
     scheme: str
-    definition: str
     code: str
     placement: str
     costs: Costs
@@ -117,7 +116,6 @@ def _schedule(data: Mapping[str, object]) -> Published:
     return Published(
         name=str(data["name"]),
         scheme=str(data["scheme"]),
-        definition=str(data["definition"]),
         code=str(data.get("code", "")),
         placement=str(data["placement"]),
         costs=total,
