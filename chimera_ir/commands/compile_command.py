@@ -122,6 +122,7 @@ _SHARED = (
         type=click.IntRange(min=1),
         default=MAX_OPERATIONS,
         show_default=True,
+        metavar="COUNT",
         help="Limit on the size.",
     ),
     click.option("--no-cache", is_flag=True, help="Take nothing from earlier calls, and keep nothing."),

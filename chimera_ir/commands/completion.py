@@ -1,4 +1,4 @@
-"""What a shell may complete: names of library schemes, and the parameters of the scheme on the command line."""
+"""What a shell may complete: names of library schemes, parameters of the scheme on the command line, codes."""
 
 from os.path import isfile
 
@@ -38,3 +38,13 @@ def settings(context: click.Context, _: click.Parameter, incomplete: str) -> lis
         return []
     words = [f"{name}={value}" for name, value in values if name not in chosen]
     return [CompletionItem(word) for word in words if word.startswith(incomplete)]
+
+
+def codes(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Codes of messages and names of errors that begin like this, each with what it means."""
+    from chimera_ir.commands.explain_command import exceptions
+    from chimera_ir.diagnostics.codes import meaning, messages
+
+    known = messages() | exceptions()
+    begun = (name for name in known if name.lower().startswith(incomplete.lower()))
+    return [CompletionItem(name, help=meaning(known[name])) for name in begun]

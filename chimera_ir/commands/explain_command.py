@@ -7,6 +7,7 @@ import re
 import click
 
 from chimera_ir import errors
+from chimera_ir.commands import completion
 from chimera_ir.commands.common import Misuse, write
 from chimera_ir.commands.sections import SectionedCommand, as_json, general
 from chimera_ir.diagnostics.codes import Example, example, meaning, messages, pattern
@@ -20,7 +21,7 @@ LINES = 24
 
 
 @click.command(cls=SectionedCommand, sections={})
-@click.argument("code", required=False, metavar="[CODE]")
+@click.argument("code", required=False, metavar="[CODE]", shell_complete=completion.codes)
 @as_json("Print it as JSON.")
 @general
 def explain_command(code: str | None, as_json: bool) -> None:

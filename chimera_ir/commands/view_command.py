@@ -19,7 +19,7 @@ _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 
 
 @click.command(cls=SectionedCommand, sections={})
-@click.argument("directory", metavar="DIR", type=GivenPath(path_type=Path))
+@click.argument("directory", metavar="DIR", type=GivenPath(file_okay=False, path_type=Path))
 @general
 def view_command(directory: Path) -> None:
     """Open the picture of DIR in a browser: what a compilation drew, or the page of a recorded run.

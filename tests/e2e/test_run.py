@@ -1,6 +1,7 @@
 """``chimera run`` trains, and ends as the torchrun that it becomes."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from chimera_ir.commands.new_command import new_command
-from tests.e2e.ranks import MODELS, PATIENCE, environment, ranks_left, torchrun
+from tests.e2e.ranks import MODELS, PATIENCE, compiled, environment, ranks_left, torchrun
 
 pytestmark = pytest.mark.e2e
 
@@ -43,6 +44,25 @@ def test_one_command_compiles_and_trains_a_new_model_in_two_copies_as_torchrun_w
     run, by_hand = (json.loads((tmp_path / f"{name}.json").read_text())["loss"] for name in ("run", "again"))
     assert len(run) == 4
     assert run == pytest.approx(by_hand, rel=1e-12)
+
+
+def test_a_new_loop_trains_the_new_model_beside_it(tmp_path: Path) -> None:
+    for name in ("model.py", "loop.py"):
+        assert CliRunner().invoke(new_command, [str(tmp_path / name)]).exit_code == 0
+    compiled(tmp_path, "chimera", D=2, N=2).rename(tmp_path / "chimera.out")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "loop.py"],
+        env=environment() | {"PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r"^step \d+/20  loss ([\d.]+)$", done.stdout, re.M)]
+    assert len(losses) == 20
+    assert losses[-1] < losses[0] / 2
 
 
 def test_a_rank_that_fails_gives_the_status_of_torchrun(tmp_path: Path) -> None:

@@ -151,6 +151,7 @@ def completed(name: str, line: str) -> dict[str, str]:
     [
         ("chimera ", COMMANDS),
         ("chimera p", ("plan", "profile")),
+        ("chimera explain ch60", ("CH601", "CH602", "CH603")),
         ("chimera profile ", ("layers", "links", "stages")),
         ("chimera compile --em", ("--emit",)),
         ("chimera compile gems --emit p", ("plan", "program")),
@@ -163,6 +164,8 @@ def completed(name: str, line: str) -> dict[str, str]:
         ("chimera compile chimera --set ", ("D=4", "N=4", "f=1")),
         ("chimera compile chimera --set D=8 --set ", ("N=8", "f=1")),
         ("chimera run chimera --set D=8 --set N", ("N=8",)),
+        ("chimera run chimera D=8 N", ("N=8",)),
+        ("chimera compile chimera D=8,16 ", ("N=8", "f=1")),
         ("chimera compile docs/examples/1f1b.chim --set ", ("D=4", "N=8")),
         ("chimera compile docs/examples/stuck.sir --set ", ()),
         ("chimera compile nosuch --set ", ()),
