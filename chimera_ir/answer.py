@@ -11,6 +11,12 @@ from chimera_ir.compilation import Compilation, Level
 if TYPE_CHECKING:
     from chimera_ir.cost.simulate import Timeline
 
+ENDINGS: Mapping[Level | None, str] = {
+    Level.AST: ".chim",
+    **dict.fromkeys((Level.PLAN, Level.SCHEDULE, Level.PROGRAM, Level.EVALUATION), ".sir"),
+}
+"""The endings of files with the text of a level, for those that read back."""
+
 
 @dataclass(frozen=True, slots=True)
 class Output:

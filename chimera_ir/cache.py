@@ -34,7 +34,7 @@ WORTHWHILE = 0.3
 SETTLED = 10.0
 """Seconds: if a file of the compiler is younger, it may have changed after it was loaded."""
 
-LIBRARIES = ("click", "jinja2", "lark", "networkx", "rich")
+LIBRARIES = ("click", "jinja2", "lark", "networkx", "pygments", "rich")
 
 _OURS = re.compile(r"[0-9a-f]{64}(\.json|\.\w+\.part)")
 

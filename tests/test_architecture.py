@@ -27,7 +27,8 @@ IMPORTS = {
     "output": {"errors", "source"},
     "undisturbed": set(),
     "visible": set(),
-    "diagnostics": {"resources", "source", "visible"},
+    "diagnostics": {"highlight", "resources", "source", "visible"},
+    "highlight": {"resources"},
     "syntax": {"diagnostics", "source", "resources"},
     "ir": {"diagnostics", "source", "resources"},
     "elaborate": {"syntax", "ir", "diagnostics", "source"},
@@ -44,9 +45,7 @@ IMPORTS = {
     "library": {"diagnostics", "errors", "profile", "source", "resources", "syntax"},
     "texts": {"errors", "library", "source"},
     "request": {"cost", "errors", "ir", "predict", "source", "syntax"},
-    "comparison": {
-        *("diagnostics", "elaborate", "errors", "ir", "library", "lower", "request", "source", "syntax"),
-    },
+    "comparison": {"diagnostics", "elaborate", "errors", "ir", "library", "lower", "request", "source", "syntax"},
     "compilation": {
         "comparison",
         *("source", "diagnostics", "syntax", "elaborate", "ir", "lower", "verify", "cost", "picture", "predict"),
@@ -63,20 +62,9 @@ IMPORTS = {
     "cache": {"answer", "resources", "source"},
     "progress": set(),
     "commands": {
-        *(
-            "answer",
-            "cache",
-            "progress",
-            "compilation",
-            "output",
-            "library",
-            "diagnostics",
-            "cost",
-            "errors",
-            "console",
-        ),
-        *("options", "request", "source", "syntax", "elaborate", "texts", "visible", "resources", "planner", "profile"),
-        *("measure", "sweeps", "trace", "undisturbed", "__version__"),
+        *("answer", "cache", "compilation", "console", "cost", "diagnostics", "elaborate", "errors", "highlight"),
+        *("library", "measure", "options", "output", "planner", "profile", "progress", "request", "resources"),
+        *("source", "sweeps", "syntax", "texts", "trace", "undisturbed", "visible", "__version__"),
     },
     "start": {"commands", "undisturbed"},
     "__main__": {"start"},
@@ -88,7 +76,18 @@ EVERYWHERE = {"plural"}
 """What any part may import: how one writes."""
 
 FILES = {".py", ".j2", ".lark"}
-TOP = (".ci", "benchmarks", "chimera_ir", "chimera_runtime", "docs", "examples", "grammar", "templates", "tests")
+TOP = (
+    ".ci",
+    "benchmarks",
+    "chimera_ir",
+    "chimera_runtime",
+    "docs",
+    "examples",
+    "editors",
+    "grammar",
+    "templates",
+    "tests",
+)
 TEXTS = {*FILES, ".md", ".toml", ".txt", ".chim", ".sir", ".err", ".svg", ".json", ""}
 SCHEME_NAMES = {*library.names(), "pipedream", "2bw", "dualpipe", "interleaved", "zb_h1"} - {"chimera"}
 
@@ -163,6 +162,7 @@ def test_the_code_generator_sees_of_verification_only_its_type() -> None:
         ("chimera_runtime", {"measure", "commands"}),
         ("lark", {"syntax", "ir"}),
         ("jinja2", {"codegen", "picture"}),
+        ("pygments", {"highlight"}),
     ],
 )
 def test_a_library_of_others_is_met_where_it_belongs(name: str, homes: set[str]) -> None:
@@ -171,7 +171,7 @@ def test_a_library_of_others_is_met_where_it_belongs(name: str, homes: set[str])
 
 
 def test_the_compiler_imports_nothing_but_the_standard_library_and_what_it_declares() -> None:
-    declared = {"click", "jinja2", "lark", "networkx", "rich"}
+    declared = {"click", "jinja2", "lark", "networkx", "pygments", "rich"}
     allowed = sys.stdlib_module_names | declared | {"chimera_ir", "chimera_runtime"}
     compiler = [path for path in python(PACKAGE) if part(path) != "measure"]
     tops = {module.split(".")[0] for path in compiler for module, _ in imported(path)}

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from chimera_ir import cache, library, output, progress, texts
-from chimera_ir.answer import Answer, Output, produce
+from chimera_ir.answer import ENDINGS, Answer, Output, produce
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import listed_values, setting
 from chimera_ir.commands.common import FILE, WRONG_TEXT, Misuse, parse_split, parse_ties, run, write
@@ -224,7 +224,7 @@ def compile_command(
     wanted = Level(emit) if emit else None
     request, answer = answered(scheme, {name: value for name, (value,) in settings.items()}, options, wanted, no_cache)
     if answer.output is None:
-        write(answer.printed)
+        write(_in_colours(answer.printed, wanted))
         return
     directory = delivered("" if as_json else answer.printed, answer.output, out)
     workers, script = answer.output.workers, f"{directory}/train.py"
@@ -236,6 +236,15 @@ def compile_command(
         write(_as_json({"directory": str(directory), "run": line, "report": figures}))
     else:
         report(f"wrote {visible(str(directory))}: run it with\n  {line} --check\n")
+
+
+def _in_colours(text: str, level: Level | None) -> str:
+    """The text of a level as standard output shows it; without colours nothing waits for what makes them."""
+    if not colored(sys.stdout):
+        return text
+    from chimera_ir import highlight
+
+    return highlight.colored(text, ENDINGS.get(level, ""))
 
 
 def answered(

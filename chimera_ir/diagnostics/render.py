@@ -3,6 +3,7 @@
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
 from chimera_ir.source import Source, Span
@@ -123,9 +124,18 @@ def _excerpt(span: Span, label: str, source: Source, margin: int, mark: str, sty
     return [
         f"{' ' * margin}{style.gutter}-->{style.end} {visible(source.name)}:{position.line}:{position.column}",
         f"{' ' * margin} {bar}",
-        f"{number} {bar} {before}{marked}{after}".rstrip(),
+        f"{number} {bar} {_code(f'{before}{marked}{after}', source, style)}".rstrip(),
         f"{' ' * margin} {bar} {' ' * _width(before)}{mark}{carets}{' ' if label else ''}{_sentence(label)}{style.end}",
     ]
+
+
+def _code(text: str, source: Source, style: _Style) -> str:
+    """A line of the source, in colours if the output has any."""
+    if style is _PLAIN:
+        return text
+    from chimera_ir.highlight import colored
+
+    return colored(text, ".sir" if source.is_ir else PurePath(source.name).suffix)
 
 
 def _near(text: str, start: int, stop: int) -> tuple[str, str, str]:

@@ -112,7 +112,7 @@ def test_an_installed_wheel_knows_its_version_and_needs(installed: Path) -> None
     program = "import importlib.metadata as m; print(*m.requires('chimera_ir'), sep='\\n')"
     plain = [line for line in call(installed / "python", "-c", program).splitlines() if "extra ==" not in line]
     needs = {re.split(r"[^\w-]", line)[0] for line in plain}
-    assert needs == {"click", "jinja2", "lark", "networkx", "rich"}
+    assert needs == {"click", "jinja2", "lark", "networkx", "pygments", "rich"}
 
 
 def test_the_install_of_this_environment_works_from_anywhere(tmp_path: Path) -> None:

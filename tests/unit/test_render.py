@@ -1,5 +1,6 @@
 """The carets stand under what is meant, whatever the line holds."""
 
+import re
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -120,12 +121,17 @@ def test_carriage_returns_are_no_part_of_a_line() -> None:
 
 
 def test_color_changes_nothing_but_color() -> None:
-    source = Source("a.chim", "one two")
+    source = Source("a.chim", "let two = 2")
     colored = render(Sample(Span(4, 7)), source, color=True)
-    assert "\x1b[" in colored
-    for code in ("\x1b[1;31m", "\x1b[1;34m", "\x1b[1;36m", "\x1b[1m", "\x1b[0m"):
-        colored = colored.replace(code, "")
-    assert colored == render(Sample(Span(4, 7)), source)
+    assert "\x1b[34mlet\x1b[" in colored, "a keyword of the line"
+    for code in ("\x1b[1;31m", "\x1b[1;34m", "\x1b[1m", "\x1b[0m"):
+        assert code in colored
+    assert re.sub(r"\x1b\[[\d;]*m", "", colored) == render(Sample(Span(4, 7)), source)
+
+
+def test_a_line_of_a_profile_has_no_colours_of_a_scheme() -> None:
+    said = render(Sample(Span(0, 3)), Source("a.toml", "let = 2"), color=True)
+    assert said.splitlines()[3].endswith(" let = 2")
 
 
 def test_of_very_many_diagnostics_the_first_are_shown() -> None:
