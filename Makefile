@@ -4,18 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 TRAINS := $(VENV)/.trains
 READY := $(VENV)/.ready
+ACTIVATE = @echo "chimera is installed in $(VENV): source $(BIN)/activate makes it a command of this shell"
 
-.PHONY: help demo test check browser examples gpu test-torch unit e2e clean
+.PHONY: help demo quick test check docs browser examples gpu test-torch clean
 
-help:
-	@echo "make demo    compile a library scheme, train a byte-level GPT with it on four processes, time it beside 1F1B"
-	@echo "make test    every check and test"
-	@echo "make check   format, lint, types"
-	@echo "make browser install the headless browser that one test needs, where that is permitted"
-	@echo "make examples  install what examples/hf_gpt2.py needs beside torch"
-	@echo "make gpu     try a machine with GPUs and leave gpu-report.md; GPU='--pretend 4' lets the CPU stand in for four"
-	@echo "make test-torch TORCH=2.6.0  the tests of the runtime under that release of torch"
-	@echo "make clean   remove the virtual environment and everything that was built"
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
 
 # Two stamps: what compiling and training need, and what the tests need beside it.
 $(TRAINS): pyproject.toml constraints.txt
@@ -23,32 +17,52 @@ $(TRAINS): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing chimera_ir, torch and numpy into $(VENV): a minute, or more where torch has to be downloaded"
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[train]'
+	$(ACTIVATE)
 	@touch $@
 
 $(READY): $(TRAINS)
+	@echo "installing what the tests need into $(VENV): a minute"
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(TRAINS)
+demo: $(TRAINS)  ## compile a library scheme, train a byte-level GPT with it on four processes, time it beside 1F1B
 	@$(BIN)/python examples/demo.py
+	$(ACTIVATE)
 
-check: $(READY)
+check: $(READY)  ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-browser:
+# The site. It loads nothing from elsewhere, and is searched without a server.
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(READY)  ## build the site of the docs into build/site; a broken link is an error
+	$(BIN)/python -m mkdocs build --quiet --strict
+	@echo "open build/site/index.html"
+
+browser:  ## install the headless browser that some tests need, where that is permitted
 	tests/browser.sh
 
 # What examples/hf_gpt2.py needs; without a package index its test is skipped.
-examples: $(READY)
+examples: $(READY)  ## install what examples/hf_gpt2.py needs beside torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[examples]' || echo "no transformers: a test is skipped"
+
+# What a change usually breaks, in two minutes on two cores: the rules on the text of files, every message, the compiler
+# from end to end, the core of the runtime, and some of the properties.
+QUICK := $(addprefix tests/test_,$(addsuffix .py,architecture claims closed_types docs names)) tests/errors chimera_ir/diagnostics chimera_ir/syntax \
+  $(addprefix tests/unit/test_,$(addsuffix .py,cli codegen compilation cost elaborate highlight ir_text library lower \
+    picture prediction render report scripts syntax verify)) \
+  $(addprefix tests/property/test_,$(addsuffix .py,ir_roundtrip mutations random_schemes syntax_roundtrip)) \
+  $(addprefix tests/unit/runtime/test_,$(addsuffix .py,feed flushing lane pipeline stage streaming))
+quick: export PYTHONDONTWRITEBYTECODE =
+quick: check  ## the checks, and the tests that a change usually breaks: two minutes
+	$(BIN)/pytest $(QUICK) --doctest-modules -m "not slow" --numprocesses=auto --dist=worksteal
 
 # Tests start hundreds of processes of the same modules; without bytecode each of them would compile these again.
 # Neighbours stay on one worker as far as can be, as they share what they compile. Ranks often wait, for one another and
 # for time to pass: in the end-to-end half four workers share two cores.
 test: export PYTHONDONTWRITEBYTECODE =
-test: $(READY)
+test: $(READY)  ## every check and test
 	@$(MAKE) --jobs=3 check browser examples
 	$(BIN)/pytest tests chimera_ir docs/paper_tables docs/conformance --doctest-modules --ignore=tests/e2e --numprocesses=auto --dist=worksteal
 	$(BIN)/pytest tests/e2e --ignore=tests/e2e/models --numprocesses=4 --dist=loadfile --no-loadscope-reorder
@@ -56,17 +70,17 @@ test: $(READY)
 # What the steps are, and what they have to say: tests/gpu. GPU_PYTHON is an interpreter that has chimera_ir and a torch
 # for the machine's driver, if the torch of constraints.txt is none.
 GPU_PYTHON ?= $(BIN)/python
-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(READY))
+gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(READY))  ## try a machine with GPUs, write gpu-report.md; GPU='--pretend 4' lets the CPU stand in for four
 	$(GPU_PYTHON) -m tests.gpu $(GPU)
 
 # An environment of its own for each release; what it needs beside torch is what `make test` has.
 TORCH_VENV := .venv-torch-$(TORCH)
 test-torch: export PYTHONDONTWRITEBYTECODE =
-test-torch:
+test-torch:  ## the tests of the runtime under another torch: make test-torch TORCH=2.6.0
 	$(if $(TORCH),,$(error which release? make test-torch TORCH=2.6.0))
 	$(PYTHON) -m venv $(TORCH_VENV)
 	$(TORCH_VENV)/bin/pip install --quiet --disable-pip-version-check -e '.[dev]' 'torch==$(TORCH)'
 	$(TORCH_VENV)/bin/pytest tests/unit/runtime tests/e2e/test_check.py tests/e2e/test_failures.py --numprocesses=auto --dist=worksteal
 
-clean:
+clean:  ## remove the virtual environment and everything that was built
 	rm -rf $(VENV) .venv-torch-* gpu.out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -77,15 +77,7 @@ EVERYWHERE = {"plural"}
 
 FILES = {".py", ".j2", ".lark"}
 TOP = (
-    ".ci",
-    "benchmarks",
-    "chimera_ir",
-    "chimera_runtime",
-    "docs",
-    "examples",
-    "editors",
-    "grammar",
-    "templates",
+    *(".ci", "benchmarks", "chimera_ir", "chimera_runtime", "docs", "editors", "examples", "grammar", "templates"),
     "tests",
 )
 TEXTS = {*FILES, ".md", ".toml", ".txt", ".chim", ".sir", ".err", ".svg", ".json", ""}

@@ -4,6 +4,8 @@ import doctest
 import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from chimera_ir.compilation import Compilation
 from chimera_ir.diagnostics.catalogue import profiles
 from chimera_ir.request import Request
 from chimera_ir.source import Source
+from site_hooks import navigation
 from tests.pages import PAGES, page_of, page_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,11 +27,13 @@ def ended(script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_every_quoted_command_prints_what_the_page_says() -> None:
     done = ended("check.py")
     assert done.returncode == 0, f"run docs/check.py --update and read the difference:\n{done.stdout}{done.stderr}"
 
 
+@pytest.mark.slow
 def test_every_picture_is_what_the_schemes_compile_to() -> None:
     done = ended("figures.py")
     assert done.returncode == 0, f"run docs/figures.py --update and look at:\n{done.stdout}{done.stderr}"
@@ -62,6 +67,23 @@ def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
     assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
 
 
+def pages_of(entry: object) -> Iterator[str]:
+    """The pages of a navigation, or of a part of it."""
+    if isinstance(entry, str):
+        yield entry
+    else:
+        for part in entry.values() if isinstance(entry, dict) else entry:
+            yield from pages_of(part)
+
+
+def test_every_page_is_in_the_index_which_is_the_navigation_of_the_site() -> None:
+    pages = Counter(pages_of(navigation((ROOT / "docs" / "README.md").read_text(encoding="utf-8"))))
+    expected = Counter(
+        path.relative_to(ROOT / "docs").as_posix() for path in PAGES if path.is_relative_to(ROOT / "docs")
+    )
+    assert pages == expected, "each page has one line in docs/README.md: - [What it is about](folder/page.md): .."
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "images").rglob("*.svg")), ids=lambda path: path.stem)
 def test_every_picture_is_shown_on_a_page(path: Path) -> None:
     shown = {
@@ -91,6 +113,7 @@ def test_the_page_on_performance_lists_every_mistake_of_a_profile() -> None:
     assert set(re.findall(r"^\| (CH7\d\d) \|", page, re.M)) == codes
 
 
+@pytest.mark.slow
 def test_the_quick_tables_of_the_papers_experiments_are_what_the_planner_says() -> None:
     """docs/experiments.py without --only tells of all, in minutes."""
     command = [sys.executable, "docs/experiments.py", "--only", "selection", "strategies"]
