@@ -24,20 +24,20 @@ REFERENCE = Path(__file__).resolve().parent / "reference"
 PAGES = tuple(REFERENCE / name for name in ("codes.md", "commands.md"))
 LIST = re.compile(r"(?<=^<!-- list: )(\w+) -->\n.*?(?=^<!-- end of list -->$)", re.MULTILINE | re.DOTALL)
 CHAPTERS = {
-    "1": "The text of a scheme",
-    "2": "Names and values",
-    "3": "Schedules",
-    "4": "Programs",
+    "1": "the text of a scheme",
+    "2": "names and values",
+    "3": "schedules",
+    "4": "programs",
     "5": "IR texts",
-    "6": "What repeats",
-    "7": "Profiles and clusters",
+    "6": "what repeats",
+    "7": "profiles and clusters",
 }
 
 
 def codes() -> Iterator[str]:
     """A table for each hundred of codes."""
     for digit, heading in CHAPTERS.items():
-        yield f"\n## CH{digit}: {heading.lower()}\n\n|code|meaning|\n|---|---|\n"
+        yield f"\n## CH{digit}: {heading}\n\n|code|meaning|\n|---|---|\n"
         for code, message in messages().items():
             if code[2] == digit:
                 warning = "A warning: " if message.severity is Severity.WARNING else ""
@@ -56,7 +56,7 @@ def errors() -> Iterator[str]:
 
 
 def sentence(described: type) -> str:
-    """What a class is about, in a cell of a table."""
+    """what a class is about, in a cell of a table."""
     return meaning(described).removesuffix(".").replace("|", "\\|")
 
 

@@ -49,7 +49,7 @@ class NeverLazy(Diagnostic):
 
 
 class BadUpdate(InInstance):
-    """An update after no micro-batch."""
+    """An update after fewer than one micro-batch."""
 
     code = "CH258"
     title = "weights are updated after every 1 or more micro-batches, and this is {count}"
@@ -74,7 +74,7 @@ class NumbersNeeded(InInstance):
 
 
 class GrowingProduct(InFormula):
-    """A product that grows ever faster."""
+    """A product that grows faster than the micro-batch."""
 
     code = "CH260"
     title = "this product is not quasi-affine: neither factor is constant, and one of them grows without end"

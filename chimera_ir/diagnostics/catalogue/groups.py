@@ -6,7 +6,7 @@ from chimera_ir.source import Span
 
 
 class BadStep(InInstance):
-    """A step that leads nowhere."""
+    """A step below 1."""
 
     code = "CH249"
     title = "a step is 1 or more, and this one is {step}"

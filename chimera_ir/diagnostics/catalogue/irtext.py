@@ -16,7 +16,7 @@ class NoTitle(Diagnostic):
 
 
 class MalformedLine(Diagnostic):
-    """A line begins with a known word and goes on wrongly."""
+    """A malformed line."""
 
     code: ClassVar[str] = "CH502"
     title: ClassVar[str] = "this `{word}` line is malformed"
@@ -28,7 +28,7 @@ class MalformedLine(Diagnostic):
 
 
 class UnknownKind(Diagnostic):
-    """A line begins with a word that no line begins with."""
+    """A line that begins with an unknown word."""
 
     code: ClassVar[str] = "CH503"
     title: ClassVar[str] = "no line begins with `{word}`"
@@ -40,7 +40,7 @@ class UnknownKind(Diagnostic):
 
 
 class MisplacedLine(Diagnostic):
-    """A line stands where its kind cannot."""
+    """A line out of order."""
 
     code: ClassVar[str] = "CH504"
     title: ClassVar[str] = "this line cannot stand here"
@@ -186,7 +186,7 @@ class HeaderTwice(Diagnostic):
 
 
 class MoreMistakes(Diagnostic):
-    """There are more errors than anyone wants to read."""
+    """More errors than are shown."""
 
     code: ClassVar[str] = "CH515"
     title: ClassVar[str] = "{count:more error} like these"
@@ -301,7 +301,7 @@ class RingUnsaid(Diagnostic):
 
 
 class RingsDiffer(Diagnostic):
-    """Two receives of a turn that say other numbers of slots of the same shelf."""
+    """Receives of a turn that give different numbers of slots for the same messages."""
 
     code: ClassVar[str] = "CH524"
     title: ClassVar[str] = "the messages s{source}->s{target} have {count:slot} here and {other:slot} before"

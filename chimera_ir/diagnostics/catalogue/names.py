@@ -57,7 +57,7 @@ class DefinedByItself(Diagnostic):
 
 
 class DefinedTwice(Diagnostic):
-    """Two things of one name, side by side."""
+    """Two definitions of one name."""
 
     code = "CH204"
     title = "`{name}` is defined twice"
@@ -87,7 +87,7 @@ class Shadows(Diagnostic):
 
 
 class RedefinesBuiltin(Diagnostic):
-    """A name that the language has given away already."""
+    """A name that is a function of the language."""
 
     code = "CH206"
     title = "`{name}` is a function of the language"
@@ -135,7 +135,7 @@ class FunctionAsValue(Diagnostic):
 
 
 class WrongType(Diagnostic):
-    """A truth where an integer stands, or an integer where a truth stands."""
+    """A condition where a number belongs, or a number where a condition belongs."""
 
     code = "CH210"
     title = "{place} takes {expected}, and this is {found}"
@@ -154,7 +154,7 @@ class WrongType(Diagnostic):
 
 
 class BranchesDiffer(Diagnostic):
-    """An ``if`` that is a number or a truth, as the case may be."""
+    """An ``if`` whose two values have different types."""
 
     code = "CH211"
     title = "the two values of this `if` are not of one type"
@@ -165,7 +165,7 @@ class BranchesDiffer(Diagnostic):
 
 
 class SecondClause(Diagnostic):
-    """A line that may stand once, twice."""
+    """A second line of a kind that may stand once."""
 
     code = "CH212"
     title = "{owner} has two `{clause}` lines"
@@ -208,7 +208,7 @@ class NoPipes(Diagnostic):
 
 
 class NotSupported(Diagnostic):
-    """What the language has and the compiler has not yet."""
+    """What the language can say, but the compiler does not compile yet."""
 
     code = "CH215"
     title = "{feature} cannot be compiled yet"
@@ -219,7 +219,7 @@ class NotSupported(Diagnostic):
 
 
 class FormulaTooLarge(Diagnostic):
-    """A formula that calls become enormous in."""
+    """A formula that is too long once its functions are written out."""
 
     code = "CH216"
     title = "this formula has more than {limit:,} {unit} once its functions are written out"

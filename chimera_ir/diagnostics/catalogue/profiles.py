@@ -31,7 +31,7 @@ class QuotesForgotten(Diagnostic):
 
 
 class FileTooLarge(Diagnostic):
-    """The text is larger, or deeper nested, than any that was meant."""
+    """A text that is too large or too deeply nested."""
 
     code: ClassVar[str] = "CH703"
     title: ClassVar[str] = "the file {what}"
@@ -42,7 +42,7 @@ class FileTooLarge(Diagnostic):
 
 
 class UnknownEntry(Diagnostic):
-    """A name that nothing here has."""
+    """An unknown name."""
 
     code: ClassVar[str] = "CH704"
     title: ClassVar[str] = "{where} has no entry `{name}`"
@@ -56,7 +56,7 @@ class UnknownEntry(Diagnostic):
 
 
 class EntryMissing(Diagnostic):
-    """Something that has no default is not there."""
+    """An entry without a default is missing."""
 
     code: ClassVar[str] = "CH705"
     title: ClassVar[str] = "{where} lacks `{name}`"
@@ -69,7 +69,7 @@ class EntryMissing(Diagnostic):
 
 
 class WrongKind(Diagnostic):
-    """A value of a kind that does not belong there."""
+    """A value of the wrong kind."""
 
     code: ClassVar[str] = "CH706"
     title: ClassVar[str] = "`{name}` is {found}; it should be {wanted}"
@@ -83,7 +83,7 @@ class WrongKind(Diagnostic):
 
 
 class UnitForgotten(Diagnostic):
-    """A number that could be anything."""
+    """A quantity without a unit."""
 
     code: ClassVar[str] = "CH707"
     title: ClassVar[str] = "`{name}` has no unit"
@@ -126,7 +126,7 @@ class NotAQuantity(Diagnostic):
 
 
 class OutOfRange(Diagnostic):
-    """A number that cannot be meant: negative, nothing, or beyond belief."""
+    """A number out of range: negative, 0, or absurdly large or small."""
 
     code: ClassVar[str] = "CH710"
     title: ClassVar[str] = "`{name}` is out of range"
@@ -139,7 +139,7 @@ class OutOfRange(Diagnostic):
 
 
 class StagesMissing(Diagnostic):
-    """A cut of the model describes another number of stages than it has."""
+    """A depth that describes another number of stages than its ``stages`` says."""
 
     code: ClassVar[str] = "CH711"
     title: ClassVar[str] = "the model is cut into {stages}, and {described} described"
@@ -186,7 +186,7 @@ class TimesAndWork(Diagnostic):
 
 
 class LastStageSends(Diagnostic):
-    """The last stage or layer is said to hand something on."""
+    """The last stage or layer has an output to pass on."""
 
     code: ClassVar[str] = "CH714"
     title: ClassVar[str] = "{part} is the last, and hands nothing on"
@@ -236,7 +236,7 @@ class NotThatDeep(Diagnostic):
 
 
 class NotThatSize(Diagnostic):
-    """Stages that were not measured with micro-batches of that size, but with the same ones."""
+    """Stages that were not measured with this micro-batch size."""
 
     code: ClassVar[str] = "CH718"
     title: ClassVar[str] = "stage {stage} of {stages} has no costs for micro-batches of size {size}{others}"
@@ -281,7 +281,7 @@ class StepOfWork(Diagnostic):
 
 
 class ShortMessages(Diagnostic):
-    """A second line of costs, which older cluster files have for short messages."""
+    """A second set of costs for short messages, as in older cluster files."""
 
     code: ClassVar[str] = "CH721"
     title: ClassVar[str] = "{where} has `short`, and short messages no longer have costs of their own"

@@ -8,7 +8,7 @@ from chimera_ir.source import Span
 
 
 class MissingLine(Diagnostic):
-    """Something that a worker must do and does not."""
+    """A line that a worker lacks."""
 
     code: ClassVar[str] = "CH401"
     title: ClassVar[str] = "worker {worker} has no `{line}`"
@@ -22,7 +22,7 @@ class MissingLine(Diagnostic):
 
 
 class RedundantLine(Diagnostic):
-    """Something that a worker does for a second time, or that changes nothing."""
+    """A line that repeats another, or changes nothing."""
 
     code: ClassVar[str] = "CH402"
     title: ClassVar[str] = "`{line}` on worker {worker} is redundant: {reason}"
@@ -76,7 +76,7 @@ class WrongPeer(Diagnostic):
 
 
 class UnknownMessage(Diagnostic):
-    """A line about a message that there is not, or that does not concern this worker."""
+    """A line about a message that does not exist, or does not concern this worker."""
 
     code: ClassVar[str] = "CH405"
     title: ClassVar[str] = "`{line}` on worker {worker} is about no message of this worker: {reason}"
@@ -113,7 +113,7 @@ class SlotInUse(Diagnostic):
 
 
 class SlotTooHigh(Diagnostic):
-    """A slot number beyond all that can be needed."""
+    """A slot number beyond all that are needed."""
 
     code: ClassVar[str] = "CH407"
     title: ClassVar[str] = "`{line}` on worker {worker} names slot {slot}, beyond any need"
@@ -346,7 +346,7 @@ class BoundExceeded(Diagnostic):
 
 
 class MoreErrors(Diagnostic):
-    """There are more errors of a rule than anyone wants to read."""
+    """More errors by a rule than are shown."""
 
     code: ClassVar[str] = "CH415"
     title: ClassVar[str] = '{count:more error} by the rule "{rule}"'
@@ -358,7 +358,7 @@ class MoreErrors(Diagnostic):
 
 
 class MoreWarnings(MoreErrors):
-    """There are more warnings by a rule than anyone wants to read."""
+    """More warnings by a rule than are shown."""
 
     severity: ClassVar[Severity] = Severity.WARNING
     code: ClassVar[str] = "CH419"

@@ -18,7 +18,7 @@ class NoTurn(Diagnostic):
 
 
 class BreaksTurn(Diagnostic):
-    """A lane that is not its turn again and again."""
+    """A lane that does not repeat its turn."""
 
     code: ClassVar[str] = "CH602"
     title: ClassVar[str] = "the lane of worker {worker} does not repeat every {period:micro-batch}"

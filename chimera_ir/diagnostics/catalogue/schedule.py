@@ -62,7 +62,7 @@ class WrongWorker(Diagnostic):
 
 
 class PlacedOutside(Diagnostic):
-    """A pipe places a stage on a worker that there is not."""
+    """A pipe places a stage on a worker that does not exist."""
 
     code: ClassVar[str] = "CH305"
     title: ClassVar[str] = "pipe {pipe} places stage {stage} on worker {worker}, but there are workers 0 to {last}"
@@ -107,7 +107,7 @@ class MicrosNotNumbered(Diagnostic):
 
 
 class UnknownOperation(Diagnostic):
-    """An operation on a micro-batch or stage that there is not."""
+    """An operation on a micro-batch or stage that does not exist."""
 
     code: ClassVar[str] = "CH308"
     title: ClassVar[str] = "`{operation}` is on worker {worker}, but {reason}{others}"
@@ -281,7 +281,7 @@ class Cycle(Diagnostic):
 
 
 class NotLowered(Diagnostic):
-    """A schedule that is right, but that lowering makes a program of which is not."""
+    """A correct schedule for which the compiler finds no program."""
 
     code: ClassVar[str] = "CH315"
     title: ClassVar[str] = "this schedule is legal, but the compiler finds no program for it"

@@ -85,7 +85,7 @@ class WrongCloser(Diagnostic):
 
 
 class MissingComma(Diagnostic):
-    """Two things side by side in a list."""
+    """A comma is missing in a list."""
 
     code = "CH118"
     title = "a comma is missing before {found}"
@@ -170,7 +170,7 @@ class MissingDefault(Diagnostic):
 
 
 class MissingValue(Diagnostic):
-    """An expression that is not there."""
+    """An expression is missing."""
 
     code = "CH125"
     title = "a value is missing after {before}"
@@ -181,7 +181,7 @@ class MissingValue(Diagnostic):
 
 
 class MissingOperator(Diagnostic):
-    """Two values side by side."""
+    """Two values without an operator between them."""
 
     code = "CH126"
     title = "nothing joins `{left}` and `{right}`"
@@ -256,7 +256,7 @@ class UnknownStatement(Diagnostic):
 
 
 class UnknownMode(Diagnostic):
-    """A word that is none of a clause's few."""
+    """A word that a clause does not know."""
 
     code = "CH133"
     title = "`{clause}` knows no `{found}`"
@@ -286,7 +286,7 @@ class EndlessRange(Diagnostic):
 
 
 class Unfinished(Diagnostic):
-    """The text ends within something."""
+    """The text ends in the middle of something."""
 
     code = "CH136"
     title = "the text ends in the middle of {unfinished}"
@@ -297,7 +297,7 @@ class Unfinished(Diagnostic):
 
 
 class Unexpected(Diagnostic):
-    """What is none of the mistakes above."""
+    """A word or sign where another one belongs; none of the mistakes with a code of their own."""
 
     code = "CH137"
     title = "{found} cannot stand here"
@@ -320,7 +320,7 @@ class WrongArguments(Diagnostic):
 
 
 class MissingName(Diagnostic):
-    """Something else where a name is given."""
+    """A name is missing."""
 
     code = "CH139"
     title = "a name is missing after `{before}`"
@@ -354,7 +354,7 @@ class MissingBrackets(Diagnostic):
 
 
 class SeveralValues(Diagnostic):
-    """Several formulas where one stands."""
+    """Several formulas where one belongs."""
 
     code = "CH142"
     title = "one value stands here, and this comma begins a second one"
@@ -363,7 +363,7 @@ class SeveralValues(Diagnostic):
 
 
 class CannotSay(Diagnostic):
-    """A word for what the language has no words for."""
+    """A word for what the language cannot say."""
 
     code = "CH143"
     title = "a scheme says nothing about {topic}"

@@ -46,7 +46,7 @@ class NumberTooLarge(Diagnostic):
 
 
 class NothingHere(Diagnostic):
-    """A text without a word."""
+    """An empty text."""
 
     code = "CH105"
     title = "there is no scheme in this text"
@@ -65,7 +65,7 @@ class NoHeader(Diagnostic):
 
 
 class StrayCharacter(Diagnostic):
-    """A character that begins nothing."""
+    """A character that has no meaning here."""
 
     code = "CH107"
     title = "{found} has no meaning in a scheme"

@@ -98,7 +98,7 @@ class Overflow(InFormula):
 
 
 class BadShare(InFormula):
-    """A call of ``share`` that makes no parts."""
+    """A call of ``share`` with impossible arguments."""
 
     code = "CH232"
     title = "share({total}, {parts}, {part}) shares nothing out"
@@ -300,7 +300,7 @@ class NoSuchMicro(InInstance):
 
 
 class NoSuchStage(InInstance):
-    """An operation on a stage that there is not."""
+    """An operation on a stage that does not exist."""
 
     code = "CH245"
     title = "there is no stage {stage}"
@@ -324,7 +324,7 @@ class TooManyOperations(InInstance):
 
 
 class TooMany(InInstance):
-    """More workers, stages, micro-batches or pipes than any scheme may have; ``thing`` says of what."""
+    """More workers, stages, micro-batches or pipes than any scheme may have."""
 
     code = "CH247"
     title = "this makes {too_many}, and the limit is {limit:,}"
@@ -341,7 +341,7 @@ class TooMany(InInstance):
 
 
 class EmptyIndex(InInstance):
-    """The index of the only pipe runs through no values, so there is no pipe."""
+    """A range of pipes without values: there is no pipe."""
 
     code = "CH248"
     title = "there are no pipes"
