@@ -2,7 +2,14 @@
 
 .venv/bin/python benchmarks/loading.py [--workers 4]
 
-Once with stages that compute on the CPU, and once with stages that leave it free: see ranks/loading.py.
+Once with stages that compute on the CPU, and once with stages that leave it free: see ranks/loading.py. On two ranks
+and two cores, 16 items in a mini-batch, a step relative to one with instant items and no data workers, medians of 12
+alternating rounds with the 95 % interval of the sign test:
+
+    items     data workers   stages compute on the CPU   stages leave it free
+    instant   4              1.08 (1.02 to 1.12)         1.00 (0.99 to 1.02)
+    5 ms      4              1.10 (0.99 to 1.19)         1.01 (1.00 to 1.03)
+    5 ms      0              2.37 (2.24 to 2.52)         2.38 (2.35 to 2.42)
 """
 
 import argparse
