@@ -2,10 +2,10 @@
 
 Threads would share the interpreter with the lane that posts messages, and generators with stages that draw dropout.
 
-Priority is normal. Where stages need both cores, eight workers take 11 ms of CPU from a step of 63 ms, 5 of them to wake
-up from the sleeps that stand for loading, 0.15 ms each, and 5 ms with instant items as well (benchmarks/loading.py). A
-lower one (nice 10, SCHED_BATCH, SCHED_IDLE) gave 1.02 to 1.04 of a step in place of 1.07, within the scatter, and would
-starve them beside other work.
+Priority is normal. Where stages need both cores, eight workers take 11 ms of CPU from a step of 63 ms: 5 ms to wake up
+from the sleeps that stand for loading, 0.15 ms each, and 5 ms that instant items cost as well (benchmarks/loading.py).
+A lower one (nice 10, SCHED_BATCH, SCHED_IDLE) gave 1.02 to 1.04 of a step in place of 1.07, within the scatter, and
+would starve them beside other work.
 """
 
 import gc
