@@ -33,7 +33,7 @@ class Summary:
 _BESIDE_TORCH = ("ours / torch", "reached", "CPU ours / torch", "at most theirs")
 
 SUMMARIES = {
-    "steps": Summary(("scheme", "F, ms"), _BESIDE_TORCH),
+    "steps": Summary(("F, ms",), _BESIDE_TORCH),
     "sizes": Summary(("scheme", "message"), _BESIDE_TORCH),
     "speedup": Summary(
         ("D", "N", "F, ms"), ("dapple / chimera in theory", "measured", "off by", "torch 1F1B / chimera")

@@ -134,7 +134,7 @@ def described(choice: Choice | None) -> str:
 
 def off(ours: float, paper: float) -> str:
     """By how much ours differs."""
-    return f"{100 * (ours / paper - 1):+.0f} %"
+    return f"{100 * (ours / paper - 1):+.0f}%"
 
 
 def selection() -> Iterator[Row]:
@@ -159,7 +159,7 @@ def selection() -> Iterator[Row]:
                 name if place == 1 else "",
                 here,
                 f"{number(each, 'T'):.2f}",
-                f"{100 * (number(each, 'T') / fastest - 1):+.0f} %",
+                f"{100 * (number(each, 'T') / fastest - 1):+.0f}%",
                 f"{equal[here]:.2f}" if here in equal else "",
                 f"{replayed:.2f}" if isinstance(replayed, float) else "",
                 f"{max(numbers(each)) / GIB:.1f}",
@@ -229,7 +229,7 @@ def _spread(each: Sequence[int]) -> str:
     if not each:
         return "none"
     least, most = min(each) / GIB, max(each) / GIB
-    shown = f"{least:.1f} to {most:.1f}"
+    shown = f"{least:.1f}..{most:.1f}"
     return f"**{shown}**" if most > 16280 / 1024 - 1 else shown
 
 
@@ -259,7 +259,7 @@ def scaling() -> Iterator[Row]:
     """Section 4.2.3: weak scaling of GPT-2 from 512 to 2,048 nodes, per node."""
     small, large = by_the_paper(Case(GPT, 512, 512)), by_the_paper(Case(GPT, 2048, 2048))
     ours = throughput(large) / throughput(small) / 4
-    yield "GPT-2, 512 to 2,048 nodes", "91.4 %", f"{100 * ours:.1f} %", off(ours, 0.914)
+    yield "GPT-2, 512 to 2,048 nodes", "91.4%", f"{100 * ours:.1f}%", off(ours, 0.914)
 
 
 def pipelines() -> Iterator[Row]:
@@ -338,8 +338,8 @@ def other_cluster() -> Iterator[Row]:
         found = [throughput(own) / _rate(best(case, scheme)) for scheme in schemes]
         yield (
             name,
-            f"{low:.2f} to {high:.2f}",
-            f"{min(found):.2f} to {max(found):.2f}",
+            f"{low:.2f}..{high:.2f}",
+            f"{min(found):.2f}..{max(found):.2f}",
             f"{off(min(found), low)}, {off(max(found), high)}",
         )
 

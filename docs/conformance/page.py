@@ -17,7 +17,7 @@ _HEAD = """\
 Only published data is entered by hand, in [published.toml](../conformance/published.toml); a new schedule is a new row
 there. `python docs/conformance` compiles the schemes and prints this page, and a test compares the two.
 
-- D is the number of stages, P of workers, N of micro-batches. A size is written as on the command line.
+- D is the number of stages, P of workers, N of micro-batches.
 - Makespans and bubble ratios are for free messages, with `F` = 1 and `B` = 2 unless the schedule says otherwise. A
   *bubble ratio* is [that of the makespan](../explanation/performance.md#the-report) unless the row says otherwise.
 - *Most* and *fewest* are those of the fullest and of the emptiest worker: activations in micro-batches on a stage
