@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, assert_never
 from chimera_ir.compilation import Compilation, Level
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from chimera_ir.cost.simulate import Timeline
 
 ENDINGS: Mapping[Level | None, str] = {
@@ -22,13 +24,15 @@ ENDINGS: Mapping[Level | None, str] = {
 class Output:
     """The files of the output directory by relative path, with the scheme and the number of workers.
 
-    ``split`` is the first layer of each stage, where a prediction is from the costs of layers.
+    ``split`` is the first layer of each stage, where a prediction is from the costs of layers. ``fits`` is whether the
+    workers have the memory, as far as that is known.
     """
 
     scheme: str
     workers: int
     files: Mapping[str, str]
     split: tuple[int, ...] | None = None
+    fits: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +63,15 @@ def read(text: str | bytes) -> Answer | None:
         case {
             "warnings": list(warnings),
             "printed": str(shown),
-            "output": {"scheme": str(scheme), "workers": int(workers), "files": dict(written), "split": split},
+            "output": {
+                "scheme": str(scheme),
+                "workers": int(workers),
+                "files": dict(written),
+                "split": split,
+                "fits": bool(fits),
+            },
         } if _strings((*warnings, *written.values())) and all(map(_lies_below, (scheme, *written))) and _layers(split):
-            return Answer(tuple(warnings), shown, Output(scheme, workers, written, split and tuple(split)))
+            return Answer(tuple(warnings), shown, Output(scheme, workers, written, split and tuple(split), fits))
     return None
 
 
@@ -79,8 +89,10 @@ def _lies_below(name: str) -> bool:
     return not path.anchor and ".." not in path.parts and "\0" not in name
 
 
-def produce(compilation: Compilation, wanted: Level | None) -> tuple[str, Output | None]:
+def produce(compilation: Compilation, wanted: Level | None, details: bool = False) -> tuple[str, Output | None]:
     """The printed text and the written files: of one level or, for None, of the whole compilation.
+
+    ``details`` adds the tables of all figures to the text of a whole compilation.
 
     Raises
     ------
@@ -89,26 +101,30 @@ def produce(compilation: Compilation, wanted: Level | None) -> tuple[str, Output
     """
     if wanted is not None:
         return _text(compilation, wanted), None
-    shown, header = _tables(compilation), compilation.schedule.header
+    shown, header = _screen(compilation, details), compilation.schedule.header
     forecast = compilation.request.forecast
     split = None if forecast is None else forecast.split_of(header)
-    return shown, Output(header.scheme, header.workers, compilation.files, split)
+    return shown, Output(header.scheme, header.workers, compilation.files, split, compilation.summary.fits)
 
 
-def _tables(compilation: Compilation) -> str:
-    """The report, the prediction and the timeline of a whole compilation, for a terminal."""
+def _screen(compilation: Compilation, details: bool) -> str:
+    """The answers, the timeline and the proof of a whole compilation, for a terminal."""
     from chimera_ir.console import printed
     from chimera_ir.cost import table
     from chimera_ir.picture import terminal
+    from chimera_ir.predict import screen, show
 
-    report, timeline, predicted = compilation.whole_report, compilation.timeline, []
-    if compilation.prediction:
-        from chimera_ir.predict import show
+    report, timeline, prediction = compilation.whole_report, compilation.timeline, compilation.prediction
+    summary = compilation.summary
 
-        predicted.append(show.show(compilation.prediction))
-    return printed(
-        lambda console: console.print(table.show(report), *predicted, terminal.draw(timeline, console.width))
-    )
+    def draw(console: "Console") -> None:
+        console.print(table.heading(report), *([show.heading(prediction)] if prediction else []), sep="\n")
+        console.print(*screen.show(report, summary, prediction, console.width), sep="\n")
+        if details:
+            console.print(table.show(report), *([show.show(prediction)] if prediction else []))
+        console.print("", terminal.picture(timeline, console.width), table.proof(report), sep="\n")
+
+    return printed(draw)
 
 
 def _text(compilation: Compilation, level: Level) -> str:

@@ -14,28 +14,33 @@ from chimera_ir.source import Source
 from chimera_ir.syntax.change import Change
 
 
-def plain(request: Request, known: Schedule) -> Schedule:
-    """The library's baseline, as large as a schedule; that schedule itself, if it is that.
+def plain_request(request: Request, header: Header) -> Request:
+    """The request for the library's baseline, as large as a schedule.
 
     Raises
     ------
     AboveMaxOperations
         If the baseline has more operations than the limit.
     """
-    from chimera_ir.elaborate.elaborate import elaborate
-    from chimera_ir.lower.order import order
-    from chimera_ir.syntax.parser import parse
-
-    header = known.header
     operations = 2 * header.workers * header.whole_micro_batches
     if operations > request.max_operations:
         what = f"the baseline of the report, {_size(header)},"
         raise AboveMaxOperations(what, operations, request.max_operations)
     source, settings = library.baseline(header.workers, header.whole_micro_batches)
-    unchanged = request.source.text == source.text and request.change == Change()
-    if unchanged and dict(header.parameters) == settings:
+    return Request(source, settings, max_operations=request.max_operations)
+
+
+def plain(request: Request, known: Schedule) -> Schedule:
+    """The library's baseline, as large as a schedule; that schedule itself, if it is that."""
+    from chimera_ir.elaborate.elaborate import elaborate
+    from chimera_ir.lower.order import order
+    from chimera_ir.syntax.parser import parse
+
+    wanted = plain_request(request, known.header)
+    unchanged = request.source.text == wanted.source.text and request.change == Change()
+    if unchanged and dict(known.header.parameters) == wanted.settings:
         return known
-    plan, _ = elaborate(parse(source), settings, request.max_operations)
+    plan, _ = elaborate(parse(wanted.source), wanted.settings, request.max_operations)
     return order(plan)
 
 

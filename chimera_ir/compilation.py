@@ -14,19 +14,19 @@ from enum import Enum
 from functools import cached_property, wraps
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, assert_never
+from typing import TYPE_CHECKING, TypeVar
 
 from chimera_ir.diagnostics.catalogue.program import NothingTrained
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.diagnostics.render import blocks
-from chimera_ir.errors import AboveMaxOperations, NoSuchLevel, NotProven, ParameterError, TextError, TooLarge
+from chimera_ir.errors import AboveMaxOperations, NoSuchLevel, NotProven, TextError, TooLarge
 from chimera_ir.ir.levels import MAX_PIPES, MAX_WORKERS, Plan, Program, Schedule
 from chimera_ir.ir.ops import NOWHERE
 from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import Level as Text
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream
 from chimera_ir.ir.text.printer import kinds_line
-from chimera_ir.request import Request
+from chimera_ir.request import Request, require_settable
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.undisturbed import undisturbed
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from chimera_ir.cost.simulate import Timeline
     from chimera_ir.elaborate.elaborate import Outline
     from chimera_ir.predict.prediction import Prediction
+    from chimera_ir.predict.replay import Replay
+    from chimera_ir.predict.summary import Summary
     from chimera_ir.verify.verify import Checked, ProvenScripts, Verified
 
 MAX_HEADERS = MAX_WORKERS + MAX_PIPES + 1_000
@@ -218,6 +220,22 @@ class Compilation:
         return forecast.of(program)
 
     @_level
+    def summary(self) -> "Summary":
+        """The answers to three questions: faster than what, does it fit, what limits it."""
+        from chimera_ir.predict.summary import summary
+
+        report, forecast = self.report, self.request.forecast
+        rival = forecast.baseline(self._opponent.verified.program, self.schedule.header) if forecast else None
+        return summary(report, self.prediction, rival)
+
+    @_level
+    def replay(self) -> "Replay":
+        """The program event by event: on the cluster, or with free messages where no profile is given."""
+        from chimera_ir.predict.replay import free_replay
+
+        return self.prediction.replay if self.prediction else free_replay(self.verified.program, self._durations)
+
+    @_level
     def scripts(self) -> "ProvenScripts":
         """Scripts that run the program, with the proof that every rank's script does what the program says."""
         from chimera_ir.codegen.render import scripts
@@ -237,19 +255,20 @@ class Compilation:
 
     @_level
     def report_json(self) -> str:
-        """The text of report.json: the whole report, with the prediction where there is one."""
+        """The text of report.json: the whole report, the prediction where there is one, and the summary."""
         prediction = {"prediction": self.prediction.as_json()} if self.prediction else {}
-        return json.dumps({**self.whole_report.as_json(), **prediction}, indent=2) + "\n"
+        content = {**self.whole_report.as_json(), **prediction, "summary": self.summary.as_json()}
+        return json.dumps(content, indent=2) + "\n"
 
     @_level
     def files(self) -> Mapping[str, str]:
         """The output directory by relative path: report, program, pictures, scripts, each after those it relies on."""
         from chimera_ir.ir.text.printer import show
-        from chimera_ir.picture import svg
+        from chimera_ir.picture import replayed, svg
 
         return {
             "report.json": self.report_json,
-            **self._replay_picture(),
+            "replay.svg": replayed.draw_replay(self.replay),
             "schedule.sir": show(self.program),
             "evaluate.sir": show(self.evaluation),
             "timeline.svg": svg.draw(self.timeline),
@@ -334,37 +353,16 @@ class Compilation:
     def _ordered(self) -> _Ordered:
         """The schedule, verified, and the plan before it."""
         from chimera_ir.lower.order import order
-        from chimera_ir.verify.erase import schedule_of
+        from chimera_ir.verify.erase import erased
         from chimera_ir.verify.verify import verify_schedule
 
         _ = self._durations  # refused before operations are made
-        plan: Plan | None = None
-        schedule: Schedule | ScheduleStream
-        match self._entry:
-            case Scheme():
-                plan = self._outlined.plan()
-                schedule = order(plan)
-            case Plan() as plan:
-                schedule = order(plan)
-            case Schedule() | ScheduleStream() as schedule:
-                pass
-            case Program() as program:
-                schedule = schedule_of(program)
-            case ProgramStream() as stream:
-                schedule = stream.schedule
-            case _:
-                assert_never(self._entry)
+        entry = self._outlined.plan() if isinstance(self._entry, Scheme) else self._entry
+        plan, schedule = (entry, order(entry)) if isinstance(entry, Plan) else (None, erased(entry))
         checked = verify_schedule(schedule, plan)
         for warning in raise_errors(checked.findings.diagnostics):
             self.warn(warning)
         return _Ordered(plan, checked)
-
-    def _replay_picture(self) -> dict[str, str]:
-        if self.prediction is None:
-            return {}
-        from chimera_ir.picture import replayed
-
-        return {"replay.svg": replayed.draw_replay(self.prediction.replay)}
 
     def _baseline(self) -> tuple[Schedule, tuple[int, ...] | None]:
         """What the report compares with; the copies of weights that its workers keep, if not one of each stage."""
@@ -373,28 +371,21 @@ class Compilation:
         request, header = self.request, self.schedule.header
         if request.against is None:
             return comparison.plain(request, self._ordered.checked.schedule), None
-        opponent = Compilation(comparison.request_against(request.against, request, header), tell=self.tell)
         with comparison.refusing(request.against.name, header):
-            verified = opponent.verified
+            verified = self._opponent.verified
             comparison.require_same_size(verified.schedule.header, header, request.against.name)
         return verified.schedule, verified.weights
+
+    @_level
+    def _opponent(self) -> "Compilation":
+        """The compilation of what the report compares with."""
+        from chimera_ir import comparison
+
+        request, header = self.request, self.schedule.header
+        if request.against is None:
+            return Compilation(comparison.plain_request(request, header), tell=self.tell)
+        return Compilation(comparison.request_against(request.against, request, header), tell=self.tell)
 
     def _limit(self, what: str, operations: int) -> None:
         if operations > self.request.max_operations:
             raise AboveMaxOperations(what, operations, self.request.max_operations)
-
-
-def require_settable(scheme: Scheme, settings: Mapping[str, int]) -> None:
-    """Passes if a scheme has every parameter that is set.
-
-    Raises
-    ------
-    ParameterError
-        For the first one that it lacks, or whose value is too large.
-    """
-    from chimera_ir.elaborate import settings as scheme_settings
-
-    try:
-        scheme_settings.require_settable(scheme, settings)
-    except scheme_settings.SettingError as error:
-        raise ParameterError(str(error)) from None

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from chimera_ir.cost.model import CostModel, Costs
-from chimera_ir.errors import NoSuchTie
+from chimera_ir.errors import NoSuchTie, ParameterError
 from chimera_ir.ir.ids import Stage, WeightGroup
 from chimera_ir.ir.sharing import Communicators
 from chimera_ir.source import Source
+from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.change import Change
 
 if TYPE_CHECKING:
@@ -77,3 +78,19 @@ def _group(tie: Tie, stages: int) -> WeightGroup:
     if len(numbers) < 2:
         raise NoSuchTie(text, "a tie is of two stages or more")
     return tuple(map(Stage, sorted(numbers)))
+
+
+def require_settable(scheme: Scheme, settings: Mapping[str, int]) -> None:
+    """Passes if a scheme has every parameter that is set.
+
+    Raises
+    ------
+    ParameterError
+        For the first one that it lacks, or whose value is too large.
+    """
+    from chimera_ir.elaborate import settings as scheme_settings
+
+    try:
+        scheme_settings.require_settable(scheme, settings)
+    except scheme_settings.SettingError as error:
+        raise ParameterError(str(error)) from None

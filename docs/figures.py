@@ -103,6 +103,9 @@ SHEETS: Mapping[str, tuple[str, Sequence[Sequence[Shown]]]] = {
 }
 """The paper's figures: a title, and rows of schedules."""
 
+CRITICAL = {"critical_path.svg": Shown("", "chimera", FOUR)}
+"""Programs whose messages are free, replayed: the ``replay.svg`` of a compilation without a profile."""
+
 _SLOW = Link(alpha=2e-4, beta=1e-9)
 _LATER = StageCosts(16_000_000, 16_000_000, 0, {4: Timing(0.010, 0.020, 0.030, 0, 0, 4_000_000, 4_000_000)})
 _FIRST = StageCosts(28_000_000, 28_000_000, 0, {4: Timing(0.013, 0.026, 0.039, 0, 0, 4_000_000, 4_000_000)})
@@ -141,6 +144,8 @@ def drawings() -> Iterator[tuple[str, str]]:
     for name, (title, rows) in SHEETS.items():
         there = [[panel(shown) for shown in row if shown.exists] for row in rows]
         yield name, sheet.draw(title, [row for row in there if row])
+    for name, shown in CRITICAL.items():
+        yield name, draw_replay(compilation(shown).replay)
     for name, (shown, setting) in REPLAYS.items():
         yield name, draw_replay(replay(compilation(shown).program, setting))
 

@@ -44,7 +44,7 @@ IMPORTS = {
     "trace": {"predict", "profile", "cost", "flow", "ir", "picture", "verify", "diagnostics", "source"},
     "library": {"diagnostics", "errors", "profile", "source", "resources", "syntax"},
     "texts": {"errors", "library", "source"},
-    "request": {"cost", "errors", "ir", "predict", "source", "syntax"},
+    "request": {"cost", "elaborate", "errors", "ir", "predict", "source", "syntax"},
     "comparison": {"diagnostics", "elaborate", "errors", "ir", "library", "lower", "request", "source", "syntax"},
     "compilation": {
         "comparison",

@@ -201,7 +201,9 @@ def statuses(page: str, subject: str) -> set[int]:
 
 def test_every_row_of_the_report_is_explained(tmp_path: Path) -> None:
     """Stages that recompute give the table all its rows."""
-    printed = CliRunner().invoke(compile_command, ["chimera_doubling", "--out", str(tmp_path / "out")]).stdout
+    printed = (
+        CliRunner().invoke(compile_command, ["chimera_doubling", "--details", "--out", str(tmp_path / "out")]).stdout
+    )
     lines = [line.strip() for line in printed.splitlines()]
     start = next(at for at, line in enumerate(lines) if line.startswith("──"))
     rows = [re.split(r"\s{2,}", line)[0] for line in lines[start + 1 : lines.index("", start)]]

@@ -19,6 +19,7 @@ from chimera_ir.visible import visible_lines
 
 WRONG_TEXT = 1
 WRONG_COMMAND = 2
+DOES_NOT_FIT = 3
 OUR_FAULT = 70
 INTERRUPTED = 130
 

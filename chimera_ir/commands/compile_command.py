@@ -14,7 +14,7 @@ from chimera_ir import cache, library, output, progress, texts
 from chimera_ir.answer import ENDINGS, Answer, Output, produce
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import listed_values, setting
-from chimera_ir.commands.common import FILE, WRONG_TEXT, Misuse, parse_split, parse_ties, run, write
+from chimera_ir.commands.common import DOES_NOT_FIT, FILE, WRONG_TEXT, Misuse, parse_split, parse_ties, run, write
 from chimera_ir.commands.sections import (
     Function,
     SectionedCommand,
@@ -147,12 +147,13 @@ def compiling(function: Function) -> Function:
         "Common options": "--set --out --emit --against --list",
         "The schedule": "--cost --recompute --sync --tied --communicators",
         "A prediction in seconds": "--profile --cluster --micro-batch-size --copies --split --layout --shard-optimizer",
-        "Output": "--json --table --quiet",
+        "Output": "--details --json --table --quiet",
     },
 )
 @click.argument("scheme", required=False, metavar="SCHEME", shell_complete=completion.schemes)
 @setting(listed_values, "Set a parameter, as NAME=VALUE alone does. NAME=V,V,.. prints a table and writes nothing.")
 @compiling
+@click.option("--details", is_flag=True, help="Print all figures, too: the tables and each launch of a sum.")
 @click.option("--emit", type=click.Choice([level.value for level in Level]), help="Print one level and write nothing.")
 @click.option(
     "--profile",
@@ -193,6 +194,7 @@ def compile_command(
     scheme: str | None,
     settings: dict[str, tuple[int, ...]],
     out: Path | None,
+    details: bool,
     emit: str | None,
     table: str | None,
     no_cache: bool,
@@ -204,8 +206,9 @@ def compile_command(
 
     SCHEME is a .chim file, an IR text (.sir), a pipe with either, or the name of a library scheme (--list).
 
-    Exit status: 0 compiled and verified, 1 something is wrong in the text, 2 on the command line, 70 in the compiler;
-    130 interrupted.
+    Exit status: 0 compiled and verified; 1 something is wrong in the text, 2 on the command line; 3 compiled and
+    written, but a worker needs more memory than the cluster has; 70 something is wrong in the compiler; 130
+    interrupted.
     """
     if listing:
         further = library.further(options["library"], _as_written("library"))
@@ -222,7 +225,8 @@ def compile_command(
         compiles = _sweep(scheme, settings, options, form)
         click.get_current_context().exit(0 if compiles else WRONG_TEXT)
     wanted = Level(emit) if emit else None
-    request, answer = answered(scheme, {name: value for name, (value,) in settings.items()}, options, wanted, no_cache)
+    values = {name: value for name, (value,) in settings.items()}
+    request, answer = answered(scheme, values, options, wanted, no_cache, details)
     if answer.output is None:
         write(_in_colours(answer.printed, wanted))
         return
@@ -235,7 +239,12 @@ def compile_command(
         figures = json.loads(answer.output.files["report.json"])
         write(_as_json({"directory": str(directory), "run": line, "report": figures}))
     else:
-        report(f"wrote {visible(str(directory))}: run it with\n  {line} --check\n")
+        report(
+            f"wrote {visible(str(directory))} (picture: replay.svg; all figures: report.json, --details): run it with\n"
+        )
+        report(f"  {line} --check\n")
+    if not answer.output.fits:
+        click.get_current_context().exit(DOES_NOT_FIT)
 
 
 def _in_colours(text: str, level: Level | None) -> str:
@@ -248,15 +257,20 @@ def _in_colours(text: str, level: Level | None) -> str:
 
 
 def answered(
-    scheme: str, settings: Mapping[str, int], options: Mapping[str, Any], wanted: Level | None, no_cache: bool
+    scheme: str,
+    settings: Mapping[str, int],
+    options: Mapping[str, Any],
+    wanted: Level | None,
+    no_cache: bool,
+    details: bool = False,
 ) -> tuple[Request, Answer]:
     """What SCHEME compiles to with `Options` of these names, now or in an earlier call; warnings are shown."""
     source = _text(scheme, options)
     color = colored(sys.stderr)
     with _as_misuse(source):
         request = Options(**options).request(source, settings, _as_written)
-        make = partial(_compiled, request, wanted, color)
-        answer = make() if no_cache else cache.recall(partial(_question, request, wanted, color), make)
+        make = partial(_compiled, request, wanted, color, details)
+        answer = make() if no_cache else cache.recall(partial(_question, request, wanted, color, details), make)
     _say(answer.warnings)
     return request, answer
 
@@ -320,21 +334,21 @@ def _as_written(name: str) -> str:
     return next(option.opts[0] for option in compile_command.params if option.name == name)
 
 
-def _question(request: Request, wanted: Level | None, color: bool) -> str:
+def _question(request: Request, wanted: Level | None, color: bool, details: bool) -> str:
     """Everything that an answer depends on beside the compiler."""
     if wanted not in (None, Level.TIMELINE):
         return repr((request, wanted, color))
     from chimera_ir.console import appearance
 
-    return repr((request, wanted, color, appearance()))
+    return repr((request, wanted, color, details, appearance()))
 
 
-def _compiled(request: Request, wanted: Level | None, color: bool) -> Answer:
+def _compiled(request: Request, wanted: Level | None, color: bool, details: bool) -> Answer:
     """The answer, made now; if there is none, its warnings are shown all the same."""
     warnings: list[Diagnostic] = []
     try:
         with progress.shown(is_quiet()) as tell:
-            shown, written = produce(Compilation(request, warn=warnings.append, tell=tell), wanted)
+            shown, written = produce(Compilation(request, warn=warnings.append, tell=tell), wanted, details)
     except BaseException:
         _say(blocks(warnings, request.source, color))
         raise

@@ -9,8 +9,7 @@ from typing import NamedTuple
 from chimera_ir.cost.events import Launched
 from chimera_ir.cost.footprint import activations, between_halves, held, stashed_inputs
 from chimera_ir.cost.model import Durations
-from chimera_ir.cost.numbers import decimal, percent
-from chimera_ir.cost.simulate import Timeline, idle, simulate
+from chimera_ir.cost.simulate import Timeline, idle, mean, simulate
 from chimera_ir.cost.staleness import Staleness, staleness, warning
 from chimera_ir.ir.kinds import PAIR, Pairing
 from chimera_ir.ir.levels import Header, Schedule
@@ -24,7 +23,7 @@ class Figures:
     """The costs of a schedule in one iteration, or in one update of the steady state, communication free.
 
     ``path`` is the critical path, and ``counts`` has C_f and C_b by the letters of the kinds. ``clock_span`` is the
-    makespan if every operation takes 1. ``busy`` is how long a worker works, on average. ``spans`` are the workers'
+    makespan if every operation takes 1. ``work`` is how long each worker works. ``spans`` are the workers'
     own spans, from the start of a worker's first operation to the end of its last; an asynchronous schedule has
     none. ``steady_period`` is the time of an iteration among many that follow one another without a barrier. The
     last four are peaks per worker: copies of weights in M_theta, activations, what of these is between the halves of a
@@ -35,7 +34,7 @@ class Figures:
     costs: Durations
     path: tuple[Operation, ...]
     makespan: Fraction
-    busy: Fraction
+    work: tuple[Fraction, ...]
     spans: tuple[Fraction, ...]
     steady_period: Fraction
     counts: Mapping[str, Fraction]
@@ -48,17 +47,17 @@ class Figures:
     @property
     def bubble_ratio(self) -> Fraction:
         """The share of the makespan, over all workers, in which they idle."""
-        return idle(self.busy, self.makespan)
+        return idle(mean(self.work), self.makespan)
 
     @property
     def span_bubble_ratio(self) -> Fraction:
         """The share of the workers' own spans, added up, in which they idle."""
-        return idle(self.busy * len(self.spans), sum(self.spans, Fraction(0)))
+        return idle(sum(self.work, Fraction(0)), sum(self.spans, Fraction(0)))
 
     @property
     def steady_bubble_ratio(self) -> Fraction:
         """The share of the steady period, over all workers, in which they idle."""
-        return idle(self.busy, self.steady_period)
+        return idle(mean(self.work), self.steady_period)
 
 
 class Shared(NamedTuple):
@@ -173,7 +172,7 @@ def report(
     figures = _figures(schedule, timeline, weights, Fraction(1), splits)
     stale = staleness(schedule)
     remarks = (
-        *_remarks(figures, base, schedule),
+        *_remarks(schedule),
         *warning(stale, schedule.header.per_update),
         *costs.remarks(schedule),
     )
@@ -197,7 +196,7 @@ def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], siz
         costs=timeline.costs,
         path=timeline.critical_path.operations,
         makespan=timeline.makespan,
-        busy=timeline.busy * timeline.tick,
+        work=tuple(work * timeline.tick for work in timeline.work),
         spans=() if schedule.header.asynchronous else tuple(span * timeline.tick for span in timeline.spans),
         steady_period=timeline.steady_period * timeline.tick,
         counts=timeline.critical_path.counts,
@@ -211,22 +210,9 @@ def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], siz
     )
 
 
-def _remarks(figures: Figures, base: Figures, schedule: Schedule) -> tuple[str, ...]:
-    """Remarks that a user needs before paying for the schedule."""
+def _remarks(schedule: Schedule) -> tuple[str, ...]:
+    """Remarks that a user needs before paying for the schedule, beside the answers of `predict.summary`."""
     remarks = []
-    name, show = base.header.scheme, figures.costs.unit.show
-    if figures.makespan > base.makespan:
-        slowdown = percent(figures.makespan / base.makespan - 1)
-        remarks.append(
-            f"the baseline ({name}) of the same size needs {show(base.makespan)}, which is less: "
-            f"this schedule is slower by {show(figures.makespan - base.makespan)}, or {slowdown}"
-        )
-    kept, needed = max(figures.activations, default=Fraction(0)), max(base.activations, default=Fraction(0))
-    if kept > needed:
-        remarks.append(
-            f"the fullest worker keeps {decimal(kept)} M_a of activations; in the baseline ({name}) it keeps "
-            f"{decimal(needed)} M_a"
-        )
     header = schedule.header
     for tie in header.ties:
         members = header.members(tie)

@@ -34,8 +34,8 @@ class Timeline:
 
     ``tick`` is the length of a tick in the unit of the costs. ``span`` is the time shown, in ticks: an iteration, or
     the updates that an asynchronous schedule shows, or the beginning of these. ``clock_span`` is the length of an
-    update if every operation takes 1. ``busy`` is the time per update in which a worker works, on average, and
-    ``steady_period`` that of an update among many that follow one another without a barrier; both in ticks.
+    update if every operation takes 1. ``work`` is for each worker the time per update in which it works, and
+    ``steady_period`` is the time of an update among many that follow one another without a barrier; all in ticks.
     """
 
     header: Header
@@ -45,7 +45,7 @@ class Timeline:
     lanes: tuple[tuple[Timed, ...], ...]
     critical_path: CriticalPath
     clock_span: Fraction
-    busy: Fraction
+    work: tuple[Fraction, ...]
     steady_period: Fraction
     events: tuple[Event, ...] = ()
 
@@ -62,7 +62,7 @@ class Timeline:
     @property
     def bubble_ratio(self) -> Fraction:
         """The share of the makespan, over all workers, in which they idle."""
-        return idle(self.busy, self.critical_path.length)
+        return idle(mean(self.work), self.critical_path.length)
 
     @property
     def spans(self) -> tuple[int, ...]:
@@ -118,15 +118,16 @@ def simulate(schedule: Schedule, costs: Durations, net: Net | None = None) -> Ti
         for operation, end, duration in zip(operations, ends, run.durations, strict=True)
     ]
     remaining = iter(timed)
+    lanes = tuple(tuple(islice(remaining, len(lane))) for lane in schedule.lanes)
     return Timeline(
         header=header,
         costs=costs,
         tick=run.tick,
         span=max(ends, default=0),
-        lanes=tuple(tuple(islice(remaining, len(lane))) for lane in schedule.lanes),
+        lanes=lanes,
         critical_path=path,
         clock_span=update_length(header, bones, [1] * len(operations)),
-        busy=_busy(header, timed) if timed else Fraction(0),
+        work=tuple(_work(header, lane) for lane in lanes),
         steady_period=path.length if header.asynchronous else steady_period(header, bones.net, run.durations, path),
     )
 
@@ -136,13 +137,18 @@ def idle(busy: Fraction, length: Fraction) -> Fraction:
     return 1 - busy / length if length else Fraction(0)
 
 
-def _busy(header: Header, timed: Iterable[Timed]) -> Fraction:
-    """The average time per update in which a worker works; of an asynchronous schedule only whole turns count."""
+def mean(times: Sequence[Fraction]) -> Fraction:
+    """The mean of times; of none 0."""
+    return sum(times, Fraction(0)) / len(times) if times else Fraction(0)
+
+
+def _work(header: Header, lane: Iterable[Timed]) -> Fraction:
+    """The time per update in which a worker works; of an asynchronous schedule only whole turns count."""
     counted = header.micro_batches - header.micro_batches % (header.period or 1)
     if header.asynchronous:
-        timed = [interval for interval in timed if interval.operation.parts[0].micros[0] < counted]
-    busy = sum(end - start for _, start, end in timed)
-    return Fraction(busy * header.per_update, counted * header.workers)
+        lane = [interval for interval in lane if interval.operation.parts[0].micros[0] < counted]
+    work = sum(end - start for _, start, end in lane)
+    return Fraction(work * header.per_update, counted) if work else Fraction(0)
 
 
 def ticks(header: Header, costs: Durations) -> tuple[Fraction, Callable[[Operation], int]]:

@@ -1,4 +1,4 @@
-"""The report as a terminal table: the schedule beside the baseline, a verdict, the remarks."""
+"""The details of a report for a terminal: the schedule beside the baseline, the launches of sums."""
 
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
@@ -23,12 +23,12 @@ Show = Callable[[Fraction], str]
 
 
 def show(report: Report) -> RenderableType:
-    """The report for a console of any width; colours add no information to the words."""
-    head = _heading(report), _table(report), _verdict(report)
-    return Group(*head, *_remarks(report), *_launches(report), _proof(report), *_communicators(report))
+    """All figures, for a console of any width; colours add no information to the words."""
+    return Group(_table(report), *_launches(report), *_communicators(report))
 
 
-def _heading(report: Report) -> Text:
+def heading(report: Report) -> Text:
+    """The scheme with its parameters, sizes and costs, and how the baseline differs."""
     header = report.figures.header
     parameters = " ".join(f"{name}={value}" for name, value in header.parameters)
     costs = _costs(report.figures)
@@ -45,7 +45,7 @@ def _heading(report: Report) -> Text:
     if differences := ", ".join(_differences(report)):
         units.append(f"the baseline: {differences}")
     lines = f"{sizes}; {costs}", *(["; ".join(units)] if units else [])
-    return Text.assemble((header.scheme, "bold"), f" {parameters}\n" if parameters else "\n", "\n".join(lines))
+    return Text.assemble((header.scheme, "bold"), f" {parameters}: " if parameters else ": ", "\n".join(lines))
 
 
 def _differences(report: Report) -> Iterator[str]:
@@ -103,17 +103,6 @@ def _rows(figures: Figures, splits: bool, recomputing: bool) -> list[tuple[str, 
     return rows
 
 
-def _verdict(report: Report) -> Text:
-    makespan, baseline = report.figures.makespan, report.baseline.makespan
-    if makespan < baseline:
-        saved = percent(1 - makespan / baseline)
-        show = report.figures.costs.unit.show
-        return Text(f"faster than the baseline: {show(makespan)} against {show(baseline)}, {saved} less time", "green")
-    if makespan == baseline:
-        return Text("as fast as the baseline")
-    return Text("slower than the baseline", "bold red")
-
-
 def _launches(report: Report) -> list[Text]:
     """The launches of gradient sums that a bubble follows, one line for each."""
     early = [launched for launched in report.launches if launched.free]
@@ -140,11 +129,8 @@ def _launch(launched: Launched, steady: bool, unit: Unit) -> str:
     )
 
 
-def _remarks(report: Report) -> list[Text]:
-    return [Text.assemble(("remark: ", "yellow"), remark) for remark in report.remarks]
-
-
-def _proof(report: Report) -> Text:
+def proof(report: Report) -> Text:
+    """The rules that are proven."""
     return Text("verified: " + ", ".join(report.verified))
 
 

@@ -3,13 +3,13 @@
 Everything is computed here; ``templates/replay.svg.j2`` only writes it down. Same replay, same bytes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
 from typing import NamedTuple, assert_never
 
-from chimera_ir.cost.numbers import percent, seconds, time_unit
+from chimera_ir.cost.numbers import percent
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.ops import AllReduce, Compute, Drop, Pair, Recv, Send, Stash, Step, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.ir.text.printer import group_name
@@ -24,6 +24,9 @@ from chimera_ir.predict.idle import Cause, idle, shares
 from chimera_ir.predict.replay import Event, Replay
 
 _LEFT, _TOP = 46, 62
+_SUM, _MESSAGE, _CRITICAL, _STEP = "sum under way", "message", "critical path", "step"
+"""The names of signs in the legend, beside those of the causes of idle time."""
+
 _MOST = 90
 """The largest width in pixels of the shortest operation's box."""
 
@@ -64,8 +67,8 @@ class ReplayPicture:
     critical: str
     notices: str
     legend: tuple[Entry, ...]
-    sum_entry: Entry
-    message_entry: Entry
+    sum_entry: tuple[Entry, ...]
+    message_entry: tuple[Entry, ...]
     critical_entry: Entry
     step_entry: tuple[Entry, ...]
 
@@ -98,15 +101,17 @@ def drawing(replay: Replay) -> ReplayPicture:
     right, workers = scale.x(replay.span), len(replay.lanes)
     bottom = scale.y(workers) - scale.gap
     heading, summary = plain(_heading(replay)), plain(_summary(replay))
+    idle_paths = _idle(replay, scale)
+    messages = "".join(_arrow(message, scale) for message in replay.messages if message.end > message.start)
     looks = Looks(replay.header)
     operations = [bar.what for lane in replay.lanes for bar in lane if isinstance(bar.what, Compute | Pair)]
     kinds = kinds_of(operations)
     width = int(max(float(right), _LEFT + max(10 * len(heading), 7 * len(summary), least(looks, kinds)))) + 60
-    names = [*(cause.value for cause in Cause), "sum under way", "message", "critical path"]
-    names += ["step"] * any(_steps(replay))
+    signs = {cause.value: bool(path) for cause, path in idle_paths.items()}
+    signs |= {_SUM: any(_summing(replay)), _MESSAGE: bool(messages), _CRITICAL: True, _STEP: any(_steps(replay))}
+    names = [name for name, used in signs.items() if used]
     entries = [*legend(looks, kinds, [*pairs_of(operations), *names], _LEFT, width, bottom + 44)]
-    strand_entries, others = entries[: -len(names)], entries[-len(names) :]
-    causes, (sums, messages, critical, *stepped) = others[: len(Cause)], others[len(Cause) :]
+    strand_entries, entry_of = entries[: -len(names)], dict(zip(names, entries[-len(names) :], strict=True))
     one_by_one = sum(map(len, replay.lanes)) <= MOST_BOXES
     return ReplayPicture(
         width=width,
@@ -122,18 +127,18 @@ def drawing(replay: Replay) -> ReplayPicture:
         summary=summary,
         rows=tuple(WorkerRow(f"P{worker}", scale.y(worker), _baseline(worker, scale)) for worker in range(workers)),
         ticks=tuple(_ticks(replay, scale)),
-        idle=tuple(_idle(replay, scale, causes)),
+        idle=tuple(_idle_entry(cause, path, entry_of[cause.value]) for cause, path in idle_paths.items() if path),
         families=(*_families(replay, looks, scale, one_by_one), *_stepping(replay, scale, one_by_one)),
-        messages="".join(_arrow(message, scale) for message in replay.messages if message.end > message.start),
-        sums=tuple(_strip(event, worker, scale) for event, worker in _summing(replay)) if one_by_one else (),
+        messages=messages,
+        sums=tuple(_strip(event, worker, replay, scale) for event, worker in _summing(replay)) if one_by_one else (),
         sums_path="" if one_by_one else "".join(_rectangle(event, worker, scale) for event, worker in _summing(replay)),
         critical="".join(_marked(event, scale) for event in replay.critical if event.role is not Role.NOTICE),
         notices="".join(_arrow(event, scale) for event in replay.critical if event.role is Role.NOTICE),
         legend=tuple(strand_entries),
-        sum_entry=sums,
-        message_entry=messages,
-        critical_entry=critical,
-        step_entry=tuple(stepped),
+        sum_entry=tuple(entry_of[name] for name in [_SUM] if name in entry_of),
+        message_entry=tuple(entry_of[name] for name in [_MESSAGE] if name in entry_of),
+        critical_entry=entry_of[_CRITICAL],
+        step_entry=tuple(entry_of[name] for name in [_STEP] if name in entry_of),
     )
 
 
@@ -173,12 +178,11 @@ def _steps(replay: Replay) -> Iterator[Event]:
 
 
 def _heading(replay: Replay) -> str:
-    setting = replay.setting
-    return f"{named(replay.header)}  W={setting.copies} B={setting.micro_batch_size} on {setting.cluster.name}"
+    return named(replay.header)
 
 
 def _summary(replay: Replay) -> str:
-    """The time of an update, and the shares of computing and of each cause of idle time."""
+    """The conditions, the time of an update, and the shares of computing and of each cause of idle time."""
     idle_shares = shares(replay) if replay.span else dict.fromkeys(Cause, 0.0)
     busy = 1 - sum(idle_shares.values())
     stepping = sum(event.end - event.start for event in _steps(replay)) / (replay.span * len(replay.lanes) or 1.0)
@@ -186,14 +190,28 @@ def _summary(replay: Replay) -> str:
         ("computing", busy - stepping),
         *([("stepping", stepping)] if stepping else []),
         ("bubbles", idle_shares[Cause.BUBBLE]),
-        ("waiting for messages", idle_shares[Cause.MESSAGE]),
-        ("waiting for sums", idle_shares[Cause.SUM]),
+        *([("waiting for messages", idle_shares[Cause.MESSAGE])] if _timed(replay.messages) else []),
+        *([("waiting for sums", idle_shares[Cause.SUM])] if _timed(replay.sums) else []),
     ]
     said = ", ".join(f"{name} {percent(Fraction(share))}" for name, share in parts)
     if replay.header.asynchronous:
-        shown = f"the first {counted(replay.header.updates, 'update')}, in {seconds(replay.span)}"
-        return f"one update in the steady state: {seconds(replay.seconds)}; {shown}: {said}"
-    return f"one update: {seconds(replay.seconds)}; {said}"
+        shown = f"the first {counted(replay.header.updates, 'update')}, in {_time(replay, replay.span)}"
+        update = f"one update in the steady state: {_time(replay, replay.seconds)}; {shown}"
+        return f"{replay.conditions}; {update}: {said}"
+    return f"{replay.conditions}; one update: {_time(replay, replay.seconds)}; {said}"
+
+
+def _timed(events: Iterable[Event]) -> bool:
+    """Whether any of the events takes time."""
+    return any(event.end > event.start for event in events)
+
+
+def _time(replay: Replay, time: float) -> str:
+    return replay.unit.show(Fraction(time))
+
+
+def _period(replay: Replay, event: Event) -> str:
+    return f"{_time(replay, event.start)} to {_time(replay, event.end)}"
 
 
 def _baseline(worker: int, scale: _Scale) -> str:
@@ -202,21 +220,25 @@ def _baseline(worker: int, scale: _Scale) -> str:
 
 def _ticks(replay: Replay, scale: _Scale) -> Iterator[Tick]:
     """Marks at round times, in a unit that suits the length of the replay."""
-    factor, name = time_unit(replay.span)
+    factor, name = replay.unit.axis(Fraction(replay.span))
     distance = step(80 * factor / scale.pixel)
     for number in range(int(Fraction(replay.span) * factor / distance) + 1):
         time = number * distance
-        text = f"{float(time):.10g}" + ("" if number else f" {name}")
+        text = f"{float(time):.10g}" + ("" if number or not name else f" {name}")
         yield Tick(pixels(_LEFT + scale.pixel * time / factor), text)
 
 
-def _idle(replay: Replay, scale: _Scale, entries: list[Entry]) -> Iterator[Idle]:
+def _idle(replay: Replay, scale: _Scale) -> dict[Cause, str]:
+    """The idle time of each cause, as one path."""
     paths: dict[Cause, list[str]] = {cause: [] for cause in Cause}
     for worker, lane in enumerate(idle(replay)):
         for cause, start, end in lane:
             paths[cause].append(_span(start, end, scale.y(worker), scale.row, scale))
-    for cause, entry in zip(Cause, entries, strict=True):
-        yield Idle(cause.name.lower(), "".join(paths[cause]), entry.x, entry.y, entry.name)
+    return {cause: "".join(parts) for cause, parts in paths.items()}
+
+
+def _idle_entry(cause: Cause, path: str, entry: Entry) -> Idle:
+    return Idle(cause.name.lower(), path, entry.x, entry.y, entry.name)
 
 
 def _span(start: float, end: float, y: int, height: int, scale: _Scale) -> str:
@@ -236,7 +258,7 @@ def _families(replay: Replay, looks: Looks, scale: _Scale, one_by_one: bool) -> 
             fill=looks.fill(group),
             ink=ink(several[0].operation.kind),
             font=font,
-            boxes=tuple(_box(bar, scale) for bar in several) if one_by_one else (),
+            boxes=tuple(_box(bar, replay, scale) for bar in several) if one_by_one else (),
             outline="" if one_by_one else "".join(_bar_outline(bar, scale) for bar in several),
             labels=tuple(_labels(several, font, looks, scale)),
         )
@@ -245,21 +267,20 @@ def _families(replay: Replay, looks: Looks, scale: _Scale, one_by_one: bool) -> 
 def _stepping(replay: Replay, scale: _Scale, one_by_one: bool) -> Iterator[Family]:
     """The steps of all stages, if they take time."""
     if several := [*_steps(replay)]:
-        boxes = tuple(_step(event, scale) for event in several) if one_by_one else ()
+        boxes = tuple(_step(event, replay, scale) for event in several) if one_by_one else ()
         outline = "" if one_by_one else "".join(_outline(event, scale) for event in several)
         yield Family(STEP, PAPER, scale.font, boxes, outline, ())
 
 
-def _step(event: Event, scale: _Scale) -> Box:
+def _step(event: Event, replay: Replay, scale: _Scale) -> Box:
     assert isinstance(event.what, Step)
-    title = f"step of {group_name(event.what.group)}, {seconds(event.start)} to {seconds(event.end)}"
+    title = f"step of {group_name(event.what.group)}, {_period(replay, event)}"
     return _placed(event, scale.y(event.workers[0]), scale.row, title, scale)
 
 
-def _box(bar: _Bar, scale: _Scale) -> Box:
+def _box(bar: _Bar, replay: Replay, scale: _Scale) -> Box:
     event, what, row = bar
-    when = f"{seconds(event.start)} to {seconds(event.end)}"
-    title = f"{what.kind.noun} of {label(what)} on stage {what.stage}, {when}"
+    title = f"{what.kind.noun} of {label(what)} on stage {what.stage}, {_period(replay, event)}"
     return _placed(event, *row.within(scale.y(event.workers[0]), scale.row), title, scale)
 
 
@@ -293,12 +314,10 @@ def _summing(replay: Replay) -> Iterator[tuple[Event, Worker]]:
     return ((event, worker) for event in replay.sums if event.end > event.start for worker in event.workers)
 
 
-def _strip(event: Event, worker: Worker, scale: _Scale) -> Box:
+def _strip(event: Event, worker: Worker, replay: Replay, scale: _Scale) -> Box:
     assert isinstance(event.what, AllReduce)
-    title = (
-        f"sum of the gradients of {group_name(event.what.group)}, launched by all at {seconds(event.posted)}, "
-        f"{seconds(event.start)} to {seconds(event.end)}"
-    )
+    launched = f"launched by all at {_time(replay, event.posted)}, {_period(replay, event)}"
+    title = f"sum of the gradients of {group_name(event.what.group)}, {launched}"
     return _placed(event, scale.y(worker) + scale.row + 1, scale.strip - 1, title, scale)
 
 

@@ -63,7 +63,7 @@ class _Scale:
         return int(ticks * self.column)
 
 
-class _Shown(NamedTuple):
+class _Labelled(NamedTuple):
     """An operation, its label, and whether the sign of an event closes it."""
 
     timed: Timed
@@ -72,19 +72,24 @@ class _Shown(NamedTuple):
 
 
 def draw(timeline: Timeline, width: int) -> Text:
+    """The timeline below a heading; see `picture`."""
+    return Text("\n").join(
+        [Text(heading(timeline), "bold"), Text(summary(_shown(timeline, width))), picture(timeline, width)]
+    )
+
+
+def picture(timeline: Timeline, width: int) -> Text:
     """The timeline, no wider than ``width`` columns if that is possible.
 
     A timeline that is too long for a line is continued below, like a score. If it would take too many lines, it ends
     with the steady state; without a steady state it is drawn small, with a note on what is missing. Colours are styles
     of the `Text`; nothing is lost without them.
     """
-    names = [f"P{worker}".ljust(len(f"P{len(timeline.lanes) - 1}")) + " " for worker in range(len(timeline.lanes))]
-    window, room = steady_window(timeline), max(width - len(names[0]), 10)
-    if window and _lines(timeline, _legible(timeline, room)) > LINES:
-        timeline = beginning(timeline, window)
-    scale, panels = _layout(timeline, room)
+    names, window = _names(timeline), steady_window(timeline)
+    timeline = _shown(timeline, width)
+    scale, panels = _layout(timeline, _room(timeline, width))
     rows = _rows(timeline, scale)
-    parts = [Text(heading(timeline), "bold"), Text(summary(timeline))]
+    parts = []
     for start, end in panels:
         parts.append(Text(" " * len(names[0]) + _axis(timeline, scale, start, end), "dim"))
         parts += [Text.assemble(name, row[start:end]) for name, row in zip(names, rows, strict=True)]
@@ -92,11 +97,30 @@ def draw(timeline: Timeline, width: int) -> Text:
     return Text("\n").join([*parts, *_legend(timeline, window, width), *_notes(timeline, scale)])
 
 
-def _lanes(timeline: Timeline) -> list[list[_Shown]]:
+def _names(timeline: Timeline) -> list[str]:
+    """The names of the lanes, each as wide as the widest."""
+    widest = len(f"P{len(timeline.lanes) - 1}")
+    return [f"P{worker}".ljust(widest) + " " for worker in range(len(timeline.lanes))]
+
+
+def _room(timeline: Timeline, width: int) -> int:
+    """The columns of a line that names leave for the picture."""
+    return max(width - len(_names(timeline)[0]), 10)
+
+
+def _shown(timeline: Timeline, width: int) -> Timeline:
+    """The part of a timeline that is drawn: up to the steady state if all of it takes too many lines."""
+    window = steady_window(timeline)
+    if window and _lines(timeline, _legible(timeline, _room(timeline, width))) > LINES:
+        return beginning(timeline, window)
+    return timeline
+
+
+def _lanes(timeline: Timeline) -> list[list[_Labelled]]:
     ends: set[tuple[int, Fraction]] = {(event.worker, event.at / timeline.tick) for event in timeline.events}
     looks = Looks(timeline.header)
     return [
-        [_Shown(timed, looks.name(timed.operation), (worker, Fraction(timed.end)) in ends) for timed in lane]
+        [_Labelled(timed, looks.name(timed.operation), (worker, Fraction(timed.end)) in ends) for timed in lane]
         for worker, lane in enumerate(timeline.lanes)
     ]
 
@@ -123,12 +147,12 @@ def _lines(timeline: Timeline, scale: _Scale) -> int:
     return -(-scale.at(timeline.span) // scale.width) * (len(timeline.lanes) + 1)
 
 
-def _needed(shown: _Shown, shortest: int) -> int:
+def _needed(shown: _Labelled, shortest: int) -> int:
     """The columns of the shortest operation at which this one has room for its label, a stroke and its sign."""
     return -(-(len(shown.name) + 1 + shown.sign) * shortest // (shown.timed.end - shown.timed.start))
 
 
-def _panels(operations: Iterable[_Shown], scale: _Scale, columns: int) -> list[tuple[int, int]]:
+def _panels(operations: Iterable[_Labelled], scale: _Scale, columns: int) -> list[tuple[int, int]]:
     """Parts of the picture, at most as wide as a line, that end outside of labels."""
     within = {scale.at(shown.timed.start) + offset for shown in operations for offset in range(1, len(shown.name) + 1)}
     panels = []
@@ -145,7 +169,7 @@ def _rows(timeline: Timeline, scale: _Scale) -> list[Text]:
     return [_row(lane, looks, scale, columns) for lane in _lanes(timeline)]
 
 
-def _row(lane: Sequence[_Shown], looks: Looks, scale: _Scale, columns: int) -> Text:
+def _row(lane: Sequence[_Labelled], looks: Looks, scale: _Scale, columns: int) -> Text:
     row = Text()
     for shown in lane:
         start, end = scale.at(shown.timed.start), min(scale.at(shown.timed.end), columns)
@@ -155,7 +179,7 @@ def _row(lane: Sequence[_Shown], looks: Looks, scale: _Scale, columns: int) -> T
     return row.append(_BUBBLE * (columns - len(row)), "dim")
 
 
-def _strokes(shown: _Shown, length: int) -> str:
+def _strokes(shown: _Labelled, length: int) -> str:
     operation = shown.timed.operation
     stroke = _PAIR if isinstance(operation, Pair) else _STROKES[Shade.of(operation.kind)]
     name = shown.name if len(shown.name) < length else ""

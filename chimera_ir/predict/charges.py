@@ -1,4 +1,4 @@
-"""Costs of a program's instructions in a setting, in seconds.
+"""Costs of a program's instructions: in a setting, in seconds; or of its operations alone.
 
 A profile knows the parameters of each stage, and not which of them stages share. So the sums and steps of stages are
 charged with all parameters of the stage. The sum of what stages share is charged as if it were as large as it can be,
@@ -6,8 +6,9 @@ with all gradients of the smallest of them: T is then at most too high. Its step
 """
 
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import Protocol, assert_never
 
+from chimera_ir.cost.model import Durations
 from chimera_ir.ir.ids import WeightGroup, Worker
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import (
@@ -27,7 +28,72 @@ from chimera_ir.ir.ops import (
     WaitSend,
 )
 from chimera_ir.predict.setting import Setting
-from chimera_ir.profile.cluster import Link
+from chimera_ir.profile.cluster import FREE, Link
+
+
+class Tariff(Protocol):
+    """The costs of a program's instructions, in one unit; `Charges` says what each of them is."""
+
+    @property
+    def header(self) -> Header:
+        """The header of the program."""
+
+    def compute(self, operation: Operation) -> float:
+        """The time of an operation."""
+
+    def step(self, group: WeightGroup) -> float:
+        """The time of an optimizer step."""
+
+    def size(self, message: Message) -> float:
+        """The bytes of a message."""
+
+    def link(self, source: Worker, target: Worker) -> Link:
+        """The link from a worker to another."""
+
+    def overhead(self, worker: Worker, instruction: Instruction) -> float:
+        """The time for which posting an instruction occupies its lane."""
+
+    def ranks(self, group: WeightGroup) -> int:
+        """The number of ranks that sum the gradients of a group."""
+
+    def all_reduce(self, group: WeightGroup) -> float:
+        """The time of a sum of gradients."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreeMessages:
+    """Costs of a program of which only the operations take time, as in a timeline."""
+
+    header: Header
+    durations: Durations
+
+    def compute(self, operation: Operation) -> float:
+        """The duration of an operation."""
+        return float(self.durations.duration(operation, self.header))
+
+    def step(self, _: WeightGroup) -> float:
+        """No time."""
+        return 0.0
+
+    def size(self, _: Message) -> float:
+        """No bytes."""
+        return 0.0
+
+    def link(self, _: Worker, __: Worker) -> Link:
+        """A link that costs nothing."""
+        return FREE
+
+    def overhead(self, _: Worker, __: Instruction) -> float:
+        """No time."""
+        return 0.0
+
+    def ranks(self, group: WeightGroup) -> int:
+        """The number of workers that hold a group."""
+        return len(self.header.members(group))
+
+    def all_reduce(self, _: WeightGroup) -> float:
+        """No time."""
+        return 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ from chimera_ir.ir.ops import (
     WaitRecv,
     WaitSend,
 )
-from chimera_ir.predict.charges import Charges
+from chimera_ir.predict.charges import Tariff
 from chimera_ir.profile.cluster import Link
 
 
@@ -114,7 +114,7 @@ class Events(NamedTuple):
         return after
 
 
-def events_of(program: Program, charges: Charges) -> Events:
+def events_of(program: Program, charges: Tariff) -> Events:
     """The events of a verified program, in time linear in its instructions."""
     gathered = _Gathered(charges)
     for number, lane in enumerate(program.lanes):
@@ -125,7 +125,7 @@ def events_of(program: Program, charges: Charges) -> Events:
 class _Gathered:
     """The events of the lanes so far."""
 
-    def __init__(self, charges: Charges) -> None:
+    def __init__(self, charges: Tariff) -> None:
         self.nodes: list[Node] = []
         self.before: list[list[int]] = []
         self.posted: dict[int, list[int]] = {}

@@ -1,7 +1,7 @@
 """Memory of each worker in bytes, where every stage has its own sizes."""
 
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from chimera_ir.ir.ids import Stage
@@ -36,7 +36,12 @@ class Memory:
     @property
     def total(self) -> int:
         """Bytes of all parts together."""
-        return sum(astuple(self))
+        return sum(self.parts.values())
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Bytes by the name of their purpose."""
+        return asdict(self)
 
 
 def memory(program: Program, setting: Setting) -> tuple[Memory, ...]:

@@ -1,7 +1,8 @@
 """Prediction of a program's time and memory on a cluster."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import NamedTuple
 
 from chimera_ir.cost.numbers import rounded
 from chimera_ir.ir.ids import WeightGroup
@@ -13,6 +14,7 @@ from chimera_ir.predict.replay import Replay, expected, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.choose import Inputs, Wanted, refuse_sharing
 from chimera_ir.profile.cluster import torchrun
+from chimera_ir.profile.layers import stages_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,13 @@ def _number(value: Fraction) -> int | float:
     return value.numerator if value.denominator == 1 else float(value)
 
 
+class BaselinePrediction(NamedTuple):
+    """The prediction of what a report compares with: seconds of an update by replay, bytes of the fullest worker."""
+
+    seconds: float
+    memory: int
+
+
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """Setting of a prediction before the program is known: `Setting` with inputs and a split in place of stages."""
@@ -139,6 +148,19 @@ class Forecast:
             refuse_sharing(header.scheme)
         stages, cluster = self.inputs.choose(self._wanted(header)), self.inputs.cluster
         return Setting(stages, cluster, self.copies, self.micro_batch_size, self.replica_layout, self.sharded_optimizer)
+
+    def baseline(self, program: Program, like: Header) -> BaselinePrediction | None:
+        """The prediction for a verified program that trains the model of another one.
+
+        Where it has fewer stages, each is made of neighbouring stages of the other program; None if they cannot be.
+        """
+        larger, rest = divmod(like.stages, program.header.stages)
+        if rest:
+            return None
+        setting = self._setting(like)
+        setting = replace(setting, stages=stages_of(setting.stages, range(0, like.stages, larger)))
+        fullest = max(need.total for need in memory(program, setting))
+        return BaselinePrediction(replay(program, setting).seconds, fullest)
 
     def of(self, program: Program) -> Prediction:
         """The prediction for a verified program; raises the errors of `durations`."""

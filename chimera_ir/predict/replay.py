@@ -1,4 +1,4 @@
-"""Replay of a program event by event: all times of one copy of the workers, on links that take time.
+"""Replay of a program event by event: all times of one copy of the workers, on links that take time, or on free ones.
 
 The module `events` says what waits for what. All copies run alike, so only one is replayed; the others make its sums
 take longer.
@@ -8,12 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from chimera_ir.cost.model import Durations
+from chimera_ir.cost.numbers import Unit
 from chimera_ir.flow.run import ends, ordered
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import Instruction
 from chimera_ir.plural import counted
-from chimera_ir.predict.charges import Charges
+from chimera_ir.predict.charges import Charges, FreeMessages
 from chimera_ir.predict.events import Events, Role, events_of
 from chimera_ir.predict.setting import Setting
 from chimera_ir.predict.shares import contended
@@ -38,10 +40,12 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """All events of a program with their times, in seconds from the start.
+    """All events of a program with their times from the start, in seconds or in the unit of the costs.
 
     Attributes
     ----------
+    conditions
+        The copies, the micro-batch size and the cluster in a few words, or the costs of operations.
     seconds
         Time of an update. For a synchronous program it is the span, for an asynchronous program the time of an update
         in the steady state.
@@ -59,7 +63,8 @@ class Replay:
     """
 
     header: Header
-    setting: Setting
+    unit: Unit
+    conditions: str
     seconds: float
     span: float
     lanes: tuple[tuple[Event, ...], ...]
@@ -76,8 +81,18 @@ def replay(program: Program, setting: Setting) -> Replay:
     ValueError
         If the setting has more or fewer stages than the program, or the program does not finish: it was not verified.
     """
+    conditions = f"W={setting.copies} B={setting.micro_batch_size} on {setting.cluster.name}"
     with undisturbed():
-        return _replay(program, setting)
+        return _replay(program.header, _events(program, setting), Unit.SECOND, conditions)
+
+
+def free_replay(program: Program, durations: Durations) -> Replay:
+    """Replay of a verified program whose messages, sums and steps take no time."""
+    header = program.header
+    kinds = {operation.kind.letter for parts in program.parts for operation in parts.computes.lines}
+    conditions = f"{durations.summary(header, kinds)}, free messages"
+    with undisturbed():
+        return _replay(header, events_of(program, FreeMessages(header, durations)), durations.unit, conditions)
 
 
 def pace(program: Program, setting: Setting) -> float:
@@ -113,15 +128,15 @@ def _events(program: Program, setting: Setting) -> Events:
     return contended(events_of(program, Charges(program.header, setting)))
 
 
-def _replay(program: Program, setting: Setting) -> Replay:
-    events = _events(program, setting)
+def _replay(header: Header, events: Events, unit: Unit, conditions: str) -> Replay:
     times = _times(events)
     span = max(times.ends, default=0.0)
     event_of = {number: _event(events, times, number) for number in range(len(events.nodes))}
     return Replay(
-        header=program.header,
-        setting=setting,
-        seconds=period(turn_of(program.header, events, times.order)) if program.header.asynchronous else span,
+        header=header,
+        unit=unit,
+        conditions=conditions,
+        seconds=period(turn_of(header, events, times.order)) if header.asynchronous else span,
         span=span,
         lanes=tuple(tuple(event_of[number] for number in lane[1:]) for lane in events.lanes),
         messages=_by_start(

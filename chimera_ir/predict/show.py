@@ -1,7 +1,6 @@
 """A prediction as a table for a terminal: the terms of equation 1, the replay, the memory of the fullest worker."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -12,7 +11,6 @@ from chimera_ir.cost.numbers import decimal, seconds
 from chimera_ir.ir.text.printer import group_text
 from chimera_ir.plural import counted
 from chimera_ir.predict.prediction import Prediction
-from chimera_ir.profile.warnings import WARNING, shown
 
 IN_FULL = 16
 """The most workers or stages that are listed one by one; of more, only the least and the largest value are shown."""
@@ -21,14 +19,13 @@ _SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 
 
 def show(prediction: Prediction) -> RenderableType:
-    """The prediction, ready to be printed on a console of any width."""
+    """All terms of the prediction, for a console of any width."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("equation 1")
     table.add_column("predicted", style="bold", overflow="fold")
     for name, value in _rows(prediction):
         table.add_row(name, value)
-    warned = (Text.assemble((WARNING, "yellow"), warning) for warning in shown(prediction.warnings))
-    return Group(_heading(prediction), table, _verdict(prediction), *warned)
+    return Group(heading(prediction), table)
 
 
 def size(value: float) -> str:
@@ -45,7 +42,8 @@ def size(value: float) -> str:
     return f"{value / factor:.4g} {unit}"
 
 
-def _heading(prediction: Prediction) -> Text:
+def heading(prediction: Prediction) -> Text:
+    """The cluster, the copies of the pipelines and the size of a micro-batch."""
     setting = prediction.setting
     copies = counted(setting.copies, "copy")
     return Text.assemble((setting.cluster.name, "bold"), f": {copies}, micro-batches of {setting.micro_batch_size}")
@@ -74,7 +72,7 @@ def _rows(prediction: Prediction) -> Iterator[tuple[str, str]]:
         yield "T with the profile's noise", f"{seconds(prediction.expected)}, {throughput:.4g} items/s"
     fullest = max(prediction.memory, key=lambda memory: memory.total)
     yield "memory, fullest worker", f"{size(fullest.total)} of {size(prediction.available)}"
-    yield from ((f"  {name}", size(count)) for name, count in asdict(fullest).items() if count)
+    yield from ((f"  {name}", size(count)) for name, count in fullest.parts.items() if count)
 
 
 def _listed(values: tuple[float, ...]) -> str:
@@ -98,12 +96,3 @@ def _regions(prediction: Prediction) -> str:
     return "; ".join(
         " ".join(f"{group_text(region.group)}:{_joined(region.seconds)}" for region in regions) for regions in workers
     )
-
-
-def _verdict(prediction: Prediction) -> Text:
-    too_large = [memory.total for memory in prediction.memory if memory.total > prediction.available]
-    if not too_large:
-        return Text("fits the memory of the cluster's workers")
-    need = f"{counted(len(too_large), 'worker')} {'needs' if len(too_large) == 1 else 'need'}"
-    verdict = f"does not fit: {need} up to {size(max(too_large))}, and there are {size(prediction.available)}"
-    return Text(verdict, "bold red")

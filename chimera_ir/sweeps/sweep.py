@@ -10,13 +10,13 @@ from math import prod
 from os import PathLike
 
 from chimera_ir import texts
-from chimera_ir.compilation import Compilation, require_settable
+from chimera_ir.compilation import Compilation
 from chimera_ir.cost.report import Report
 from chimera_ir.diagnostics.model import Diagnostic, titles
 from chimera_ir.errors import AboveMaxOperations, CompileError, OptionError, TextError
 from chimera_ir.options import Options, integer, require_parameters
 from chimera_ir.plural import counted
-from chimera_ir.request import Request
+from chimera_ir.request import Request, require_settable
 from chimera_ir.source import Source
 
 MOST = 10_000

@@ -147,7 +147,7 @@ def test_what_is_written_is_what_the_command_writes(
     compilation.write(tmp_path / "b")
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert (compilation.prediction is None) == ("profile" not in options)
-    assert ("replay.svg" in compilation.files) == ("profile" in options)
+    assert {"replay.svg", "timeline.svg"} <= compilation.files.keys()
 
 
 @pytest.mark.parametrize("level", ["plan", "schedule", "program"])

@@ -80,7 +80,9 @@ def test_the_replay_stands_beside_it(run: Run, files: tuple[str, ...], tmp_path:
     assert found["throughput_replay"] == pytest.approx(2 * 4 / 0.092)
     assert found["T"] == pytest.approx(0.096)
     ended = run(*DAPPLE, *files, "--out", "o")
-    assert "92 ms, 86.96 items/s" in ended.out
+    assert "speed:  92 ms an update, 86.96 items/s (messages, sums and steps counted)" in ended.out
+    assert "times:  trust the replay, 92 ms; equation 1 says 96 ms, 4.3% more: it hides no message" in ended.out
+    assert "program     92 ms, 86.96 items/s" in run(*DAPPLE, *files, "--details", "--out", "o").out
     assert "one update: 92 ms" in (tmp_path / "o" / "replay.svg").read_text(encoding="utf-8")
 
 
@@ -110,12 +112,12 @@ stage = [{ weights = "1 MB", at = [{ micro_batch_size = 4, forward = "10 ms", ac
     for noise in ("", ', noise = "0 %"'):
         (tmp_path / "m.toml").write_text(alone.replace("NOISE", noise), encoding="utf-8")
         assert "T_expected" not in predicted(run(*scheme, "--emit", "report"))
-        assert "noise" not in run(*scheme, "--out", "o").out
+        assert "noise" not in run(*scheme, "--details", "--out", "o").out
     (tmp_path / "m.toml").write_text(alone.replace("NOISE", ', noise = "40 %"'), encoding="utf-8")
     found = predicted(run(*scheme, "--emit", "report"))
     assert found["T_replay"] == pytest.approx(0.060)
     assert found["T_expected"] == pytest.approx(0.060 * exp((asinh(0.2) / 0.6745) ** 2 / 2), rel=0.005)
-    assert "T with the profile's noise     62." in run(*scheme, "--out", "o").out
+    assert "T with the profile's noise     62." in run(*scheme, "--details", "--out", "o").out
 
 
 def test_the_layout_says_which_link_a_message_takes(run: Run, files: tuple[str, ...]) -> None:
@@ -125,14 +127,36 @@ def test_the_layout_says_which_link_a_message_takes(run: Run, files: tuple[str, 
     assert predicted(run(*common, "--layout", "replica"))["Comm_p2p"] == pytest.approx(0.003)
 
 
-def test_the_table_shows_the_prediction_and_whether_it_fits(run: Run, files: tuple[str, ...], tmp_path: Path) -> None:
-    ended = run(*DAPPLE, *files, "--out", "o")
+def test_the_details_show_every_term(run: Run, files: tuple[str, ...], tmp_path: Path) -> None:
+    ended = run(*DAPPLE, *files, "--details", "--out", "o")
     assert ended.status == 0
-    for words in ("c: 1 copy, micro-batches of 4", "C_f, C_b", "3, 3", "fits the memory"):
+    for words in ("c: 1 copy, micro-batches of 4", "C_f, C_b", "3, 3"):
         assert words in ended.out
     assert json.loads((tmp_path / "o" / "report.json").read_text())["prediction"]["T"] == pytest.approx(0.096)
-    (tmp_path / "c.toml").write_text(CLUSTER.replace("60 MB", "30 MB"), encoding="utf-8")
-    assert "does not fit: 2 workers need up to" in run(*DAPPLE, *files, "--out", "o").out
+    assert "C_f, C_b" not in run(*DAPPLE, *files, "--out", "o").out
+
+
+@pytest.mark.parametrize(
+    ("available", "status", "answer"),
+    [
+        ("60 MB", 0, "memory: fits: the fullest worker, P1, needs 46.73 MiB of 57.22 MiB, 81.7%"),
+        ("49 MB", 0, "memory: fits: the fullest worker, P1, needs 46.73 MiB of 46.73 MiB, 100.0%"),
+        ("48 MB", 3, "memory: does not fit: 1 worker needs up to 46.73 MiB, and there are 45.78 MiB; most are weights"),
+        ("30 MB", 3, "memory: does not fit: 2 workers need up to 46.73 MiB, and there are 28.61 MiB; most are weights"),
+    ],
+)
+def test_what_does_not_fit_is_written_and_ends_with_a_status_of_its_own(
+    run: Run, files: tuple[str, ...], tmp_path: Path, available: str, status: int, answer: str
+) -> None:
+    (tmp_path / "c.toml").write_text(CLUSTER.replace("60 MB", available), encoding="utf-8")
+    ended = run(*DAPPLE, *files, "--out", "o")
+    assert (ended.status, ended.err) == (status, "")
+    assert answer in ended.out
+    assert "verified: " in ended.out
+    assert (tmp_path / "o" / "train.py").is_file()
+    told = json.loads((tmp_path / "o" / "report.json").read_text())["summary"]["memory"]
+    assert (told["fits"], told["needed"], told["worker"]) == (status == 0, 49 * 10**6, 1)
+    assert run(*DAPPLE, *files, "--emit", "report").status == 0, "a level alone is no program that is to run"
 
 
 def test_memory_is_told_in_bytes(run: Run, files: tuple[str, ...]) -> None:

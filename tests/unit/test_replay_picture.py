@@ -23,12 +23,16 @@ LINK = Link(1e-3, 1e-9)
 PATH = re.compile(r"M([\d.]+) (\d+)(?:H([\d.]+)v(\d+)H[\d.]+z|L([\d.]+) (\d+))")
 
 
-def replayed(plan: Schedule, link: Link = LINK, name: str = "test") -> Replay:
+def setting_of(plan: Schedule, link: Link, name: str = "test") -> Setting:
     stages = tuple(
         StageCosts(1, 10**7, 0, {8: Timing(0.010 + 0.001 * s, 0.020, 0.030, 1, 1, 10**6, 10**6)})
         for s in range(plan.header.stages)
     )
-    return replay(lowered(plan), Setting(stages, Cluster(name, 4096, 1, 1, 0, link, link, link), 2, 8))
+    return Setting(stages, Cluster(name, 4096, 1, 1, 0, link, link, link), 2, 8)
+
+
+def replayed(plan: Schedule, link: Link = LINK, name: str = "test") -> Replay:
+    return replay(lowered(plan), setting_of(plan, link, name))
 
 
 def parsed(document: str) -> ET.Element:
@@ -77,7 +81,7 @@ def test_boxes_lie_where_the_replay_says() -> None:
 
 def stepping(plan: Schedule, link: Link, *seconds: float) -> Replay:
     """The same with steps that take time, stage by stage."""
-    setting = replayed(plan, link).setting
+    setting = setting_of(plan, link)
     stages = tuple(replace(stage, step=step) for stage, step in zip(setting.stages, seconds, strict=True))
     return replay(lowered(plan), replace(setting, stages=stages))
 
@@ -147,7 +151,8 @@ def test_what_names_say_stays_text() -> None:
     found = replayed(one_direction(2, 2), name="<b>&\x00")
     found = replace(found, header=replace(found.header, scheme="</svg><script>"))
     texts = [each.text or "" for each in elements(draw_replay(found), "text")]
-    assert texts[0] == "</svg><script>  D=2  N=2  W=2 B=8 on <b>&\ufffd"
+    assert texts[0] == "</svg><script>  D=2  N=2"
+    assert texts[1].startswith("W=2 B=8 on <b>&\ufffd; one update")
 
 
 def test_many_operations_become_one_path_for_each_colour() -> None:
@@ -160,7 +165,7 @@ def test_many_operations_become_one_path_for_each_colour() -> None:
 
 def test_the_summary_says_what_an_update_takes() -> None:
     flushed = draw_replay(replayed(one_direction(1, 4), FREE))
-    assert "one update: 120 ms; computing 100.0%, bubbles 0.0%" in flushed
+    assert "one update: 120 ms; computing 100.0%, bubbles 0.0%<" in flushed, "messages take no time"
     streamed = draw_replay(replayed(two_versions(1, 4), FREE))
     stepped = draw_replay(stepping(one_direction(1, 4), FREE, 0.030))
     assert "one update: 150 ms; computing 80.0%, stepping 20.0%, bubbles 0.0%" in stepped

@@ -6,7 +6,7 @@ from fractions import Fraction
 from types import ModuleType
 
 import pytest
-from rich.console import Console
+from rich.console import Console, Group
 
 from chimera_ir.cost import model, numbers, table
 from chimera_ir.cost.footprint import held
@@ -14,12 +14,11 @@ from chimera_ir.cost.launches import launches
 from chimera_ir.cost.model import Costs
 from chimera_ir.cost.report import Report, report
 from chimera_ir.cost.simulate import simulate
-from chimera_ir.cost.table import per_worker, show
+from chimera_ir.cost.table import heading, per_worker, proof, show
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.levels import Header, Pipe, Schedule
 from tests.lowered import lowered
 from tests.unit.clocked import (
-    all_then_all,
     in_turns,
     one_direction,
     one_version_each,
@@ -36,7 +35,7 @@ def reported(schedule: Schedule, costs: Costs, baseline: Schedule, verified: tup
 
 def printed(shown: Report, width: int = 100) -> str:
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(show(shown))
+    console.print(Group(heading(shown), show(shown), proof(shown)))
     return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 
@@ -101,26 +100,6 @@ def test_the_rules_that_hold_are_those_that_were_told() -> None:
     assert reported(one_direction(2, 2), Costs(), one_direction(2, 2)).as_json()["verified"] == {}
 
 
-def test_a_slower_schedule_is_called_slower() -> None:
-    said = reported(two_directions(6, 3), Costs(), one_direction(6, 18))
-    assert said.remarks == (
-        "the baseline (plain) of the same size needs 69, which is less: this schedule is slower by 1, or 1.4%",
-    )
-    assert "slower than the baseline" in printed(said)
-
-
-def test_a_faster_schedule_is_called_faster_and_an_equal_one_equal() -> None:
-    assert "faster than the baseline: 16 against 21, 23.8% less time" in printed(
-        reported(two_directions(4), Costs(), one_direction(4, 4))
-    )
-    assert "as fast as the baseline" in printed(reported(one_direction(4, 4), Costs(), one_direction(4, 4)))
-
-
-def test_keeping_more_than_the_baseline_is_remarked() -> None:
-    said = reported(all_then_all(4, 8), Costs(), one_direction(4, 8))
-    assert said.remarks == ("the fullest worker keeps 8 M_a of activations; in the baseline (plain) it keeps 4 M_a",)
-
-
 def test_a_worker_without_work_is_remarked() -> None:
     plain = one_direction(2, 2)
     header = Header("x", (), 3, 2, 2, (Pipe("down", plain.header.pipes[0].workers, plain.header.pipes[0].micros),))
@@ -167,13 +146,13 @@ APART = schedule(
 def test_the_table_says_how_the_baseline_differs(compared: Schedule, baseline: Schedule, said: str) -> None:
     """And the C_f and C_b beside it are those of the baseline's own operations."""
     shown = reported(compared, Costs(), baseline)
-    assert printed(shown, 120).splitlines()[2].partition("the baseline: ")[2] == said
+    assert printed(shown, 120).splitlines()[1].partition("the baseline: ")[2] == said
     base = shown.baseline
     assert base.makespan == base.costs.F * base.counts["F"] + base.costs.B * base.counts["B"]
 
 
 def test_of_a_baseline_like_the_schedule_the_table_says_nothing_but_its_figures() -> None:
-    assert printed(reported(two_directions(4), Costs(), one_direction(4, 4))).splitlines()[2].strip() == ""
+    assert printed(reported(two_directions(4), Costs(), one_direction(4, 4))).splitlines()[1].strip() == ""
 
 
 def test_an_update_of_the_steady_state_is_told_as_such() -> None:
@@ -185,7 +164,6 @@ def test_an_update_of_the_steady_state_is_told_as_such() -> None:
     assert shown["weights"] == shown["activations"] == [4, 3, 2, 1]
     assert (shown["asynchronous"], shown["updates_shown"], shown["staleness"]) == (True, 12, [3, 2, 1, 0])
     assert shown["remarks"] == [
-        "the fullest worker keeps 4 M_a of activations; in the baseline (plain) it keeps 1 M_a",
         "without a flush, gradients of all micro-batches come from old weights: 3 updates old on stage 0, 0 on stage 3",
     ]
     assert "one update in the steady state" in printed(said)
@@ -238,8 +216,7 @@ def test_the_table_fits_the_terminal_even_for_64_workers(width: int) -> None:
 def test_the_table_says_what_the_json_says() -> None:
     text = printed(reported(two_directions(4), Costs(B=Fraction(5, 3)), one_direction(4, 4)))
     for words in (
-        "both D=4 N=4",
-        "4 workers, 4 stages, 4 micro-batches, 2 pipes; F = 1, B = 5/3",
+        "both D=4 N=4: 4 workers, 4 stages, 4 micro-batches, 2 pipes; F = 1, B = 5/3",
         "3 4 4 3",
         "4 3 2 1",
     ):

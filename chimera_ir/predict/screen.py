@@ -1,0 +1,210 @@
+"""The first screen of a compilation: a line for each of the answers that a user looks for first."""
+
+import textwrap
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import assert_never
+
+from rich.text import Text
+
+from chimera_ir.cost.numbers import decimal, percent, seconds
+from chimera_ir.cost.report import Figures, Report
+from chimera_ir.ir.ids import WeightGroup
+from chimera_ir.ir.text.printer import group_name
+from chimera_ir.plural import counted, plural
+from chimera_ir.predict.prediction import Prediction
+from chimera_ir.predict.show import size
+from chimera_ir.predict.summary import Bytes, Copies, Limit, Speed, Summary, TimePart, exposed, rooms
+from chimera_ir.profile.warnings import WARNING, shown
+
+NAMED = 4
+"""The most sums of gradients that a line names."""
+
+_LEAST = Fraction(1, 1000)
+"""The smallest share that is told in a list of shares."""
+
+_INDENT = 8
+"""The columns before the words of an answer, in which its name stands."""
+
+
+def show(report: Report, summary: Summary, prediction: Prediction | None, width: int) -> list[Text]:
+    """The answers, remarks and warnings, each on a line of its own that is continued below its beginning."""
+    ratio = summary.speed.times_as_fast
+    lines = [
+        ("speed", _speed(summary.speed), "green" if ratio > 1 else "bold red" if ratio < 1 else ""),
+        ("memory", _memory(summary, report, prediction), "" if summary.fits else "bold red"),
+        ("limit", _limit(summary.limit, report.figures, prediction), ""),
+    ]
+    if prediction is not None:
+        lines.append(("times", _times(prediction), ""))
+    if sums := _sums(report, prediction):
+        lines.append(("sums", sums, ""))
+    lines += [("remark", remark, "yellow") for remark in report.remarks]
+    warnings = [] if prediction is None else shown(prediction.warnings)
+    return [
+        *(_line(f"{name}:", words, style, width) for name, words, style in lines),
+        *(Text.assemble((WARNING, "yellow"), warning) for warning in warnings),
+    ]
+
+
+def _line(name: str, words: str, style: str, width: int) -> Text:
+    wrapped = textwrap.wrap(words, max(width - _INDENT, 20), break_long_words=False, break_on_hyphens=False)
+    return Text.assemble((name.ljust(_INDENT), style or "cyan"), ("\n" + " " * _INDENT).join(wrapped))
+
+
+def _speed(speed: Speed) -> str:
+    show, other = speed.unit.show, speed.baseline
+    rate = "" if speed.throughput is None else f", {speed.throughput:.4g} items/s"
+    conditions = "messages, sums and steps counted" if speed.messages_counted else "messages cost nothing"
+    if speed.is_baseline:
+        return f"{show(speed.time)} an update{rate} ({conditions}); it is the baseline itself, --against names another"
+    both = f"{show(speed.time)} against {show(speed.baseline_time)}"
+    words = f"{_compared(speed.times_as_fast, other)}: {both}{rate if speed.messages_counted else ''} ({conditions})"
+    return words if speed.baseline_fits is not False else f"{words}; {other} does not fit the memory"
+
+
+def _compared(ratio: Fraction, other: str) -> str:
+    if ratio == 1:
+        return f"as fast as {other}"
+    if ratio < 1:
+        return f"slower than {other} ({float(ratio):.3g} times as fast)"
+    return f"{float(ratio):.3g} times as fast as {other}"
+
+
+def _memory(summary: Summary, report: Report, prediction: Prediction | None) -> str:
+    memory, compared = summary.memory, "" if summary.speed.is_baseline else _baseline_memory(summary)
+    match memory:
+        case Copies():
+            return f"{_copies(memory)}{compared} (whether that fits: --profile, --cluster)"
+        case Bytes():
+            needed, available = size(memory.needed), size(memory.available)
+            if memory.fits:
+                share = percent(Fraction(memory.needed, memory.available))
+                return f"fits: the fullest worker, P{memory.worker}, needs {needed} of {available}, {share}{compared}"
+            workers = f"{counted(memory.too_full, 'worker')} {'needs' if memory.too_full == 1 else 'need'}"
+            advice = _advice(memory, report, prediction)
+            return f"does not fit: {workers} up to {needed}, and there are {available}{compared}; {advice}"
+        case _:
+            assert_never(memory)
+
+
+def _baseline_memory(summary: Summary) -> str:
+    match summary.baseline_memory:
+        case None:
+            return ""
+        case int() as needed:
+            return f"; {summary.speed.baseline}: {size(needed)}"
+        case Copies() as copies:
+            kept = [count for count in (copies.activations, copies.stashed_inputs) if count]
+            return f"; {summary.speed.baseline}: {' and '.join(map(decimal, [copies.weights, *kept]))}"
+        case _:
+            assert_never(summary.baseline_memory)
+
+
+def _copies(memory: Copies) -> str:
+    """The counts in words, as of the workers that keep most."""
+    weights = f"{decimal(memory.weights)} {'copy' if memory.weights == 1 else 'copies'} of a stage's weights"
+    kept = [f"activations of {_micro_batches(memory.activations)}"] if memory.activations else []
+    kept += [f"inputs of {_micro_batches(memory.stashed_inputs)}"] if memory.stashed_inputs else []
+    return f"up to {' and '.join([weights, *kept])} on a worker"
+
+
+def _micro_batches(count: Fraction) -> str:
+    return f"{decimal(count)} {'micro-batch' if count == 1 else plural('micro-batch')}"
+
+
+def _advice(memory: Bytes, report: Report, prediction: Prediction | None) -> str:
+    """The largest part of the memory, and what makes it smaller."""
+    header = report.figures.header
+    sharded = prediction is None or prediction.setting.sharded_optimizer or header.asynchronous
+    fewer = {
+        "weights": "more stages",
+        "gradients": "more stages",
+        "optimizer": "more stages" if sharded else "--shard-optimizer",
+        "messages": "a smaller --micro-batch-size",
+        "activations": "a smaller --micro-batch-size" if header.recomputing else "--recompute",
+    }
+    return f"most are {memory.largest_part}, try {fewer[memory.largest_part]}"
+
+
+def _limit(limit: Limit, figures: Figures, prediction: Prediction | None) -> str:
+    largest = limit.largest
+    share, worker = percent(limit.shares[largest]), f"P{limit.worker}"
+    who = "every worker" if limit.evenly and prediction is None else f"{worker}, the busiest worker,"
+    match largest:
+        case TimePart.COMPUTE:
+            who = "no worker" if limit.evenly else f"{worker}, the busiest worker, never"
+            words = f"the work itself: {who} waits"
+        case TimePart.UNEVEN:
+            words = f"uneven work: {worker} works {share} of the time more than a worker does on average"
+        case TimePart.BUBBLES | TimePart.WAITING:
+            words = f"{largest.value}: {who} idles {share} of the time"
+        case TimePart.MESSAGES | TimePart.SUMS:
+            words = f"{largest.value}: {who} waits for them {share} of the time"
+        case TimePart.STEPS:
+            words = f"{largest.value}: {who} spends {share} of the time on them"
+        case _:
+            assert_never(largest)
+    others = sorted(
+        (
+            (value, part.value)
+            for part, value in limit.shares.items()
+            if value >= _LEAST and part not in (largest, TimePart.COMPUTE)
+        ),
+        reverse=True,
+    )
+    further = ", ".join(f"{name} {percent(value)}" for value, name in others)
+    return "; ".join([words, *([f"also {further}"] if further else []), _path(figures, prediction)])
+
+
+def _path(figures: Figures, prediction: Prediction | None) -> str:
+    terms = " + ".join(f"{decimal(count)} {kind}" for kind, count in figures.counts.items() if count)
+    free = "" if prediction is None else " without messages"
+    return f"critical path{free}: {terms or 'empty'} = {figures.costs.unit.show(figures.makespan)}"
+
+
+def _times(prediction: Prediction) -> str:
+    """Which of the two predicted times to trust, and why they differ."""
+    replayed, computed = prediction.replay.seconds, prediction.equation.seconds
+    difference = Fraction(computed / replayed - 1) if replayed else Fraction(0)
+    if abs(difference) < _LEAST:
+        return f"replay and equation 1 agree on {seconds(replayed)}"
+    more = difference > 0
+    reason = (
+        "it hides no message and takes every stage to be as slow as the slowest"
+        if more
+        else "it leaves out optimizer steps, late receives and messages that share a link"
+    )
+    comparison = f"{percent(abs(difference))} {'more' if more else 'less'}"
+    return f"trust the replay, {seconds(replayed)}; equation 1 says {seconds(computed)}, {comparison}: {reason}"
+
+
+def _sums(report: Report, prediction: Prediction | None) -> str:
+    """The sums of gradients in a line: how many there are, how many computing hides, and the others; '' if none."""
+    if prediction is not None:
+        costs = exposed(prediction.replay)
+        late = sorted((group for group in costs if costs[group] > 0), key=lambda group: -costs[group])
+        shown = [f"{group_name(group)} by {seconds(costs[group])}" for group in late[:NAMED]]
+        words = f"{len(costs) - len(late)} hidden entirely by computing"
+        return f"{counted(len(costs), 'gradient sum')}, {words}{_exposed(shown, late)}" if costs else ""
+    room = rooms(report)
+    late = [group for group in room if not room[group]]
+    hidden = [room[group] for group in room if room[group]]
+    show = report.figures.costs.unit.show
+    span = f" of {_span(hidden, show)}" if hidden else ""
+    words = f"{len(hidden) or 'none'} with idle time{span} to hide in"
+    names = [group_name(group) for group in late[:NAMED]]
+    return f"{counted(len(room), 'gradient sum')}, {words}{_exposed(names, late)}" if room else ""
+
+
+def _span(values: Sequence[Fraction], show: Callable[[Fraction], str]) -> str:
+    least, most = show(min(values)), show(max(values))
+    return least if least == most else f"{least} to {most}"
+
+
+def _exposed(names: Sequence[str], groups: Sequence[WeightGroup]) -> str:
+    """The sums that nothing hides, of which the first have names."""
+    if not groups:
+        return ""
+    further = f" and {len(groups) - len(names)} more" if len(groups) > len(names) else ""
+    return f"; exposed: {', '.join(names)}{further}"

@@ -1,0 +1,289 @@
+"""Answers to a user's first three questions: faster than what, does it fit, and what limits it."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from fractions import Fraction
+from typing import assert_never
+
+from chimera_ir.cost.numbers import Unit
+from chimera_ir.cost.report import Figures, Report
+from chimera_ir.cost.simulate import mean
+from chimera_ir.ir.ids import WeightGroup
+from chimera_ir.ir.ops import AllReduce, WaitAllReduce
+from chimera_ir.predict.events import Role
+from chimera_ir.predict.idle import Cause, idle
+from chimera_ir.predict.prediction import BaselinePrediction, Prediction
+from chimera_ir.predict.replay import Replay
+
+_Json = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """The time of an update beside that of the baseline, in the same unit.
+
+    Attributes
+    ----------
+    is_baseline
+        Whether the schedule is the baseline itself.
+    messages_counted
+        Whether the times are those of replays on a cluster, else messages, sums and steps take no time.
+    throughput
+        Items per second, where a prediction says how many items there are.
+    baseline_fits
+        Whether the baseline fits the memory of the workers; None where that is not known.
+    """
+
+    baseline: str
+    is_baseline: bool
+    time: Fraction
+    baseline_time: Fraction
+    unit: Unit
+    messages_counted: bool
+    throughput: float | None
+    baseline_fits: bool | None
+
+    @property
+    def times_as_fast(self) -> Fraction:
+        """The time of the baseline in times of the schedule; 1 where nothing takes time."""
+        return self.baseline_time / self.time if self.time else Fraction(1)
+
+    def as_json(self) -> _Json:
+        """The answer in the shape of report.json."""
+        return {
+            "baseline": self.baseline,
+            "time": _number(self.time),
+            "baseline_time": _number(self.baseline_time),
+            "times_as_fast": _number(self.times_as_fast),
+            "messages": "counted" if self.messages_counted else "free",
+            **({} if self.throughput is None else {"throughput": self.throughput}),
+            **({} if self.baseline_fits is None else {"baseline_fits": self.baseline_fits}),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """The memory of the fullest workers, counted: copies of weights, activations and stashed inputs of micro-batches.
+
+    Each is the largest of all workers, and they may be on different ones; ``baseline`` has those of the baseline.
+    """
+
+    weights: Fraction
+    activations: Fraction
+    stashed_inputs: Fraction
+
+    @staticmethod
+    def of(figures: Figures) -> "Copies":
+        """The largest counts of all workers."""
+        counts = figures.weights, figures.activations, figures.stashed_inputs
+        return Copies(*(max(values, default=Fraction(0)) for values in counts))
+
+    def as_json(self) -> _Json:
+        """The answer in the shape of report.json."""
+        return {
+            "weights": _number(self.weights),
+            "activations": _number(self.activations),
+            "stashed_inputs": _number(self.stashed_inputs),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """The memory of the fullest worker in bytes, the part of it that is largest, and what there is.
+
+    ``too_full`` is the number of workers that need more than there is.
+    """
+
+    worker: int
+    needed: int
+    available: int
+    largest_part: str
+    too_full: int
+
+    @staticmethod
+    def of(prediction: Prediction) -> "Bytes":
+        """The memory of the worker that needs most."""
+        needs = [memory.total for memory in prediction.memory]
+        worker = needs.index(max(needs))
+        parts = prediction.memory[worker].parts
+        available = prediction.available
+        too_full = sum(need > available for need in needs)
+        return Bytes(worker, needs[worker], available, max(parts, key=parts.__getitem__), too_full)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every worker has as much as it needs."""
+        return self.too_full == 0
+
+    def as_json(self) -> _Json:
+        """The answer in the shape of report.json."""
+        return {
+            "fits": self.fits,
+            "worker": self.worker,
+            "needed": self.needed,
+            "available": self.available,
+            "largest_part": self.largest_part,
+        }
+
+
+class TimePart(Enum):
+    """A part of the time of an update on the busiest worker; the values are words for a reader.
+
+    ``COMPUTE`` is the mean work of all workers, ``UNEVEN`` is by how much the busiest one has more. ``WAITING`` is all
+    else of an update without a flush on a cluster: bubbles, messages, sums and steps together.
+    """
+
+    COMPUTE = "computing"
+    UNEVEN = "uneven work"
+    BUBBLES = "bubbles"
+    MESSAGES = "messages"
+    SUMS = "gradient sums"
+    STEPS = "optimizer steps"
+    WAITING = "waiting"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The parts of the time of an update on the busiest worker, each as a share of it.
+
+    ``evenly`` says whether all workers have the same work.
+    """
+
+    worker: int
+    evenly: bool
+    shares: Mapping[TimePart, Fraction]
+
+    @property
+    def largest(self) -> TimePart:
+        """The largest part beside computing; computing where there is none."""
+        lost = {part: share for part, share in self.shares.items() if share > 0 and part is not TimePart.COMPUTE}
+        return max(lost, key=lost.__getitem__, default=TimePart.COMPUTE)
+
+    def as_json(self) -> _Json:
+        """The answer in the shape of report.json."""
+        shares = {part.value.replace(" ", "_"): float(f"{float(share):.12g}") for part, share in self.shares.items()}
+        return {"worker": self.worker, "largest": self.largest.value.replace(" ", "_"), "shares": shares}
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Answers to a user's first three questions, from what the compiler knows."""
+
+    speed: Speed
+    memory: Copies | Bytes
+    baseline_memory: Copies | int | None
+    limit: Limit
+
+    @property
+    def fits(self) -> bool:
+        """Whether the workers have the memory, as far as that is known."""
+        return not isinstance(self.memory, Bytes) or self.memory.fits
+
+    def as_json(self) -> _Json:
+        """The answers in the shape of ``summary`` in report.json."""
+        return {"speed": self.speed.as_json(), "memory": self.memory.as_json(), "limit": self.limit.as_json()}
+
+
+def summary(report: Report, prediction: Prediction | None, baseline: BaselinePrediction | None) -> Summary:
+    """The answers for a schedule, on a cluster where there is a ``prediction``.
+
+    ``baseline`` is None where the baseline cannot be predicted; then the speed is compared without messages.
+    """
+    figures = report.figures
+    if prediction is None:
+        copies = Copies.of(report.baseline)
+        return Summary(_speed(report, None, None), Copies.of(figures), copies, _limit(figures, figures.makespan, None))
+    speed = _speed(report, prediction, baseline)
+    needed = None if baseline is None else baseline.memory
+    limit = _limit(figures, Fraction(prediction.replay.seconds), prediction.replay)
+    return Summary(speed, Bytes.of(prediction), needed, limit)
+
+
+def _speed(report: Report, prediction: Prediction | None, baseline: BaselinePrediction | None) -> Speed:
+    figures, base = report.figures, report.baseline
+    counted = prediction is not None and baseline is not None
+    return Speed(
+        baseline=base.header.scheme,
+        is_baseline=figures.header == base.header,
+        time=Fraction(prediction.replay.seconds) if prediction and counted else figures.makespan,
+        baseline_time=Fraction(baseline.seconds) if baseline else base.makespan,
+        unit=figures.costs.unit,
+        messages_counted=counted,
+        throughput=prediction.replayed_throughput if prediction else None,
+        baseline_fits=baseline.memory <= prediction.available if prediction and baseline else None,
+    )
+
+
+def _limit(figures: Figures, time: Fraction, replay: Replay | None) -> Limit:
+    """The parts of an update that takes ``time``, by the replay where messages count."""
+    work = figures.work
+    busiest = max(range(len(work)), key=work.__getitem__, default=0)
+    most, even = max(work, default=Fraction(0)), mean(work)
+    times = {TimePart.COMPUTE: even, TimePart.UNEVEN: most - even}
+    if replay is None:
+        times[TimePart.BUBBLES] = time - most
+    elif figures.header.asynchronous:
+        times[TimePart.WAITING] = max(time - most, Fraction(0))
+    else:
+        times |= _waits(replay, busiest)
+    shares = {part: value / time if time else Fraction(0) for part, value in times.items()}
+    return Limit(busiest, len(set(work)) <= 1, shares)
+
+
+def _waits(replay: Replay, worker: int) -> dict[TimePart, Fraction]:
+    """What a worker does beside computing in a replay, in seconds."""
+    times: defaultdict[TimePart, float] = defaultdict(float)
+    for stretch in idle(replay)[worker]:
+        times[_part(stretch.cause)] += stretch.end - stretch.start
+    posts = [event for event in replay.lanes[worker] if event.role is Role.POST]
+    for post in posts:
+        times[TimePart.SUMS if isinstance(post.what, AllReduce) else TimePart.MESSAGES] += post.end - post.start
+    times[TimePart.STEPS] = sum(event.end - event.start for event in replay.lanes[worker] if event.role is Role.STEP)
+    return {part: Fraction(seconds) for part, seconds in times.items()}
+
+
+def _part(cause: Cause) -> TimePart:
+    match cause:
+        case Cause.BUBBLE:
+            return TimePart.BUBBLES
+        case Cause.MESSAGE:
+            return TimePart.MESSAGES
+        case Cause.SUM:
+            return TimePart.SUMS
+        case _:
+            assert_never(cause)
+
+
+def exposed(replay: Replay) -> dict[WeightGroup, float]:
+    """Seconds of each group's sum that computing does not hide: after the last operation of all workers.
+
+    Without a flush it is the longest wait of a worker for the sums of a group, on average over the updates shown.
+    """
+    groups = sorted({event.what.group for event in replay.sums if isinstance(event.what, AllReduce)})
+    if replay.header.asynchronous:
+        waits = {group: [0.0] * len(replay.lanes) for group in groups}
+        for worker, lane in enumerate(replay.lanes):
+            for event in lane:
+                if event.role is Role.WAIT and isinstance(event.what, WaitAllReduce) and event.what.group in waits:
+                    waits[event.what.group][worker] += event.end - event.start
+        return {group: max(seconds) / replay.header.updates for group, seconds in waits.items()}
+    computed = max((event.end for lane in replay.lanes for event in lane if event.role is Role.COMPUTE), default=0.0)
+    ends: Sequence[tuple[WeightGroup, float]] = [
+        (event.what.group, event.end) for event in replay.sums if isinstance(event.what, AllReduce)
+    ]
+    return {group: max(0.0, max(end for of, end in ends if of == group) - computed) for group in groups}
+
+
+def rooms(report: Report) -> dict[WeightGroup, Fraction]:
+    """For each sum of several workers, the idle time in which it can hide: of the member that has least of it."""
+    members: defaultdict[WeightGroup, list[Fraction]] = defaultdict(list)
+    for launched in report.launches:
+        members[launched.group].append(launched.free + launched.flush)
+    header = report.figures.header
+    return {group: min(members[group]) for group in sorted(members) if len(header.members(group)) > 1}
+
+
+def _number(value: Fraction) -> int | float:
+    return value.numerator if value.denominator == 1 else float(f"{float(value):.12g}")

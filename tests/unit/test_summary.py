@@ -1,0 +1,116 @@
+"""The first screen: faster than what, does it fit, what limits it; by hand for small schedules."""
+
+from fractions import Fraction
+
+import pytest
+
+from chimera_ir.cost.footprint import held
+from chimera_ir.cost.launches import launches
+from chimera_ir.cost.model import Costs
+from chimera_ir.cost.report import Report, report
+from chimera_ir.cost.simulate import simulate
+from chimera_ir.ir.levels import Schedule
+from chimera_ir.predict.measured import Measured
+from chimera_ir.predict.replay import Replay, replay
+from chimera_ir.predict.screen import show
+from chimera_ir.predict.setting import Setting
+from chimera_ir.predict.summary import TimePart, exposed, rooms, summary
+from chimera_ir.profile.cluster import FREE, Cluster, Link
+from chimera_ir.profile.costs import StageCosts, Timing
+from tests.lowered import lowered
+from tests.unit.clocked import all_then_all, one_direction, one_version_each, two_directions
+
+
+def reported(schedule: Schedule, baseline: Schedule, costs: Costs | None = None) -> Report:
+    costs = costs or Costs()
+    launched = launches(lowered(schedule), simulate(schedule, costs))
+    return report(schedule, costs, baseline, held(schedule.header), launched)
+
+
+def answers(schedule: Schedule, baseline: Schedule, width: int = 200) -> list[str]:
+    made = reported(schedule, baseline)
+    return [line.plain for line in show(made, summary(made, None, None), None, width)]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "baseline", "speed"),
+    [
+        (two_directions(4), one_direction(4, 4), "1.31 times as fast as plain: 16 against 21"),
+        (two_directions(6, 3), one_direction(6, 18), "slower than plain (0.986 times as fast): 70 against 69"),
+        (all_then_all(4, 8), one_direction(4, 8), "as fast as plain: 33 against 33"),
+    ],
+)
+def test_the_speed_names_what_it_is_compared_with(schedule: Schedule, baseline: Schedule, speed: str) -> None:
+    assert answers(schedule, baseline)[0] == f"speed:  {speed} (messages cost nothing)"
+
+
+def test_the_baseline_is_compared_with_nothing() -> None:
+    plain = one_direction(4, 4)
+    speed, memory, *_ = answers(plain, plain)
+    assert speed.startswith("speed:  21 an update (messages cost nothing); it is the baseline itself")
+    assert "plain" not in memory
+
+
+def test_memory_without_a_cluster_is_counted() -> None:
+    assert answers(all_then_all(4, 8), one_direction(4, 8))[1] == (
+        "memory: up to 1 copy of a stage's weights and activations of 8 micro-batches on a worker; plain: 1 and 4 "
+        "(whether that fits: --profile, --cluster)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "limit"),
+    [
+        (two_directions(4), "bubbles: every worker idles 25.0% of the time; critical path: 4 F + 6 B = 16"),
+        (one_version_each(4), "the work itself: no worker waits; critical path: 1 F + 1 B = 3"),
+    ],
+)
+def test_the_largest_part_of_the_lost_time_is_the_limit(schedule: Schedule, limit: str) -> None:
+    assert answers(schedule, one_direction(4, schedule.header.per_update))[2] == f"limit:  {limit}"
+
+
+def test_the_parts_of_an_update_are_all_of_it() -> None:
+    """Three stages of 10 and 20 ms, the last of 30 and 60: it works 360 ms, the others 120, and waits 20 + 40."""
+    schedule = one_direction(3, 4)
+    stages = tuple(StageCosts(1, 1, 0, {1: Timing(f, 2 * f, 3 * f, 0, 0, 0, 0)}) for f in (0.01, 0.01, 0.03))
+    setting = Setting(stages, Cluster("c", 9, 1, 1, 0, FREE, FREE, FREE), 1, 1)
+    made = report(schedule, Measured.of(setting), schedule, (1,) * 3)
+    limit = summary(made, None, None).limit
+    assert (limit.worker, limit.largest) == (2, TimePart.UNEVEN)
+    assert made.makespan == Fraction(420, 1000)
+    parts = {part: made.makespan * share * 1000 for part, share in limit.shares.items()}
+    assert parts == {TimePart.COMPUTE: 200, TimePart.UNEVEN: 160, TimePart.BUBBLES: 60}
+
+
+def two_way(sums: Link) -> Replay:
+    schedule = two_directions(4)
+    stage = StageCosts(1, 1, 0, {1: Timing(1.0, 2.0, 3.0, 0, 0, 0, 0)})
+    return replay(lowered(schedule), Setting((stage,) * 4, Cluster("c", 4, 1, 1, 0, FREE, FREE, sums), 1, 1))
+
+
+def test_a_sum_is_hidden_if_it_ends_before_the_last_operation() -> None:
+    """A sum of two workers takes twice the latency.
+
+    Those of stages 1 and 2 begin at 14, one after the other, that of stage 3 at 9, that of stage 0 at 16, the end.
+    """
+    assert exposed(two_way(Link(0.5, 0.0))) == {(0,): 1.0, (1,): 0.0, (2,): 0.0, (3,): 0.0}
+    assert exposed(two_way(Link(1.0, 0.0))) == {(0,): 2.0, (1,): 2.0, (2,): 0.0, (3,): 0.0}
+
+
+def test_the_sums_are_one_line() -> None:
+    assert rooms(reported(two_directions(4), one_direction(4, 4))) == {(0,): 0, (1,): 2, (2,): 2, (3,): 3}
+    (line,) = [line for line in answers(two_directions(32), one_direction(32, 32)) if line.startswith("sums:")]
+    assert line.startswith("sums:   32 gradient sums, 31 with idle time of ")
+    assert line.endswith(" to hide in; exposed: stage 0")
+
+
+def test_a_schedule_without_replicas_has_no_sums() -> None:
+    assert not [line for line in answers(one_direction(4, 4), all_then_all(4, 4)) if line.startswith("sums:")]
+
+
+def test_an_answer_is_continued_below_its_words() -> None:
+    _, memory, *_ = answers(two_directions(4), one_direction(4, 4), 80)
+    first, *further = memory.split("\n")
+    assert further
+    assert all(line.startswith(" " * 8) and len(line) <= 80 for line in further)
+    assert first.startswith("memory: up to")
