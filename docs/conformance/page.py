@@ -26,7 +26,7 @@ there. `python docs/conformance` compiles the schemes and prints this page, and 
   Hoefler, SC 2021.
 """
 
-_USUAL = "F = 1, B = 2"
+_USUAL = "F=1, B=2"
 
 
 def page() -> str:
@@ -51,7 +51,7 @@ def _link(schedule: Published) -> str:
 
 
 def _section(schedule: Published, numbers: Sequence[Compared]) -> str:
-    costs = ", ".join(f"{kind} = {cost}" for kind, cost in schedule.costs.items() if kind in schedule.costs.given)
+    costs = ", ".join(f"{kind}={cost}" for kind, cost in schedule.costs.items() if kind in schedule.costs.given)
     facts = [f"{_link(schedule)}: {schedule.placement}."]
     facts += [f"Code: {schedule.code}."] if schedule.code else []
     facts += [f"Costs: {costs}."] if costs != _USUAL else []
