@@ -103,7 +103,10 @@ SHEETS: Mapping[str, tuple[str, Sequence[Sequence[Shown]]]] = {
 }
 """The paper's figures: a title, and rows of schedules."""
 
-CRITICAL = {"critical_path.svg": Shown("", "chimera", FOUR)}
+CRITICAL = {
+    "critical_path.svg": Shown("", "chimera", FOUR),
+    "slow.svg": Shown("", "examples/vee.chim"),
+}
 """Programs whose messages are free, replayed: the ``replay.svg`` of a compilation without a profile."""
 
 _SLOW = Link(alpha=2e-4, beta=1e-9)
