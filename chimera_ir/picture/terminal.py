@@ -7,8 +7,9 @@ on a worker, a letter behind the number names the stage. With colour, each stran
 stages has a shade of it. ``▾`` closes an operation that is followed by an event, unless the picture is drawn small.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain, pairwise, product
 from typing import NamedTuple
@@ -44,6 +45,9 @@ RUNS = 4
 _ROOM = 2
 """The most columns of the shortest operation beyond those that it needs."""
 
+_FEW = 16
+"""A picture that is longer than a line by no more than this part of it is squeezed into the line."""
+
 _GAP = "   "
 """The separator of the entries of the legend."""
 
@@ -54,13 +58,14 @@ _STROKES = {Shade.LIGHT: _FORWARD, Shade.DARK: _BACKWARD, Shade.MIDDLE: _WEIGHTS
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Columns per tick, and the most columns of a line of the picture."""
+    """Columns per tick, and the most columns of a line of the picture; a tick of ``narrow`` has a column less."""
 
     column: Fraction
     width: int
+    narrow: tuple[int, ...] = ()
 
-    def at(self, ticks: int) -> int:
-        return int(ticks * self.column)
+    def at(self, ticks: Fraction | int) -> int:
+        return int(ticks * self.column) - bisect_left(self.narrow, ticks)
 
 
 class _Labelled(NamedTuple):
@@ -129,6 +134,7 @@ def _layout(timeline: Timeline, width: int) -> tuple[_Scale, list[tuple[int, int
     """The scale, and the first and last column of each part of the picture."""
     scale, span = _legible(timeline, width), max(timeline.span, 1)
     if _lines(timeline, scale) <= LINES:
+        scale = _squeezed(timeline, scale)
         return scale, _panels(chain(*_lanes(timeline)), scale, scale.at(span))
     return _Scale(min(Fraction(width, span), scale.column), width), [(0, width)]
 
@@ -140,6 +146,35 @@ def _legible(timeline: Timeline, width: int) -> _Scale:
     needed = max((_needed(shown, shortest) for shown in operations), default=1)
     wide = min(max(width * shortest // span, needed), needed + _ROOM)
     return _Scale(Fraction(wide, shortest), width)
+
+
+def _squeezed(timeline: Timeline, scale: _Scale) -> _Scale:
+    """The scale without the few columns that alone would take a second line, if nothing loses its label by that.
+
+    They are columns in which every lane shows a bubble, or an operation that is longer than it has to be.
+    """
+    excess = scale.at(timeline.span) - scale.width
+    if not 0 < excess <= scale.width // _FEW:
+        return scale
+    lanes = [_spare(lane, scale, timeline.span) for lane in _lanes(timeline)]
+    narrow: list[int] = []
+    for tick in reversed(range(timeline.span)):
+        parts = [lane[tick] for lane in lanes]
+        if len(narrow) < excess and scale.at(tick) < scale.at(tick + 1) and all(part[0] > 0 for part in parts):
+            narrow.append(tick)
+            for part in parts:
+                part[0] -= 1
+    return replace(scale, narrow=tuple(sorted(narrow))) if len(narrow) == excess else scale
+
+
+def _spare(lane: Sequence[_Shown], scale: _Scale, span: int) -> list[list[int]]:
+    """For each tick the columns that its operation or bubble can spare, as one list for all ticks of the same."""
+    parts: list[list[int]] = []
+    for shown in lane:
+        start, end = shown.timed.start, shown.timed.end
+        parts += [[scale.at(start) - scale.at(len(parts)) - 1]] * (start - len(parts))
+        parts += [[scale.at(end) - scale.at(start) - len(shown.name) - 1 - shown.sign]] * (end - start)
+    return parts + [[scale.at(span) - scale.at(len(parts)) - 1]] * (span - len(parts))
 
 
 def _lines(timeline: Timeline, scale: _Scale) -> int:
@@ -204,8 +239,8 @@ def _axis(timeline: Timeline, scale: _Scale, start: int, end: int) -> str:
     apart = distance(timeline, (len(mark(timeline, timeline.shown)) + 3) / per_unit)
     line = ""
     number = -(-start // (apart * per_unit))
-    while int(number * apart * per_unit) < end:
-        column = int(number * apart * per_unit) - start
+    while (place := scale.at(number * apart / timeline.tick)) < end:
+        column = place - start
         time = mark(timeline, number * apart)
         if column >= len(line) and column + len(time) <= end - start:
             line = line.ljust(column) + time + " "

@@ -350,3 +350,23 @@ def halved(micro_batches: int) -> Schedule:
         )
     ]
     return Schedule(header, (tuple(lane),))
+
+
+@pytest.mark.parametrize("missing", [1, 2, 3])
+def test_a_terminal_picture_is_not_continued_below_for_a_few_columns(missing: int) -> None:
+    """They are left out where nothing is lost by it: every lane reads as before, with shorter strokes and bubbles."""
+
+    def signs(line: str) -> str:
+        return re.sub(r"([─═·])\1*", r"\1", line)
+
+    shown, names = timeline(two_directions(4, 2)), len("P0 ")
+    whole = lanes(terminal.draw(shown, 60 + names))
+    squeezed = lanes(terminal.draw(shown, 60 + names - missing))
+    assert {*map(len, whole)} == {60}
+    assert {*map(len, squeezed)} == {60 - missing}
+    assert list(map(signs, squeezed)) == list(map(signs, whole))
+
+
+def test_a_terminal_picture_that_is_much_too_long_is_continued_below() -> None:
+    drawn = terminal.draw(timeline(two_directions(4, 2)), 40)
+    assert [line[:2] for line in drawn.plain.split("\n")].count("P0") == 2
