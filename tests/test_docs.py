@@ -12,7 +12,6 @@ import pytest
 
 from chimera_ir import library
 from chimera_ir.compilation import Compilation
-from chimera_ir.diagnostics.catalogue import profiles
 from chimera_ir.request import Request
 from chimera_ir.source import Source
 from site_hooks import navigation
@@ -107,13 +106,6 @@ def test_the_page_on_performance_quotes_its_examples_whole() -> None:
     assert quoted == [path.read_text(encoding="utf-8") for path in files]
 
 
-def test_the_page_on_performance_lists_every_mistake_of_a_profile() -> None:
-    page = page_text("performance.md")
-    codes = {member.code for member in vars(profiles).values() if hasattr(member, "code")}
-    assert set(re.findall(r"^\| (CH7\d\d) \|", page, re.M)) == codes
-
-
-@pytest.mark.slow
 def test_the_quick_tables_of_the_papers_experiments_are_what_the_planner_says() -> None:
     """docs/experiments.py without --only tells of all, in minutes."""
     command = [sys.executable, "docs/experiments.py", "--only", "selection", "strategies"]

@@ -87,12 +87,16 @@ def picture(timeline: Timeline, width: int) -> Text:
     """The timeline, no wider than ``width`` columns if that is possible.
 
     A timeline that is too long for a line is continued below, like a score. If it would take too many lines, it ends
-    with the steady state; without a steady state it is drawn small, with a note on what is missing. Colours are styles
-    of the `Text`; nothing is lost without them.
+    with the steady state; without a steady state it is drawn small, with a note on what is missing, and not at all if
+    most of it would be missing. Colours are styles of the `Text`; nothing is lost without them.
     """
     names, window = _names(timeline), steady_window(timeline)
     timeline = _shown(timeline, width)
     scale, panels = _layout(timeline, _room(timeline, width))
+    lengths = _lengths(timeline, scale)
+    if 2 * lengths.count(0) > len(lengths):
+        missing = f"{lengths.count(0):,} of {counted(len(lengths), 'operation')} would not be seen;"
+        return Text(f"not drawn: in {width} columns {missing}\ntimeline.svg in the output directory shows all of them")
     rows = _rows(timeline, scale)
     parts = []
     for start, end in panels:
@@ -167,7 +171,7 @@ def _squeezed(timeline: Timeline, scale: _Scale) -> _Scale:
     return replace(scale, narrow=tuple(sorted(narrow))) if len(narrow) == excess else scale
 
 
-def _spare(lane: Sequence[_Shown], scale: _Scale, span: int) -> list[list[int]]:
+def _spare(lane: Sequence[_Labelled], scale: _Scale, span: int) -> list[list[int]]:
     """For each tick the columns that its operation or bubble can spare, as one list for all ticks of the same."""
     parts: list[list[int]] = []
     for shown in lane:
@@ -289,10 +293,14 @@ def _ranges(micros: Sequence[Micro]) -> str:
     return ", ".join(words + ([".."] if len(runs) > RUNS else [])) or "none"
 
 
+def _lengths(timeline: Timeline, scale: _Scale) -> list[int]:
+    """The columns of each operation, lane by lane."""
+    return [scale.at(timed.end) - scale.at(timed.start) for timed in chain.from_iterable(timeline.lanes)]
+
+
 def _notes(timeline: Timeline, scale: _Scale) -> Iterator[Text]:
     """Notes on what the picture leaves out because of its scale."""
-    operations = list(chain.from_iterable(timeline.lanes))
-    lengths = [scale.at(timed.end) - scale.at(timed.start) for timed in operations]
+    operations, lengths = list(chain.from_iterable(timeline.lanes)), _lengths(timeline, scale)
     looks = Looks(timeline.header)
     unnumbered = sum(
         length <= len(looks.name(timed.operation)) for length, timed in zip(lengths, operations, strict=True)

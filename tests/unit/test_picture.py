@@ -235,7 +235,7 @@ def test_costs_that_differ_beyond_reason_still_make_a_picture(costs: Costs) -> N
 
 
 def test_a_picture_drawn_small_says_what_it_leaves_out() -> None:
-    assert "drawn small" in terminal.draw(timeline(two_directions(64, 2)), 100).plain
+    assert "drawn small" in terminal.draw(timeline(two_directions(64, 2)), 200).plain
     assert "drawn small" not in terminal.draw(timeline(two_directions(8)), 100).plain
 
 
@@ -370,3 +370,11 @@ def test_a_terminal_picture_is_not_continued_below_for_a_few_columns(missing: in
 def test_a_terminal_picture_that_is_much_too_long_is_continued_below() -> None:
     drawn = terminal.draw(timeline(two_directions(4, 2)), 40)
     assert [line[:2] for line in drawn.plain.split("\n")].count("P0") == 2
+
+
+def test_a_terminal_picture_that_would_show_less_than_half_is_not_drawn() -> None:
+    """Every operation of 1,000 micro-batches in 100 columns."""
+    text = terminal.picture(timeline(all_then_all(2, 1000)), 100).plain
+    assert text.startswith("not drawn: in 100 columns ")
+    assert "of 4,000 operations would not be seen;\ntimeline.svg" in text
+    assert len(lanes(terminal.picture(timeline(all_then_all(2, 40)), 100))) == 2
