@@ -1,12 +1,16 @@
-"""What the compiler is at, told on a terminal once it takes a while."""
+"""Progress on standard error: on a terminal a line that changes, in a log a line every few seconds."""
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from threading import Timer
+from contextlib import contextmanager, suppress
+from threading import Event, Thread, Timer
+from time import monotonic
 
 AFTER = 1.0
 """Seconds before anything is shown."""
+
+EVERY = 5.0
+"""Seconds from a line of a log to the next."""
 
 
 @contextmanager
@@ -42,3 +46,26 @@ def shown(quiet: bool = False) -> Iterator[Callable[[str], None]]:
         timer.cancel()
         timer.join()
         line.stop()
+
+
+@contextmanager
+def logged() -> Iterator[Callable[[str], None]]:
+    """Writes to standard error, every few seconds until the end of the block, what the function was last called with.
+
+    Each line has the seconds since the beginning. A block that is over before the first line writes nothing.
+    """
+    start, over, last = monotonic(), Event(), ["starting"]
+
+    def write() -> None:
+        while not over.wait(EVERY):
+            with suppress(OSError, ValueError):
+                sys.stderr.write(f"{last[0]} ({monotonic() - start:.0f} s)\n")
+                sys.stderr.flush()
+
+    thread = Thread(target=write, daemon=True)
+    thread.start()
+    try:
+        yield lambda doing: last.__setitem__(0, doing)
+    finally:
+        over.set()
+        thread.join()

@@ -21,6 +21,8 @@ from chimera_ir.output import OutputRefused, refuse_file, write_file
 from chimera_ir.plural import counted
 from chimera_ir.profile.warnings import WARNING
 from chimera_ir.profile.write import write_cluster, write_profile
+from chimera_ir.progress import logged
+from chimera_ir.visible import visible
 
 MARK = "# Written by chimera-profile, which writes over it again; without this line it does not.\n"
 
@@ -130,10 +132,15 @@ def stages(depths: tuple[int, ...], split: tuple[int, ...] | None, **options: An
 
 
 @profile_command.command(cls=SectionedCommand, sections=_MODEL_SECTIONS)
+@click.option("--every", is_flag=True, help="Measure every layer, also those that are equal to another.")
 @_of_a_model
-def layers(**options: Any) -> None:
-    """Measure every layer of MODEL.py, a file with layers(): from these, stages follow for any split."""
-    _measure((), None, **options)
+def layers(every: bool, **options: Any) -> None:
+    """Measure the layers of MODEL.py, a file with layers(): from these, stages follow for any split.
+
+    Of equal layers one is measured, and all get its times: layers of the same class and hyper-parameters, with
+    parameters and inputs of the same shapes. The file says which.
+    """
+    _measure((), None, once=not every, **options)
 
 
 def _measure(
@@ -149,6 +156,7 @@ def _measure(
     seed: int,
     force: bool,
     as_json: bool,
+    once: bool = False,
 ) -> None:
     """Writes the profile of a model's stages at these depths or, without any, of its layers."""
     _make_ready()
@@ -157,18 +165,18 @@ def _measure(
 
     with _refusals(OutputRefused, measure.BadFile):
         refuse_file(out, MARK, force)
-        request = StageRequest(depths, sizes, rounds, seed, split)
-        remarks: tuple[str, ...] = ()
+        request = StageRequest(depths, sizes, rounds, seed, split, once)
+        noise: tuple[str, ...] = ()
         with _bar() as progress:
             if count:
                 text = write_profile(measure.counted(model, request, progress))
             else:
-                profile, remarks = measure.timed(model, request, device, threads, progress)
-                text = write_profile(profile)
-        _warn(remarks)
-        write_file(out, text + _commented("", _warnings(remarks)), MARK, force)
+                measured = measure.timed(model, request, device, threads, progress)
+                noise, text = measured.noise, write_profile(measured.profile)
+        _warn(tuple(f"{warning}; {visible(str(out))} lists them" for warning in noise[:1]))
+        write_file(out, text + _commented("", (*_warnings(noise[:1]), *noise[1:])), MARK, force)
     if as_json:
-        _print_json(text, remarks)
+        _print_json(text, noise)
 
 
 @profile_command.command(
@@ -284,11 +292,15 @@ def _warnings(remarks: tuple[str, ...]) -> tuple[str, ...]:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on standard error; none if that is not a terminal."""
+    """A progress bar on standard error, lines if that is not a terminal; nothing with ``--quiet``."""
     console = Console(stderr=True)
-    if is_quiet() or not (sys.stderr.isatty() and console.is_interactive):
+    if is_quiet():
         with _no_bar() as silent:
             yield silent
+        return
+    if not (sys.stderr.isatty() and console.is_interactive):
+        with logged() as log:
+            yield lambda doing, done, steps: log(f"measured {done} of {steps}: {doing}")
         return
     columns = (
         BarColumn(),

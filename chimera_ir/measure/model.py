@@ -9,8 +9,7 @@ import torch
 
 from chimera_ir.measure import stages
 from chimera_ir.measure.samples import ShowProgress
-from chimera_ir.measure.stages import StageRequest
-from chimera_ir.profile.costs import ModelProfile
+from chimera_ir.measure.stages import StageRequest, TimedProfile
 from chimera_ir.profile.work import WorkProfile
 from chimera_runtime import blame
 from chimera_runtime.allocator import keep_memory
@@ -39,9 +38,7 @@ def counted(file: Path, request: StageRequest, progress: ShowProgress) -> WorkPr
     return replace(work, counts=replace(work.counts, file=str(file)))
 
 
-def timed(
-    file: Path, request: StageRequest, device: str, threads: int, progress: ShowProgress
-) -> tuple[ModelProfile, tuple[str, ...]]:
+def timed(file: Path, request: StageRequest, device: str, threads: int, progress: ShowProgress) -> TimedProfile:
     """The times of a model file's stages, and which of them are too noisy to use.
 
     Raises
@@ -56,7 +53,7 @@ def timed(
         keep_memory()
     with _refusals():
         measured = stages.timed(load(file, _OFFERED, request.split), request, torch.device(device), progress)
-    return replace(measured.profile, file=str(file)), measured.remarks
+    return replace(measured, profile=replace(measured.profile, file=str(file)))
 
 
 @contextmanager

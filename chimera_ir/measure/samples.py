@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import median, quantiles
 
+from chimera_ir.plural import counted
+
 NOISY = 0.05
 """The largest uncertainty of a usable median, as a share of the median."""
 
@@ -102,6 +104,36 @@ def in_rounds(measure: Callable[[], tuple[float, ...]], warm_up: int, most: int)
         for values, value in zip(figures, measure(), strict=True):
             values.append(value)
     return together(figures)
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How certain a figure is: what it is of, the uncertainty of its median, after so many rounds."""
+
+    what: str
+    uncertainty: float
+    rounds: int
+    is_noisy: bool
+
+    @staticmethod
+    def of(where: str, figures: Sequence[tuple[str, Samples]]) -> "list[Quality]":
+        """The quality of each of some figures of a stage."""
+        return [Quality(f"{name} of {where}", s.uncertainty, len(s.values), s.is_noisy) for name, s in figures]
+
+
+def noise(qualities: Sequence[Quality]) -> tuple[str, ...]:
+    """One warning about all figures that are too noisy to use, then a line for each, the worst first; or nothing."""
+    noisy = sorted((quality for quality in qualities if quality.is_noisy), key=lambda quality: -quality.uncertainty)
+    if not noisy:
+        return ()
+    worst, rounds = noisy[0], max(quality.rounds for quality in noisy)
+    lines = (f"{quality.what}: {percent(quality.uncertainty)}" for quality in noisy)
+    return (
+        f"too noisy to use: {len(noisy)} of {counted(len(qualities), 'figure')}, whose medians may be off by more than "
+        f"{percent(NOISY)} after {counted(rounds, 'round')}, the {worst.what} by {percent(worst.uncertainty)}; measure "
+        "on an idle machine, or with more --rounds",
+        *lines,
+    )
 
 
 def too_noisy(where: str, figures: Sequence[tuple[str, Samples]]) -> list[str]:

@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from chimera_ir.measure import empty
-from chimera_ir.measure.samples import Samples, ShowProgress, in_rounds, rounded, too_noisy
+from chimera_ir.measure import empty, equal
+from chimera_ir.measure.samples import Quality, Samples, ShowProgress, in_rounds, noise, rounded
 from chimera_ir.measure.stations import Cut, Station, message_bytes, running, stations
 from chimera_ir.profile.costs import ModelProfile, Overhead, StageCosts, Timing
 from chimera_ir.profile.work import WorkProfile
@@ -30,6 +30,7 @@ class StageRequest:
     """Depths D and micro-batch sizes B to measure, in at most ``rounds`` rounds; without a depth, the layers.
 
     ``split`` is the first layer of each stage, where these are made of layers; by default they have equal numbers.
+    Layers that are equal are measured ``once``, if that is asked for.
     """
 
     depths: tuple[int, ...]
@@ -37,14 +38,15 @@ class StageRequest:
     rounds: int
     seed: int
     split: tuple[int, ...] | None = None
+    once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TimedProfile:
-    """A profile, and a line for every figure that is too noisy to use."""
+    """A profile; a warning if figures are too noisy to use, and then a line for each of them."""
 
     profile: ModelProfile
-    remarks: tuple[str, ...]
+    noise: tuple[str, ...]
 
 
 class _Passes(NamedTuple):
@@ -56,6 +58,8 @@ class _Passes(NamedTuple):
     input_gradient: float
     weight_gradient: float
 
+
+_Figures = TypeVar("_Figures")
 
 _NAMES = tuple(name.replace("_", " ") for name in _Passes._fields)
 
@@ -87,17 +91,20 @@ def timed(model: ModelFile, request: StageRequest, device: torch.device, progres
     ModelError
         If the model file's code raises an error.
     """
-    measure = _Times(request.rounds, _cuda_clock if device.type == "cuda" else _clock)
+    times = _Times(request.rounds, _cuda_clock if device.type == "cuda" else _clock)
+    once = _Once(times)
     note = f"times on {_described(device)}"
-    profile = _profile(model, request, device, measure, note, progress)
-    return TimedProfile(profile, tuple(measure.remarks))
+    profile = _profile(model, request, device, once if request.once else times, note, progress)
+    equal = once.described
+    profile = replace(profile, note=f"{profile.note}; {equal}") if equal else profile
+    return TimedProfile(profile, noise(times.qualities))
 
 
 class _Times:
-    """Measures in seconds; ``remarks`` has a line for every figure that is too noisy to use."""
+    """Measures in seconds; ``qualities`` has that of every figure."""
 
     def __init__(self, rounds: int, clock: "_Clock") -> None:
-        self.remarks: list[str] = []
+        self.qualities: list[Quality] = []
         self._rounds = rounds
         self._clock = clock
 
@@ -105,7 +112,7 @@ class _Times:
         """Medians of the times, and the largest of their scatters."""
         samples = self._rounds_of(station, self._rounds)
         where = f"{cut.part(number)}, micro-batch size {station.size}"
-        self.remarks += too_noisy(where, [*zip(_NAMES, samples, strict=True)])
+        self.qualities += Quality.of(where, [*zip(_NAMES, samples, strict=True)])
         return _Passes(*(rounded(figure.median) for figure in samples)), _noise(*samples)
 
     def _rounds_of(self, station: Station, most: int) -> tuple[Samples, ...]:
@@ -124,7 +131,7 @@ class _Times:
             return (self._clock(station.step),)
 
         (samples,) = in_rounds(measured, WARM_UP, self._rounds)
-        self.remarks += too_noisy(cut.part(number), [("step", samples)])
+        self.qualities += Quality.of(cut.part(number), [("step", samples)])
         return rounded(samples.median), _noise(samples)
 
     def overhead(self, cut: Cut) -> Overhead:
@@ -133,9 +140,55 @@ class _Times:
         small = replace(cut, model=nothing, dataset=nothing.items(), stages=empty.STAGES, sizes=(1,))
         (station,) = dict(stations(small, lambda _doing: None))[empty.MIDDLE]
         samples = self._rounds_of(station, SHORT * self._rounds)
-        self.remarks += too_noisy("an operation", [*zip(_NAMES, samples, strict=True)])
+        self.qualities += Quality.of("an operation", [*zip(_NAMES, samples, strict=True)])
         forward, backward, recomputing, *halves = (rounded(figure.median) for figure in samples)
         return Overhead(forward, backward, recomputing, (halves[0], halves[1]))
+
+
+class _Once:
+    """Measures what is equal once: the first of equal stations is measured, and the others get its figures."""
+
+    def __init__(self, measure: _Measure) -> None:
+        self._measure = measure
+        self._passes: list[tuple[object, int, tuple[_Passes, float | None]]] = []
+        self._steps: list[tuple[object, int, tuple[float, float | None]]] = []
+        self._equal: dict[int, set[int]] = {}
+
+    def passes(self, cut: Cut, number: int, station: Station) -> tuple[_Passes, float | None]:
+        """The passes of a station, or of an equal one."""
+        return self._once(
+            self._passes, equal.passes(station), number, lambda: self._measure.passes(cut, number, station)
+        )
+
+    def step(self, cut: Cut, number: int, station: Station) -> tuple[float, float | None]:
+        """The step of a station, or of an equal one."""
+        return self._once(self._steps, equal.step(station), number, lambda: self._measure.step(cut, number, station))
+
+    def overhead(self, cut: Cut) -> Overhead:
+        """What an operation costs."""
+        return self._measure.overhead(cut)
+
+    def _once(
+        self, known: list[tuple[object, int, _Figures]], signature: object, number: int, measure: Callable[[], _Figures]
+    ) -> _Figures:
+        for other, first, figures in known:
+            if other == signature:
+                self._equal.setdefault(first, {first}).add(number)
+                return figures
+        known.append((signature, number, measure()))
+        return known[-1][2]
+
+    @property
+    def described(self) -> str:
+        """Which layers were equal, in words."""
+        groups = "; ".join(_numbered(layers) for layers in sorted(map(sorted, self._equal.values())))
+        return f"of equal layers one was measured: {groups}" if groups else ""
+
+
+def _numbered(layers: Sequence[int]) -> str:
+    """Ascending numbers, as a range if there is no gap."""
+    together = layers[-1] - layers[0] == len(layers) - 1
+    return f"{layers[0]} to {layers[-1]}" if together else ", ".join(map(str, layers))
 
 
 def _noise(*figures: Samples) -> float:

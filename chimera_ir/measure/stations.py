@@ -9,7 +9,7 @@ import torch
 
 from chimera_runtime.batches import Batches
 from chimera_runtime.blame import ModelError
-from chimera_runtime.boundary import Boundary
+from chimera_runtime.boundary import Boundary, Traits
 from chimera_runtime.endings import Ending, HandingOn, Judging
 from chimera_runtime.errors import Misuse
 from chimera_runtime.keywords import Keywords, accepted
@@ -92,7 +92,7 @@ class Station:
     alone, and of the third a backward is run in two halves.
 
     ``handed`` is the output of the stage before, None for the first stage. ``before`` and ``after`` describe what the
-    stage receives and sends, ``footprint`` what one forward leaves in memory.
+    stage receives and sends, ``footprint`` what one forward leaves in memory, ``traits`` how it runs.
     """
 
     size: int
@@ -101,7 +101,8 @@ class Station:
     before: Boundary | None
     after: Boundary | None
     footprint: Footprint
-    buffers: tuple[str, ...]
+    traits: Traits
+    optimizer: Any
     handed: Tensors | None
     load_input: Callable[[int], Any]
     load_target: Callable[[int], Any]
@@ -170,7 +171,7 @@ class Station:
     @property
     def input_bytes(self) -> int:
         """Bytes kept for a micro-batch where the stage recomputes: input, target, and the buffers that it updates."""
-        copies = bytes_of(self.module.get_buffer(name) for name in self.buffers)
+        copies = bytes_of(self.module.get_buffer(name) for name in self.traits.buffers)
         return self.footprint.inputs + self.footprint.targets + copies
 
     @property
@@ -298,10 +299,11 @@ def _station(cut: Cut, stage: int, size: int, module: torch.nn.Module, seen: _Se
     ending: Ending
     counted = seen.sight.count is not None
     ending = HandingOn(stage, seen.after) if seen.after else Judging(cut.model.judge, 1.0, numbering, counted)
+    optimizer = _optimizer(cut, module)
     runnable = Stage(
         stage,
         module,
-        Weights(_optimizer(cut, module)),
+        Weights(optimizer),
         seen.before,
         ending,
         GradientSum(f"s{stage}", _trained(module), None, (0,), names, waiter(_TIMEOUT)),
@@ -322,7 +324,8 @@ def _station(cut: Cut, stage: int, size: int, module: torch.nn.Module, seen: _Se
         before=seen.before,
         after=seen.after,
         footprint=seen.sight.footprint,
-        buffers=seen.sight.traits.buffers,
+        traits=seen.sight.traits,
+        optimizer=optimizer,
         handed=seen.handed if stage else None,
         load_input=_loader(batches.input, device, wanted=stage == 0),
         load_target=_loader(batches.target, device, wanted=seen.after is None),

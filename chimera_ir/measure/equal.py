@@ -1,0 +1,116 @@
+"""Whether two layers are equal, as far as can be told from outside: then what one of them takes, the other takes too.
+
+Compared are classes, hyper-parameters, the code of functions, the shapes and dtypes of parameters, the contents of
+buffers, the optimizer, and all that was seen of a layer on its first micro-batch. Values of parameters do not count.
+What cannot be compared is equal to itself alone, so that in doubt a layer is measured.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType
+from typing import Any
+
+import torch
+
+from chimera_ir.measure.stations import Station
+
+_PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type(None))
+
+
+@dataclass(frozen=True)
+class _Same:
+    """A value that is equal to itself alone."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+@dataclass(frozen=True)
+class _Content:
+    """A tensor that is equal to one of the same content."""
+
+    tensor: torch.Tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Content) and torch.equal(self.tensor, other.tensor)
+
+    def __hash__(self) -> int:
+        return hash(self.tensor.shape)
+
+
+def passes(station: Station) -> object:
+    """What decides how long the passes through a station take: equal for equal layers on equal inputs."""
+    seen = station.size, station.before, station.after, station.traits, station.footprint
+    return seen, _Signature().layers(station)
+
+
+def step(station: Station) -> object:
+    """What decides how long the step of a station's optimizer takes."""
+    optimizer = station.optimizer
+    signature = _Signature()
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return signature.layers(station), _Same(optimizer)
+    groups = [signature.of(group) for group in optimizer.param_groups]
+    return signature.layers(station), type(optimizer), groups
+
+
+class _Signature:
+    """Signatures of values: nested lists that are equal where values are; what repeats inside is named by its place."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, int] = {}
+        self._kept: list[object] = []
+
+    def layers(self, station: Station) -> list[object]:
+        """The signatures of a station's layers, which their stage names by their numbers."""
+        return [self.of(layer) for layer in station.module.children()]
+
+    def of(self, value: object) -> object:
+        """The signature of a value."""
+        if isinstance(value, (Enum, type)) or type(value) in _PLAIN:
+            return type(value), value
+        if id(value) in self._places:
+            return "the same as", self._places[id(value)]
+        self._places[id(value)] = len(self._places)
+        self._kept.append(value)
+        return [type(value), *self._parts(value)]
+
+    def _parts(self, value: object) -> Iterator[object]:
+        match value:
+            case torch.nn.Module():
+                yield self._pairs(vars(value))
+            case torch.Tensor():
+                yield value.shape, value.dtype, value.device, value.layout, value.requires_grad
+                yield value.stride() if value.layout is torch.strided else _Same(value)
+                if not isinstance(value, torch.nn.Parameter):
+                    yield _Content(value)
+            case dict() if type(value) in (dict, OrderedDict):
+                yield self._pairs(value)
+            case list() | tuple():
+                yield [self.of(entry) for entry in value]
+            case set() | frozenset() if all(type(entry) in _PLAIN for entry in value):
+                yield frozenset(value)
+            case partial():
+                yield [self.of(part) for part in (value.func, value.args, value.keywords)]
+            case FunctionType():
+                yield value.__code__, _Same(value.__globals__)
+                yield [self.of(part) for part in (value.__defaults__, value.__kwdefaults__, value.__closure__)]
+            case MethodType():
+                yield [self.of(part) for part in (value.__func__, value.__self__)]
+            case CellType():
+                yield self.of(value.cell_contents)
+            case BuiltinFunctionType():
+                yield value
+            case _:
+                yield _Same(value)
+
+    def _pairs(self, pairs: Mapping[Any, object]) -> list[object]:
+        return [(self.of(name), self.of(value)) for name, value in pairs.items()]
