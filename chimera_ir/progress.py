@@ -9,7 +9,7 @@ from time import monotonic
 AFTER = 1.0
 """Seconds before anything is shown."""
 
-EVERY = 5.0
+EVERY = 8.0
 """Seconds from a line of a log to the next."""
 
 

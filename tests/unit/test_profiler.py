@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from chimera_ir import progress
 from chimera_ir.commands import common, profile_command
 from chimera_ir.commands.common import INTERRUPTED, WRONG_COMMAND
 from chimera_ir.measure import samples
@@ -42,6 +43,7 @@ def profile(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(progress, "EVERY", 3600.0)
 
     def call(*arguments: str) -> Ended:
         monkeypatch.setattr(sys, "argv", ["chimera-profile", *arguments])
