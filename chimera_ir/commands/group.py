@@ -78,8 +78,8 @@ def group() -> None:
 
     Each command has its own --help.
 
-    Exit status: 0, 1 something is wrong in a text or a file, 2 on the command line, 70 in the program;
-    130 interrupted. That of run is torchrun's once it has started.
+    Exit status: 0; 1 something is wrong in a text or a file, 2 on the command line; 3 compiled, but too large for the
+    cluster; 70 something is wrong in the program; 130 interrupted. That of run is torchrun's once it has started.
     """
 
 

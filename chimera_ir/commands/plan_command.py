@@ -61,7 +61,7 @@ class _Wanted:
 @click.command(
     cls=SectionedCommand,
     sections={
-        "Common options": "--profile --cluster --mini-batch --workers --scheme --top --choose",
+        "Common options": "--profile --cluster --mini-batch --workers --scheme --top --all --why --choose",
         "What is considered": "--set --asynchronous --greedy --recompute --sync --tied --layout --shard-optimizer",
         "Output": "--error --json --quiet",
     },
@@ -115,13 +115,14 @@ class _Wanted:
     is_flag=True,
     help="The replicas of a stage share the optimizer's state, where there is a flush.",
 )
-@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many to show.")
+@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, metavar="K", help="How many to show.")
 @click.option("--all", "everything", is_flag=True, help="Show every configuration, not only the best of each scheme.")
 @click.option("--why", is_flag=True, help="Show what was left out, and why.")
 @click.option(
     "--choose",
     type=click.IntRange(min=1),
     default=1,
+    metavar="K",
     help="Which row's commands to write, with --json which choice's [default: 1].",
 )
 @click.option("--error", type=FiniteRange(0, 1), default=ERROR, show_default=True, help="The model's, a share.")

@@ -67,7 +67,7 @@ def profile_command() -> None:
 
 _MODEL_SECTIONS = {
     "Common options": "--stages --micro-batch-size --out --split --count",
-    "Measurement": "--device --threads --rounds --seed",
+    "Measurement": "--every --device --threads --rounds --seed",
     "Output": "--force --json --quiet",
 }
 
@@ -105,7 +105,7 @@ def _of_a_model(function: Function) -> Function:
     return reduce(lambda decorated, decorate: decorate(decorated), reversed(_MODEL), _measuring(function))
 
 
-@profile_command.command(cls=SectionedCommand, sections=_MODEL_SECTIONS)
+@profile_command.command(cls=SectionedCommand, sections=_MODEL_SECTIONS, short_help="Measure every stage of a model.")
 @click.option(
     "--stages",
     "depths",
@@ -131,7 +131,7 @@ def stages(depths: tuple[int, ...], split: tuple[int, ...] | None, **options: An
     _measure(depths if split is None else (len(split),), split, **options)
 
 
-@profile_command.command(cls=SectionedCommand, sections=_MODEL_SECTIONS)
+@profile_command.command(cls=SectionedCommand, sections=_MODEL_SECTIONS, short_help="Measure the layers of a model.")
 @click.option("--every", is_flag=True, help="Measure every layer, also those that are equal to another.")
 @_of_a_model
 def layers(every: bool, **options: Any) -> None:
@@ -181,6 +181,7 @@ def _measure(
 
 @profile_command.command(
     cls=SectionedCommand,
+    short_help="Measure messages between ranks, and sums over them.",
     sections={
         "Common options": "--out --name --backend --device",
         "Measurement": "--largest --sum-ranks --rounds --timeout",

@@ -33,7 +33,7 @@ def commands(command: click.Command) -> list[SectionedCommand]:
 
 
 ALL = commands(group)
-ABSENT = {("layers", "--stages"), ("layers", "--split")}
+ABSENT = {("layers", "--stages"), ("layers", "--split"), ("stages", "--every")}
 """What a section names for another command with the same sections."""
 
 
