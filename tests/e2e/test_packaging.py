@@ -2,14 +2,19 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tarfile
 import venv
 import zipfile
+from collections.abc import Iterable
+from email import message_from_bytes
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import chimera_ir
 from tests.e2e.ranks import compiled
@@ -20,9 +25,9 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.e2e
 
 
-def call(*command: str | Path) -> str:
+def call(*command: str | Path, status: int = 0, **variables: str) -> str:
     """What a command says, run from `/` without anything of the checkout on its path."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | variables
     done = subprocess.run(
         [str(word) for word in command],
         cwd="/",
@@ -32,8 +37,8 @@ def call(*command: str | Path) -> str:
         timeout=120,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout or done.stderr
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
@@ -56,20 +61,34 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return sdist, wheel
 
 
+def needed(names: Iterable[str]) -> set[str]:
+    """The distributions that these need, themselves included, without extras."""
+    resolved: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in resolved:
+            resolved.add(name)
+            needs = map(Requirement, metadata.requires(name) or ())
+            waiting += [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+    return resolved
+
+
 @pytest.fixture(scope="module")
 def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` of a new environment that holds the wheel.
+    """The `bin` of a new environment that holds the wheel and what it declares to need, and so no torch.
 
-    The dependencies are lent by this environment: a path file makes its packages importable, but does not read the
-    path files among them, so that an editable install of the compiler remains invisible.
+    What it needs is lent by this environment, package by package.
     """
     folder = tmp_path_factory.mktemp("clean")
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     call(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", built[1])
     packages = Path(call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    lent = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    (packages / "lent.pth").write_text("\n".join(lent) + "\n")
+    for name in needed(["chimera_ir"]) - {"chimera_ir"}:
+        distribution = metadata.distribution(name)
+        for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+            (packages / top).symlink_to(distribution.locate_file(top))
     where = Path(call(python, "-c", "import chimera_ir; print(chimera_ir.__file__)").strip())
     assert where.is_relative_to(folder)
     return folder / "bin"
@@ -81,7 +100,48 @@ def test_the_source_distribution_holds_what_a_newcomer_needs(built: tuple[Path, 
     for folder in ("chimera_ir", "grammar", "templates", "tests", "docs", "examples"):
         assert sources(folder) - held == set()
     assert {"pyproject.toml", "Makefile", "constraints.txt", "README.md", "LICENSE"} <= held
+    assert {"CONTRIBUTING.md", "mkdocs.yml", "hatch_build.py", "editors/vscode/package.json"} <= held
     assert not [name for name in held if "_cache" in name or name.endswith((".pyc", ".out"))]
+
+
+def test_the_source_distribution_builds_the_same_wheel_as_the_checkout(
+    built: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """`built` has the wheel from the source distribution."""
+    call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as ours, zipfile.ZipFile(built[1]) as theirs:
+        assert ours.namelist() == theirs.namelist()
+        assert [name for name in ours.namelist() if ours.read(name) != theirs.read(name)] == []
+
+
+def test_what_a_registry_shows_has_no_link_that_leads_nowhere(built: tuple[Path, Path]) -> None:
+    with zipfile.ZipFile(built[1]) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        shown = message_from_bytes(archive.read(name))
+    outside_code = re.sub(r"```.*?```|`[^`\n]+`", "", shown.get_payload(), flags=re.DOTALL)
+    links = re.findall(r"\]\(([^)]+)\)|(?:src|href)=\"([^\"]+)", outside_code)
+    assert [link for pair in links for link in pair if link and not re.match(r"https?://|#", link)] == []
+    assert shown["Version"] == chimera_ir.__version__
+    urls = [url.partition(", ")[2] for url in shown.get_all("Project-URL", [])]
+    assert all(url.startswith("https://") for url in urls)
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("", "code of `a` `[i](j)` and [more](https://a.org) or [below](#x)."),
+        (
+            "https://b.org/c",
+            "![picture](https://b.org/c/raw/main/docs/p.svg)[code of `a`](https://b.org/c/blob/main/docs/x.md#y) "
+            "`[i](j)` and [more](https://a.org) or [below](#x).",
+        ),
+    ],
+)
+def test_links_of_a_description_are_absolute_or_text(address: str, shown: str) -> None:
+    page = "![picture](docs/p.svg)[code of `a`](docs/x.md#y) `[i](j)` and [more](https://a.org) or [below](#x)."
+    without_relative_links = runpy.run_path(str(ROOT / "hatch_build.py"))["without_relative_links"]
+    assert without_relative_links(page, address) == shown
 
 
 def test_the_wheel_holds_the_package_with_its_grammars_templates_and_schemes_and_no_more(
@@ -104,6 +164,22 @@ def test_an_installed_wheel_lists_and_compiles_as_the_checkout_does(installed: P
     assert bytes_of(tmp_path / "installed") == bytes_of(checkout)
     assert "    error[CH301]: worker 0 has two operations" in call(installed / "chimera", "explain", "CH301")
     call(installed / "chimera", "new", tmp_path / "model.py")
+
+
+def test_an_installed_wheel_has_lexers(installed: Path) -> None:
+    program = "from pygments.lexers import get_lexer_by_name as by; print(by('chim').name, 'and', by('sir').name)"
+    assert call(installed / "python", "-c", program) == "Chimera scheme and Chimera IR\n"
+
+
+def test_without_torch_what_needs_it_says_so_and_with_torch_it_is_there(installed: Path) -> None:
+    run = (installed / "chimera", "run", "chimera", "--model", ROOT / "docs" / "examples" / "tiny.py")
+    assert "needs torch, which is not installed: pip install 'chimera_ir[train]'" in call(*run, status=2)
+    torch = str(metadata.distribution("torch").locate_file(""))
+    program = "import chimera_runtime as r; print(r.__file__, *(getattr(r, name).__name__ for name in r.__all__))"
+    assert "ModuleNotFoundError: No module named 'torch'" in call(installed / "python", "-c", program, status=1)
+    there = call(installed / "python", "-c", program, PYTHONPATH=torch)
+    assert there.startswith(str(installed.parent))
+    assert there.rstrip().endswith("fresh_store")
 
 
 def test_an_installed_wheel_knows_its_version_and_needs(installed: Path) -> None:
