@@ -11,23 +11,25 @@ ACTIVATE = @echo "chimera is installed in $(VENV): source $(BIN)/activate makes 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
 
+# A command that is silent for long, with a dot every five seconds.
+WITH_DOTS := with_dots() { (while sleep 5; do printf .; done) & dots=$$!; "$$@"; status=$$?; kill $$dots; echo; return $$status; }; with_dots
+
 # Two stamps: what compiling and training need, and what the tests need beside it.
 $(TRAINS): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "chimera_ir needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "chimera_ir needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	@echo "installing chimera_ir, torch and numpy into $(VENV): a minute, or more where torch has to be downloaded"
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[train]'
+	@$(PYTHON) -m venv $(VENV)
+	@$(WITH_DOTS) $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train]'
 	$(ACTIVATE)
 	@touch $@
 
 $(READY): $(TRAINS)
 	@echo "installing what the tests need into $(VENV): a minute"
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(WITH_DOTS) $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: $(TRAINS)  ## compile a library scheme, train a byte-level GPT with it on four processes, time it beside 1F1B
 	@$(BIN)/python examples/demo.py
-	$(ACTIVATE)
 
 check: $(READY)  ## format, lint, types
 	$(BIN)/ruff format --check .

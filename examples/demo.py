@@ -2,9 +2,12 @@
 
 import json
 import os
+import selectors
+import shutil
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -12,6 +15,9 @@ OUT = Path("build", "demo")
 RANKS, STEPS = 4, 40
 FORWARD, BACKWARD = 0.03, 0.06
 """Seconds of a forward and of a backward in the rehearsals."""
+
+PATIENCE = 5
+"""Seconds without output after which the demo says that it is still at work."""
 
 STARTS = {
     "chimera": ("-m", "chimera_ir"),
@@ -21,12 +27,23 @@ STARTS = {
 """The programs of the tour as this interpreter starts them, wherever they are installed."""
 
 
-def show(why: str, name: str, *arguments: str, output: int | None = None) -> None:
-    """Runs a command of the tour, after printing what it is for; the demo ends where it fails."""
+def show(why: str, name: str, *arguments: str, is_shown: bool = True) -> None:
+    """Runs a command of the tour, after printing what it is for; while it is silent, prints for how long it has run."""
     print(f"\n# {why}\n$ {' '.join((name, *arguments))}\n", flush=True)
-    status = subprocess.call([sys.executable, *STARTS[name], *arguments], cwd=ROOT, stdout=output)
-    if status:
-        sys.exit(f"demo: {name} ended with status {status}")
+    begin = time.monotonic()
+    process = subprocess.Popen([sys.executable, *STARTS[name], *arguments], cwd=ROOT, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process, selectors.DefaultSelector() as ready:
+        ready.register(process.stdout, selectors.EVENT_READ)
+        while True:
+            if not ready.select(PATIENCE):
+                print(f"({time.monotonic() - begin:.0f} s)", flush=True)
+            elif text := os.read(process.stdout.fileno(), 65536):
+                os.write(sys.stdout.fileno(), text if is_shown else b"")
+            else:
+                break
+    if process.returncode:
+        sys.exit(f"demo: {name} ended with status {process.returncode}")
 
 
 def train(out: str, *options: str) -> tuple[str, ...]:
@@ -56,6 +73,9 @@ def main() -> None:
         "writes text with it, and times both schedules: less than a minute on two cores."
     )
     os.environ.update(OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")  # ranks share the cores: more threads would fight
+    os.environ["COLUMNS"] = str(shutil.get_terminal_size().columns)
+    if sys.stdout.isatty():
+        os.environ["FORCE_COLOR"] = "1"  # of commands that write into a pipe
     ours, baseline = str(OUT / "chimera"), str(OUT / "dapple")
     model, log = f"{OUT}/model.pt", OUT / "log.jsonl"
     (ROOT / log).unlink(missing_ok=True)
@@ -64,7 +84,7 @@ def main() -> None:
     show("Compare it with training in one process, then train", *training)
     show("Write text with the weights: bytes, after half a minute of training", "python", "examples/sample.py", model)
     compiling = ("chimera", "compile", "dapple", "--set", "N=4", "--out", baseline)
-    show("Compile 1F1B with a flush, its report left out", *compiling, output=subprocess.DEVNULL)
+    show("Compile 1F1B with a flush, its report left out", *compiling, is_shown=False)
     seconds = {scheme: rehearse(scheme) for scheme in ("chimera", "dapple")}
 
     losses = [json.loads(line)["loss"] for line in (ROOT / log).read_text(encoding="utf-8").splitlines()]
@@ -76,11 +96,12 @@ def main() -> None:
         f"processes: {ratio:.2f} times as fast.\n"
         f"(Rehearsed: messages are real, a forward is a sleep of {FORWARD} s and a backward one of {BACKWARD} s. "
         f"Predicted: {predicted:.2f}.)\n\n"
-        f"picture of the schedule   {ROOT / ours}/timeline.svg\n"
+        f"picture of the schedule   {ROOT / ours}/replay.svg\n"
         f"what each rank ran        {ROOT / ours}/rank_0.py .. rank_{RANKS - 1}.py\n"
         f"loss and time of a step   {ROOT / log}\n\n"
-        f"chimera is installed in {Path(sys.prefix)}:  source {Path(sys.prefix)}/bin/activate\n"
-        "Next: README.md, 'Bring a model', and 'Write a scheme'."
+        "To have the command chimera in your shell:\n\n"
+        f"    source {Path(sys.prefix)}/bin/activate\n\n"
+        "Next: docs/tutorial/your_model.md, or `chimera --help`."
     )
 
 

@@ -1,6 +1,7 @@
 """What the pages say of the program is so: options, codes, paths, words, excerpts of scripts, numbers of lines."""
 
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -237,3 +238,15 @@ def priced(name: str, micro_batches: int, asked: bool) -> tuple[float, float, fl
     compilation = Compilation(Request(library.source(name), {size: 8, "N": micro_batches}))
     report, stages = compilation.report.as_json(), compilation.schedule.header.stages / 8
     return report["makespan"] / stages, max(report["weights"]) / stages, max(report["activations"]) / stages
+
+
+def test_the_readme_is_short_and_its_badges_say_what_the_package_says() -> None:
+    readme = PAGES["README.md"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (torch,) = (need for need in project["optional-dependencies"]["train"] if need.startswith("torch"))
+    assert len(readme.split()) <= 1200
+    assert re.findall(r"^!\[(.*?)\]\(https://img\.shields\.io/badge/", readme, re.M) == [
+        f"Python {project['requires-python'].removeprefix('>=')}+",
+        f"torch {torch.removeprefix('torch>=')}+",
+        f"Licence {project['license']}",
+    ]

@@ -11,7 +11,15 @@ from tests.pages import page_text
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPTS = ROOT / "docs" / "examples" / "from_pipelining"
-LOOP = ROOT / "docs" / "examples" / "loop.py"
+EXAMPLES = ROOT / "docs" / "examples"
+LOOP = EXAMPLES / "loop.py"
+OWN_LOOP = EXAMPLES / "train_cnn.py"
+RUNS = {
+    "chimera": ("--steps", "30", "--save", "runs/cnn"),
+    "dapple": ("--steps", "60", "--resume", "runs/cnn"),
+    "valley": ("--steps", "1", "--check"),
+}
+"""The runs of the tutorial's network: one schedule, then another that continues it, and the reader's own."""
 INSIDE = Path(__file__).resolve().parent / "loops" / "inside.py"
 EXACT = ("checkpoint", "aot_eager", "wrapped")
 CAST = ("autocast inside", "autocast around")
@@ -42,6 +50,11 @@ def jobs(folder: Path) -> Iterator[Job]:
     for whose in ("theirs", "ours"):
         yield Job(whose, SCRIPTS / f"{whose}.py", (), model=None)
     yield Job("loop", LOOP, (), model=None)
+    yield Job("own_loop", OWN_LOOP, (), model=None)
+    compiled(folder, str(EXAMPLES / "valley.chim"), P=4, N=8).rename(folder / "valley.out")
+    for out, options in RUNS.items():
+        arguments = ("--micro-batch-size", "8", *options, "--log-file", f"{out}.jsonl")
+        yield Job(out, folder / f"{out}.out", arguments, model=str(EXAMPLES / "cnn.py"))
     for way in (*EXACT, *CAST):
         yield Job(way, INSIDE, (way, str(folder / "dapple.out")), model=None)
 
@@ -83,6 +96,41 @@ def test_the_page_quotes_both_scripts_whole() -> None:
     assert blocks("from_pipelining.md") == [
         (SCRIPTS / f"{w}.py").read_text(encoding="utf-8") for w in ("theirs", "ours")
     ]
+
+
+def test_the_loop_of_the_tutorial_prints_what_the_page_says_and_is_the_file_that_it_names(
+    runs: dict[str, Outcome],
+) -> None:
+    runs["own_loop"].assert_passed()
+    assert OWN_LOOP.read_text(encoding="utf-8").partition("\n\n")[2] in blocks("your_loop.md")
+    lines = [line for line in runs["own_loop"].said[0].splitlines() if line.startswith("update ")]
+    assert lines == re.findall(r"^update .*$", page_text("your_loop.md"), re.M)
+
+
+def test_the_network_of_the_tutorial_continues_under_another_schedule_as_the_page_says(
+    runs: dict[str, Outcome],
+) -> None:
+    for out in RUNS:
+        runs[out].assert_passed()
+    shown = dict(re.findall(r"^step +(\d+)/60  loss (\S+)", page_text("your_model.md"), re.M))
+    printed = {
+        step: loss
+        for out in ("chimera", "dapple")
+        for step, loss in re.findall(r"^step +(\d+)/\d+  loss (\S+)", runs[out].said[0], re.M)
+    }
+    assert shown.keys() == {"1", "60"}
+    assert {step: printed[step] for step in shown} == shown
+
+
+def test_what_the_page_on_model_files_shows_is_in_its_file() -> None:
+    file = (EXAMPLES / "cnn.py").read_text(encoding="utf-8")
+    assert [
+        block for block in blocks("your_model.md") for part in block.split("\n\n\n") if part.strip() not in file
+    ] == []
+
+
+def test_the_schedule_of_the_tutorial_trains_what_one_process_trains(runs: dict[str, Outcome]) -> None:
+    assert "check: passed" in runs["valley"].said[0]
 
 
 def off(outcome: Outcome) -> Iterator[tuple[float, float]]:
