@@ -189,7 +189,7 @@ def test_the_statuses_of_a_rank_are_those_that_it_ends_with() -> None:
 
 
 def test_the_statuses_of_the_compiler_are_those_that_it_ends_with() -> None:
-    ends = {0, common.WRONG_TEXT, common.WRONG_COMMAND, common.OUR_FAULT, common.INTERRUPTED}
+    ends = {0, common.WRONG_TEXT, common.WRONG_COMMAND, common.DOES_NOT_FIT, common.OUR_FAULT, common.INTERRUPTED}
     assert ends == statuses("commands.md", "every command")
 
 

@@ -11,7 +11,7 @@ from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.levels import Header, Pipe
 from chimera_ir.ir.ops import Compute, Operation, Pair
-from chimera_ir.picture.words import BLACK, PAPER, Hue, hue, label, strand_numbers, strands
+from chimera_ir.picture.words import BLACK, PAPER, Hue, hue, label, mixed, strand_numbers, strands
 
 FARTHEST = Fraction(3, 5)
 """The share of white and black in the shades of a worker's last stage."""
@@ -109,7 +109,7 @@ class Looks:
             case Shade.DARK:
                 return colours.dark
             case Shade.MIDDLE:
-                return _mixed(colours.light, colours.dark, MIDDLE)
+                return mixed(colours.light, colours.dark, MIDDLE)
             case _:
                 assert_never(group.shade)
 
@@ -144,7 +144,7 @@ class Looks:
     def _shade(self, strand: int, chunk: int) -> Hue:
         """The colours of a chunk: forwards lighter and backwards darker from chunk to chunk, always legible."""
         base, share = hue(strand), chunk * FARTHEST / max(self.chunks - 1, 1)
-        return Hue(_mixed(base.light, PAPER, share), _mixed(base.dark, BLACK, share))
+        return Hue(mixed(base.light, PAPER, share), mixed(base.dark, BLACK, share))
 
 
 def _places(pipe: Pipe) -> tuple[int, ...]:
@@ -161,9 +161,3 @@ def _letter(number: int) -> str:
     """The number-th of a, b, .. z, aa, ab, .., counted from 0."""
     rounds, place = divmod(number, 26)
     return (_letter(rounds - 1) if rounds else "") + chr(ord("a") + place)
-
-
-def _mixed(colour: str, other: str, share: Fraction) -> str:
-    """A colour with a share of another one."""
-    pairs = ((int(colour[at : at + 2], 16), int(other[at : at + 2], 16)) for at in (1, 3, 5))
-    return "#" + "".join(f"{round(start + (end - start) * share):02x}" for start, end in pairs)

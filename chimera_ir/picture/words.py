@@ -31,8 +31,19 @@ HUES = (
     Hue("#e8a8bc", "#b5197c"),
     Hue("#dcf08f", "#64801a"),
     Hue("#94dcd4", "#0e7a89"),
+    Hue("#ab90fc", "#6300e1"),
+    Hue("#fc9000", "#510900"),
+    Hue("#f35abd", "#3f1236"),
+    Hue("#999987", "#000090"),
+    Hue("#00abcf", "#3f4851"),
+    Hue("#fc6c36", "#87092d"),
+    Hue("#f3ea00", "#756c5a"),
+    Hue("#abb4fc", "#7e36cf"),
 )
-"""Hues that differ under each of the three kinds of colour blindness; further strands take them from the start."""
+"""Hues that differ under each of the three kinds of colour blindness; those of further strands are mixed from them."""
+
+_NEXT, _SHARE = 5, Fraction(1, 3)
+"""Which later hue is mixed in from round to round, and its share."""
 
 INK = "#1a1a1a"
 PAPER = "#ffffff"
@@ -42,8 +53,16 @@ STEP = "#4d4d4d"
 
 
 def hue(strand: int) -> Hue:
-    """The colours of the strand with this number."""
-    return HUES[strand % len(HUES)]
+    """The colours of the strand with this number: those of the first 256 strands differ."""
+    turn, number = divmod(strand, len(HUES))
+    base, other = HUES[number], HUES[(number + _NEXT * turn) % len(HUES)]
+    return Hue(mixed(base.light, other.light, _SHARE), mixed(base.dark, other.dark, _SHARE))
+
+
+def mixed(colour: str, other: str, share: Fraction) -> str:
+    """A colour with a share of another one."""
+    pairs = ((int(colour[at : at + 2], 16), int(other[at : at + 2], 16)) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(start + (end - start) * share):02x}" for start, end in pairs)
 
 
 @dataclass(frozen=True, slots=True)

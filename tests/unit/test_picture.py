@@ -17,7 +17,7 @@ from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.ir.ops import Compute
 from chimera_ir.picture import sheet, svg, terminal
-from chimera_ir.picture.words import HUES, INK, PAPER, label, step
+from chimera_ir.picture.words import HUES, INK, PAPER, hue, label, step
 from tests.lowered import lowered
 from tests.unit.clocked import all_then_all, one_direction, one_version_each, two_directions, two_versions
 
@@ -290,17 +290,23 @@ def contrast(one: str, other: str) -> float:
 
 @pytest.mark.parametrize("sight", SIGHT)
 def test_pipes_are_told_apart_by_every_eye(sight: str) -> None:
-    for shades in ([hue.light for hue in HUES], [hue.dark for hue in HUES]):
+    for shades in ([colours.light for colours in HUES], [colours.dark for colours in HUES]):
         seen = [lab(times(SIGHT[sight], linear(shade))) for shade in shades]
         assert min(sum((a - b) ** 2 for a, b in zip(*pair, strict=True)) ** 0.5 for pair in combinations(seen, 2)) > 8
 
 
+def test_no_two_pipes_share_a_colour() -> None:
+    colours = [hue(strand) for strand in range(256)]
+    assert len({colour.light for colour in colours}) == len({colour.dark for colour in colours}) == 256
+
+
 def test_numbers_are_legible_on_their_boxes() -> None:
-    """WCAG 2.1, success criterion 1.4.3: 4.5 for text; 1.4.11: 3 for forward against backward."""
-    for hue in HUES:
-        assert contrast(hue.light, INK) > 4.5
-        assert contrast(hue.dark, PAPER) > 4.5
-        assert contrast(hue.light, hue.dark) > 3
+    """WCAG 2.1, success criterion 1.4.3: 4.5 for text; 1.4.11: 3 for forward against backward, of the listed hues."""
+    for number in range(256):
+        assert contrast(hue(number).light, INK) > 4.5
+        assert contrast(hue(number).dark, PAPER) > 4.5
+    for colours in HUES:
+        assert contrast(colours.light, colours.dark) > 3
 
 
 def test_a_sheet_draws_all_its_panels_on_one_scale() -> None:
