@@ -8,7 +8,7 @@ stages has a shade of it. ``▾`` closes an operation that is followed by an eve
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain, pairwise, product
@@ -58,7 +58,7 @@ _STROKES = {Shade.LIGHT: _FORWARD, Shade.DARK: _BACKWARD, Shade.MIDDLE: _WEIGHTS
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Columns per tick, and the most columns of a line of the picture; a tick of ``narrow`` has a column less."""
+    """Columns per tick, and the most columns of a line of the picture; each tick in ``narrow`` has a column less."""
 
     column: Fraction
     width: int
@@ -160,25 +160,29 @@ def _squeezed(timeline: Timeline, scale: _Scale) -> _Scale:
     excess = scale.at(timeline.span) - scale.width
     if not 0 < excess <= scale.width // _FEW:
         return scale
-    lanes = [_spare(lane, scale, timeline.span) for lane in _lanes(timeline)]
+    lanes = _lanes(timeline)
+    bounds = sorted({0, timeline.span, *(at for shown in chain(*lanes) for at in shown.timed[1:])})
+    spare = [_spare(lane, scale, bounds) for lane in lanes]
     narrow: list[int] = []
-    for tick in reversed(range(timeline.span)):
-        parts = [lane[tick] for lane in lanes]
-        if len(narrow) < excess and scale.at(tick) < scale.at(tick + 1) and all(part[0] > 0 for part in parts):
-            narrow.append(tick)
+    for place, (start, end) in reversed([*enumerate(pairwise(bounds))]):
+        parts = [lane[place] for lane in spare]
+        columns = min(excess - len(narrow), scale.at(end) - scale.at(start), *(part[0] for part in parts))
+        if columns > 0:
+            narrow += [start] * columns
             for part in parts:
-                part[0] -= 1
+                part[0] -= columns
     return replace(scale, narrow=tuple(sorted(narrow))) if len(narrow) == excess else scale
 
 
-def _spare(lane: Sequence[_Labelled], scale: _Scale, span: int) -> list[list[int]]:
-    """For each tick the columns that its operation or bubble can spare, as one list for all ticks of the same."""
+def _spare(lane: Sequence[_Labelled], scale: _Scale, bounds: Sequence[int]) -> list[list[int]]:
+    """The columns that an operation or a bubble can spare, between any two bounds: one list for all of its places."""
     parts: list[list[int]] = []
+    place_of = {bound: place for place, bound in enumerate(bounds)}
     for shown in lane:
         start, end = shown.timed.start, shown.timed.end
-        parts += [[scale.at(start) - scale.at(len(parts)) - 1]] * (start - len(parts))
-        parts += [[scale.at(end) - scale.at(start) - len(shown.name) - 1 - shown.sign]] * (end - start)
-    return parts + [[scale.at(span) - scale.at(len(parts)) - 1]] * (span - len(parts))
+        parts += [[scale.at(start) - scale.at(bounds[len(parts)]) - 1]] * (place_of[start] - len(parts))
+        parts += [[scale.at(end) - scale.at(start) - len(shown.name) - 1 - shown.sign]] * (place_of[end] - len(parts))
+    return parts + [[scale.at(bounds[-1]) - scale.at(bounds[len(parts)]) - 1]] * (len(bounds) - 1 - len(parts))
 
 
 def _lines(timeline: Timeline, scale: _Scale) -> int:
@@ -192,12 +196,19 @@ def _needed(shown: _Labelled, shortest: int) -> int:
 
 
 def _panels(operations: Iterable[_Labelled], scale: _Scale, columns: int) -> list[tuple[int, int]]:
-    """Parts of the picture, at most as wide as a line, that end outside of labels."""
+    """Parts of the picture, as few as possible and about equally long, that end outside of labels."""
     within = {scale.at(shown.timed.start) + offset for shown in operations for offset in range(1, len(shown.name) + 1)}
+    fewest = len(_cut(columns, scale.width, within))
+    widths = range(-(-columns // fewest), scale.width + 1)
+    return next(parts for parts in (_cut(columns, width, within) for width in widths) if len(parts) == fewest)
+
+
+def _cut(columns: int, width: int, within: Container[int]) -> list[tuple[int, int]]:
+    """Parts of at most a width, each as long as possible, that do not end ``within`` a label."""
     panels = []
     start = 0
-    while columns - start > scale.width:
-        end = next((at for at in range(start + scale.width, start, -1) if at not in within), start + scale.width)
+    while columns - start > width:
+        end = next((at for at in range(start + width, start, -1) if at not in within), start + width)
         panels.append((start, end))
         start = end
     return [*panels, (start, columns)]

@@ -373,6 +373,21 @@ def test_a_terminal_picture_is_not_continued_below_for_a_few_columns(missing: in
     assert list(map(signs, squeezed)) == list(map(signs, whole))
 
 
+def test_columns_are_left_out_whatever_a_tick_is() -> None:
+    """Times that were measured have ticks of nanoseconds, as many as there are in an update."""
+    measured = Costs(F=Fraction(1_000_000_003, 10**9), B=Fraction(2_000_000_006, 10**9))
+    drawn = terminal.picture(timeline(two_directions(4), measured), 31 + len("P0 "))
+    assert [len(line) for line in lanes(drawn)] == [31] * 4
+
+
+@pytest.mark.parametrize(("columns", "parts"), [(24, 2), (17, 2), (15, 3)])
+def test_what_is_continued_below_has_parts_of_about_equal_length(columns: int, parts: int) -> None:
+    drawn = terminal.picture(timeline(two_directions(4)), columns + len("P0 "))
+    lengths = [len(line) - len("P0 ") for line in drawn.plain.split("\n") if line.startswith("P0")]
+    assert (len(lengths), sum(lengths)) == (parts, 32)
+    assert max(lengths) - min(lengths) <= 2
+
+
 def test_a_terminal_picture_that_is_much_too_long_is_continued_below() -> None:
     drawn = terminal.draw(timeline(two_directions(4, 2)), 40)
     assert [line[:2] for line in drawn.plain.split("\n")].count("P0") == 2
