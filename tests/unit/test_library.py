@@ -175,7 +175,7 @@ def test_an_alias_compiles_with_a_remark(run: Run) -> None:
     ended = run("1f1b", "--emit", "program")
     assert (ended.status, ended.out) == (0, run("dapple", "--emit", "program").out)
     assert ended.err == "remark: '1f1b' is dapple here: 1F1B with a flush\n"
-    assert "baseline: gpipe" in run("dapple", "--against", "GPipe").out
+    assert "as fast as gpipe" in run("dapple", "--against", "GPipe").out
 
 
 @pytest.mark.parametrize(

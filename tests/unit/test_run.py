@@ -129,6 +129,7 @@ def test_it_takes_every_option_of_train_py_with_the_same_choices(capsys: pytest.
         "library",
         "tied",
         "copies",
+        "quiet",
         "version",
     ):
         own.pop({"set": "settings", "cost": "costs"}.get(name, name))
@@ -155,7 +156,7 @@ def test_it_takes_every_option_of_train_py_with_the_same_choices(capsys: pytest.
         (("gems", *MODEL, "--copies", "0"), "--copies"),
         (("gems", *MODEL, "--emit", "report"), "No such option"),
         (("gems", *MODEL, "--step", "3"), "--step"),
-        (("gems", *MODEL, "more"), "unexpected extra argument"),
+        (("gems", *MODEL, "more"), "unexpected word 'more'"),
         ((*MODEL, "--", "gems"), "Missing argument 'SCHEME'"),
         (("gems", *MODEL, "--check", "--check-only"), "--check-only: not allowed with argument --check"),
         (("gems", *MODEL, "--split", "a,b"), "--split: 'a,b' does not list the first layer of each stage"),

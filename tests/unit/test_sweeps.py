@@ -60,12 +60,12 @@ def test_the_rows_compare_with_what_is_asked_for(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--set", "N=4,"), ["--set N=", "NAME=INTEGER,.."]),
-        (("--set", "N=4,x"), ["--set N=x", "NAME=INTEGER,.."]),
-        (("--set", "N=4,4"), ["--set N", "4 is in its list twice"]),
+        (("--set", "N=4,"), ["N=: write NAME=INTEGER or NAME=INTEGER,INTEGER"]),
+        (("--set", "N=4,x"), ["N=x: write NAME=INTEGER or NAME=INTEGER,INTEGER"]),
+        (("N=4,4",), ["N=4,4: 4 is in its list twice"]),
         (("--set", "N=4,8", "--emit", "report"), ["--emit", "printed alone"]),
         (("--set", "N=4,8", "--out", "there"), ["--out", "nothing is written"]),
-        (("--set", "M=4,8"), ["--set", "no parameter M"]),
+        (("--set", "M=4,8"), ["no parameter M"]),
         (("--set", "N=" + ",".join(map(str, range(1, 10_002)))), ["10,001 combinations", "10,000"]),
         (("--table", "html"), ["--table", "html"]),
     ],
@@ -78,7 +78,7 @@ def test_what_is_wrong_on_the_command_line_is_one_message(
 
 def test_an_ir_text_has_no_sizes(run: Run, tmp_path: Path) -> None:
     (tmp_path / "a.sir").write_text(run("dapple", "--emit", "schedule").out)
-    run("a.sir", "--set", "N=4,8").assert_refused(WRONG_COMMAND, "--set", "no parameters to set")
+    run("a.sir", "--set", "N=4,8").assert_refused(WRONG_COMMAND, "no parameters to set")
     assert run("a.sir", "--table", "csv").status == 0
 
 
