@@ -19,7 +19,6 @@ SHOWN = "files"
 """Folder of the site with a page for each file that is linked and is not a page itself."""
 
 _ENTRY = re.compile(r"^## (?P<group>.+)|^- \[(?P<title>[^]]+)\]\((?P<page>[^)#:]+\.md)\)", re.MULTILINE)
-_MARK = re.compile(r"[-*] |\d\. ")
 _LINK = re.compile(r"(?<=\]\()[^()#\s:]+(?=[)#])")
 
 
@@ -54,7 +53,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         target = _target(path, match[0])
         return posixpath.relpath(_uri(target), folder) if target.exists() else match[0]
 
-    return _indented(_LINK.sub(link, markdown))
+    return _LINK.sub(link, markdown)
 
 
 def navigation(index: str) -> list[dict[str, object]]:
@@ -75,24 +74,6 @@ def navigation(index: str) -> list[dict[str, object]]:
         else:
             pages.append({entry["title"]: entry["page"]})
     return [group for group in groups if all(group.values())]
-
-
-def _indented(markdown: str) -> str:
-    """The page, with what belongs to an item of a list four columns from the left.
-
-    GitHub asks for the width of the item's mark, as in ``1. ``, Python-Markdown for four columns.
-    """
-    lines, width = [], 0
-    for line in markdown.split("\n"):
-        mark = _MARK.match(line)
-        if mark:
-            width = len(mark[0])
-        elif width and line.startswith(" " * width):
-            line = " " * (4 - width) + line
-        elif line.strip():
-            width = 0
-        lines.append(line)
-    return "\n".join(lines)
 
 
 def _linked(path: Path) -> Iterator[Path]:

@@ -6,7 +6,7 @@ table with it, and a line that reaches 0 (or, for modules and classes, 1) leaves
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tests.test_architecture import PACKAGE, ROOT, RUNTIME, python, tree
@@ -99,15 +99,30 @@ def test_no_ceiling_is_higher_than_what_is_left() -> None:
     assert dict(sorted(Counter(name for name, _ in vague()).items())) == CEILINGS
 
 
+def shared(named: Iterable[tuple[str, Path]]) -> dict[str, list[str]]:
+    """The names that stand in several places, with these."""
+    places: dict[str, list[str]] = {}
+    for name, path in named:
+        places.setdefault(name, []).append(path.relative_to(ROOT).as_posix())
+    return {name: paths for name, paths in sorted(places.items()) if len(paths) > 1}
+
+
+def assert_named_apart(named: Iterable[tuple[str, Path]], known: dict[str, int]) -> None:
+    """Passes if only these names are shared, each as often as the table says."""
+    places = shared(named)
+    taken = {name: paths for name, paths in places.items() if len(paths) > known.get(name, 1)}
+    assert taken == {}, "these names are taken: choose another for the new one"
+    assert {name: len(paths) for name, paths in places.items()} == known, "lower the table"
+
+
 def test_no_two_modules_share_a_name() -> None:
-    counts = Counter(path.name for path in python(PACKAGE) if path.name != "__init__.py")
-    assert {name: count for name, count in sorted(counts.items()) if count > 1} == SHARED_MODULES
+    assert_named_apart(((path.name, path) for path in python(PACKAGE) if path.name != "__init__.py"), SHARED_MODULES)
 
 
 def test_no_two_classes_share_a_name() -> None:
-    classes = (node for path in python(PACKAGE) for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef))
-    counts = Counter(node.name for node in classes if not node.name.startswith("_"))
-    assert {name: count for name, count in sorted(counts.items()) if count > 1} == SHARED_CLASSES
+    classes = ((node, path) for path in python(PACKAGE) for node in ast.walk(tree(path)))
+    named = ((node.name, path) for node, path in classes if isinstance(node, ast.ClassDef) and node.name[0] != "_")
+    assert_named_apart(named, SHARED_CLASSES)
 
 
 def test_no_two_types_of_the_runtime_share_a_name() -> None:
