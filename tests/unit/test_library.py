@@ -10,9 +10,11 @@ import pytest
 import chimera_ir
 from chimera_ir import library
 from chimera_ir.commands.common import WRONG_COMMAND, WRONG_TEXT
+from chimera_ir.compilation import Compilation
 from chimera_ir.errors import OptionError, UnreadableText
 from chimera_ir.options import Options
 from chimera_ir.planner.roles import Roles, roles
+from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
 from tests.unit.command import TINY, Run
@@ -169,6 +171,11 @@ def test_every_known_name_compiles_as_its_scheme_or_says_that_there_is_none(run:
             run(name).assert_refused(WRONG_COMMAND, f"the library does not have '{name}': {known.what}")
         else:
             assert library.alias(name) == library.Alias(known.scheme, f"'{name}' is {known.scheme} here: {known.what}")
+
+
+@pytest.mark.parametrize("name", library.names())
+def test_a_scheme_of_the_library_gets_no_warning(name: str) -> None:
+    assert Compilation(Request(library.source(name)), warn=lambda warning: pytest.fail(warning.code)).verified
 
 
 def test_an_alias_compiles_with_a_remark(run: Run) -> None:
