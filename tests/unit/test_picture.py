@@ -365,9 +365,8 @@ def test_a_terminal_picture_is_not_continued_below_for_a_few_columns(missing: in
     def signs(line: str) -> str:
         return re.sub(r"([─═·])\1*", r"\1", line)
 
-    shown, names = timeline(two_directions(4, 2)), len("P0 ")
-    whole = lanes(terminal.draw(shown, 60 + names))
-    squeezed = lanes(terminal.draw(shown, 60 + names - missing))
+    shown, width = timeline(two_directions(4, 2)), 60 + len("P0 ")
+    whole, squeezed = (lanes(terminal.draw(shown, columns)) for columns in (width, width - missing))
     assert {*map(len, whole)} == {60}
     assert {*map(len, squeezed)} == {60 - missing}
     assert list(map(signs, squeezed)) == list(map(signs, whole))
