@@ -99,11 +99,10 @@ def test_every_example_scheme_compiles(path: Path) -> None:
     assert Compilation(request, warn=lambda warning: pytest.fail(warning.code)).report.verified
 
 
-def test_the_page_on_performance_quotes_its_examples_whole() -> None:
-    page = page_text("performance.md")
-    quoted = re.findall(r"^```toml\n(.*?)^```$", page, re.M | re.S)
+def test_the_page_on_formats_quotes_how_its_examples_begin() -> None:
+    quoted = re.findall(r"^```toml\n(.*?)^```$", page_text("formats.md"), re.M | re.S)
     files = [ROOT / "docs" / "examples" / f"small.{kind}.toml" for kind in ("profile", "cluster")]
-    assert quoted == [path.read_text(encoding="utf-8") for path in files]
+    assert all(path.read_text(encoding="utf-8").startswith(text) for text, path in zip(quoted, files, strict=True))
 
 
 def test_the_quick_tables_of_the_papers_experiments_are_what_the_planner_says() -> None:
