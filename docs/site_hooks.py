@@ -63,6 +63,7 @@ def navigation(index: str) -> list[dict[str, object]]:
     """
     groups: list[dict[str, object]] = [{"Home": "README.md"}]
     for entry in _ENTRY.finditer(index):
+        title = (entry["title"] or "").replace("`", "")
         if entry["group"]:
             pages: list[dict[str, object]] = []
             groups.append({entry["group"]: pages})
@@ -70,9 +71,9 @@ def navigation(index: str) -> list[dict[str, object]]:
             folder = (DOCS / entry["page"]).parent
             others = [path for path in sorted(folder.glob("*.md")) if path.name != "README.md"]
             names = [{path.stem: path.relative_to(DOCS).as_posix()} for path in others]
-            pages.append({entry["title"]: [entry["page"], *names]})
+            pages.append({title: [entry["page"], *names]})
         else:
-            pages.append({entry["title"]: entry["page"]})
+            pages.append({title: entry["page"]})
     return [group for group in groups if all(group.values())]
 
 
