@@ -26,14 +26,12 @@ from chimera_ir.syntax.parser import parse
 from chimera_runtime import errors
 from chimera_runtime.tools import options
 from paper_tables.tables import tables_command
+from tests import pages
 from tests.lowered import scripts_of
 from tests.pages import page_text
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = {
-    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-}
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in pages.PAGES}
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 ALIASED: dict[str, click.Command] = {
     "compile": compile_command,
@@ -60,9 +58,9 @@ OTHERS = {
         "--tee",
         "--signal",
     ),
-    *("--hypothesis-profile", "--update-goldens"),
+    *("--hypothesis-profile", "--update-goldens", "--fix"),
 }
-"""Options of torchrun and pytest."""
+"""Options of torchrun, pytest and ruff."""
 
 
 def takes(program: click.Command) -> set[str]:
