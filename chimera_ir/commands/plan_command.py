@@ -196,7 +196,7 @@ def plan_command(
     _deliver(ranking, answer, _Wanted(View(top, everything, why), choose, error, as_json, files, inputs.warnings))
 
 
-def _deliver(ranking: Ranking, answer: Recommendation | None, wanted: _Wanted) -> None:
+def _deliver(ranking: Ranking, answer: Recommendation, wanted: _Wanted) -> None:
     """Show the recommendation, the ranking, and the commands of the chosen configuration."""
     view = wanted.view
     rows = ranking.rows(view.everything or wanted.as_json)

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chimera_ir.cost.numbers import rounded, seconds
+from chimera_ir.cost.numbers import rounded
 from chimera_ir.planner.judge import Judged
 from chimera_ir.planner.lines import Files, compile_line, scheme_argument, torchrun_line
 from chimera_ir.planner.rank import Ranking
@@ -19,7 +19,7 @@ from chimera_ir.planner.space import LeftOut
 from chimera_ir.plural import counted
 from chimera_ir.predict.show import size
 
-_COLUMNS = ("", "scheme", "W", "D", "B", "N", "more", "T", "items/s", "time", "memory")
+_COLUMNS = ("", "scheme", "W", "D", "B", "N", "more", "items/s", "time", "memory")
 _LEFT = ("scheme", "more")
 
 
@@ -32,14 +32,14 @@ class View:
     why: bool
 
 
-def table(ranking: Ranking, answer: Recommendation | None, notes: Sequence[str], view: View) -> RenderableType:
+def table(ranking: Ranking, answer: Recommendation, notes: Sequence[str], view: View) -> RenderableType:
     """The recommendation, the first choices, the notes, and what was left out, ready to be printed."""
     return Group(
         *_recommended(answer),
         _heading(ranking),
         _choices(ranking, view),
         *map(_note, notes),
-        *_left_out(ranking, view.why or not ranking.choices),
+        *_left_out(ranking, view.why),
         Text(),
     )
 
@@ -51,11 +51,10 @@ def lines(judged: Judged, ranking: Ranking, files: Files) -> str:
     return f"{compile_line(judged.choice, files)}\n{started}\n"
 
 
-def _recommended(answer: Recommendation | None) -> Iterator[RenderableType]:
-    if answer is not None:
-        yield Text(_sentence(answer.answer), "bold")
-        yield from map(_note, answer.reasons)
-        yield Text()
+def _recommended(answer: Recommendation) -> Iterator[RenderableType]:
+    yield Text(_sentence(answer.answer), "bold")
+    yield from map(_note, answer.reasons)
+    yield Text()
 
 
 def _heading(ranking: Ranking) -> Text:
@@ -68,11 +67,11 @@ def _heading(ranking: Ranking) -> Text:
 
 def _choices(ranking: Ranking, view: View) -> RenderableType:
     if not ranking.choices:
-        return Text("no configuration is left", "bold red")
+        return Text()
     rows = ranking.rows(view.everything)
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False)
+    shown = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in _COLUMNS:
-        shown.add_column(column, justify="left" if column in _LEFT else "right")
+        shown.add_column(column, justify="left" if column in _LEFT else "right", overflow="fold")
     for place, judged in enumerate(rows[: view.top], 1):
         shown.add_row(*_row(place, judged, ranking))
     return Group(shown, *_hidden(ranking, rows, view))
@@ -93,8 +92,7 @@ def _row(place: int, judged: Judged, ranking: Ranking) -> Iterator[str]:
     choice, first = judged.choice, ranking.choices[0]
     counts = choice.copies, choice.stages, choice.micro_batch_size, choice.micro_batches
     yield from (str(place), judged.name, *map(str, counts), _more(judged, ranking.roles[choice.source]))
-    yield seconds(judged.seconds) + ("*" if judged.replayed is None else "")
-    yield f"{judged.throughput:.4g}"
+    yield f"{judged.throughput:.4g}" + ("*" if judged.replayed is None else "")
     yield "" if judged is first else f"+{percent(max(0.0, first.over(judged) - 1))}"
     yield size(max(judged.memory)) if judged.memory else "fits"
 
@@ -120,23 +118,32 @@ def _sentence(said: str) -> str:
 
 
 def _left_out(ranking: Ranking, why: bool) -> Iterator[RenderableType]:
+    """What was left out: how many for each reason; with examples if nothing else is left; with ``why`` by scheme."""
     groups: dict[tuple[str, str], list[LeftOut]] = {}
     for left_out in ranking.left_out:
-        groups.setdefault((scheme_argument(left_out.source), left_out.reason.value), []).append(left_out)
+        scheme = scheme_argument(left_out.source) if why else ""
+        groups.setdefault((scheme, left_out.reason.value), []).append(left_out)
     if not groups:
         return
-    if not why:
-        reasons = Counter(left_out.reason.value for left_out in ranking.left_out)
-        counts = ", ".join(f"{number} {reason}" for reason, number in reasons.most_common())
+    if ranking.choices and not why:
+        counts = ", ".join(f"{len(members)} {reason}" for (_, reason), members in sorted(groups.items(), key=_number))
         yield Text(f"Left out: {counts}; --why says which and why.")
         return
-    yield Text()
     shown = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("left out", "why", "how many", "for example"):
+    for column in ("left out", "why", "how many", "for example")[not why :]:
         shown.add_column(column, justify="right" if column == "how many" else "left", overflow="fold")
     for (scheme, reason), members in sorted(groups.items()):
-        shown.add_row(scheme, reason, str(len(members)), _example(members[0], ranking.roles[members[0].source]))
-    yield shown
+        example = _example(members[0], ranking.roles[members[0].source])
+        named = [scheme] if why else []
+        shown.add_row(
+            *named, reason, str(len(members)), example if why else f"{scheme_argument(members[0].source)} {example}"
+        )
+    yield from (Text(), shown)
+
+
+def _number(group: tuple[object, Sequence[LeftOut]]) -> int:
+    """The sort key of groups: the largest first."""
+    return -len(group[1])
 
 
 def _example(left_out: LeftOut, roles: Roles) -> str:
@@ -155,7 +162,7 @@ def _known(left_out: LeftOut, roles: Roles) -> Iterator[str]:
 
 def as_json(
     ranking: Ranking,
-    answer: Recommendation | None,
+    answer: Recommendation,
     notes: Sequence[str],
     warnings: Sequence[str],
     chosen: Judged | None,
@@ -170,7 +177,7 @@ def as_json(
         "workers": question.workers,
         "mini_batch": question.mini_batch,
         "memory_available": judge.available,
-        "recommendation": [] if answer is None else [answer.answer, *answer.reasons],
+        "recommendation": [answer.answer, *answer.reasons],
         "choices": [_choice(judged) for judged in ranking.choices],
         "baseline": _choice(ranking.reference) if ranking.reference else None,
         "notes": list(notes),

@@ -1,11 +1,13 @@
 """The answer of a plan in words: which configuration to run, and why it and no other."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from chimera_ir.cost.numbers import seconds
 from chimera_ir.planner.judge import Judged
+from chimera_ir.planner.lines import scheme_argument
 from chimera_ir.planner.rank import Ranking
-from chimera_ir.planner.space import Recomputation
+from chimera_ir.planner.space import LeftOut, Recomputation
 from chimera_ir.plural import counted
 from chimera_ir.predict.show import size
 
@@ -18,21 +20,37 @@ _WORTH_SAYING = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """The configuration to run in a sentence, and one sentence for each reason."""
+    """What to do in a sentence, and one sentence for each reason."""
 
     answer: str
     reasons: tuple[str, ...]
 
 
-def recommendation(ranking: Ranking) -> Recommendation | None:
-    """The first choice in words; None if there is no choice.
+def recommendation(ranking: Ranking) -> Recommendation:
+    """The first choice in words.
 
     The reasons say whether the model fits one worker, and for the fastest configuration of another name what makes it
     slower; both are computed from the predictions.
     """
     if not ranking.choices:
-        return None
+        return Recommendation("no configuration is left", tuple(_nothing_fits(ranking)))
     return Recommendation(_answer(ranking.choices[0]), tuple(_reasons(ranking)))
+
+
+def _nothing_fits(ranking: Ranking) -> Iterator[str]:
+    """What the workers lack, where memory is the reason."""
+    least = _least(ranking.left_out)
+    if least:
+        yield (
+            f"the fullest worker needs at least {size(least.needed)}, with {scheme_argument(least.source)} and "
+            f"micro-batches of {least.micro_batch_size}, and there are {size(ranking.judge.available)}; more workers, "
+            "smaller micro-batches or --shard-optimizer may help"
+        )
+
+
+def _least(left_out: Iterable[LeftOut]) -> LeftOut | None:
+    """Of what does not fit into memory, what needs least."""
+    return min((other for other in left_out if other.needed), key=lambda other: other.needed, default=None)
 
 
 def _answer(first: Judged) -> str:
@@ -47,7 +65,8 @@ def _answer(first: Judged) -> str:
 def _figures(ranking: Ranking) -> str:
     first, available = ranking.choices[0], size(ranking.judge.available)
     memory = f"{size(max(first.memory))} of" if first.memory else "at most"
-    return f"it trains {first.throughput:.4g} items/s, and its fullest worker needs {memory} {available}"
+    speed = f"{first.throughput:.4g} items/s, {seconds(first.seconds)} for an update"
+    return f"predicted: {speed}; the fullest worker needs {memory} {available}"
 
 
 def _reasons(ranking: Ranking) -> Iterator[str]:
@@ -70,12 +89,11 @@ def _reasons(ranking: Ranking) -> Iterator[str]:
 
 def _needs_a_pipeline(ranking: Ranking) -> Iterator[str]:
     depths = ranking.judge.profile.depths
-    alone = [left_out for left_out in ranking.left_out if left_out.alone]
-    if alone:
-        least = min(alone, key=lambda left_out: left_out.alone)
+    least = _least(left_out for left_out in ranking.left_out if left_out.workers == 1)
+    if least:
         even = ", even with recomputation" if least.recompute else ""
         yield (
-            f"your model does not fit one worker without a pipeline: it needs at least {size(least.alone)}{even}, and "
+            f"your model does not fit one worker without a pipeline: it needs at least {size(least.needed)}{even}, and "
             f"there are {size(ranking.judge.available)}"
         )
     elif depths and 1 not in depths:

@@ -107,7 +107,7 @@ class Reason(Enum):
 class LeftOut:
     """A configuration that was left out, with what was known of it by then, and why.
 
-    ``alone`` is the number of bytes that one worker needs at least for the whole model, 0 where that is not the reason.
+    ``needed`` is the number of bytes that its fullest worker needs at least, 0 where these are not the reason.
     """
 
     source: Source
@@ -116,14 +116,14 @@ class LeftOut:
     reason: Reason
     detail: str
     recompute: bool = False
-    alone: int = 0
+    workers: int = 0
+    needed: int = 0
 
     @staticmethod
     def of(choice: Choice, reason: Reason, detail: str, needed: int = 0) -> "LeftOut":
         """The refusal of a complete configuration, whose fullest worker needs at least so many bytes."""
         size, recompute = choice.micro_batch_size, choice.change.recompute
-        alone = needed if choice.workers == 1 else 0
-        return LeftOut(choice.source, choice.settings, size, reason, detail, recompute, alone)
+        return LeftOut(choice.source, choice.settings, size, reason, detail, recompute, choice.workers, needed)
 
 
 def refusal(

@@ -392,7 +392,7 @@ def test_a_profile_or_cluster_with_mistakes_gets_their_diagnostics(plan: Plan) -
 def test_where_nothing_fits_it_is_told_why(plan: Plan) -> None:
     ended = plan(profile((3,), (1,)), cluster(8), "--mini-batch", 7, "--scheme", "dapple")
     assert (ended.status, ended.err) == (WRONG_TEXT, "")
-    assert "no configuration is left" in ended.out
+    assert "No configuration is left." in ended.out
     assert "the number of workers, 8, is no multiple of 3" in ended.out
     ended = plan(profile((8,), (2,)), cluster(8), "--mini-batch", 7, "--scheme", "dapple")
     assert "the number of items, 7, is no multiple of W B = 2" in ended.out

@@ -48,7 +48,7 @@ def test_a_bound_on_weights_that_only_the_versions_of_a_stream_exceed_leaves_it_
     model, on, asked = profile((4,), (1,)), cluster(4), ("--mini-batch", 8, "--scheme", "mine.chim")
     own("pipedream_2bw", "memory weights <= 1")
     ended = plan(model, on, *asked)
-    assert "no configuration is left" in ended.out
+    assert "No configuration is left." in ended.out
     assert "worker 0 holds 2 stages' weights (M_theta), more than the declared 1" in ended.out
     own("pipedream_2bw", "memory weights <= 2")
     assert [each["N"] for each in found(plan(model, on, *asked, "--json"))["choices"]] == [8]

@@ -29,7 +29,9 @@ def test_a_model_that_fits_one_worker_needs_no_pipeline_where_that_is_fastest(pl
     out = plan(of_layers(EVEN), cluster(2), *FLUSHING, "--scheme", "dapple").out
     answer, figures, fits, pipeline = out.splitlines()[:4]
     assert answer.startswith("Run data parallelism (as dapple): 2 copies (W) of the whole model, 4 micro-batches (N)")
-    assert figures.startswith("It trains 222.2 items/s, and its fullest worker needs 17.17 MiB of 14.9 GiB.")
+    assert figures.startswith(
+        "Predicted: 222.2 items/s, 72 ms for an update; the fullest worker needs 17.17 MiB of 14.9 GiB."
+    )
     assert fits == "Your model fits one worker, which needs no pipeline: plain data parallelism is fastest."
     assert pipeline == "The best pipeline, dapple, takes 12.5 % longer (more: 12.5 % on bubbles)."
 
@@ -47,6 +49,18 @@ def test_a_model_that_does_not_fit_one_worker_gets_a_pipeline_and_is_told_how_mu
     ended = plan(of_layers(EVEN), cluster(2, memory="12 MB"), *FLUSHING, "--scheme", "dapple")
     assert "Your model does not fit one worker without a pipeline: it needs at least" in ended.out
     assert "even with recomputation, and there are 11.44 MiB" in ended.out
+
+
+def test_where_nothing_fits_the_least_need_is_said_and_an_example_of_each_reason(plan: Plan) -> None:
+    ended = plan(of_layers(EVEN), cluster(2, memory="1 MB"), *FLUSHING)
+    assert ended.status == 1
+    answer, need = ended.out.splitlines()[:2]
+    assert answer == "No configuration is left."
+    assert need.startswith("The fullest worker needs at least ")
+    assert " MiB, with " in need
+    reasons = [line.split("   ")[0].strip() for line in ended.out.splitlines() if "=" in line]
+    assert "out of memory" in reasons
+    assert len({*reasons}) == len(reasons), "one example of each"
 
 
 def test_recomputation_is_a_reason_and_named_where_a_choice_does_not_fit_without(plan: Plan) -> None:
