@@ -244,6 +244,7 @@ def compile_command(
         )
         report(f"  {line} --check\n")
     if not answer.output.fits:
+        click.echo("the program does not fit the memory of the cluster's workers", err=True)
         click.get_current_context().exit(DOES_NOT_FIT)
 
 

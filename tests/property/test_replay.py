@@ -15,7 +15,7 @@ from chimera_ir.ir.streams import longer, stream_of
 from chimera_ir.lower.lower import lower
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.idle import Cause, idle
-from chimera_ir.predict.replay import Event, Replay, pace, replay
+from chimera_ir.predict.replay import Event, Replay, free_replay, pace, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing
@@ -161,6 +161,8 @@ def test_so_it_is_without_a_flush(name: str) -> None:
 def test_free_communication_and_equal_stages_give_the_makespan_exactly(seed: int) -> None:
     program = random_program(seed)
     found = replay(program, free(program.header))
+    without_profile = free_replay(program, Costs())
+    assert (without_profile.lanes, without_profile.critical) == (found.lanes, found.critical)
     assert found.seconds == simulate(schedule_of(program), Costs()).makespan
     assert [operations(found)] == [
         {

@@ -150,8 +150,11 @@ def test_what_does_not_fit_is_written_and_ends_with_a_status_of_its_own(
 ) -> None:
     (tmp_path / "c.toml").write_text(CLUSTER.replace("60 MB", available), encoding="utf-8")
     ended = run(*DAPPLE, *files, "--out", "o")
-    assert (ended.status, ended.err) == (status, "")
+    told_last = "" if status == 0 else "the program does not fit the memory of the cluster's workers\n"
+    assert (ended.status, ended.err) == (status, told_last)
     assert answer in ended.out
+    quiet = run(*DAPPLE, *files, "--out", "o", "--quiet")
+    assert (quiet.status, quiet.err, quiet.out) == (status, told_last, "")
     assert "verified: " in ended.out
     assert (tmp_path / "o" / "train.py").is_file()
     told = json.loads((tmp_path / "o" / "report.json").read_text())["summary"]["memory"]

@@ -1,5 +1,6 @@
 """The first screen: faster than what, does it fit, what limits it; by hand for small schedules."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -10,7 +11,10 @@ from chimera_ir.cost.model import Costs
 from chimera_ir.cost.report import Report, report
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.ir.levels import Schedule
+from chimera_ir.predict.equation import equation
 from chimera_ir.predict.measured import Measured
+from chimera_ir.predict.memory import memory
+from chimera_ir.predict.prediction import Prediction
 from chimera_ir.predict.replay import Replay, replay
 from chimera_ir.predict.screen import show
 from chimera_ir.predict.setting import Setting
@@ -114,3 +118,56 @@ def test_an_answer_is_continued_below_its_words() -> None:
     assert further
     assert all(line.startswith(" " * 8) and len(line) <= 80 for line in further)
     assert first.startswith("memory: up to")
+
+
+@pytest.mark.parametrize(
+    ("sums", "message", "largest", "parts"),
+    [
+        (FREE, FREE, TimePart.BUBBLES, {"bubbles": 3}),
+        (Link(4.0, 0.0), FREE, TimePart.SUMS, {"bubbles": 3, "gradient_sums": 8}),
+        (FREE, Link(0.0, 5.0), TimePart.MESSAGES, {"bubbles": 7, "messages": 9}),
+    ],
+)
+def test_what_a_worker_waits_for_on_a_cluster_is_told_apart(
+    sums: Link, message: Link, largest: TimePart, parts: dict[str, int]
+) -> None:
+    """Two stages, two micro-batches, 6 of work for each worker; two copies, of which a sum takes twice its latency.
+
+    Where a message takes 5: P0 F0 0-1, F1 1-2, B0 14-16, B1 20-22; P1 F0 6-7, B0 7-9, F1 12-13, B1 13-15.
+    """
+    schedule = one_direction(2, 2)
+    found = predicted(schedule, sums, message, copies=2)
+    limit = summary(reported(schedule, all_then_all(2, 2)), found, None).limit
+    assert (limit.worker, limit.largest) == (0, largest)
+    assert found.replay.seconds == 6 + sum(parts.values())
+    told = limit.as_json()["shares"]
+    assert isinstance(told, dict)
+    times = {name: share * found.replay.seconds for name, share in told.items() if share}
+    assert times == pytest.approx({"computing": 6, **parts})
+
+
+def predicted(schedule: Schedule, sums: Link, message: Link, copies: int = 1) -> Prediction:
+    program, stages = lowered(schedule), schedule.header.stages
+    stage = StageCosts(1, 1, 0, {1: Timing(1.0, 2.0, 3.0, 0, 0, 1, 1)})
+    setting = Setting((stage,) * stages, Cluster("c", 8, 1, 100, 0, message, message, sums), copies, 1)
+    return Prediction(
+        setting, equation(program, setting), replay(program, setting), None, memory(program, setting), 4, ()
+    )
+
+
+def test_the_times_say_which_to_trust_and_why_they_differ() -> None:
+    schedule = two_directions(4)
+    made = reported(schedule, one_direction(4, 4))
+
+    def told(message: Link, step: float = 0.0) -> str:
+        found = predicted(schedule, FREE, message)
+        slower = replace(found.replay, seconds=found.replay.seconds + step)
+        found = replace(found, replay=slower)
+        (line,) = [
+            line.plain for line in show(made, summary(made, found, None), found, 200) if line.plain.startswith("times:")
+        ]
+        return line
+
+    assert told(FREE) == "times:  replay and equation 1 agree on 16 s"
+    assert "more: it hides no message" in told(Link(0.0, 0.5))
+    assert told(FREE, 4.0).startswith("times:  trust the replay, 20 s; equation 1 says 16 s, 20.0% less: it leaves out")
