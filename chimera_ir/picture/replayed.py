@@ -28,7 +28,7 @@ _SUM, _MESSAGE, _CRITICAL, _STEP = "sum under way", "message", "critical path", 
 """The names of signs in the legend, beside those of the causes of idle time."""
 
 _MOST = 90
-"""The largest width in pixels of the shortest operation's box."""
+"""The largest width in pixels of the shortest operation's box; half of it where messages and sums need no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,8 @@ def _scale(replay: Replay) -> _Scale:
     labels = (looks.label(bar.operation) for bar in _bars(replay))
     labelled = max((room(text, font) for text in labels), default=Fraction(0)) / shortest
     least = labelled if labelled * span <= WIDEST else FAIR[0] / shortest
-    return _Scale(min(max(WIDTH / span, least), _MOST / shortest, WIDEST / span), row, strip, gap, font)
+    most = _MOST if _timed(chain(replay.messages, replay.sums)) else _MOST // 2
+    return _Scale(min(max(WIDTH / span, least), most / shortest, WIDEST / span), row, strip, gap, font)
 
 
 def _computes(replay: Replay) -> Iterator[Event]:
