@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from textwrap import fill
 
-from conformance.published import Compared, Published, compared, schedules
+from conformance.published import Compared, Number, Published, compared, schedules
 from paper_tables.formula import Size
 
 _HEAD = """\
@@ -14,12 +15,13 @@ _HEAD = """\
 
 {answer}
 
-Only published data is entered by hand, in [published.toml](../conformance/published.toml); a new schedule is a new row
-there. `python docs/conformance` compiles the schemes and prints this page, and a test compares the two.
+Each schedule was compiled at the sizes given; makespans and bubble ratios are for free messages and `F` = 1, `B` = 2
+unless other costs are given. `python docs/conformance` prints this page from
+[published.toml](../conformance/published.toml), where a new schedule is a new row, and a test compares the two.
 
-- D is the number of stages, P of workers, N of micro-batches.
-- Makespans and bubble ratios are for free messages, with `F` = 1 and `B` = 2 unless the schedule says otherwise. A
-  *bubble ratio* is [that of the makespan](../explanation/performance.md#the-report) unless the row says otherwise.
+- D is the number of stages, P of workers, N of micro-batches. Stage s is on worker s unless a place is given; on
+  a *V of stages*, worker s has the stages s and 2P-1-s.
+- A *bubble ratio* is [that of the makespan](../explanation/performance.md#the-report) unless the row says otherwise.
 - *Most* and *fewest* are those of the fullest and of the emptiest worker: activations in micro-batches on a stage
   (M_a), weights in copies of a stage (M_theta).
 - The page of a scheme says where it is defined. Where no code is named, none was compared. *Chimera, Table 2*: Li and
@@ -27,6 +29,7 @@ there. `python docs/conformance` compiles the schemes and prints this page, and 
 """
 
 _USUAL = "F=1, B=2"
+_PLACED = "stage s on worker s"
 
 
 def page() -> str:
@@ -52,14 +55,14 @@ def _link(schedule: Published) -> str:
 
 def _section(schedule: Published, numbers: Sequence[Compared]) -> str:
     costs = ", ".join(f"{kind}={cost}" for kind, cost in schedule.costs.items() if kind in schedule.costs.given)
-    facts = [f"{_link(schedule)}: {schedule.placement}."]
+    facts = [f"{_link(schedule)}: {schedule.placement}." if schedule.placement != _PLACED else f"{_link(schedule)}."]
     facts += [f"Code: {schedule.code}."] if schedule.code else []
     facts += [f"Costs: {costs}."] if costs != _USUAL else []
-    reasons = dict.fromkeys(number.number.differs for number in numbers if not number.agrees)
-    notes = {reason: f"[{place}]" for place, reason in enumerate(reasons, 1)}
-    heads = ("figure", "published", "where", *map(_size, schedule.sizes))
-    table = _table(heads, [tuple(_cells(number, notes)) for number in numbers])
-    remarks = [_wrapped(f"{note} {reason}.") + "\n" for reason, note in notes.items()]
+    facts += [f"Sizes: {'; '.join(map(_size, schedule.sizes))}."]
+    differing = [number for number in numbers if not number.agrees]
+    notes = {number.number: f"[{place}]" for place, number in enumerate(differing, 1)}
+    table = _table(("figure", "published", "where"), [tuple(_cells(number, notes)) for number in numbers])
+    remarks = [_wrapped(f"{notes[number.number]} {_difference(number)}") + "\n" for number in differing]
     return "\n".join([f"## {schedule.name}\n", _wrapped(" ".join(facts)), "", table, *remarks])
 
 
@@ -67,13 +70,23 @@ def _wrapped(text: str) -> str:
     return fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
-def _cells(number: Compared, notes: dict[str, str]) -> Iterator[str]:
+def _cells(number: Compared, notes: Mapping[Number, str]) -> Iterator[str]:
     formula, over = map(_compact, (number.number.formula, number.number.over))
     yield number.number.measure.value
-    yield f"`{formula}`" if over == "1" else f"`({formula}) / ({over})`"
-    yield f"{number.number.place} {notes.get(number.number.differs, '')}".strip()
-    for published, compiled in zip(number.published, number.compiled, strict=True):
-        yield str(published) if published == compiled else f"{published}, compiled {compiled}"
+    if formula.startswith("if "):
+        yield _listed(number.published)
+    else:
+        yield f"`{formula}`" if over == "1" else f"`({formula}) / ({over})`"
+    yield f"{number.number.place} {notes.get(number.number, '')}".strip()
+
+
+def _difference(number: Compared) -> str:
+    """The figures that differ, at the sizes of the schedule, and why."""
+    return f"Compiled {_listed(number.compiled)} instead of {_listed(number.published)}: {number.number.differs}."
+
+
+def _listed(figures: Sequence[Fraction]) -> str:
+    return ", ".join(map(str, figures))
 
 
 def _compact(formula: str) -> str:

@@ -23,11 +23,11 @@ Sizes = Mapping[str, int]
 class Row(NamedTuple):
     """A row of the overview: its cells behind the brief, and what they mean as functions of the sizes.
 
-    ``fewest`` and ``most`` are the activations of the emptiest and of the fullest worker; a function that is None
-    stands for a cell that gives no figure.
+    ``ratio`` is the bubble ratio that the scheme's own page gives. ``fewest`` and ``most`` are the activations of the
+    emptiest and of the fullest worker. A function that is None stands for a figure that no page gives.
     """
 
-    cells: tuple[str, str, str, str]
+    cells: tuple[str, str]
     holds: Callable[..., bool]
     ratio: Callable[..., Number] | None
     weights: Callable[..., Number]
@@ -49,7 +49,7 @@ def chimera_ratio(D: int, N: int) -> Fraction:
 
 ROWS = {
     "gpipe": Row(
-        ("(D - 1) / (N + D - 1)", "any N", "1", "N"),
+        ("1", "N"),
         lambda D, N: True,
         lambda D, N: Fraction(D - 1, N + D - 1),
         lambda D, N: 1,
@@ -57,7 +57,7 @@ ROWS = {
         lambda D, N: N,
     ),
     "dapple": Row(
-        ("(D - 1) / (N + D - 1)", "N >= D", "1", "1 to D"),
+        ("1", "1 to D"),
         lambda D, N: N >= D,
         lambda D, N: Fraction(D - 1, N + D - 1),
         lambda D, N: 1,
@@ -65,7 +65,7 @@ ROWS = {
         lambda D, N: D,
     ),
     "gems": Row(
-        ("about (D - 1) / (D + 1/2)", "N >= 2, D even", "2", "1"),
+        ("2", "1"),
         lambda D, N: N >= 2 and D % 2 == 0,
         None,
         lambda D, N: 2,
@@ -73,7 +73,7 @@ ROWS = {
         lambda D, N: 1,
     ),
     "chimera": Row(
-        ("(K + 1)(D - 2) / (3N + (K + 1)(D - 2))", "N = K·D, f = 1", "2f", "D - D/2f + 1 to D"),
+        ("2f", "D-D/2f+1 to D"),
         lambda D, N: N % D == 0,
         chimera_ratio,
         lambda D, N: 2,
@@ -81,7 +81,7 @@ ROWS = {
         lambda D, N: D,
     ),
     "chimera_doubling": Row(
-        ("D - 2 bubbles in all where both take as long", "N = 2D·J", "2", "inputs only: D + 2 to 2D"),
+        ("2", "inputs only: D+2 to 2D"),
         lambda D, N: N % (2 * D) == 0,
         None,
         lambda D, N: 2,
@@ -89,7 +89,7 @@ ROWS = {
         lambda D, N: 2 * D,
     ),
     "chimera_halving": Row(
-        ("(D - 2) / (3N + D - 2)", "N = K·D", "2", "D/2 + 1 to D"),
+        ("2", "D/2+1 to D"),
         lambda D, N: N % D == 0,
         lambda D, N: Fraction(D - 2, 3 * N + D - 2),
         lambda D, N: 2,
@@ -97,7 +97,7 @@ ROWS = {
         lambda D, N: D,
     ),
     "interleaved": Row(
-        ("(P - 1) / (vN + P - 1)", "N = K·P", "v of D = vP", "(v - 1)P + 1 to vP"),
+        ("v of D = vP", "(v-1)P+1 to vP"),
         lambda P, N, v: N % P == 0,
         lambda P, N, v: Fraction(P - 1, v * N + P - 1),
         lambda P, N, v: v,
@@ -107,7 +107,7 @@ ROWS = {
         fixed=({"v": 2}, {"v": 3}),
     ),
     "breadth_first": Row(
-        ("(P - 1) / (vN + P - 1)", "N >= P", "v of D = vP", "vN"),
+        ("v of D = vP", "vN"),
         lambda P, N, v: N >= P,
         lambda P, N, v: Fraction(P - 1, v * N + P - 1),
         lambda P, N, v: v,
@@ -117,7 +117,7 @@ ROWS = {
         fixed=({"v": 2}, {"v": 3}),
     ),
     "waves": Row(
-        ("2(P - 1) / (3wN + 2(P - 1))", "N = K·P", "2w of D = 2wP", "up to 2wP"),
+        ("2w of D = 2wP", "up to 2wP"),
         lambda P, N, w: N % P == 0,
         lambda P, N, w: Fraction(2 * (P - 1), 3 * w * N + 2 * (P - 1)),
         lambda P, N, w: 2 * w,
@@ -127,7 +127,7 @@ ROWS = {
         fixed=({"w": 1}, {"w": 2}),
     ),
     "bitpipe": Row(
-        ("(P - 2) / (3N + P - 2)", "N = K·P", "4 of D = 2P", "up to 2P"),
+        ("4 of D = 2P", "up to 2P"),
         lambda P, N: N % P == 0,
         lambda P, N: Fraction(P - 2, 3 * N + P - 2),
         lambda P, N: 4,
@@ -136,7 +136,7 @@ ROWS = {
         "P N",
     ),
     "zb_h1": Row(
-        ("(D - 1) / (3N + D - 1) at F = I = W", "N >= D", "1", "D"),
+        ("1", "D"),
         lambda D, N: N >= D,
         lambda D, N: Fraction(D - 1, 3 * N + D - 1),
         lambda D, N: 1,
@@ -145,7 +145,7 @@ ROWS = {
         costs=SPLIT,
     ),
     "zb_h2": Row(
-        ("the same; none within a worker's own span", "N >= 2D - 1", "1", "2D - 1"),
+        ("1", "2D-1"),
         lambda D, N: N >= 2 * D - 1,
         lambda D, N: Fraction(D - 1, 3 * N + D - 1),
         lambda D, N: 1,
@@ -154,7 +154,7 @@ ROWS = {
         costs=SPLIT,
     ),
     "zb_v": Row(
-        ("(P - 1) / (6N + P - 1) at F = I = W; none within a worker's own span", "N >= 2P - 1", "2 of D = 2P", "2P"),
+        ("2 of D = 2P", "2P"),
         lambda P, N: N >= 2 * P - 1,
         lambda P, N: Fraction(P - 1, 6 * N + P - 1),
         lambda P, N: 2,
@@ -164,7 +164,7 @@ ROWS = {
         SPLIT,
     ),
     "v_half": Row(
-        ("at F = I = W, see there", "N >= P", "2 of D = 2P", "up to 2 floor((P + 2)/2)"),
+        ("2 of D = 2P", "up to 2 floor((P+2)/2)"),
         lambda P, N: N >= P,
         None,
         lambda P, N: 2,
@@ -174,7 +174,7 @@ ROWS = {
         SPLIT,
     ),
     "v_min": Row(
-        ("at F = I = W, see there", "N >= P", "2 of D = 2P", "up to 2 floor((P + 4)/3)"),
+        ("2 of D = 2P", "up to 2 floor((P+4)/3)"),
         lambda P, N: N >= P,
         None,
         lambda P, N: 2,
@@ -184,7 +184,7 @@ ROWS = {
         SPLIT,
     ),
     "dualpipe": Row(
-        ("(D - 2) / (3N + D - 2) at I = W = 1, pair = 3", "N >= 2D, even", "2", "D + 1"),
+        ("2", "D+1"),
         lambda D, N: N >= 2 * D and N % 2 == 0,
         lambda D, N: Fraction(D - 2, 3 * N + D - 2),
         lambda D, N: 2,
@@ -193,7 +193,7 @@ ROWS = {
         costs=PAIRED,
     ),
     "dualpipe_v": Row(
-        ("(P - 1) / (3N + P - 1) at I = W = 1, pair = 3", "N >= 2P", "2 of D = 2P", "2P + 1"),
+        ("2 of D = 2P", "2P+1"),
         lambda P, N: N >= 2 * P,
         lambda P, N: Fraction(P - 1, 3 * N + P - 1),
         lambda P, N: 2,
@@ -203,7 +203,7 @@ ROWS = {
         PAIRED,
     ),
     "interleaved_overlap": Row(
-        ("(P - 1) / (vN + P - 1) at pair = 3", "N = K·P, K >= 2", "v of D = vP", "(v - 1)P + 2 to (v + 1)P"),
+        ("v of D = vP", "(v-1)P+2 to (v+1)P"),
         lambda P, N, v: N % P == 0 and N >= 2 * P,
         lambda P, N, v: Fraction(P - 1, v * N + P - 1),
         lambda P, N, v: v,
@@ -214,7 +214,7 @@ ROWS = {
         ({"v": 2}, {"v": 3}),
     ),
     "amdp": Row(
-        ("1 / (3D + 1)", "N = K·D, D of 4 or more", "D", "D - 1 to D"),
+        ("D", "D-1 to D"),
         lambda D, N: N % D == 0 and D >= 4,
         lambda D, N: Fraction(1, 3 * D + 1),
         lambda D, N: D,
@@ -222,7 +222,7 @@ ROWS = {
         lambda D, N: D,
     ),
     "pipedream": Row(
-        ("0", "", "1 to D", "1 to D"),
+        ("1 to D", "1 to D"),
         lambda D: True,
         lambda D: 0,
         lambda D: D,
@@ -231,7 +231,7 @@ ROWS = {
         "D",
     ),
     "pipedream_2bw": Row(
-        ("0", "N >= D", "2", "1 to D"),
+        ("2", "1 to D"),
         lambda D, N: N >= D,
         lambda D, N: 0,
         lambda D, N: 2,
