@@ -1,6 +1,6 @@
 """GPT-2 of the transformers library in a training loop of one's own: clipping, a schedule, evaluation, checkpoints.
 
-    chimera compile dapple --set D=4 --set N=4 --tied first,last --out gpt2.out
+    chimera compile dapple D=4 N=4 --tied first,last --out gpt2.out
     torchrun --nproc-per-node=4 examples/hf_gpt2.py gpt2.out --checkpoints gpt2.saved --export gpt2.safetensors
 
 The same line goes on after an interruption. GPT2LMHeadModel loads the weights that are exported.

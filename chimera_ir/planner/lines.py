@@ -42,7 +42,7 @@ def compile_line(choice: Choice, files: Files) -> str:
     The report compares with the baseline, which may have more operations than the schedule, so the limit may be raised.
     """
     words = [*_COMPILE.split(), as_argument(scheme_argument(choice.source))]
-    words += [word for name, value in choice.settings for word in ("--set", f"{name}={value}")]
+    words += [f"{name}={value}" for name, value in choice.settings]
     words += ["--recompute"] if choice.change.recompute else []
     words += ["--sync", choice.change.sync.value] if choice.change.sync else []
     words += [word for tie in files.ties for word in ("--tied", ",".join(map(str, tie)))]

@@ -354,7 +354,7 @@ def test_a_scheme_of_ones_own_is_verified_and_ranked(plan: Plan, tmp_path: Path)
     (tmp_path / "mine.chim").write_text(library.source("dapple").text.replace("scheme dapple", "scheme mine"))
     result = found(plan(profile((4,), (1,)), cluster(4), "--mini-batch", 8, "--scheme", "mine.chim", "--json"))
     assert [each["scheme"] for each in result["choices"]] == ["mine.chim"]
-    assert result["commands"][0].startswith("chimera compile mine.chim --set D=4 --set N=8 ")
+    assert result["commands"][0].startswith("chimera compile mine.chim D=4 N=8 ")
     colliding = library.source("dapple").text.replace("@ 2*m + 2*D-1 - s", "@ 2*m + 2*D - s")
     (tmp_path / "mine.chim").write_text(colliding)
     ended = plan(profile((4,), (1,)), cluster(4), "--mini-batch", 8, "--scheme", "mine.chim")
