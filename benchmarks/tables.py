@@ -35,7 +35,7 @@ SUMMARIES = {
     "sizes": Summary(("scheme", "message"), ("ours / torch", "reached", "CPU ours / torch", "at most theirs")),
     "speedup": Summary(("D", "F, ms"), ("dapple / chimera in theory", "measured", "torch 1F1B / chimera")),
     "zero_bubble": Summary(("scheme", "torch"), ("ours / predicted", "ours / torch")),
-    "accuracy rehearsal": Summary(("scheme",), ("replay off", "within")),
+    "accuracy rehearsal": Summary(("F, ms",), ("replay off", "within")),
     "accuracy links": Summary(("scheme",), ("equation off", "replay off")),
     "accuracy compute": Summary(("scheme",), ("equation off", "replay off", "expected off")),
     "compile": Summary(("operations",), ("CPU, s", "torch, s", "ours / torch", "peak, GiB", "torch, GiB")),
