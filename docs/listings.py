@@ -72,13 +72,13 @@ def options() -> Iterator[str]:
     """The options of each command by their sections, as its help has them."""
     for name, command in commands("chimera", group):
         common = {"--version", "--quiet"}
-        yield f"\n|`{name}`| |\n|---|---|\n"
         others = {option.opts[-1] for option in visible(command)} - common
         sections = {heading: [n for n in names if n in others] for heading, names in command.sections.items()}
         rest = sorted(others.difference(*sections.values()))
-        for heading, names in {**sections, GENERAL: rest}.items():
-            if names:
-                yield f"|{heading}|{' '.join(f'`{option}`' for option in names)}|\n"
+        filled = {heading: names for heading, names in {**sections, GENERAL: rest}.items() if names}
+        yield f"\n|`{name}`| |\n|---|---|\n" if filled else ""
+        for heading, names in filled.items():
+            yield f"|{heading}|{' '.join(f'`{option}`' for option in names)}|\n"
     yield "\n"
 
 
