@@ -8,6 +8,8 @@ from typing import TypeVar
 from chimera_ir.diagnostics.catalogue.profiles import (
     DescribedTwice,
     LastStageSends,
+    LinkMissing,
+    LinkUnnamed,
     NothingLeft,
     OutOfRange,
     ShortMessages,
@@ -18,7 +20,7 @@ from chimera_ir.diagnostics.catalogue.profiles import (
     TimesAndWork,
 )
 from chimera_ir.plural import counted
-from chimera_ir.profile.cluster import Cluster, Link
+from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import ModelProfile, Overhead, StageCosts, Timing
 from chimera_ir.profile.document import Document, Table, load
 from chimera_ir.profile.quantity import (
@@ -270,12 +272,8 @@ def read_cluster(source: Source) -> Cluster:
         if reserved >= memory and table.has("reserved"):
             table.report(NothingLeft(table.place("reserved"), show_size(memory), show_size(reserved)))
         table.close()
-    between = within = sums = Link(0.0, 0.0)
-    if links := top.table("links", "[links.between]", "[links]"):
-        between = _link(links, "between", "[links.between]", between)
-        within = _link(links, "within", "", between)
-        links.close()
-    sums = _link(top, "sum", "", replace(between, shared=False))
+    between, within = _links(top, workers, per_node)
+    sums = _link(top, "sum", replace(between, shared=False))
     device = _device(top)
     top.close()
     top.document.settle()
@@ -287,10 +285,32 @@ def _memory(table: Table) -> int:
     return max(round(memory), 1)
 
 
-def _link(table: Table, name: str, example: str, default: Link) -> Link:
+def _links(top: Table, workers: int, per_node: int) -> tuple[Link, Link]:
+    """The links between nodes and within a node; if one is left out, it is as the other.
+
+    Only the links within a node can stand alone if all workers are in one.
+    """
+    name = "within" if workers <= per_node else "between"
+    links = top.table("links", "", "[links]")
+    if links is None:
+        if not top.has("links"):
+            top.report(LinkMissing(top.heading(), name, workers, per_node))
+        return FREE, FREE
+    entries = [entry for entry in ("latency", "bandwidth", "overhead", "shared") if links.withdrawn(entry)]
+    if entries:
+        links.report(LinkUnnamed(links.key(entries[0]), name, entries[0]))
+    elif not links.has("between") and not links.has(name):
+        links.report(LinkMissing(links.heading(), name, workers, per_node))
+    between = _link(links, "between", FREE)
+    within = _link(links, "within", between)
+    links.close()
+    return between if links.has("between") else within, within
+
+
+def _link(table: Table, name: str, default: Link) -> Link:
     """A link; only links of messages can be shared."""
     where = f"[links.{name}]" if table.path else f"[{name}]"
-    inner = table.table(name, example, where)
+    inner = table.table(name, "", where)
     if inner is None:
         return default
     alpha, _ = inner.quantity("latency", (TIME,), least=Fraction(0))

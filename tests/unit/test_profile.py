@@ -162,6 +162,24 @@ def test_shared_links_are_those_of_messages() -> None:
     assert cluster.sums == Link(2e-6, 1 / 9.7e9)
 
 
+@pytest.mark.parametrize("workers", [1, 4])
+def test_the_links_within_a_node_are_enough_for_a_cluster_of_one_node(workers: int) -> None:
+    text = f"""
+        [cluster]
+        name = "one machine"
+        workers = {workers}
+        per_node = 4
+        memory = "2 GB"
+        [links.within]
+        latency = "50 us"
+        bandwidth = "2 GB/s"
+        shared = true
+    """
+    cluster = read_cluster(Source("one", text))
+    assert cluster.within == cluster.between == Link(50e-6, 1 / 2e9, shared=True)
+    assert cluster.sums == Link(50e-6, 1 / 2e9)
+
+
 def test_work_becomes_time_at_the_rate_of_its_micro_batch_size() -> None:
     """10 TFLOP/s, of which 0.5 are reached at most and half of that at 2 items: 2.5 TFLOP/s there, 4 at 8."""
     timing = Timing(1e12, 2e12, 3e12, 1, 1, 0, 0)

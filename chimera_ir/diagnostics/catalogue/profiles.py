@@ -343,3 +343,47 @@ class SizeOfNoLayer(Diagnostic):
 
     size: int
     sizes: str
+
+
+class _Links(Diagnostic):
+    """A cluster file lacks the table ``[links.{name}]``."""
+
+    name: str
+
+    @property
+    def where(self) -> str:
+        """Where the messages travel."""
+        return {"within": "within a node", "between": "between nodes"}[self.name]
+
+    def drawing(self) -> tuple[str, ...]:
+        """The block to write."""
+        return f"[links.{self.name}]", 'latency = "100 us"', 'bandwidth = "1 GB/s"'
+
+
+class LinkMissing(_Links):
+    """A cluster file does not say what a message costs."""
+
+    code: ClassVar[str] = "CH726"
+    title: ClassVar[str] = "the file lacks `[links.{name}]`, which says what a message {where} takes"
+    label: ClassVar[str] = "{workers:worker}, {per_node} to a node"
+    help: ClassVar[str] = "add, with figures of your own:"
+
+    workers: int
+    per_node: int
+
+    def notes(self) -> tuple[Note, ...]:
+        """What to write if all workers are in one node after all."""
+        if self.workers <= self.per_node:
+            return ()
+        return (Note(f"with `per_node = {self.workers}` all workers are in one node: `[links.within]` is enough"),)
+
+
+class LinkUnnamed(_Links):
+    """A cluster file gives the cost of a message, but not of which links."""
+
+    code: ClassVar[str] = "CH727"
+    title: ClassVar[str] = "`{entry}` stands in `[links]`, which does not say for which links"
+    label: ClassVar[str] = "within a node, or between nodes?"
+    help: ClassVar[str] = "write `[links.{name}]`, for messages {where}, in place of `[links]`:"
+
+    entry: str
