@@ -89,9 +89,14 @@ def _line(name: str, predicted: float, measured: float, whole: float) -> Line:
         name=name,
         predicted=milliseconds(predicted),
         measured=milliseconds(measured),
-        difference=f"{(measured - predicted) * 1e3:+.3f}",
+        difference=_signed(measured - predicted),
         share=f"{100 * measured / whole:.1f}%" if whole else "",
     )
+
+
+def _signed(seconds: float) -> str:
+    """A difference in milliseconds, with its sign."""
+    return f"{seconds * 1e3:+.3f}"
 
 
 def text(comparison: Comparison) -> RenderableType:
@@ -102,11 +107,22 @@ def text(comparison: Comparison) -> RenderableType:
     return Group(
         Text(comparison.about.scheme, "bold"),
         Text(summary(comparison)),
+        Text(_largest(comparison)),
         Text(basis(comparison)),
         Text(ground(comparison)),
         *(_table(block.name, block.lines, block.total) for block in shown),
         _table("where the bubble was", longest, None),
     )
+
+
+def _largest(comparison: Comparison) -> str:
+    """A line that names the largest part of the difference, by kind, on average over the workers."""
+    rows = [row for worker_rows in comparison.rows for row in worker_rows]
+    kinds = _by_kind(rows, len(comparison.rows)).items()
+    predicted, measured = comparison.steps
+    sign = 1 if measured >= predicted else -1
+    _, kind, part = max((sign * (after - before), kind.value, after - before) for kind, (before, after) in kinds)
+    return f"largest part of the difference, {_signed(measured - predicted)} ms: {kind}, {_signed(part)} ms"
 
 
 def basis(comparison: Comparison) -> str:

@@ -159,6 +159,7 @@ def test_the_command_writes_a_page_a_picture_and_a_trace(tmp_path: Path, tracer)
     ended = tracer(directory)
     assert (ended.status, ended.err) == (0, "")
     assert "an update takes 6.000 ms predicted, 7.200 ms measured" in ended.out
+    assert ended.out.splitlines()[2] == "largest part of the difference, +1.200 ms: wait for a message, +0.575 ms"
     assert "worker 1: done; waits for the last worker" in ended.out
     view = directory / "view"
     assert contents(view).keys() == {".chimera-trace", "trace.html", "compare.svg", "trace.json"}
