@@ -14,6 +14,7 @@ from chimera_ir import library
 from chimera_ir.compilation import Compilation
 from chimera_ir.request import Request
 from chimera_ir.source import Source
+from chimera_ir.verify.findings import Rule
 from site_hooks import navigation
 from tests.pages import PAGES, page_of, page_text
 
@@ -97,6 +98,11 @@ def test_every_picture_is_shown_on_a_page(path: Path) -> None:
 def test_every_example_scheme_compiles(path: Path) -> None:
     request = Request(Source(path.name, path.read_text()))
     assert Compilation(request, warn=lambda warning: pytest.fail(warning.code)).report.verified
+
+
+def test_every_name_of_a_rule_has_a_section_on_the_page_on_proofs() -> None:
+    sections = re.findall(r"^## (.*)$", page_text("proofs.md"), re.M)
+    assert {rule.value for rule in Rule} <= {*sections}
 
 
 def test_the_page_on_formats_quotes_how_its_examples_begin() -> None:

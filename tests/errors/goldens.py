@@ -10,6 +10,16 @@ from chimera_ir.diagnostics.render import render_all
 from chimera_ir.source import Source
 
 
+def inputs(folder: Path, *patterns: str) -> list[Path]:
+    """The files with a mistake, in order; no two of them share one ``.err``."""
+    paths = sorted(path for pattern in patterns for path in folder.glob(pattern))
+    first: dict[Path, Path] = {}
+    for path in paths:
+        other = first.setdefault(path.with_suffix(".err"), path)
+        assert other == path, f"{other.name} and {path.name} share one .err file: rename one of them"
+    return paths
+
+
 def compare(path: Path, found: Sequence[Diagnostic], source: Source, update: bool) -> None:
     """Holds what is said of the file against the ``.err`` beside it, or writes that."""
     assert found

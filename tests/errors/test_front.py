@@ -14,11 +14,11 @@ from chimera_ir.diagnostics.render import render_all
 from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import MAX_TEXT, parse
-from tests.errors.goldens import classes, compare
+from tests.errors.goldens import classes, compare, inputs
 
 CATALOGUES = (tokens, syntax, names, values, groups, endless, pairs)
 FRONT = Path(__file__).parent / "front"
-MISTAKES = sorted(FRONT.glob("*.chim"))
+MISTAKES = inputs(FRONT, "*.chim")
 NOT_IN_A_FILE = {"TextTooLong"}
 """Tested below: a golden pair of a million characters would teach nobody anything."""
 

@@ -16,11 +16,11 @@ from chimera_ir.lower.order import order
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
 from chimera_ir.verify.verify import verify_lowered, verify_program, verify_schedule
-from tests.errors.goldens import classes, compare
+from tests.errors.goldens import classes, compare, inputs
 
 CATALOGUES = (completeness, irtext, program, repeats, schedule)
 MIDDLE = Path(__file__).parent / "middle"
-MISTAKES = sorted([*MIDDLE.glob("*.sir"), *MIDDLE.glob("*.chim")])
+MISTAKES = inputs(MIDDLE, "*.sir", "*.chim")
 NOT_IN_A_FILE = {
     "PlacedOutside",
     "StagesUnplaced",

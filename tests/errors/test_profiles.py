@@ -16,11 +16,11 @@ from chimera_ir.profile.choose import Unfit, Wanted, read_both
 from chimera_ir.profile.document import MAX_LINE, MAX_TEXT
 from chimera_ir.profile.read import read_cluster, read_profile
 from chimera_ir.source import Source
-from tests.errors.goldens import classes, compare
+from tests.errors.goldens import classes, compare, inputs
 
 CATALOGUES = (profiles,)
 PROFILES = Path(__file__).parent / "profiles"
-MISTAKES = sorted(PROFILES.glob("*.toml"))
+MISTAKES = inputs(PROFILES, "*.toml")
 NOT_IN_A_FILE = {"FileTooLarge"}
 """Tested below: a golden pair of a million characters would teach nobody anything."""
 
