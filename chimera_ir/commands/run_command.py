@@ -55,7 +55,7 @@ _TRAINING = (
         "--shard-optimizer", is_flag=True, help="Each replica of a stage keeps a share of the optimizer's state."
     ),
     click.option(
-        "--save", type=click.Path(), metavar="DIR", help="Save checkpoints there: the last, and at Ctrl-C or SIGTERM."
+        "--save", type=click.Path(), metavar="DIR", help="Save checkpoints there: the last, and at a SIGTERM."
     ),
     click.option("--save-every", type=click.IntRange(1, MOST), metavar="K", help="Save after every K updates, too."),
     click.option("--keep", type=click.IntRange(1, MOST), metavar="K", help="Checkpoints that stay [default: 3]."),
@@ -227,7 +227,10 @@ def run_command(
     ]
     started += ["--", *model_arguments] if model_arguments else []
     report(f"wrote {visible(str(directory))}, running\n  {command_line(('torchrun', *started))}\n")
-    _become([sys.executable, "-P", "-m", "torch.distributed.run", *started], {"CHIMERA_PROGRAM": job.program})
+    # torchrun would set the threads, too, and print a banner about it
+    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} if ranks > 1 else {}
+    variables = {"CHIMERA_PROGRAM": job.program, **threads}
+    _become([sys.executable, "-P", "-m", "torch.distributed.run", *started], variables)
 
 
 @contextmanager

@@ -61,6 +61,24 @@ def test_it_becomes_torchrun_with_a_rank_for_each_worker_of_each_copy(
     ]
 
 
+@pytest.mark.parametrize(("given", "threads"), [(None, "1"), ("3", "3")])
+def test_each_of_several_ranks_has_one_thread_unless_the_user_says_otherwise(
+    chimera: Chimera, monkeypatch: pytest.MonkeyPatch, given: str | None, threads: str
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    environments: list[dict[str, str]] = []
+
+    def execute(path: str, words: list[str], environment: dict[str, str]) -> None:
+        environments.append(environment)
+        sys.exit(7)
+
+    monkeypatch.setattr(os, "execve", execute)
+    chimera("run", "chimera", *MODEL)
+    assert [environment["OMP_NUM_THREADS"] for environment in environments] == [threads]
+
+
 def test_it_compiles_as_compile_does_and_says_what_it_starts(
     chimera: Chimera, started: list[list[str]], tmp_path: Path
 ) -> None:
