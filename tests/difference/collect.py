@@ -10,11 +10,13 @@ import pkgutil
 import shutil
 import sys
 import tempfile
+import time
 import tomllib
 from collections.abc import Callable
 from fnmatch import fnmatch
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 
 def commands(checkout: Path) -> dict[str, Callable[[], object]]:
@@ -66,6 +68,27 @@ def run(command: Callable[[], object], words: list[str], into: Path) -> None:
         os._exit(ended)
 
 
+def collect(case: Any, command: Callable[[], object] | None, inputs: Path, into: Path) -> None:
+    """What one case prints and writes; ``command`` is None if the checkout does not have it."""
+    into.mkdir(parents=True)
+    if command is None:
+        (into / "status").write_text("no such command\n")
+        return
+    with tempfile.TemporaryDirectory() as place:
+        for name in ("docs", "examples", "tests"):
+            (Path(place) / name).symlink_to(inputs / name)
+        os.chdir(place)
+        run(command, [case.command, *case.arguments], into)
+        if (Path(place) / "out").exists():
+            shutil.copytree(Path(place) / "out", into / "out")
+        os.chdir("/")
+
+
+def part(name: str) -> str:
+    """Part of the cases that a case belongs to: ``library/gpipe``."""
+    return "/".join(name.split("/")[:2]).partition("-")[0]
+
+
 def main() -> None:
     """Runs all cases, or those whose name matches a pattern."""
     checkout, inputs, out = map(Path, sys.argv[1:4])
@@ -76,22 +99,13 @@ def main() -> None:
     assert Path(str(import_module("chimera_ir").__file__)).is_relative_to(checkout), "another chimera_ir was imported"
     warm_up()
     os.environ |= {"CHIMERA_CACHE": "", "COLUMNS": "120", "NO_COLOR": "1"}
-    for case in cases(inputs):
-        if not fnmatch(case.name, pattern):
-            continue
-        into = out / case.name
-        into.mkdir(parents=True)
-        if case.command not in known:
-            (into / "status").write_text("no such command\n")
-            continue
-        with tempfile.TemporaryDirectory() as place:
-            for name in ("docs", "examples", "tests"):
-                (Path(place) / name).symlink_to(inputs / name)
-            os.chdir(place)
-            run(known[case.command], [case.command, *case.arguments], into)
-            if (Path(place) / "out").exists():
-                shutil.copytree(Path(place) / "out", into / "out")
-            os.chdir("/")
+    begun = time.monotonic()
+    chosen = [case for case in cases(inputs) if fnmatch(case.name, pattern)]
+    for number, case in enumerate(chosen):
+        collect(case, known.get(case.command), inputs, out / case.name)
+        if number + 1 == len(chosen) or part(chosen[number + 1].name) != part(case.name):
+            done = f"{part(case.name)}, {number + 1} of {len(chosen)} cases, {time.monotonic() - begun:.0f} s"
+            print(f"{out.parent.name}: {done}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
