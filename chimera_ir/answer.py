@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, assert_never
 
+from chimera_ir import library
 from chimera_ir.compilation import Compilation, Level
 
 if TYPE_CHECKING:
@@ -116,10 +117,11 @@ def _screen(compilation: Compilation, details: bool) -> str:
 
     report, timeline, prediction = compilation.whole_report, compilation.timeline, compilation.prediction
     summary = compilation.summary
+    baseline = library.called(summary.speed.baseline)
 
     def draw(console: "Console") -> None:
         console.print(table.heading(report), *([show.heading(prediction)] if prediction else []), sep="\n")
-        console.print(*screen.show(report, summary, prediction, console.width), sep="\n")
+        console.print(*screen.show(report, summary, prediction, console.width, baseline), sep="\n")
         if details:
             console.print(table.show(report), *([show.show(prediction)] if prediction else []))
         console.print("", terminal.picture(timeline, console.width), table.proof(report), sep="\n")

@@ -15,12 +15,12 @@ _WIDE = 160
 
 
 def printed(draw: Callable[[Console], None]) -> str:
-    """The text that ``draw`` prints on a console with the width and the colours of standard output."""
+    """What ``draw`` prints on a console like standard output (width, colours), without blanks at the ends of lines."""
     text = io.StringIO()
     console = _console(text)
     console.push_render_hook(_Visible())
     draw(console)
-    return text.getvalue()
+    return "\n".join(line.rstrip(" ") for line in text.getvalue().split("\n"))
 
 
 def appearance() -> tuple[object, ...]:

@@ -91,7 +91,9 @@ def source(name: str, directories: Further = ()) -> Source:
     title = _TITLE.search(text)
     if title and title[1] != name and title[1] in files:
         raise UnreadableText(f"{path}: the scheme in it is called '{title[1]}', as another file is; rename the scheme")
-    return Source(path.name if path.parent == resources.schemes() else str(path), text)
+    if path.parent == resources.schemes():
+        return Source(path.name, text, "library: ")
+    return Source(str(path), text)
 
 
 def summary(name: str, directories: Further = ()) -> str:
@@ -160,6 +162,12 @@ def baseline(workers: int, micro_batches: int) -> tuple[Source, dict[str, int]]:
     """The scheme that reports compare with, and the settings that give it a size."""
     table = _beside(resources.schemes())["baseline"]
     return source(table["scheme"]), {table["workers"]: workers, table["micro_batches"]: micro_batches}
+
+
+def called(scheme: str) -> str:
+    """A scheme's name, with what the field calls it where it is the one that reports compare with."""
+    table = _beside(resources.schemes())["baseline"]
+    return f"{scheme} ({table['called']})" if scheme == table["scheme"] else scheme
 
 
 def stated(text: Source) -> Mapping[str, object]:

@@ -8,7 +8,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from errno import EISDIR
 from functools import cached_property
 from os import strerror
@@ -114,10 +114,14 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """A scheme or IR text, and the name by which the user knows it."""
+    """A scheme or IR text, and the name by which the user knows it.
+
+    ``origin`` stands before the name in messages, of a text that is no file of the user's.
+    """
 
     name: str
     text: str
+    origin: str = field(default="", compare=False)
 
     @cached_property
     def is_ir(self) -> bool:

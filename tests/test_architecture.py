@@ -58,7 +58,7 @@ IMPORTS = {
         *("library", "source", "diagnostics", "syntax", "elaborate", "ir", "lower", "verify", "cost", "profile"),
         *("errors", "predict", "request", "undisturbed", "visible"),
     },
-    "answer": {"compilation", "console", "syntax", "ir", "cost", "picture", "predict"},
+    "answer": {"compilation", "console", "library", "syntax", "ir", "cost", "picture", "predict"},
     "cache": {"answer", "resources", "source"},
     "progress": set(),
     "commands": {

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TextIO, cast
 import click
 
 from chimera_ir.commands.sections import colored
+from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.errors import CompileError, TextError
 from chimera_ir.visible import visible_lines
 
@@ -198,6 +199,9 @@ def _status(command: click.Command, name: str) -> Any:
 
 
 def _tell(error: click.ClickException) -> None:
+    if isinstance(error, click.NoSuchOption):
+        near = closest(error.option_name.strip("-"), (name.strip("-") for name in error.possibilities or ()))
+        error = click.NoSuchOption(error.option_name, None, [f"--{near}"] if near else None, error.ctx)
     said = _Everything()
     error.show(said)
     click.echo(visible_lines(said.getvalue()), nl=False, err=True)

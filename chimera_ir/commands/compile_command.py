@@ -204,7 +204,8 @@ def compile_command(
 ) -> None:
     """Compile SCHEME to one PyTorch script per worker, proven free of deadlock.
 
-    SCHEME is a .chim file, an IR text (.sir), a pipe with either, or the name of a library scheme (--list).
+    SCHEME is a .chim file, an IR text (.sir), or the name of a library scheme (--list); - reads either text
+    from standard input.
 
     Exit status: 0 compiled and verified; 1 something is wrong in the text, 2 on the command line; 3 compiled and
     written, but a worker needs more memory than the cluster has; 70 something is wrong in the compiler; 130
@@ -239,8 +240,9 @@ def compile_command(
         figures = json.loads(answer.output.files["report.json"])
         write(_as_json({"directory": str(directory), "run": line, "report": figures}))
     else:
+        picture = f"chimera view {command_line([as_argument(str(directory))])}"
         report(
-            f"wrote {visible(str(directory))} (picture: replay.svg; all figures: report.json, --details): run it with\n"
+            f"wrote {visible(str(directory))} (picture: {picture}; all figures: report.json, --details): run it with\n"
         )
         report(f"  {line} --check\n")
     if not answer.output.fits:
@@ -279,7 +281,10 @@ def answered(
 def _text(scheme: str, options: Mapping[str, Any]) -> Source:
     """The text that SCHEME names, with a remark if the library calls it otherwise."""
     return texts.scheme_or_ir(
-        scheme, options["library"], _as_written("library"), lambda text: remark(f"remark: {text}")
+        "/dev/stdin" if scheme == "-" else scheme,
+        options["library"],
+        _as_written("library"),
+        lambda text: remark(f"remark: {text}"),
     )
 
 

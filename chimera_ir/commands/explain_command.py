@@ -27,15 +27,17 @@ LINES = 24
 def explain_command(code: str | None, as_json: bool) -> None:
     """Explain a message by its code, as in CH301, or an error by its name, as in PeerLost.
 
-    Shows what it means, a text that gets it, and how to mend it. Without CODE: all codes and names, a line for each.
+    Shows what it means, a text that gets it, and how to mend it. CH3 lists the codes of a group. Without CODE: all
+    codes and names, a line for each.
     """
-    if code is None:
-        rows = {name: meaning(described) for name, described in (messages() | exceptions()).items()}
+    listed = _listed(code)
+    if listed:
+        rows = {name: meaning(described) for name, described in listed.items()}
         width = max(map(len, rows))
         lines = (f"{name:<{width}}  {text}\n" for name, text in rows.items())
         write(json.dumps(rows, indent=2) + "\n" if as_json else "".join(lines))
         return
-    described = _known(code)
+    described = _known(code or "")
     shown = example(described.code) if issubclass(described, Diagnostic) else None
     if as_json:
         write(json.dumps(_entries(described, shown), indent=2) + "\n")
@@ -53,9 +55,18 @@ def exceptions() -> dict[str, type[Exception]]:
     }
 
 
+def _listed(code: str | None) -> dict[str, type]:
+    """Without a code all messages and errors, those of a group for ``CH1``; none for any other code."""
+    if code is None:
+        return {**messages(), **exceptions()}
+    group = re.fullmatch(r"ch(\d{1,2})(?:xx)?", code.lower())
+    return {name: described for name, described in messages().items() if group and name.startswith(f"CH{group[1]}")}
+
+
 def _known(code: str) -> type:
-    """The message or error of a code or name, however it is written: ``CH301``, ``ch301``, ``301``."""
+    """The message or error of a code or name, however it is written: ``ch301``, ``301``, ``error[CH301]``."""
     known = messages() | exceptions()
+    code = re.sub(r"^(?:error|warning)\[(\w+)\]:?$", r"\1", code)
     written = f"CH{code}" if re.fullmatch(r"\d{3}", code) else code
     by_lower = {name.lower(): described for name, described in known.items()}
     if written.lower() not in by_lower:

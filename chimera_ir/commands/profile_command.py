@@ -24,7 +24,7 @@ from chimera_ir.profile.write import write_cluster, write_profile
 from chimera_ir.progress import logged
 from chimera_ir.visible import visible
 
-MARK = "# Written by chimera-profile, which writes over it again; without this line it does not.\n"
+MARK = "# Written by `chimera profile`, which overwrites this file; delete this line to keep it.\n"
 
 SIZES = tuple(4**power for power in range(3, 13))
 """Sizes of the messages and sums that are measured: 64 B to 16 MiB."""

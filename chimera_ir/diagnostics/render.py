@@ -120,9 +120,10 @@ def _excerpt(span: Span, label: str, source: Source, margin: int, mark: str, sty
     before, marked, after = _cut(before, marked, after)
     carets = "^" * max(_width(marked), 1)
     bar = f"{style.gutter}|{style.end}"
+    place = f"{source.origin}{visible(source.name)}:{position.line}:{position.column}"
     number = f"{style.gutter}{position.line:>{margin}}{style.end}"
     return [
-        f"{' ' * margin}{style.gutter}-->{style.end} {visible(source.name)}:{position.line}:{position.column}",
+        f"{' ' * margin}{style.gutter}-->{style.end} {place}",
         f"{' ' * margin} {bar}",
         f"{number} {bar} {_code(f'{before}{marked}{after}', source, style)}".rstrip(),
         f"{' ' * margin} {bar} {' ' * _width(before)}{mark}{carets}{' ' if label else ''}{_sentence(label)}{style.end}",

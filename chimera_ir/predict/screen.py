@@ -27,11 +27,14 @@ _INDENT = 8
 """The columns before the words of an answer, in which its name stands."""
 
 
-def show(report: Report, summary: Summary, prediction: Prediction | None, width: int) -> list[Text]:
-    """The answers, remarks and warnings, each on a line of its own that is continued below its beginning."""
+def show(report: Report, summary: Summary, prediction: Prediction | None, width: int, baseline: str) -> list[Text]:
+    """The answers, remarks and warnings, each on a line of its own that is continued below its beginning.
+
+    ``baseline`` is what the speed is compared with, as a reader knows it.
+    """
     ratio = summary.speed.times_as_fast
     lines = [
-        ("speed", _speed(summary.speed), "green" if ratio > 1 else "bold red" if ratio < 1 else ""),
+        ("speed", _speed(summary.speed, baseline), "green" if ratio > 1 else "bold red" if ratio < 1 else ""),
         ("memory", _memory(summary, report, prediction), "" if summary.fits else "bold red"),
         ("limit", _limit(summary.limit, report.figures, prediction), ""),
     ]
@@ -52,30 +55,30 @@ def _line(name: str, words: str, style: str, width: int) -> Text:
     return Text.assemble((name.ljust(_INDENT), style or "cyan"), ("\n" + " " * _INDENT).join(wrapped))
 
 
-def _speed(speed: Speed) -> str:
-    show, other = speed.unit.show, speed.baseline
+def _speed(speed: Speed, baseline: str) -> str:
+    show = speed.unit.show
     rate = "" if speed.throughput is None else f", {speed.throughput:.4g} items/s"
     conditions = "messages, sums and steps counted" if speed.messages_counted else "messages cost nothing"
     if speed.is_baseline:
         return f"{show(speed.time)} an update{rate} ({conditions}); it is the baseline itself, --against names another"
     both = f"{show(speed.time)} against {show(speed.baseline_time)}"
-    words = f"{_compared(speed.times_as_fast, other)}: {both}{rate if speed.messages_counted else ''} ({conditions})"
-    return words if speed.baseline_fits is not False else f"{words}; {other} does not fit the memory"
+    words = f"{_compared(speed.times_as_fast, baseline)}: {both}{rate if speed.messages_counted else ''} ({conditions})"
+    return words if speed.baseline_fits is not False else f"{words}; {speed.baseline} does not fit the memory"
 
 
 def _compared(ratio: Fraction, other: str) -> str:
     if ratio == 1:
         return f"as fast as {other}"
     if ratio < 1:
-        return f"slower than {other} ({float(ratio):.3g} times as fast)"
+        return f"slower than {other}, {float(ratio):.3g} times as fast"
     return f"{float(ratio):.3g} times as fast as {other}"
 
 
 def _memory(summary: Summary, report: Report, prediction: Prediction | None) -> str:
-    memory, compared = summary.memory, "" if summary.speed.is_baseline else _baseline_memory(summary)
+    memory, compared = summary.memory, "" if summary.speed.is_baseline else _baseline_memory(summary, report)
     match memory:
         case Copies():
-            return f"{_copies(memory)}{compared} (whether that fits: --profile, --cluster)"
+            return f"{_copies(memory)}{compared} (fits? --profile, --cluster)"
         case Bytes():
             needed, available = size(memory.needed), size(memory.available)
             if memory.fits:
@@ -88,7 +91,7 @@ def _memory(summary: Summary, report: Report, prediction: Prediction | None) -> 
             assert_never(memory)
 
 
-def _baseline_memory(summary: Summary) -> str:
+def _baseline_memory(summary: Summary, report: Report) -> str:
     match summary.baseline_memory:
         case None:
             return ""
@@ -96,21 +99,24 @@ def _baseline_memory(summary: Summary) -> str:
             return f"; {summary.speed.baseline}: {size(needed)}"
         case Copies() as copies:
             kept = [count for count in (copies.activations, copies.stashed_inputs) if count]
-            return f"; {summary.speed.baseline}: {' and '.join(map(decimal, [copies.weights, *kept]))}"
+            same_size = report.figures.header.stages == report.baseline.header.stages
+            scale = "" if same_size else " of that size"
+            return f"; {summary.speed.baseline}: {' and '.join(map(decimal, [copies.weights, *kept]))}{scale}"
         case _:
             assert_never(summary.baseline_memory)
 
 
 def _copies(memory: Copies) -> str:
     """The counts in words, as of the workers that keep most."""
-    weights = f"{decimal(memory.weights)} {'copy' if memory.weights == 1 else 'copies'} of a stage's weights"
-    kept = [f"activations of {_micro_batches(memory.activations)}"] if memory.activations else []
-    kept += [f"inputs of {_micro_batches(memory.stashed_inputs)}"] if memory.stashed_inputs else []
-    return f"up to {' and '.join([weights, *kept])} on a worker"
+    copies = "" if memory.weights == memory.stages else f" ({counted(int(memory.weights), 'copy')} in all)"
+    weights = f"weights of {counted(memory.stages, 'stage')}{copies}"
+    kept = [f"activations of up to {_forwards(memory.activations)}"] if memory.activations else []
+    kept += [f"inputs of up to {_forwards(memory.stashed_inputs)}"] if memory.stashed_inputs else []
+    return f"{', '.join([weights, *kept])} on a worker"
 
 
-def _micro_batches(count: Fraction) -> str:
-    return f"{decimal(count)} {'micro-batch' if count == 1 else plural('micro-batch')}"
+def _forwards(count: Fraction) -> str:
+    return f"{decimal(count)} {'forward' if count == 1 else plural('forward')}"
 
 
 def _advice(memory: Bytes, report: Report, prediction: Prediction | None) -> str:

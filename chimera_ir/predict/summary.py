@@ -68,17 +68,22 @@ class Copies:
     """The memory of the fullest workers, counted: copies of weights, activations and stashed inputs of micro-batches.
 
     Each is the largest of all workers, and they may be on different ones; ``baseline`` has those of the baseline.
+    ``stages`` is the number of stages of the worker that keeps most weights.
     """
 
     weights: Fraction
     activations: Fraction
     stashed_inputs: Fraction
+    stages: int
 
     @staticmethod
     def of(figures: Figures) -> "Copies":
         """The largest counts of all workers."""
         counts = figures.weights, figures.activations, figures.stashed_inputs
-        return Copies(*(max(values, default=Fraction(0)) for values in counts))
+        fullest = max(range(len(figures.weights)), key=figures.weights.__getitem__)
+        stages = len(figures.header.stages_of[fullest])
+        weights, activations, inputs = (max(values, default=Fraction(0)) for values in counts)
+        return Copies(weights, activations, inputs, stages)
 
     def as_json(self) -> _Json:
         """The answer in the shape of report.json."""

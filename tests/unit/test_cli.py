@@ -143,7 +143,8 @@ def test_results_go_to_standard_output_and_diagnostics_to_standard_error(run: Ru
 def test_a_compilation_says_what_it_wrote_and_how_to_run_it(run: Run) -> None:
     ended = run("gems", "--set", "D=2", "--out", "some/where")
     assert (ended.status, ended.err) == (0, "")
-    assert "wrote some/where" in ended.out
+    assert "wrote some/where (picture: chimera view some/where;" in ended.out
+    assert not [line for line in ended.out.splitlines() if line.endswith(" ")]
     assert "torchrun --nproc-per-node=2 some/where/train.py" in ended.out
     assert "\x1b" not in ended.out
 
@@ -155,13 +156,15 @@ def test_a_compilation_says_what_it_wrote_and_how_to_run_it(run: Run) -> None:
     ("arguments", "words"),
     [
         ([], "Missing argument"),
-        (["chimera", "--nonsense"], "No such option"),
+        (["chimera", "--foo"], "No such option '--foo'.\n"),
+        (["chimera", "--clustr", "x"], "No such option '--clustr'. Did you mean '--cluster'?"),
         (["chimera", "dapple"], "unexpected word 'dapple'; parameters are written NAME=VALUE, as in D=8"),
         (["D=3", "chimera"], "D=3: the scheme comes first"),
         (["chimera", "D=x"], "D=x: write NAME=INTEGER"),
         (["chimera", "D=4", "--set", "D=4"], "D is given twice"),
         (["nosuch"], "no library scheme is called 'nosuch'"),
         ([""], "no library scheme"),
+        (["-"], "/dev/stdin: "),
         (["nosuch.chim"], "No such file"),
         (["nosuch.sir"], "No such file"),
         (["some/where"], "ends in .chim"),
@@ -236,7 +239,7 @@ def test_values_that_the_scheme_does_not_allow_are_explained_at_its_lines(
     run: Run, tmp_path: Path, settings: list[str], words: str
 ) -> None:
     options = [word for setting in settings for word in ("--set", setting)]
-    run("chimera", *options).assert_refused(WRONG_TEXT, words, "--> chimera.chim:", "help:")
+    run("chimera", *options).assert_refused(WRONG_TEXT, words, "--> library: chimera.chim:", "help:")
     assert contents(tmp_path) == {}
 
 

@@ -96,7 +96,7 @@ def explain(*words: str, status: int = 0) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("written", ["CH301", "ch301", "301"])
+@pytest.mark.parametrize("written", ["CH301", "ch301", "301", "error[CH301]"])
 def test_a_code_is_explained_with_an_example_and_its_help(written: str) -> None:
     text = explain(written)
     assert text.startswith("error CH301\n\nTwo operations of one worker on one clock.\n")
@@ -121,6 +121,12 @@ def test_an_error_of_a_rank_is_explained_by_its_name() -> None:
 def test_an_unknown_code_is_refused(code: str, advice: str) -> None:
     assert f"no message has the code '{code}'" in (text := explain(code, status=WRONG_COMMAND))
     assert advice in text
+
+
+def test_a_group_lists_its_codes() -> None:
+    names = [line.split()[0] for line in explain("CH3").splitlines()]
+    assert names == [code for code in messages() if code.startswith("CH3")]
+    assert explain("ch3xx") == explain("CH3")
 
 
 def test_without_a_code_every_message_and_error_is_listed() -> None:

@@ -193,7 +193,7 @@ def test_its_own_file_is_written_over_and_no_other_without_force(profile: Profil
     assert out.read_text() == "# by hand\n"
     assert profile(*COUNTED, "--force").status == 0
     first = out.read_text()
-    assert first.startswith("# Written by chimera-profile")
+    assert first.startswith("# Written by `chimera profile`")
     assert profile(*COUNTED).status == 0
     assert out.read_text() == first
     out.write_text(first.split("\n", 1)[1])

@@ -22,7 +22,7 @@ from chimera_ir.predict.summary import TimePart, exposed, rooms, summary
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing
 from tests.lowered import lowered
-from tests.unit.clocked import all_then_all, one_direction, one_version_each, two_directions
+from tests.unit.clocked import all_then_all, in_turns, one_direction, one_version_each, two_directions
 
 
 def reported(schedule: Schedule, baseline: Schedule, costs: Costs | None = None) -> Report:
@@ -33,14 +33,14 @@ def reported(schedule: Schedule, baseline: Schedule, costs: Costs | None = None)
 
 def answers(schedule: Schedule, baseline: Schedule, width: int = 200) -> list[str]:
     made = reported(schedule, baseline)
-    return [line.plain for line in show(made, summary(made, None, None), None, width)]
+    return [line.plain for line in show(made, summary(made, None, None), None, width, baseline.header.scheme)]
 
 
 @pytest.mark.parametrize(
     ("schedule", "baseline", "speed"),
     [
         (two_directions(4), one_direction(4, 4), "1.31 times as fast as plain: 16 against 21"),
-        (two_directions(6, 3), one_direction(6, 18), "slower than plain (0.986 times as fast): 70 against 69"),
+        (two_directions(6, 3), one_direction(6, 18), "slower than plain, 0.986 times as fast: 70 against 69"),
         (all_then_all(4, 8), one_direction(4, 8), "as fast as plain: 33 against 33"),
     ],
 )
@@ -57,9 +57,24 @@ def test_the_baseline_is_compared_with_nothing() -> None:
 
 def test_memory_without_a_cluster_is_counted() -> None:
     assert answers(all_then_all(4, 8), one_direction(4, 8))[1] == (
-        "memory: up to 1 copy of a stage's weights and activations of 8 micro-batches on a worker; plain: 1 and 4 "
-        "(whether that fits: --profile, --cluster)"
+        "memory: weights of 1 stage, activations of up to 8 forwards on a worker; plain: 1 and 4 "
+        "(fits? --profile, --cluster)"
     )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "memory"),
+    [
+        (two_directions(4), "weights of 2 stages, activations of up to 4 forwards on a worker; plain: 1 and 4 ("),
+        (
+            in_turns(4, 3, 2),
+            "weights of 2 stages, activations of up to 6 forwards on a worker; plain: 2 and 4 of that size (",
+        ),
+    ],
+)
+def test_stages_of_a_worker_are_no_copies_of_one(schedule: Schedule, memory: str) -> None:
+    like = one_direction(schedule.header.workers, schedule.header.per_update)
+    assert answers(schedule, like)[1].startswith(f"memory: {memory}")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +132,7 @@ def test_an_answer_is_continued_below_its_words() -> None:
     first, *further = memory.split("\n")
     assert further
     assert all(line.startswith(" " * 8) and len(line) <= 80 for line in further)
-    assert first.startswith("memory: up to")
+    assert first.startswith("memory: weights of")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +179,9 @@ def test_the_times_say_which_to_trust_and_why_they_differ() -> None:
         slower = replace(found.replay, seconds=found.replay.seconds + step)
         found = replace(found, replay=slower)
         (line,) = [
-            line.plain for line in show(made, summary(made, found, None), found, 200) if line.plain.startswith("times:")
+            line.plain
+            for line in show(made, summary(made, found, None), found, 200, "plain")
+            if line.plain.startswith("times:")
         ]
         return line
 

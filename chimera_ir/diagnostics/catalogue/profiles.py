@@ -227,7 +227,7 @@ class NotThatDeep(Diagnostic):
     title: ClassVar[str] = "the schedule has {stages}, and the profile has no such depth"
     label: ClassVar[str] = "depths: {depths}"
     help: ClassVar[str] = (
-        "choose a schedule of one of these depths: {depths} (--set D=..), or add a [[depth]] with `stages = {number}`"
+        "choose a schedule of one of these depths: {depths} (D=..), or add a [[depth]] with `stages = {number}`"
     )
 
     stages: str
@@ -327,7 +327,7 @@ class TooFewLayers(Diagnostic):
     code: ClassVar[str] = "CH724"
     title: ClassVar[str] = "the schedule has {stages}, and the profile has {layers}"
     label: ClassVar[str] = "{layers}"
-    help: ClassVar[str] = "every stage has one layer at least: choose a schedule of fewer stages (--set D=..)"
+    help: ClassVar[str] = "every stage has one layer at least: choose a schedule of fewer stages (D=..)"
 
     stages: str
     layers: str

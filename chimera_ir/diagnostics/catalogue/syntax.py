@@ -165,7 +165,7 @@ class MissingDefault(Diagnostic):
     code = "CH124"
     title = "the parameter `{name}` has no default"
     label = "expected `=` and a value"
-    help = "write `{name} = 4` or another value; `--set {name}=..` overrides it"
+    help = "write `{name} = 4` or another value; `{name}=..` on the command line overrides it"
     name: str
 
 

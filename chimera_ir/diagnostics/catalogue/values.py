@@ -125,7 +125,7 @@ class RequirementFails(Diagnostic):
         """Which parameters to set."""
         if not self.parameters:
             return "no parameter changes this; the scheme itself has to"
-        return f"choose other parameters: {' '.join(f'--set {name}=..' for name in self.parameters)}"
+        return f"choose other parameters: {' '.join(f'{name}=..' for name in self.parameters)}"
 
     def notes(self) -> tuple[Note, ...]:
         """The values of the names in the condition."""
