@@ -88,7 +88,7 @@ class _Wanted:
 @click.option(
     "--recompute/--no-recompute",
     default=None,
-    help="Every stage, or none but the scheme's [default: what must to fit].",
+    help="Recompute activations always or never [default: where they do not fit otherwise].",
 )
 @click.option(
     "--sync",
@@ -125,9 +125,19 @@ class _Wanted:
     metavar="K",
     help="Which row's commands to write, with --json which choice's [default: 1].",
 )
-@click.option("--error", type=FiniteRange(0, 1), default=ERROR, show_default=True, help="The model's, a share.")
 @click.option(
-    "--max-operations", type=click.IntRange(min=1), default=MAX_OPERATIONS, show_default=True, help="Limit on the size."
+    "--error",
+    type=FiniteRange(0, 1),
+    default=ERROR,
+    show_default=True,
+    help="Error of a prediction, as a share: closer choices count as equal.",
+)
+@click.option(
+    "--max-operations",
+    type=click.IntRange(min=1),
+    default=MAX_OPERATIONS,
+    show_default=True,
+    help="Leave out schedules of more compute operations.",
 )
 @click.option(
     _LIBRARY,

@@ -69,6 +69,11 @@ class Judged:
         return self.choice.workers == 1 and not self.asynchronous
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it is data parallelism with the model as one stage that recomputes nothing."""
+        return self.is_alone and self.choice.stages == 1 and not self.recomputes
+
+    @property
     def name(self) -> str:
         """The name of the scheme, or of what any scheme with a flush becomes on a single worker."""
         return ALONE if self.is_alone else self.scheme
@@ -143,7 +148,7 @@ class Judge:
         bench, verdicts = _Bench(self), list[Verdict]()
         for again in MODES[self.recomputation]:
             for choice in choices:
-                verdicts.append(bench.verdict(_recomputing(choice, again)))
+                verdicts.append(bench.verdict(choice.recomputing(again)))
                 if isinstance(verdicts[-1], Judged):
                     return tuple(verdicts)
         return tuple(verdicts)
@@ -152,7 +157,7 @@ class Judge:
         verdict: Verdict | None = None
         for again in MODES[self.recomputation]:
             if verdict is None or (isinstance(verdict, LeftOut) and verdict.reason is Reason.MEMORY):
-                verdict = bench.verdict(_recomputing(choice, again))
+                verdict = bench.verdict(choice.recomputing(again))
         assert verdict is not None
         return verdict
 
@@ -166,13 +171,13 @@ class Judge:
         bench = _Bench(self)
         return tuple(map(bench.replayed, judged))
 
+    def needed(self, choice: Choice) -> int:
+        """The bytes that the fullest worker of a configuration needs."""
+        return max(_Bench(self).needed(choice))
+
     def spent(self, judged: Judged, replays: bool) -> Spent:
         """What the time of a configuration is spent on, by the replay or else by equation 1."""
         return spent(_Bench(self).changed(judged.choice), self.setting(judged.choice), replays)
-
-
-def _recomputing(choice: Choice, again: bool) -> Choice:
-    return replace(choice, change=replace(choice.change, recompute=True)) if again else choice
 
 
 class _Bench:
@@ -214,7 +219,7 @@ class _Bench:
             if limit is None:
                 limit = judge.available
             else:
-                limit -= max(1, max(self._needed(tried)) - judge.available)
+                limit -= max(1, max(self.needed(tried)) - judge.available)
         return verdict
 
     def _verdict(self, choice: Choice) -> Verdict:
@@ -236,7 +241,7 @@ class _Bench:
             return rejection
         enough = most(changed, setting)
         fits = enough is not None and max(enough) <= self._judge.available
-        needed = [] if fits else self._needed(choice)
+        needed = [] if fits else self.needed(choice)
         rejection = self._over(choice, needed, "")
         if rejection:
             return rejection
@@ -254,7 +259,7 @@ class _Bench:
 
     def weighed(self, judged: Judged) -> Judged:
         """The configuration with its bytes by worker."""
-        return replace(judged, memory=tuple(self._needed(judged.choice)))
+        return replace(judged, memory=tuple(self.needed(judged.choice)))
 
     def replayed(self, judged: Judged) -> Judged:
         """The configuration with the time of its replay."""
@@ -262,7 +267,8 @@ class _Bench:
         program = self.changed(choice).lowered(setting)
         return replace(judged, replayed=replay(program, setting).seconds)
 
-    def _needed(self, choice: Choice) -> list[int]:
+    def needed(self, choice: Choice) -> list[int]:
+        """The bytes of each worker of a configuration."""
         setting, changed = self._judge.setting(choice), self.changed(choice)
         needed = memory_of(changed.header, setting, changed.holdings(setting))
         return [worker.total for worker in needed]

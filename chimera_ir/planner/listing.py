@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +21,8 @@ from chimera_ir.predict.show import size
 
 _COLUMNS = ("", "scheme", "W", "D", "B", "N", "more", "items/s", "time", "memory")
 _LEFT = ("scheme", "more")
+_FOLDED = "more"
+"""The column that is folded where a terminal is narrow; no figure is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,8 @@ def _choices(ranking: Ranking, view: View) -> RenderableType:
     rows = ranking.rows(view.everything)
     shown = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in _COLUMNS:
-        shown.add_column(column, justify="left" if column in _LEFT else "right", overflow="fold")
+        justify: JustifyMethod = "left" if column in _LEFT else "right"
+        shown.add_column(column, justify=justify, overflow="fold", no_wrap=column != _FOLDED)
     for place, judged in enumerate(rows[: view.top], 1):
         shown.add_row(*_row(place, judged, ranking))
     return Group(shown, *_hidden(ranking, rows, view))
@@ -131,12 +134,15 @@ def _left_out(ranking: Ranking, why: bool) -> Iterator[RenderableType]:
         return
     shown = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in ("left out", "why", "how many", "for example")[not why :]:
-        shown.add_column(column, justify="right" if column == "how many" else "left", overflow="fold")
+        shown.add_column(
+            column, justify="right" if column == "how many" else "left", overflow="fold", no_wrap=column == "how many"
+        )
     for (scheme, reason), members in sorted(groups.items()):
-        example = _example(members[0], ranking.roles[members[0].source])
+        nearest = min(members, key=lambda left_out: left_out.needed)
+        example = _example(nearest, ranking.roles[nearest.source])
         named = [scheme] if why else []
         shown.add_row(
-            *named, reason, str(len(members)), example if why else f"{scheme_argument(members[0].source)} {example}"
+            *named, reason, str(len(members)), example if why else f"{scheme_argument(nearest.source)} {example}"
         )
     yield from (Text(), shown)
 

@@ -162,7 +162,7 @@ def _preference(choice: Choice, of_scheme: Roles) -> tuple[bool, int]:
 
 def _operations(family: Sequence[Choice]) -> int:
     """An estimate of the work that a family is, in compute operations."""
-    return sum(2 * choice.stages * max(choice.micro_batches, choice.stages) for choice in family)
+    return sum(choice.operations for choice in family)
 
 
 class _Pool:

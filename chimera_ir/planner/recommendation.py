@@ -1,13 +1,14 @@
 """The answer of a plan in words: which configuration to run, and why it and no other."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from chimera_ir.cost.numbers import seconds
-from chimera_ir.planner.judge import Judged
+from chimera_ir.planner.judge import ALONE, Judged
 from chimera_ir.planner.lines import scheme_argument
+from chimera_ir.planner.needs import nearest, plain_need
 from chimera_ir.planner.rank import Ranking
-from chimera_ir.planner.space import LeftOut, Recomputation
+from chimera_ir.planner.space import Choice, Recomputation
 from chimera_ir.plural import counted
 from chimera_ir.predict.show import size
 
@@ -33,30 +34,41 @@ def recommendation(ranking: Ranking) -> Recommendation:
     slower; both are computed from the predictions.
     """
     if not ranking.choices:
-        return Recommendation("no configuration is left", tuple(_nothing_fits(ranking)))
+        return _nothing(ranking)
     return Recommendation(_answer(ranking.choices[0]), tuple(_reasons(ranking)))
 
 
-def _nothing_fits(ranking: Ranking) -> Iterator[str]:
-    """What the workers lack, where memory is the reason."""
-    least = _least(ranking.left_out)
-    if least:
-        yield (
-            f"the fullest worker needs at least {size(least.needed)}, with {scheme_argument(least.source)} and "
-            f"micro-batches of {least.micro_batch_size}, and there are {size(ranking.judge.available)}; more workers, "
-            "smaller micro-batches or --shard-optimizer may help"
+def _nothing(ranking: Ranking) -> Recommendation:
+    """Why no configuration is left: what the nearest to fitting needs, or the mini-batch."""
+    nothing, need = "no configuration is left", nearest(ranking)
+    items, profile = ranking.question.mini_batch, ranking.judge.profile
+    sizes = sorted(
+        {number for parts in (profile.layers, *profile.depths.values()) for part in parts for number in part.at}
+    )
+    if need:
+        lacks = f"the nearest to fitting needs {size(need.size)} on its fullest worker ({_written(need.choice)})"
+        remedy = "more workers, smaller micro-batches or --shard-optimizer may help"
+        return Recommendation(f"{nothing}: {lacks}, and there are {size(ranking.judge.available)}", (remedy,))
+    if sizes and all(items % number for number in sizes):
+        multiples = listed([*map(str, sizes)], "or")
+        return Recommendation(
+            f"{nothing}: the mini-batch of {items} is no multiple of {multiples} (B in the profile)", ()
         )
+    return Recommendation(nothing, ())
 
 
-def _least(left_out: Iterable[LeftOut]) -> LeftOut | None:
-    """Of what does not fit into memory, what needs least."""
-    return min((other for other in left_out if other.needed), key=lambda other: other.needed, default=None)
+def _written(choice: Choice) -> str:
+    """A configuration in parentheses: the scheme with its parameters, B, and recomputation."""
+    words = [scheme_argument(choice.source), *(f"{name}={value}" for name, value in choice.settings)]
+    again = ", recompute" if choice.change.recompute else ""
+    return f"{' '.join(words)}, B={choice.micro_batch_size}{again}"
 
 
 def _answer(first: Judged) -> str:
     choice = first.choice
     where = f" on {counted(choice.workers, 'worker')}" if choice.stages != choice.workers else ""
-    model = "the whole model" if first.is_alone else f"{counted(choice.stages, 'stage')} (D){where}"
+    pieces = "" if choice.stages == 1 else f" in {counted(choice.stages, 'stage')} (D)"
+    model = f"the whole model{pieces}" if first.is_alone else f"{counted(choice.stages, 'stage')} (D){where}"
     name = f"{first.name} (as {first.scheme})" if first.is_alone else first.name
     batches = f"{counted(choice.micro_batches, 'micro-batch')} (N) of {counted(choice.micro_batch_size, 'item')} (B)"
     return f"run {name}: {counted(choice.copies, 'copy')} (W) of {model}, {batches} in each"
@@ -75,11 +87,11 @@ def _reasons(ranking: Ranking) -> Iterator[str]:
     alone = next((judged for judged in others if judged.is_alone), None)
     runner_up = next((judged for judged in others if judged is not alone), None)
     if first.is_alone:
-        yield "your model fits one worker, which needs no pipeline: plain data parallelism is fastest"
+        yield f"your model fits one worker, which needs no pipeline: {_parallelism(first)} is fastest"
     elif alone:
-        yield f"your model fits one worker, but {alone.name} {_longer(ranking, first, alone)}"
-    else:
-        yield from _needs_a_pipeline(ranking)
+        yield f"your model fits one worker, but {_parallelism(alone)} {_longer(ranking, first, alone)}"
+    if not any(judged.is_plain for judged in ranking.choices):
+        yield from _without_plain(ranking)
     if first.choice.change.recompute and ranking.judge.recomputation is Recomputation.WHERE_NEEDED:
         yield "it recomputes activations, because it does not fit without"
     if runner_up:
@@ -87,17 +99,29 @@ def _reasons(ranking: Ranking) -> Iterator[str]:
         yield f"{called} {_longer(ranking, first, runner_up)}"
 
 
-def _needs_a_pipeline(ranking: Ranking) -> Iterator[str]:
-    depths = ranking.judge.profile.depths
-    least = _least(left_out for left_out in ranking.left_out if left_out.workers == 1)
-    if least:
-        even = ", even with recomputation" if least.recompute else ""
-        yield (
-            f"your model does not fit one worker without a pipeline: it needs at least {size(least.needed)}{even}, and "
-            f"there are {size(ranking.judge.available)}"
-        )
-    elif depths and 1 not in depths:
-        yield "the profile has no depth of 1, so that data parallelism was not considered"
+def _parallelism(alone: Judged) -> str:
+    """Data parallelism with what tells it from the plain kind."""
+    stages = alone.choice.stages
+    if alone.is_plain:
+        return f"plain {alone.name}"
+    pieces = "" if stages == 1 else f" in {counted(stages, 'piece')}"
+    return f"{alone.name} that {'recomputes its activations' if alone.recomputes else 'runs the model'}{pieces}"
+
+
+def _without_plain(ranking: Ranking) -> Iterator[str]:
+    """Why plain data parallelism is not among the choices."""
+    depths, available, need = ranking.judge.profile.depths, size(ranking.judge.available), plain_need(ranking)
+    is_missing = depths and 1 not in depths
+    if need:
+        stages = f"the profile's {counted(min(depths), 'stage')} as one" if is_missing else "D=1"
+        least = f"at least {size(need.size)} ({stages}, B={need.choice.micro_batch_size})"
+        if need.size > ranking.judge.available:
+            yield f"plain {ALONE} does not fit a worker: it needs {least}, and there are {available}"
+            return
+        if not is_missing:
+            yield f"plain {ALONE} was not considered; it needs {least} and would fit"
+    if is_missing:
+        yield f"the profile has no depth of 1, so that {ALONE} was not considered"
 
 
 def _longer(ranking: Ranking, first: Judged, other: Judged) -> str:
@@ -124,6 +148,6 @@ def percent(share: float) -> str:
     return f"{round(100 * share, 2):.3g} %"
 
 
-def listed(parts: list[str]) -> str:
+def listed(parts: list[str], conjunction: str = "and") -> str:
     """Parts in a sentence."""
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} {conjunction} {parts[-1]}"

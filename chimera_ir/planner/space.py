@@ -7,7 +7,7 @@ mini-batch.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 
@@ -90,6 +90,15 @@ class Choice:
         """The items of an update: B N W."""
         return self.micro_batch_size * self.micro_batches * self.copies
 
+    @property
+    def operations(self) -> int:
+        """An estimate of the compute operations."""
+        return 2 * self.stages * max(self.micro_batches, self.stages)
+
+    def recomputing(self, again: bool) -> "Choice":
+        """The configuration, with recomputation of every stage if ``again``."""
+        return replace(self, change=replace(self.change, recompute=True)) if again else self
+
 
 class Reason(Enum):
     """Why a configuration was left out."""
@@ -107,7 +116,8 @@ class Reason(Enum):
 class LeftOut:
     """A configuration that was left out, with what was known of it by then, and why.
 
-    ``needed`` is the number of bytes that its fullest worker needs at least, 0 where these are not the reason.
+    ``needed`` is the number of bytes that its fullest worker needs at least, 0 where these are not the reason. A
+    complete configuration is the ``choice``.
     """
 
     source: Source
@@ -116,14 +126,14 @@ class LeftOut:
     reason: Reason
     detail: str
     recompute: bool = False
-    workers: int = 0
     needed: int = 0
+    choice: Choice | None = None
 
     @staticmethod
     def of(choice: Choice, reason: Reason, detail: str, needed: int = 0) -> "LeftOut":
         """The refusal of a complete configuration, whose fullest worker needs at least so many bytes."""
         size, recompute = choice.micro_batch_size, choice.change.recompute
-        return LeftOut(choice.source, choice.settings, size, reason, detail, recompute, choice.workers, needed)
+        return LeftOut(choice.source, choice.settings, size, reason, detail, recompute, needed, choice)
 
 
 def refusal(

@@ -44,23 +44,65 @@ def test_slow_gradient_sums_are_the_reason_for_a_pipeline(plan: Plan) -> None:
     assert " on gradient sums; less: 11.1 % on bubbles)" in said
 
 
-def test_a_model_that_does_not_fit_one_worker_gets_a_pipeline_and_is_told_how_much_it_needs(plan: Plan) -> None:
-    """Six layers of 1 MB with as large a gradient: 12 MB, and 1 MB at least of activations."""
-    ended = plan(of_layers(EVEN), cluster(2, memory="12 MB"), *FLUSHING, "--scheme", "dapple")
-    assert "Your model does not fit one worker without a pipeline: it needs at least" in ended.out
-    assert "even with recomputation, and there are 11.44 MiB" in ended.out
+@pytest.mark.parametrize("memory", ["15 MB", "17.9 MB"])
+@pytest.mark.parametrize("scheme", ["dapple", "chimera", "gems", "interleaved"])
+def test_what_plain_data_parallelism_needs_depends_on_the_model_alone(plan: Plan, memory: str, scheme: str) -> None:
+    """Six layers of 1 MB with as large a gradient and 1 MB of activations of the one micro-batch: 18 MB."""
+    out = plan(of_layers(EVEN), cluster(2, memory=memory), *FLUSHING, "--scheme", scheme).out
+    assert "Plain data parallelism does not fit a worker: it needs at least 17.17 MiB (D=1, B=2), and there are" in out
+
+
+def test_plain_data_parallelism_that_was_not_asked_for_is_said_to_fit(plan: Plan) -> None:
+    out = plan(of_layers(EVEN), cluster(2, memory="18 MB"), *FLUSHING, "--scheme", "chimera").out
+    assert "Plain data parallelism was not considered; it needs at least 17.17 MiB (D=1, B=2) and would fit." in out
+
+
+def test_data_parallelism_that_recomputes_in_pieces_is_not_called_plain(plan: Plan) -> None:
+    """Recomputation stage by stage keeps the activations of one stage: 12 MB, and 3 MB of two stages or less."""
+    asked = "--scheme", "interleaved", "--set", "P=1", "--set", "v=2"
+    out = plan(of_layers(EVEN), cluster(2, memory="17 MB"), *FLUSHING, *asked).out
+    assert out.startswith("Run data parallelism (as interleaved): 2 copies (W) of the whole model in 2 stages (D), ")
+    fits = "Your model fits one worker, which needs no pipeline: data parallelism that recomputes its activations in "
+    assert f"{fits}2 pieces is fastest." in out
+    assert "plain data parallelism is fastest" not in out
 
 
 def test_where_nothing_fits_the_least_need_is_said_and_an_example_of_each_reason(plan: Plan) -> None:
     ended = plan(of_layers(EVEN), cluster(2, memory="1 MB"), *FLUSHING)
     assert ended.status == 1
-    answer, need = ended.out.splitlines()[:2]
-    assert answer == "No configuration is left."
-    assert need.startswith("The fullest worker needs at least ")
-    assert " MiB, with " in need
+    answer, remedy = ended.out.splitlines()[:2]
+    assert answer.startswith("No configuration is left: the nearest to fitting needs ")
+    assert answer.endswith(" B=2, recompute), and there are 976.6 KiB.")
+    assert remedy.startswith("More workers, ")
     reasons = [line.split("   ")[0].strip() for line in ended.out.splitlines() if "=" in line]
     assert "out of memory" in reasons
     assert len({*reasons}) == len(reasons), "one example of each"
+
+
+def test_the_nearest_to_fitting_is_named_with_its_exact_bytes_and_is_the_example(plan: Plan) -> None:
+    """Stage 0 of 1F1B: 6 MB, and two micro-batches of 3 MB; with just as many bytes it is the choice."""
+    asked = *FLUSHING, "--scheme", "gpipe", "--scheme", "dapple", "--set", "D=2", "--no-recompute"
+    out = plan(of_layers(EVEN), cluster(2, memory="11.9 MB"), *asked).out
+    assert (
+        "nearest to fitting needs 11.44 MiB on its fullest worker (dapple D=2 N=8, B=2), and there are 11.35 MiB" in out
+    )
+    (example,) = (line for line in out.splitlines() if line.strip().startswith("out of memory"))
+    assert " dapple D=2, B=2: " in example
+    assert plan(of_layers(EVEN), cluster(2, memory="12 MB"), *asked).out.startswith("Run dapple: ")
+
+
+def test_a_mini_batch_that_no_micro_batch_divides_is_named_with_the_sizes(plan: Plan) -> None:
+    ended = plan(profile((2, 4), (4, 8, 16)), cluster(4), "--mini-batch", 7)
+    assert ended.out.startswith("No configuration is left: the mini-batch of 7 is no multiple of 4, 8 or 16 (B in")
+
+
+def test_no_figure_is_wrapped_in_a_terminal_of_80_columns(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = plan(of_layers(EVEN), cluster(4, memory="14 MB"), *FLUSHING, "--recompute").out
+    table = out.split(" \u2500", 1)[1].split("\n\n")[0].splitlines()[1:]
+    assert max(map(len, table)) <= 80
+    assert all(line.rstrip().endswith("iB") for line in table if line.strip()[:1].isdigit())
+    assert "recompute" in "".join(table)
 
 
 def test_recomputation_is_a_reason_and_named_where_a_choice_does_not_fit_without(plan: Plan) -> None:

@@ -1,0 +1,72 @@
+"""Bytes of configurations that do not fit: of plain data parallelism, and of the one that is nearest to fitting."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from chimera_ir import library
+from chimera_ir.planner.judge import MODES, Judge
+from chimera_ir.planner.rank import WEIGHED_OPERATIONS, Ranking
+from chimera_ir.planner.space import Choice, LeftOut, configurations
+from chimera_ir.profile.costs import ModelProfile
+from chimera_ir.profile.layers import merged
+
+_WEIGHED = 20
+"""The most configurations that are weighed to find the one that is nearest to fitting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The bytes that the fullest worker of a configuration needs."""
+
+    choice: Choice
+    size: int
+
+
+def plain_need(ranking: Ranking) -> Need | None:
+    """The least that plain data parallelism needs, with the model as one stage; None if there is no such configuration.
+
+    It is that of the baseline, whatever schemes, parameters and memory are asked for. A worker keeps one micro-batch at
+    a time, so the number of micro-batches makes no difference, and one is compiled. Without a depth of 1, the stages of
+    the smallest depth are one.
+    """
+    profile, (baseline, _) = _with_one_stage(ranking.judge.profile), library.baseline(1, 1)
+    judge = replace(ranking.judge, ties=(), profile=profile)
+    of_baseline = ranking.roles[baseline]
+    single = dict.fromkeys(of_baseline.sizes, 1)
+    question = replace(ranking.question, settings=single)
+    candidates = configurations(baseline, judge.schemes[baseline], of_baseline, profile, question)
+    settings = tuple({**single, of_baseline.micro_batches: 1}.items()) if of_baseline.micro_batches else ()
+    choices = (
+        replace(choice, settings=settings, micro_batches=1, split=(0,) if profile.layers else None)
+        for choice in candidates
+        if isinstance(choice, Choice)
+    )
+    return _least(judge, (choice.recomputing(again) for choice in choices for again in MODES[judge.recomputation]))
+
+
+def _with_one_stage(profile: ModelProfile) -> ModelProfile:
+    if not profile.depths or 1 in profile.depths:
+        return profile
+    whole = merged(profile.depths[min(profile.depths)], opens=True)
+    return replace(profile, depths={**profile.depths, 1: (whole,)})
+
+
+def nearest(ranking: Ranking) -> Need | None:
+    """Of the configurations that do not fit, the one that needs least, by the exact bytes of the first by bounds."""
+    outside = sorted((left_out for left_out in ranking.left_out if left_out.needed), key=_bound)
+    left, candidates = WEIGHED_OPERATIONS, list[Choice]()
+    for choice in (left_out.choice for left_out in outside):
+        if choice and len(candidates) < _WEIGHED and choice.operations <= left:
+            candidates.append(choice)
+            left -= choice.operations
+    return _least(ranking.judge, candidates)
+
+
+def _bound(left_out: LeftOut) -> tuple[int, int, int]:
+    choice = left_out.choice
+    return left_out.needed, left_out.micro_batch_size or 0, choice.operations if choice else 0
+
+
+def _least(judge: Judge, choices: Iterable[Choice]) -> Need | None:
+    needs = (Need(choice, judge.needed(choice)) for choice in choices)
+    return min(needs, key=lambda need: need.size, default=None)
