@@ -79,7 +79,7 @@ def check(
         lambda modules: label(parameters_by_name(model, dict(enumerate(modules)), setting.ties)),
     )
     period, reads = (job.period, job.reads) if job.period else (job.passes, (((0, job.passes),),) * job.stages)
-    updates = _enough(job)
+    updates = checked_updates(job)
     with all_generators_kept():
         beside = _beside_own_model(setting, model, reference)
         states = [state_of(module) for module in built.values()]
@@ -144,8 +144,8 @@ class Snapshot:
         self._tensor.grad = None
 
 
-def _enough(job: Job) -> int:
-    """How many updates are checked: 3, or where they overlap at least 4 and 2 * workers + 2 micro-batches."""
+def checked_updates(job: Job) -> int:
+    """Number of updates that are checked: 3, or where they overlap at least 4 and 2 * workers + 2 micro-batches."""
     return max(4, -(-(2 * job.workers + 2) // job.micro_batches)) if job.period else 3
 
 

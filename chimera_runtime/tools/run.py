@@ -27,7 +27,7 @@ from chimera_runtime.stage import Stage
 from chimera_runtime.stepping import Named, StageStep
 from chimera_runtime.tools.autocast import under_autocast
 from chimera_runtime.tools.board import Board
-from chimera_runtime.tools.check import check
+from chimera_runtime.tools.check import check, checked_updates
 from chimera_runtime.tools.device_memory import smallest_share
 from chimera_runtime.tools.faults import Faults
 from chimera_runtime.tools.flops import computing_dtype, peak_seconds
@@ -264,6 +264,9 @@ class Run(Hooks):
             for remark in remarks:
                 say(remark)
         if options.check or options.check_only:
+            if world.place.rank == 0:
+                updates = checked_updates(world.job)
+                say(f"checking {updates} updates against training in one process ..")
             verdict = check(
                 replace(setting, source=self.batches), model, options.micro_batch_size, modules, options.shard_optimizer
             )

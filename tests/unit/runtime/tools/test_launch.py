@@ -90,8 +90,9 @@ def test_a_run_is_checked_measured_recorded_and_trained(directory: Path) -> None
     options = ("--check", "--steps=3", "--metrics=m.json", "--trace=trace", "--memory-limit=1GiB")
     done = started(directory, *options)
     assert (done.returncode, done.stderr) == (0, "")
-    memory, verdict, *rest = done.stdout.splitlines()
+    memory, announced, verdict, *rest = done.stdout.splitlines()
     assert memory.startswith("memory: of 1 GiB, rank 0 (worker 0) needs ")
+    assert announced == "checking 3 updates against training in one process .."
     assert verdict == "check: passed"
     steps = [line.split()[:3] for line in rest if line.startswith("step")]
     assert steps == [["step", f"{number}/3", "loss"] for number in (1, 2, 3)]

@@ -88,7 +88,7 @@ def test_a_trace_a_check_and_a_limit_change_nothing_of_the_training(
     assert json.loads((tmp_path / "m.json").read_text())["loss"] == losses
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("memory: of 1 GiB")
-    assert said[1] == "check: passed"
+    assert said[1:3] == ["checking 3 updates against training in one process ..", "check: passed"]
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 3
     recorded = (tmp_path / "trace" / "rank_0.jsonl").read_text()
     assert '"step s0"' in recorded
@@ -297,7 +297,8 @@ def test_train_py_of_a_stream_tells_every_update_once_as_a_loop_of_ones_own_sees
     assert len(set(losses)) == STEPS
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("memory: of 1 GiB")
-    assert said[1] == "check: passed"
+    assert said[1].startswith("checking ")
+    assert said[2] == "check: passed"
     lines = [line.split()[:4] for line in said if line.startswith("step ")]
     assert lines == [["step", f"{n}/{STEPS}", "loss", f"{loss:.6f}"] for n, loss in enumerate(losses, start=1)]
     metrics = json.loads((tmp_path / "m.json").read_text())
@@ -315,7 +316,7 @@ def test_a_stream_is_rehearsed_or_only_checked(
     assert json.loads((tmp_path / "m.json").read_text())["loss"] == [None] * STEPS
     assert len(capsys.readouterr().out.splitlines()) == STEPS
     streamed("--check-only")
-    assert capsys.readouterr().out.splitlines()[0] == "check: passed"
+    assert capsys.readouterr().out.splitlines()[1] == "check: passed"
 
 
 def test_a_stream_is_drained_for_an_evaluation_and_each_of_its_updates_is_told_once(
