@@ -18,18 +18,12 @@ from chimera_runtime.errors import FAILED, MISUSED, Misuse
 from chimera_runtime.keywords import Stack
 from chimera_runtime.layers import Layers
 from chimera_runtime.losses import Loss
+from chimera_runtime.model_text import REQUIRED, lacks
 from chimera_runtime.moving import moved
 from chimera_runtime.nested import Constant, Form, taken_apart
 from chimera_runtime.shards import is_spread, misplaced
 from chimera_runtime.tensors import draw_seed
 from chimera_runtime.unfilled import give_memory
-
-_FUNCTIONS = {
-    "build_stage": "build_stage(stage: int, num_stages: int) -> torch.nn.Module, or in its place layers()",
-    "loss": "loss(output, target) -> torch.Tensor",
-    "dataset": "dataset() -> torch.utils.data.Dataset",
-    "optimizer": "optimizer(parameters) -> torch.optim.Optimizer",
-}
 
 _STAGES = {"build_stage": 2, "layers": 0}
 _OTHERS = {
@@ -264,13 +258,11 @@ def load(path: Path, offered: Mapping[str, Any] = _NOTHING, split: Sequence[int]
     with Calling("importing the model file", MISUSED):
         spec.loader.exec_module(module)
     layered = hasattr(module, "layers") and (callable(module.layers) or not hasattr(module, "build_stage"))
-    missing = [name for name in _FUNCTIONS if not callable(getattr(module, name, None))]
+    missing = [name for name in REQUIRED if not callable(getattr(module, name, None))]
     if layered and "build_stage" in missing:
         missing.remove("build_stage")
     if missing:
-        raise Misuse(
-            f"{path} lacks the function{'s' if len(missing) > 1 else ''} {', '.join(_FUNCTIONS[n] for n in missing)}"
-        )
+        raise lacks(path, missing)
     functions = {name: getattr(module, name, None) for name in _STAGES | _OTHERS}
     if offered.get("args") and not any(takes(functions[n], count, "args") for n, count in (_STAGES | _OTHERS).items()):
         raise Misuse(

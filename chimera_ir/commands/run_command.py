@@ -12,12 +12,13 @@ import click
 
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import setting, single_values
-from chimera_ir.commands.common import FiniteRange, Misuse, require_torch
+from chimera_ir.commands.common import WRONG_TEXT, FiniteRange, Misuse, require_torch
 from chimera_ir.commands.compile_command import answered, compiling, delivered
 from chimera_ir.commands.sections import Function, SectionedCommand, general, report
 from chimera_ir.options import MOST
 from chimera_ir.visible import as_argument, command_line, visible
 from chimera_runtime.errors import Misuse as Refused
+from chimera_runtime.model_text import require_plausible
 from chimera_runtime.program import parsed
 from chimera_runtime.tools.options import parse
 from chimera_runtime.tools.requirements import require_fitting
@@ -138,6 +139,12 @@ def _training(function: Function) -> Function:
     return reduce(lambda decorated, decorate: decorate(decorated), (*refused, *reversed(_TRAINING)), function)
 
 
+class _WrongModel(Misuse):
+    """The text of the model file is wrong."""
+
+    exit_code = WRONG_TEXT
+
+
 class _WithModelArguments(SectionedCommand):
     """A command whose function is given the words behind ``--``, unread, as ``model_arguments``."""
 
@@ -196,13 +203,17 @@ def run_command(
     compiled as by the command compile; then torchrun starts train.py in the output directory, with a rank for each
     worker of each of the W copies. What follows -- is handed to MODEL.py, whose functions may take it as args.
 
-    Exit status: 1 something is wrong in the text, 2 on the command line, 70 in the compiler, 130 interrupted;
-    once torchrun has started, its own.
+    Exit status: 1 something is wrong in the scheme or the text of MODEL.py, 2 on the command line, 70 in the compiler,
+    130 interrupted; once torchrun has started, its own.
     """
     require_torch("training")
     of_train = [*_words(training | {"communicators": communicators})]
     with _as_ranks_would():
         given = parse(of_train)
+    try:
+        require_plausible(Path(training["model"]))
+    except Refused as error:
+        raise _WrongModel(str(error)) from error
     options = {
         "costs": costs,
         "recompute": recompute,

@@ -21,6 +21,12 @@ from tests.unit.conftest import calling
 
 TORCHRUN = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"]
 MODEL = ("--model", "model.py")
+COMPLETE = """
+from elsewhere import layers, loss
+optimizer = None
+if True:
+    def dataset(): ...
+"""
 
 Chimera = Callable[..., Ended]
 
@@ -45,7 +51,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def chimera(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Chimera:
     """Calls ``chimera`` in a directory with a model file."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "model.py").write_text("")
+    (tmp_path / "model.py").write_text(COMPLETE)
     return calling(lambda: group.main(group.NAME), group.NAME, capsys, monkeypatch)
 
 
@@ -225,7 +231,7 @@ def test_an_interpreter_that_cannot_be_started_is_named(chimera: Chimera, monkey
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_nothing_is_started_where_nothing_can_be_printed(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text("")
+    (tmp_path / "model.py").write_text(COMPLETE)
     program = "import os; from chimera_ir.start import chimera\nos.execve = lambda *_: os._exit(7)\nchimera()"
     command = [sys.executable, "-c", program, "run", "gems", *MODEL]
     for target, status in (("/dev/full", WRONG_COMMAND), (os.devnull, 7)):
@@ -235,3 +241,21 @@ def test_nothing_is_started_where_nothing_can_be_printed(tmp_path: Path) -> None
             )
         assert done.returncode == status
         assert ("standard output: " in done.stderr) == (status == WRONG_COMMAND)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def loss(output, target)\n    pass\n", "model.py:1: SyntaxError: expected ':'\n  def loss(output, target)\n"),
+        (COMPLETE.replace("dataset", "data"), "model.py lacks the function dataset() -> torch.utils.data.Dataset"),
+    ],
+)
+def test_a_model_file_whose_text_is_wrong_is_refused_before_anything_is_written(
+    chimera: Chimera, started: list[list[str]], tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "model.py").write_text(text)
+    ended = chimera("run", "chimera", *MODEL)
+    assert ended.status == WRONG_TEXT
+    assert message in ended.err
+    assert started == []
+    assert not (tmp_path / "chimera.out").exists()
