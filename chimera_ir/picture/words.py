@@ -110,8 +110,9 @@ def heading(timeline: Timeline) -> str:
 
 
 def named(header: Header) -> str:
-    """The scheme and its parameters, from the header of any level."""
-    return "  ".join([header.scheme, *(f"{name}={value}" for name, value in header.parameters)])
+    """The scheme and its parameters as a program names itself, ``x(D=4, N=8)``, from the header of any level."""
+    parameters = ", ".join(f"{name}={value}" for name, value in header.parameters)
+    return f"{header.scheme}({parameters})"
 
 
 def summary(timeline: Timeline) -> str:

@@ -106,7 +106,7 @@ def test_a_name_cannot_break_out_of_the_document() -> None:
     name = "</svg><script>&\"'\x07"
     document = svg.draw(timeline(two_directions(2, name=name)))
     texts = [element.text for element in ElementTree.fromstring(document).iter(f"{SVG}text")]
-    assert "</svg><script>&\"'\ufffd  D=2  N=2" in texts
+    assert "</svg><script>&\"'\ufffd(D=2, N=2)" in texts
 
 
 def test_an_operation_over_several_micro_batches_names_them() -> None:

@@ -151,7 +151,7 @@ def test_what_names_say_stays_text() -> None:
     found = replayed(one_direction(2, 2), name="<b>&\x00")
     found = replace(found, header=replace(found.header, scheme="</svg><script>"))
     texts = [each.text or "" for each in elements(draw_replay(found), "text")]
-    assert texts[0] == "</svg><script>  D=2  N=2"
+    assert texts[0] == "</svg><script>(D=2, N=2)"
     assert texts[1].startswith("W=2 B=8 on <b>&\ufffd; one update")
 
 
