@@ -217,6 +217,24 @@ class _Idle:
         """Changes nothing: there are no parameters."""
 
 
+def require_build_stage(build_stage: object) -> None:
+    """Refuses what makes no stages.
+
+    Raises
+    ------
+    Misuse
+        If it is neither a function nor `Layers`.
+    """
+    if isinstance(build_stage, Layers) or (callable(build_stage) and not isinstance(build_stage, torch.nn.Module)):
+        return
+    remedy = (
+        "for layers write Layers(layers()), the functions that make them"
+        if isinstance(build_stage, Sequence) and not isinstance(build_stage, str)
+        else "give a function build_stage(stage, num_stages), or the Layers that stages are made of"
+    )
+    raise Misuse(f"build_stage is {_kind(build_stage)}: {remedy}")
+
+
 def file_of(function: Callable[..., Any] | Layers) -> Path:
     """Where a function stands, or that of the first layer, for messages."""
     if isinstance(function, Layers):

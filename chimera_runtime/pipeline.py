@@ -27,7 +27,7 @@ from chimera_runtime.layers import Layers
 from chimera_runtime.lengths import Lengths
 from chimera_runtime.losses import Loss
 from chimera_runtime.meeting import failures_told
-from chimera_runtime.model import Model, file_of
+from chimera_runtime.model import Model, file_of, require_build_stage
 from chimera_runtime.naming import parameters_by_name
 from chimera_runtime.norms import agree_on_infinite, gradients_of, scale_down, total_norm
 from chimera_runtime.optimizer_facts import OptimizerFacts
@@ -109,7 +109,7 @@ class Pipeline(Holding):
     Raises
     ------
     Misuse
-        If directory, process group, stages or example do not fit together.
+        If directory, process group, stages or example do not fit together, or ``build_stage`` is no function.
     ModelError
         If ``build_stage`` or a stage raises an error.
     PeerLost
@@ -139,7 +139,8 @@ class Pipeline(Holding):
         ranges: bool = False,
         hooks: Hooks = _NO_HOOKS,
     ) -> None:
-        compiled = load(Path(directory).resolve())
+        compiled = load(Path(directory))
+        require_build_stage(build_stage)
         job = compiled.job
         steps = hooks_of(job, optimizer, before_step, after_step)
         size = items_of(example)

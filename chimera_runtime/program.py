@@ -323,7 +323,11 @@ def load(directory: Path) -> Compiled:
     try:
         text = path.read_text(encoding="utf-8")
         require_interface(json.loads(text)["interface"], path)
-        return Compiled(directory, *parsed(text))
+        return Compiled(directory.resolve(), *parsed(text))
+    except (FileNotFoundError, NotADirectoryError):
+        raise Misuse(
+            f"{directory} is no output directory: `chimera compile SCHEME --out {directory}` writes one"
+        ) from None
     except OSError as error:
         raise Misuse(f"{path}: {error.strerror}: {_AGAIN}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:

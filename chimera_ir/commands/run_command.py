@@ -56,7 +56,7 @@ _TRAINING = (
         "--shard-optimizer", is_flag=True, help="Each replica of a stage keeps a share of the optimizer's state."
     ),
     click.option(
-        "--save", type=click.Path(), metavar="DIR", help="Save checkpoints there: the last, and at a SIGTERM."
+        "--save", type=click.Path(), metavar="DIR", help="Save checkpoints there: the last, and at Ctrl-C or SIGTERM."
     ),
     click.option("--save-every", type=click.IntRange(1, MOST), metavar="K", help="Save after every K updates, too."),
     click.option("--keep", type=click.IntRange(1, MOST), metavar="K", help="Checkpoints that stay [default: 3]."),

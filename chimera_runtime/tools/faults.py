@@ -27,6 +27,7 @@ _PATIENCE = 5.0
 _GRACE = 10.0
 _POLL = 0.02
 _MOMENT = 0.5
+_SAME_CTRL_C = 2.0
 
 _SPEAKERS = "faults/speakers"
 _SAID = "faults/said"
@@ -51,8 +52,8 @@ class Faults:
     hint
         What is said below the message, on a line of its own.
     at_sigterm
-        Called in place of the end when a SIGTERM or SIGHUP comes from outside and all ranks are well: at the first one,
-        with its name. A job may get several, one from outside and one that torchrun passes on.
+        Called in place of the end when a SIGINT, SIGTERM or SIGHUP comes from outside and all ranks are well: at the
+        first one, with its name. A job may get several, one from outside and one that torchrun passes on.
     """
 
     def __init__(self, store: Store, rank: int, program: str = "train.py") -> None:
@@ -62,6 +63,7 @@ class Faults:
         self._lock = threading.Lock()
         self.at_end: list[Callable[[str], None]] = []
         self.at_sigterm: Callable[[str], None] | None = None
+        self._interrupted: float | None = None
         self.hint: str | None = None
 
     def end(self, message: str, status: int, is_cause: bool = True) -> NoReturn:
@@ -180,7 +182,7 @@ class Faults:
         return message, True
 
     def watch_signals(self, size: int) -> None:
-        """From now on SIGINT, SIGTERM and SIGHUP end one of ``size`` ranks promptly, with a message that says why.
+        """From now on SIGINT, SIGTERM and SIGHUP end one of ``size`` ranks promptly, or call ``at_sigterm``.
 
         A thread listens, so that a signal is heard also while the main thread waits for a message. A SIGHUP that is
         ignored, as under ``nohup``, stays so.
@@ -198,10 +200,22 @@ class Faults:
     def _listen(self, heard: socket.socket, size: int) -> None:
         while True:
             number = heard.recv(1)[0]
-            if number == signal.SIGINT:
-                self.end(f"{self._program}: interrupted", INTERRUPTED)
-            if number in (signal.SIGTERM, signal.SIGHUP):
+            if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                self._end_if_interrupted(number)
                 self._terminated(size, signal.Signals(number).name)
+
+    def _end_if_interrupted(self, number: int) -> None:
+        """Ends at once for a Ctrl-C where none saves, and for the second one.
+
+        At the second one torchrun sends its ranks a SIGTERM. A signal soon after a SIGINT may be the same Ctrl-C: the
+        terminal's own and the one that torchrun passes on.
+        """
+        now = time.monotonic()
+        is_again = self._interrupted is not None and now - self._interrupted > _SAME_CTRL_C
+        if is_again or (number == signal.SIGINT and self.at_sigterm is None):
+            self.end(f"{self._program}: interrupted", INTERRUPTED)
+        if number == signal.SIGINT and self._interrupted is None:
+            self._interrupted = now
 
     def _terminated(self, size: int, name: str) -> None:
         """A signal came: because torchrun is gone, because it ends all ranks after one has died, or from outside."""

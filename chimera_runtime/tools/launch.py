@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from chimera_runtime.blame import Located, ModelError, describe
-from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT, TERMINATED, BadCheckpoint, BadModel, Misuse, PeerLost
+from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT, BadCheckpoint, BadModel, Misuse, PeerLost
 from chimera_runtime.exhaustion import memory_state
 from chimera_runtime.meeting import meet
 from chimera_runtime.model import load as load_model
@@ -65,7 +65,7 @@ def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
     except (Misuse, BadModel, Unwritable, BadCheckpoint) as error:
         faults.end(f"train.py: {error}", MISUSED)
     except Terminated as error:
-        faults.end(f"train.py: {error}", TERMINATED)
+        faults.end(f"train.py: {error}", error.status)
     except ModelError as error:
         faults.end(f"train.py: {describe(error)}", error.status)
     except PeerLost as error:

@@ -141,7 +141,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--shard-optimizer", action="store_true", help="each replica of a stage keeps a share of the optimizer's state"
     )
-    parser.add_argument("--save", type=_path, metavar="DIR", help="save checkpoints there: the last, and at a SIGTERM")
+    parser.add_argument(
+        "--save", type=_path, metavar="DIR", help="save checkpoints there: the last, and at Ctrl-C or SIGTERM"
+    )
     parser.add_argument("--save-every", type=_count, metavar="K", help="save after every K updates, too")
     parser.add_argument("--keep", type=_count, default=3, metavar="K", help="checkpoints that stay (default: 3)")
     parser.add_argument(

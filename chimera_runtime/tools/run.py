@@ -42,7 +42,7 @@ from chimera_runtime.tools.recorded import recorded
 from chimera_runtime.tools.recorder import Recorder, prepare
 from chimera_runtime.tools.rehearsal import rehearsed
 from chimera_runtime.tools.saving import Saving
-from chimera_runtime.tools.streams import say
+from chimera_runtime.tools.streams import say, tell
 from chimera_runtime.tools.torch_profile import TorchProfile
 from chimera_runtime.world import World
 
@@ -182,7 +182,7 @@ class Run(Hooks):
             self._schedulers[step.optimizer].step()
 
     def saving(self, pipe: Pipeline, loader: Loader, optimizers: Optimizers | None = None) -> Saving:
-        """What the options say of checkpoints; a SIGTERM asks for one, where they are saved."""
+        """What the options say of checkpoints; a SIGTERM or Ctrl-C asks for one, where they are saved."""
         made = list(pipe.optimizers.values()) if optimizers is None else list(optimizers)
         schedulers = list(self._schedulers.values()) if optimizers is None else optimizers.schedulers
         say_once: Callable[[str], None] = (lambda _text: None) if self.place.rank else say
@@ -194,6 +194,8 @@ class Run(Hooks):
         def terminate(name: str) -> None:
             store.set(_TERMINATED, name)
             pipe.ask_to_stop()
+            if name == "SIGINT" and not self.place.rank:
+                tell("train.py: SIGINT: saving after this update; Ctrl-C again ends at once")
 
         saving = Saving(self.options, pipe, made, schedulers, {"data": loader}, say_once, termination)
         saving.begin()

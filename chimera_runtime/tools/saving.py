@@ -1,4 +1,4 @@
-"""``--save``, ``--resume``, ``--load`` and ``--export``, and what a SIGTERM makes of them."""
+"""``--save``, ``--resume``, ``--load`` and ``--export``, and what a SIGTERM or Ctrl-C makes of them."""
 
 import argparse
 from collections import deque
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from chimera_runtime.checkpoints import Checkpoints
-from chimera_runtime.errors import Misuse
+from chimera_runtime.errors import INTERRUPTED, TERMINATED, Misuse
 from chimera_runtime.exporting import require_writable
 from chimera_runtime.outcome import Outcome
 from chimera_runtime.pipeline import Pipeline
@@ -16,7 +16,11 @@ from chimera_runtime.stateful import Stateful
 
 
 class Terminated(Exception):
-    """A SIGTERM came, and what there was is saved."""
+    """A signal such as SIGTERM came, and what there was is saved; ``status`` is that of a rank which it ends."""
+
+    def __init__(self, name: str, saved: str) -> None:
+        super().__init__(f"{name}: {saved}")
+        self.status = INTERRUPTED if name == "SIGINT" else TERMINATED
 
 
 class Saving:
@@ -120,7 +124,7 @@ class Saving:
         Raises
         ------
         Terminated
-            If it ended for a SIGTERM.
+            If it ended for a signal.
         BadCheckpoint
             If something cannot be written.
         """
@@ -130,7 +134,7 @@ class Saving:
         if self._checkpoints is not None:
             self._checkpoints.close()
         if self.is_over and (name := self._termination()) is not None:
-            raise Terminated(f"{name}: saved after update {self._pipe.updates} in {options.save}, for --resume")
+            raise Terminated(name, f"saved after update {self._pipe.updates} in {options.save}, for --resume")
         if options.export is not None:
             self._pipe.export_weights(options.export)
             self._say(f"exported to {options.export}")

@@ -86,6 +86,18 @@ def test_a_sigterm_saves_and_the_training_goes_on_from_there_on_more_ranks(two_s
     assert "buffers are those of the first replica of each stage" in done.stdout
 
 
+def test_ctrl_c_saves_as_well(two_stages: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    status, said, _ = ended(two_stages, signal.SIGINT, *SIZE, "--save", str(saved), model="killed.py")
+    assert status != 0
+    (checkpoint,) = saved.glob("update-*")
+    update = int(checkpoint.name.removeprefix("update-"))
+    assert [line for line in said.splitlines() if line.startswith("train.py:")] == [
+        "train.py: SIGINT: saving after this update; Ctrl-C again ends at once",
+        f"train.py: SIGINT: saved after update {update} in {saved}, for --resume",
+    ]
+
+
 def test_a_stream_that_gets_a_sigterm_is_drained_saved_and_goes_on(tmp_path: Path) -> None:
     directory, saved, log = compiled(tmp_path, "pipedream_2bw", D=2, N=2), tmp_path / "saved", tmp_path / "log.jsonl"
     status, said, _ = ended(directory, signal.SIGTERM, *SIZE, "--save", str(saved), model="killed.py")

@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -282,8 +283,21 @@ def test_after_an_update_that_failed_there_is_no_further_one(make: Callable[...,
 
 
 def test_a_directory_without_a_program_is_refused(alone: World, tmp_path: Path) -> None:
-    with pytest.raises(Misuse, match=r"program.json: No such file or directory: compile again"):
+    with pytest.raises(Misuse, match=r"is no output directory: `chimera compile SCHEME --out .*` writes one"):
         Pipeline(tmp_path, layer, loss, batch())
+
+
+@pytest.mark.parametrize(
+    ("build_stage", "message"),
+    [
+        ([nn.Identity], "build_stage is a list: for layers write Layers(layers()), the functions that make them"),
+        (nn.Identity(), "build_stage is a Identity: give a function build_stage(stage, num_stages), or the Layers"),
+        (None, "build_stage is None: give a function build_stage(stage, num_stages), or the Layers"),
+    ],
+)
+def test_what_makes_no_stages_is_refused(compiled: Path, build_stage: Any, message: str) -> None:
+    with pytest.raises(Misuse, match=re.escape(message)):
+        Pipeline(compiled, build_stage, loss, batch())
 
 
 def test_without_a_process_group_there_is_no_pipeline(compiled: Path) -> None:

@@ -57,9 +57,15 @@ def test_facts_for_another_interface_are_one_message(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_a_directory_without_a_program_is_one_message(tmp_path: Path) -> None:
-    with pytest.raises(Misuse, match=r"program\.json: No such file or directory: compile again"):
-        load(tmp_path)
+def test_a_directory_without_a_program_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.out").mkdir()
+    (tmp_path / "file.out").touch()
+    for name in ("nothere.out", "empty.out", "file.out"):
+        with pytest.raises(Misuse) as refused:
+            load(Path(name))
+        assert str(refused.value) == f"{name} is no output directory: `chimera compile SCHEME --out {name}` writes one"
+        assert refused.value.__suppress_context__, "the traceback is about the directory, not about a file inside"
 
 
 STAGE = StageFacts((1, 2), (1,), 3, (2, 1), ((0, 2), (4, 5)), (-1, 0))

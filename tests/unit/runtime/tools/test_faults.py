@@ -222,7 +222,7 @@ if name == "orphan":
     name = "SIGTERM"
 made = faults.Faults(store, 3)
 asked = threading.Event()
-if sys.argv[3:] == ["may save"]:
+if sys.argv[3:]:
     made.at_sigterm = lambda name: (print(name, "saves", flush=True), asked.set())
 made.watch_signals(8)
 if name == "no store":
@@ -232,6 +232,9 @@ if name == "no store":
     name = "SIGTERM"
 os.kill(os.getpid(), getattr(signal, name))
 asked.wait(30)
+for again in sys.argv[4:]:  # a second Ctrl-C, of which torchrun makes a SIGTERM
+    time.sleep(0.1)
+    faults._SAME_CTRL_C, name = 0.05, again
 os.kill(os.getpid(), getattr(signal, name))
 time.sleep(1 if asked.is_set() else 30)
 os._exit(0)
@@ -284,13 +287,18 @@ def test_a_signal_ends_a_rank_with_one_line_while_its_main_thread_waits(
         ("no store", [(0, os.getpid())], "", NO_STORE),
         ("after a word", [(0, os.getpid())], "", ""),
         ("orphan", [], "", "train.py: torchrun has died, and its ranks end\n"),
-        ("SIGINT", [], "", "train.py: interrupted\n"),
+        ("SIGINT", [(0, os.getpid())], "SIGINT saves\n", ""),
     ],
 )
-def test_a_first_sigterm_from_outside_asks_for_a_save_where_all_ranks_are_well(
+def test_a_first_signal_from_outside_asks_for_a_save_where_all_ranks_are_well(
     tmp_path: Path, name: str, others: list[tuple[int, int]], saves: str, message: str
 ) -> None:
     """A second one, which torchrun passes on where the job has got it as a whole, changes nothing."""
     done = signalled(tmp_path, name, others, "may save")
-    status = 0 if saves else 130 if name == "SIGINT" else 143
-    assert (done.returncode, done.stdout, done.stderr) == (status, saves, message)
+    assert (done.returncode, done.stdout, done.stderr) == (0 if saves else 143, saves, message)
+
+
+@pytest.mark.parametrize("again", ["SIGINT", "SIGTERM"])
+def test_a_second_ctrl_c_ends_a_rank_that_saves(tmp_path: Path, again: str) -> None:
+    done = signalled(tmp_path, "SIGINT", [(0, os.getpid())], "may save", again)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "SIGINT saves\n", "train.py: interrupted\n")
