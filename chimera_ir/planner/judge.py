@@ -262,10 +262,21 @@ class _Bench:
         return replace(judged, memory=tuple(self.needed(judged.choice)))
 
     def replayed(self, judged: Judged) -> Judged:
-        """The configuration with the time of its replay."""
-        choice, setting = judged.choice, self._judge.setting(judged.choice)
-        program = self.changed(choice).lowered(setting)
-        return replace(judged, replayed=replay(program, setting).seconds)
+        """The configuration with the time of its replay, with an even split of layers if that is faster and fits."""
+        choice, layers = judged.choice, len(self._judge.profile.layers)
+        first = self._replayed(judged)
+        if not layers or first.replayed is None:
+            return first
+        even = replace(choice, split=tuple(stage * layers // choice.stages for stage in range(choice.stages)))
+        verdict = first if even == choice else self._verdict(even)
+        if isinstance(verdict, LeftOut) or verdict is first:
+            return first
+        other = self._replayed(replace(verdict, equal=judged.equal))
+        return other if other.replayed is not None and other.replayed < first.replayed else first
+
+    def _replayed(self, judged: Judged) -> Judged:
+        setting = self._judge.setting(judged.choice)
+        return replace(judged, replayed=replay(self.changed(judged.choice).lowered(setting), setting).seconds)
 
     def needed(self, choice: Choice) -> list[int]:
         """The bytes of each worker of a configuration."""

@@ -85,8 +85,10 @@ def rank(
         fitting = [verdict for verdict in verdicts if isinstance(verdict, Judged)]
         asked = _merged((judged for judged in fitting if judged.choice.source in sources), baseline)
         beside = _merged((judged for judged in fitting if judged.choice.source not in sources), baseline)
-        replayed = {judged.choice: judged for judged in _replayed([*beside[:1], *asked], pool, progress)}
-        asked, beside = (_sorted((replayed.get(j.choice, j) for j in ranked), baseline) for ranked in (asked, beside))
+        replayed = {_unsplit(judged): judged for judged in _replayed([*beside[:1], *asked], pool, progress)}
+        asked, beside = (
+            _sorted((replayed.get(_unsplit(j), j) for j in ranked), baseline) for ranked in (asked, beside)
+        )
         shown = dict.fromkeys([*_first_of_each_name(asked)[:top], *asked[:top]])
         weighed = {judged.choice: judged for judged in _weighed([*shown, *beside[:1]], pool, progress)}
         asked, beside = ([weighed.get(judged.choice, judged) for judged in ranked] for ranked in (asked, beside))
@@ -94,6 +96,11 @@ def rank(
     of_baseline = (j for j in [*asked, *beside] if baseline in {choice.source for choice in (j.choice, *j.equal)})
     left_out = sorted(discarded, key=lambda verdict: _known(verdict, roles_of[verdict.source]))
     return Ranking(question, judge, roles_of, tuple(asked), tuple(left_out), next(of_baseline, None))
+
+
+def _unsplit(judged: Judged) -> Choice:
+    """The configuration without its split, which a replay may change."""
+    return replace(judged.choice, split=None)
 
 
 def _sorted(configurations: Iterable[Judged], baseline: Source) -> list[Judged]:

@@ -177,3 +177,12 @@ def test_stages_that_were_measured_of_a_split_are_compiled_and_started_with_it(p
 def test_what_is_no_split_into_these_stages_is_an_error_of_the_profile(plan: Plan, text: str) -> None:
     ended = plan(of_a_split(text), cluster(2), "--mini-batch", 16)
     ended.assert_refused(WRONG_TEXT, "`split` is out of range", "first layer of each of the 2 stages, from 0 upwards")
+
+
+def test_an_even_split_is_taken_where_its_replay_is_faster(plan: Plan) -> None:
+    """Cut after the first layer the slowest stage is fastest, but each message there takes 100 ms."""
+    rows: tuple[Layer, ...] = ((3, 1, 1), (1, 1, 1), (1, 1, 1), (1, 1, 1))
+    model = of_layers(rows).replace('output = "0 B"', 'output = "10 MB"', 1)
+    slow = cluster(2).replace('bandwidth = "unlimited"', 'bandwidth = "100 MB/s"', 1)
+    choices = found(plan(model, slow, "--mini-batch", 16, "--json", "--scheme", "gems"))["choices"]
+    assert [choice["split"] for choice in choices if choice["D"] == 2] == [[0, 2]]
