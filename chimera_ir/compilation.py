@@ -192,7 +192,7 @@ class Compilation:
 
     @_level
     def report(self) -> "Report":
-        """What the schedule costs, beside the baseline of the same size; a text of forwards alone has no report."""
+        """Costs of the schedule beside those of the baseline at the same size; a text of forwards alone has none."""
         from chimera_ir.cost.launches import launches
         from chimera_ir.cost.report import Shared, report
         from chimera_ir.verify.findings import names

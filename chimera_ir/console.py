@@ -15,7 +15,7 @@ _WIDE = 160
 
 
 def printed(draw: Callable[[Console], None]) -> str:
-    """What ``draw`` prints on a console like standard output (width, colours), without blanks at the ends of lines."""
+    """Text that ``draw`` prints on a console like standard output (width, colours), lines without trailing blanks."""
     text = io.StringIO()
     console = _console(text)
     console.push_render_hook(_Visible())

@@ -38,7 +38,7 @@ Further = Sequence[Path]
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the field calls by another name: the library's scheme for it, if there is one, and a few words on it."""
+    """A name that the field uses: the library's scheme for it, if there is one, and a few words on it."""
 
     names: tuple[str, ...]
     scheme: str | None

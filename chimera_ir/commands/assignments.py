@@ -65,7 +65,7 @@ def listed_values(given: Iterable[str]) -> dict[str, tuple[int, ...]]:
 
 
 def _texts(given: Iterable[str]) -> dict[str, str]:
-    """What stands behind each name, before it is looked at."""
+    """Values by name, as they stand on the command line."""
     texts: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""What a shell may complete: names of library schemes, parameters of the scheme on the command line, codes."""
+"""Completion in a shell: names of library schemes, parameters of the scheme on the command line, codes."""
 
 from os.path import isfile
 

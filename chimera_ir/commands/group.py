@@ -24,7 +24,7 @@ COMMANDS = {
     "new": "Write a model file, a training loop or a scheme to begin with.",
     "explain": "Explain a message by its code, as in CH301.",
 }
-"""What each command does, in the order of the help; the command ``x`` is ``x_command`` in ``x_command.py``."""
+"""Summaries of the commands, in the order of the help; the command ``x`` is ``x_command`` in ``x_command.py``."""
 
 
 class _Commands(click.Group):

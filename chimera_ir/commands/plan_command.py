@@ -45,7 +45,7 @@ _LIBRARY = "--library"
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What is shown: a view of the choices and the command lines of row number ``choose``, or all as JSON.
+    """Text to print: a view of the choices and the command lines of row number ``choose``, or all as JSON.
 
     ``error`` is the share by which the model may be off; ``warnings`` are those of the files.
     """

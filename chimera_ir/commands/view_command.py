@@ -12,7 +12,7 @@ from chimera_ir.commands.sections import SectionedCommand, general, report
 from chimera_ir.visible import visible
 
 PICTURES = ("trace.html", "view/trace.html", "replay.svg", "timeline.svg")
-"""What is opened, the first that there is: the page of a recorded run, or the picture of a schedule."""
+"""Files to open, of which the first that exists is taken: the page of a recorded run, or the picture of a schedule."""
 
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 """Environment variables of which one is set where a browser can show something."""

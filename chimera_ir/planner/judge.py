@@ -176,7 +176,7 @@ class Judge:
         return max(_Bench(self).needed(choice))
 
     def spent(self, judged: Judged, replays: bool) -> Spent:
-        """What the time of a configuration is spent on, by the replay or else by equation 1."""
+        """Parts of the time of a configuration, by the replay or else by equation 1."""
         return spent(_Bench(self).changed(judged.choice), self.setting(judged.choice), replays)
 
 

@@ -27,7 +27,7 @@ _FOLDED = "more"
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What people are shown: the first ``top`` rows, every configuration or the best of each name, and the reasons."""
+    """Text for people: the first ``top`` rows, every configuration or the best of each name, and the reasons."""
 
     top: int
     everything: bool
@@ -83,9 +83,9 @@ def _choices(ranking: Ranking, view: View) -> RenderableType:
 def _hidden(ranking: Ranking, rows: Sequence[Judged], view: View) -> Iterator[Text]:
     """How many more configurations there are, and how to see them."""
     shown = rows[: view.top]
-    more = len(rows) - len(shown)
+    below = len(rows) - len(shown)
     hidden = len(ranking.choices) - len(rows)
-    words = [f"and {more} more: --top {len(rows)} shows them"] if more else []
+    words = [f"and {below} more: --top {len(rows)} shows them"] if below else []
     words += [f"{counted(hidden, 'other configuration')} of the same schemes: --all shows them"] if hidden else []
     if words:
         yield Text(f"{'; '.join(words)}\n")
@@ -101,7 +101,7 @@ def _row(place: int, judged: Judged, ranking: Ranking) -> Iterator[str]:
 
 
 def _more(judged: Judged, roles: Roles) -> str:
-    """What the columns leave out: further parameters, recomputation, and the strategy for gradient sums."""
+    """Text of the column ``more``: further parameters, recomputation, and the strategy for gradient sums."""
     choice, change = judged.choice, judged.choice.change
     settings = roles.without_micro_batches(choice.settings)
     words = [f"as {judged.scheme}"] if judged.is_alone else []
@@ -121,7 +121,7 @@ def _sentence(said: str) -> str:
 
 
 def _left_out(ranking: Ranking, why: bool) -> Iterator[RenderableType]:
-    """What was left out: how many for each reason; with examples if nothing else is left; with ``why`` by scheme."""
+    """Configurations that were left out: how many for each reason, with examples if no other is left, or by scheme."""
     groups: dict[tuple[str, str], list[LeftOut]] = {}
     for left_out in ranking.left_out:
         scheme = scheme_argument(left_out.source) if why else ""

@@ -52,7 +52,7 @@ def _with_one_stage(profile: ModelProfile) -> ModelProfile:
 
 
 def nearest(ranking: Ranking) -> Need | None:
-    """Of the configurations that do not fit, the one that needs least, by the exact bytes of the first by bounds."""
+    """Configuration that needs least of those that do not fit, by the exact bytes of the first by bounds."""
     outside = sorted((left_out for left_out in ranking.left_out if left_out.needed), key=_bound)
     left, candidates = WEIGHED_OPERATIONS, list[Choice]()
     for choice in (left_out.choice for left_out in outside):

@@ -13,7 +13,7 @@ from chimera_ir.plural import counted
 from chimera_ir.predict.show import size
 
 _WORDS = ("computing", "recomputation", "bubbles", "optimizer steps", "messages", "gradient sums")
-"""What the time of an update is spent on, in the order of `Spent`."""
+"""Names of the parts of an update, in the order of `Spent`."""
 
 _WORTH_SAYING = 0.005
 """The least share of the fastest time that is named as a reason."""
@@ -21,7 +21,7 @@ _WORTH_SAYING = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What to do in a sentence, and one sentence for each reason."""
+    """Sentences: what to run first, then each reason."""
 
     answer: str
     reasons: tuple[str, ...]
@@ -137,9 +137,9 @@ def _longer(ranking: Ranking, first: Judged, other: Judged) -> str:
         for name, seconds, before in zip(_WORDS, spent, by_first, strict=True)
     }
     ordered = sorted(shares.items(), key=lambda item: -abs(item[1]))
-    more = [f"{percent(share)} on {name}" for name, share in ordered if share >= _WORTH_SAYING]
-    less = [f"{percent(-share)} on {name}" for name, share in ordered if -share >= _WORTH_SAYING]
-    spends = [f"{kind} {listed(parts)}" for kind, parts in (("more:", more), ("less:", less)) if parts]
+    longer = [f"{percent(share)} on {name}" for name, share in ordered if share >= _WORTH_SAYING]
+    shorter = [f"{percent(-share)} on {name}" for name, share in ordered if -share >= _WORTH_SAYING]
+    spends = [f"{kind} {listed(parts)}" for kind, parts in (("more:", longer), ("less:", shorter)) if parts]
     return f"takes {percent(behind)} longer" + (f" ({'; '.join(spends)})" if spends else "")
 
 

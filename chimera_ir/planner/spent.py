@@ -1,4 +1,4 @@
-"""What the time of an update is spent on: the same program, predicted again on links and sums that cost nothing."""
+"""Parts of the time of an update: the same program, predicted again on links and sums that cost nothing."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -30,7 +30,7 @@ class Spent(NamedTuple):
 
 
 def spent(changed: Changed, setting: Setting, replays: bool) -> Spent:
-    """What an update is spent on, by replays of the program or else by equation 1, which counts no steps."""
+    """Parts of an update, by replays of the program or else by equation 1, which counts no steps."""
     cluster, stages = setting.cluster, setting.stages
     no_sums = replace(setting, cluster=replace(cluster, sums=FREE))
     no_messages = replace(no_sums, cluster=replace(no_sums.cluster, within=FREE, between=FREE))

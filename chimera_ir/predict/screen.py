@@ -175,13 +175,13 @@ def _times(prediction: Prediction) -> str:
     difference = Fraction(computed / replayed - 1) if replayed else Fraction(0)
     if abs(difference) < _LEAST:
         return f"replay and equation 1 agree on {seconds(replayed)}"
-    more = difference > 0
+    is_longer = difference > 0
     reason = (
         "it hides no message and takes every stage to be as slow as the slowest"
-        if more
+        if is_longer
         else "it leaves out optimizer steps, late receives and messages that share a link"
     )
-    comparison = f"{percent(abs(difference))} {'more' if more else 'less'}"
+    comparison = f"{percent(abs(difference))} {'more' if is_longer else 'less'}"
     return f"trust the replay, {seconds(replayed)}; equation 1 says {seconds(computed)}, {comparison}: {reason}"
 
 

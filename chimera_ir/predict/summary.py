@@ -238,7 +238,7 @@ def _limit(figures: Figures, time: Fraction, replay: Replay | None) -> Limit:
 
 
 def _waits(replay: Replay, worker: int) -> dict[TimePart, Fraction]:
-    """What a worker does beside computing in a replay, in seconds."""
+    """Seconds of a replay in which a worker does not compute, by what it does instead."""
     times: defaultdict[TimePart, float] = defaultdict(float)
     for stretch in idle(replay)[worker]:
         times[_part(stretch.cause)] += stretch.end - stretch.start
