@@ -177,7 +177,7 @@ input = "1 B"
         for number, seconds in enumerate((3, 1, 1, 1))
     )
     model = f'[model]\nname = "m"\n{layers}'
-    options = ("--mini-batch", 4, "--scheme", "dapple", "--set", "D=2", "--no-recompute", "--json")
+    options = ("--mini-batch", 16, "--scheme", "dapple", "--set", "D=2", "--no-recompute", "--json")
     splits = {
         more: found(plan(model, cluster(4, "50 MB"), *options, *more))["choices"][0]["split"]
         for more in ((), ("--shard-optimizer",))
