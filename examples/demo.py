@@ -82,7 +82,7 @@ def main() -> None:
     show("Compile Chimera: proven, costed, written as scripts", "chimera", "compile", "chimera", "--out", ours)
     training = train(ours, "--check", "--steps", str(STEPS), "--log-file", str(log), "--export", model)
     show("Compare it with training in one process, then train", *training)
-    show("Write text with the weights: bytes, which forty updates have hardly taught it", "python", "examples/sample.py", model)
+    show("Write text with the weights: forty updates teach little", "python", "examples/sample.py", model)
     compiling = ("chimera", "compile", "dapple", "--set", "N=4", "--out", baseline)
     show("Compile 1F1B with a flush, its report left out", *compiling, is_shown=False)
     seconds = {scheme: rehearse(scheme) for scheme in ("chimera", "dapple")}
