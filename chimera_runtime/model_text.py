@@ -1,4 +1,4 @@
-"""What the text of a model file shows without running it, and without torch."""
+"""Mistakes of a model file that its text shows without running it, and without torch."""
 
 import ast
 import symtable
@@ -76,7 +76,8 @@ def _is_dynamic(tree: ast.Module) -> bool:
 
 def _described(path: Path, error: SyntaxError) -> str:
     """The error with its line and a caret below the column, as Python shows it."""
-    message = f"{path}:{error.lineno}: {type(error).__name__}: {error.msg}"
+    line_number = "" if error.lineno is None else f":{error.lineno}"
+    message = f"{path}{line_number}: {type(error).__name__}: {error.msg}"
     if error.text is None or error.offset is None:
         return message
     line = error.text.rstrip()

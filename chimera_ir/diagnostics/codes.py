@@ -36,7 +36,7 @@ def _is_message(value: object) -> bool:
 
 
 def meaning(described: type) -> str:
-    """What a message or an error is about, in one paragraph: the first of its docstring, without marks of code."""
+    """Meaning of a message or an error: the first paragraph of its docstring, without marks of code."""
     return " ".join(cleandoc(described.__doc__ or "").partition("\n\n")[0].split()).replace("``", "`")
 
 

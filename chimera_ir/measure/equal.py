@@ -47,13 +47,13 @@ class _Content:
 
 
 def passes(station: Station) -> object:
-    """What decides how long the passes through a station take: equal for equal layers on equal inputs."""
+    """Key of all that decides how long the passes through a station take: equal for equal layers on equal inputs."""
     seen = station.size, station.before, station.after, station.traits, station.footprint
     return seen, _Signature().layers(station)
 
 
 def step(station: Station) -> object:
-    """What decides how long the step of a station's optimizer takes."""
+    """Key of all that decides how long the step of a station's optimizer takes."""
     optimizer = station.optimizer
     signature = _Signature()
     if not isinstance(optimizer, torch.optim.Optimizer):

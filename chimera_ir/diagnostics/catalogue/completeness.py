@@ -44,7 +44,7 @@ class Skipped(Missing):
 
 
 class Duplicate(Diagnostic):
-    """The same operation stands at two places of a schedule."""
+    """Two places of a schedule have the same operation."""
 
     code: ClassVar[str] = "CH303"
     title: ClassVar[str] = "`{operation}` is there twice{others}"

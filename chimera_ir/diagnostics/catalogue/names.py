@@ -208,7 +208,7 @@ class NoPipes(Diagnostic):
 
 
 class NotSupported(Diagnostic):
-    """What the language can say, but the compiler does not compile yet."""
+    """A clause of the language that the compiler does not compile yet."""
 
     code = "CH215"
     title = "{feature} cannot be compiled yet"

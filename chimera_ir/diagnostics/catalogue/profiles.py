@@ -372,7 +372,7 @@ class LinkMissing(_Links):
     per_node: int
 
     def notes(self) -> tuple[Note, ...]:
-        """What to write if all workers are in one node after all."""
+        """Lines to write if all workers are in one node after all."""
         if self.workers <= self.per_node:
             return ()
         return (Note(f"with `per_node = {self.workers}` all workers are in one node: `[links.within]` is enough"),)

@@ -23,6 +23,7 @@ LACKING = "model.py lacks the functions build_stage(stage: int, num_stages: int)
         ("def loss():\nreturn 1", "model.py:2: IndentationError: expected an indented block"),
         ("x = 1\nreturn x", "model.py:2: SyntaxError: 'return' outside function"),
         ("", LACKING),
+        ("loss\0", "model.py: SyntaxError: source code string cannot contain null bytes"),
         ("def main():\n    loss = layers\n\nclass A:\n    def dataset(self): ...\n", LACKING),
         (COMPLETE.replace("dataset", "data"), "model.py lacks the function dataset() -> torch.utils.data.Dataset"),
         (COMPLETE.replace("layers", "blocks"), "model.py lacks the function build_stage("),
