@@ -131,11 +131,11 @@ def _screen(compilation: Compilation, details: bool) -> str:
 
 def _text(compilation: Compilation, level: Level) -> str:
     from chimera_ir.ir.text.printer import show
-    from chimera_ir.syntax import printer as scheme_printer
+    from chimera_ir.syntax import formatter
 
     match level:
         case Level.AST:
-            return scheme_printer.show(compilation.scheme)
+            return formatter.show(compilation.scheme)
         case Level.PLAN:
             return show(compilation.plan)
         case Level.SCHEDULE:

@@ -1,8 +1,10 @@
 """What a report compares a schedule with: the library's baseline, or the text of the request, at the same size."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain, permutations
+from typing import TYPE_CHECKING
 
 from chimera_ir import library
 from chimera_ir.diagnostics.model import Rejected, raise_errors, titles
@@ -12,6 +14,9 @@ from chimera_ir.plural import counted
 from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.syntax.change import Change
+
+if TYPE_CHECKING:
+    from chimera_ir.syntax.ast import Scheme
 
 
 def plain_request(request: Request, header: Header) -> Request:
@@ -59,8 +64,7 @@ def request_against(against: Source, request: Request, like: Header) -> Request:
 
 
 def _fitting(against: Source, like: Header, max_operations: int) -> Mapping[str, int]:
-    from chimera_ir.elaborate.fitting import fitting
-    from chimera_ir.elaborate.names import check
+    from chimera_ir.elaborate.checker import check
     from chimera_ir.syntax.parser import parse
 
     try:
@@ -74,6 +78,47 @@ def _fitting(against: Source, like: Header, max_operations: int) -> Mapping[str,
     if settings is None:
         raise Incomparable(against.name, f"with no values of its parameters is it a schedule {_size(like)}")
     return settings
+
+
+def fitting(scheme: "Scheme", like: Header, max_operations: int) -> Mapping[str, int] | Rejected | None:
+    """The fewest settings that give a scheme the workers and micro-batches of a header.
+
+    Parameters that both schemes have keep the value of the header's scheme, if that is possible. If no settings fit,
+    the result is the first rejection of the scheme at one of the tried sizes, or None if it was never rejected.
+
+    Examples
+    --------
+    >>> from chimera_ir.source import Source
+    >>> from chimera_ir.syntax.parser import parse
+    >>> text = "scheme a(P = 2, M = 1) workers P pipe p { stages s in 0..P on s  micros m in 0..M  F(m, s) @ m + s }"
+    >>> fitting(parse(Source("", text)), Header("other", (), 4, 4, 6, ()), 1000)
+    {'P': 4, 'M': 6}
+    """
+    from chimera_ir.elaborate.elaborate import outline, parameter_names
+    from chimera_ir.elaborate.settings import SettingError
+
+    refused = None
+    for settings in _candidates(parameter_names(scheme), like):
+        try:
+            header = outline(scheme, settings, max_operations).header
+        except Rejected as rejected:
+            refused = refused or rejected
+            continue
+        except SettingError:
+            continue
+        if (header.workers, header.whole_micro_batches) == (like.workers, like.whole_micro_batches):
+            return settings
+    return refused
+
+
+def _candidates(names: Sequence[str], like: Header) -> Iterator[Mapping[str, int]]:
+    """Settings of the parameters that may give the size of a header, those with the fewest sizes first."""
+    sizes = like.workers, like.whole_micro_batches
+    shared = {name: value for name, value in like.parameters if name in names}
+    both = (dict(zip(pair, sizes, strict=True)) for pair in permutations(names, 2))
+    alone = ({name: size} for size in sizes for name in names)
+    for settings in chain([{}], alone, both):
+        yield from ({**shared, **settings}, settings) if shared else (settings,)
 
 
 def require_same_size(header: Header, like: Header, name: str) -> None:

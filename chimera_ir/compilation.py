@@ -310,7 +310,7 @@ class Compilation:
             from chimera_ir.syntax.parser import parse as parse_scheme
 
             return self.request.change.of(parse_scheme(self.request.source))
-        from chimera_ir.ir.text.parser import parse
+        from chimera_ir.ir.text.reader import parse
         from chimera_ir.ir.text.structure import count_lines
 
         operations, headers = count_lines(self.request.source.text)

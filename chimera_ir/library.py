@@ -110,8 +110,8 @@ def parameters(name: str, directories: Further = ()) -> str:
     Rejected
         If the text is no scheme.
     """
+    from chimera_ir.syntax.formatter import show_expression
     from chimera_ir.syntax.parser import parse  # with lark, which takes a while
-    from chimera_ir.syntax.printer import show_expression
 
     scheme = parse(source(name, directories))
     return ", ".join(f"{p.name.text} = {show_expression(p.default)}" for p in scheme.parameters)

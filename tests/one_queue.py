@@ -14,7 +14,7 @@ Shares nothing with tests/e2e/strict.py, which runs programs by these rules.
 
 from itertools import accumulate, pairwise
 
-from chimera_ir.flow.run import play
+from chimera_ir.flow.engine import play
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import AllReduce, Recv, Send, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.verify.transport import awaited

@@ -354,7 +354,7 @@ KNOW_HALVES = {
         "chimera_runtime/tools/rehearsal.py",
     },
     "its letter in texts": {
-        *("chimera_ir/syntax/ast.py", "chimera_ir/syntax/mistakes.py", "chimera_ir/ir/text/mistakes.py"),
+        *("chimera_ir/syntax/ast.py", "chimera_ir/syntax/mistakes.py", "chimera_ir/ir/text/malformed.py"),
     },
     "its cost, set or measured": {
         *("chimera_ir/cost/model.py", "chimera_ir/profile/costs.py", "chimera_ir/predict/equation.py"),

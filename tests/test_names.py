@@ -20,21 +20,14 @@ CEILINGS = {
 """Variables with a vague name, by part of the package; a part that is not listed has none."""
 
 SHARED_MODULES = {
-    "endless.py": 2,
     "events.py": 3,
     "groups.py": 2,
     "memory.py": 2,
-    "mistakes.py": 2,
     "model.py": 3,
-    "names.py": 2,
-    "numbers.py": 2,
-    "parser.py": 2,
-    "printer.py": 2,
     "read.py": 2,
     "render.py": 2,
     "repeats.py": 2,
     "show.py": 2,
-    "versions.py": 2,
     "words.py": 2,
 }
 """Names of several modules, with their number."""
@@ -45,10 +38,7 @@ SHARED_CLASSES = {
     "Link": 2,
     "Memory": 2,
     "MisplacedLine": 2,
-    "Pipe": 2,
-    "Quantity": 2,
     "Span": 2,
-    "Unfit": 2,
     "UnknownOperation": 2,
     "Window": 2,
 }

@@ -24,10 +24,9 @@ from chimera_ir.ir.ops import (
     WaitRecv,
     WaitSend,
 )
-from chimera_ir.ir.turns import Ring, Shelf, extent, shelf, updates_a_turn
-from chimera_ir.ir.turns import moved as shifted
+from chimera_ir.ir.turns import Ring, Shelf, extent, shelf, shifted, updates_a_turn
 from chimera_ir.lower.comm import Posting, Traffic, communicate
-from chimera_ir.lower.place import placed
+from chimera_ir.lower.insertion import with_inserted
 from chimera_ir.lower.sync import Duration, Insertions
 from chimera_ir.lower.updates import update
 
@@ -359,6 +358,9 @@ def _streaming(schedule: Schedule, ahead: int, duration: Duration, margin: Margi
 def _lane(
     lane: tuple[Compute, ...], traffic: Traffic, recv_slots: Iterable[Slot], insertions: Insertions
 ) -> list[Instruction]:
-    instructions = [*insertions.after.get(-1, ()), *placed(lane, range(len(lane)), traffic, recv_slots, insertions)]
+    instructions = [
+        *insertions.after.get(-1, ()),
+        *with_inserted(lane, range(len(lane)), traffic, recv_slots, insertions),
+    ]
     instructions += [WaitSend(transfer.message, lane[transfer.produced].origin) for transfer in traffic.unanswered]
     return [*instructions, *insertions.at_end]

@@ -7,7 +7,7 @@ from typing import Any
 
 from chimera_ir.codegen.loops import reach
 from chimera_ir.codegen.statements import links
-from chimera_ir.flow.pace import PacedTurn, lag, paces
+from chimera_ir.flow.lookahead import RunnableTurn, lag, runnable_turns
 from chimera_ir.ir.ids import Stage, WeightGroup, Worker
 from chimera_ir.ir.kinds import COSTED
 from chimera_ir.ir.levels import Header, Parts, Program
@@ -31,7 +31,7 @@ def facts(verified: Verified, evaluation: Verified) -> Facts:
     """The content of program.json but for the digest of the program; ``evaluation`` are the forwards alone."""
     program = verified.program
     header = program.header
-    known = paces(verified.level) if isinstance(verified.level, ProgramStream) else []
+    turns = runnable_turns(verified.level) if isinstance(verified.level, ProgramStream) else []
     return {
         "interface": INTERFACE,
         "name": title(header),
@@ -52,9 +52,9 @@ def facts(verified: Verified, evaluation: Verified) -> Facts:
         ],
         "period": header.period,
         "reads": _reads(program),
-        "lag": lag(known) if known else 0,
+        "lag": lag(turns) if turns else 0,
         "ranks": [
-            {**_rank(verified, Worker(worker), known), "evaluation": _evaluation(parts)}
+            {**_rank(verified, Worker(worker), turns), "evaluation": _evaluation(parts)}
             for worker, parts in enumerate(evaluation.program.parts)
         ],
     }
@@ -116,12 +116,12 @@ def _versions_read(program: Program) -> dict[tuple[int, int], int]:
     }
 
 
-def _rank(verified: Verified, worker: Worker, known: Sequence[PacedTurn]) -> Facts:
+def _rank(verified: Verified, worker: Worker, by_worker: Sequence[RunnableTurn]) -> Facts:
     program = verified.program
     header, parts, held = program.header, program.parts[worker], verified.held[worker]
     rooms, copies = _rooms(parts), dict(held.copies)
     sending = {sums.stage: (sums.activations, sums.gradients) for sums in held.sending}
-    turns, initials = _turns(header, known[worker]) if known else (None, {})
+    turns, initials = _turns(header, by_worker[worker]) if by_worker else (None, {})
     used = links(parts)
     return {
         "stages": {
@@ -155,11 +155,11 @@ def _evaluation(parts: Parts) -> Facts:
     }
 
 
-def _turns(header: Header, pace: PacedTurn) -> tuple[Facts, dict[WeightGroup, tuple[int, int]]]:
+def _turns(header: Header, runnable: RunnableTurn) -> tuple[Facts, dict[WeightGroup, tuple[int, int]]]:
     """Which turns a run has, and the groups whose initial weights are not kept like version 0 of the steady state."""
-    initials = initial(header, pace.turn)
-    first, behind = reach(header, pace.turn, initials)
-    turns = {"first": first, "behind": behind, "step": updates_a_turn(header), "ahead": pace.ahead}
+    initials = initial(header, runnable.turn)
+    first, behind = reach(header, runnable.turn, initials)
+    turns = {"first": first, "behind": behind, "step": updates_a_turn(header), "ahead": runnable.ahead}
     return turns, {group: (kept.stash, kept.drop) for group, kept in initials.items()}
 
 

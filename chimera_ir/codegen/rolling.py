@@ -25,7 +25,7 @@ from chimera_ir.ir.ops import (
     WaitRecv,
     WaitSend,
 )
-from chimera_ir.ir.turns import Ring, Shelf, moved, shelf
+from chimera_ir.ir.turns import Ring, Shelf, shelf, shifted
 
 _ROUNDS, _SAVED = 4, 12
 """The fewest rounds of a loop, and the fewest lines that it has to save."""
@@ -83,7 +83,7 @@ def unrolled(piece: Piece) -> Iterator[Instruction]:
         return
     for number in range(piece.rounds):
         for instruction in piece.instructions:
-            later = moved(instruction, number * piece.step)
+            later = shifted(instruction, number * piece.step)
             if isinstance(later, Recv):
                 ring = piece.rings[shelf(later.message)]
                 later = replace(later, slot=Slot((later.slot + number * ring.messages) % ring.slots))

@@ -23,7 +23,7 @@ from chimera_ir.elaborate.evaluate import LIMIT, Fault, Scope
 from chimera_ir.elaborate.formulas import walk
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
-from chimera_ir.syntax.printer import show_expression
+from chimera_ir.syntax.formatter import show_expression
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,13 @@ _EXAMPLES = {
 
 def check_clauses(scheme: ast.Scheme) -> Iterator[Diagnostic]:
     """Diagnostics of missing lines, and of lines that may stand once and stand twice."""
-    pipes = [item for item in scheme.items if isinstance(item, ast.Pipe)]
+    pipes = [item for item in scheme.items if isinstance(item, ast.PipeBlock)]
     if not pipes:
         yield say.NoPipes(scheme.name.span, scheme.name.text)
     workers = [item.span for item in scheme.items if isinstance(item, ast.Workers)]
     yield from _once(workers, "the scheme", "workers")
     yield from _once([item.span for item in scheme.items if isinstance(item, ast.Update)], "the scheme", "update")
-    for quantity in ast.Quantity:
+    for quantity in ast.MemoryQuantity:
         bounds = [i.span for i in scheme.items if isinstance(i, ast.Memory) and i.quantity is quantity]
         yield from _once(bounds, "the scheme", f"memory {quantity.value}")
     names: dict[str, Span] = {}
@@ -35,7 +35,7 @@ def check_clauses(scheme: ast.Scheme) -> Iterator[Diagnostic]:
         yield from _check_pipe(pipe)
 
 
-def _check_pipe(pipe: ast.Pipe) -> Iterator[Diagnostic]:
+def _check_pipe(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
     kinds: tuple[tuple[str, type[ast.Clause]], ...] = (
         ("stages", ast.Stages),
         ("micros", ast.Micros),
@@ -67,11 +67,11 @@ def check_updates(scheme: ast.Scheme) -> Iterator[Diagnostic]:
     """Diagnostics of lines that only synchronous or only asynchronous schemes may have, in the other kind."""
     update = next((item for item in scheme.items if isinstance(item, ast.Update)), None)
     for pipe in scheme.items:
-        if isinstance(pipe, ast.Pipe):
+        if isinstance(pipe, ast.PipeBlock):
             yield from _flushed(pipe) if update is None else _streaming(pipe, update)
 
 
-def _flushed(pipe: ast.Pipe) -> Iterator[Diagnostic]:
+def _flushed(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
     """Lines in a pipe of a synchronous scheme that only asynchronous schemes may have."""
     for clause in pipe.clauses:
         match clause:
@@ -83,7 +83,7 @@ def _flushed(pipe: ast.Pipe) -> Iterator[Diagnostic]:
                 pass
 
 
-def _streaming(pipe: ast.Pipe, update: ast.Update) -> Iterator[Diagnostic]:
+def _streaming(pipe: ast.PipeBlock, update: ast.Update) -> Iterator[Diagnostic]:
     """Lines that a pipe of an asynchronous scheme lacks, or has and may not have."""
     for clause in pipe.clauses:
         match clause:
@@ -104,7 +104,7 @@ def _streaming(pipe: ast.Pipe, update: ast.Update) -> Iterator[Diagnostic]:
 def unsupported(scheme: ast.Scheme) -> Iterator[Diagnostic]:
     """Uses of what the language can say and the compiler cannot compile."""
     for item in scheme.items:
-        if isinstance(item, ast.Pipe):
+        if isinstance(item, ast.PipeBlock):
             for clause in item.clauses:
                 yield from _unsupported_clause(clause)
 

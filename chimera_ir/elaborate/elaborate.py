@@ -6,14 +6,13 @@ from functools import lru_cache
 from typing import cast
 
 from chimera_ir.diagnostics.model import Diagnostic, raise_errors
-from chimera_ir.elaborate.endless import Part, unrolled
-from chimera_ir.elaborate.names import check
+from chimera_ir.elaborate.checker import check
 from chimera_ir.elaborate.operations import operations
 from chimera_ir.elaborate.pipes import Shape, reject, shapes
-from chimera_ir.elaborate.places import place
+from chimera_ir.elaborate.places import place, strategies
+from chimera_ir.elaborate.read_versions import readings, torn
 from chimera_ir.elaborate.settings import Globals, evaluate_globals, parameter_names, require_settable
-from chimera_ir.elaborate.strategies import strategies
-from chimera_ir.elaborate.versions import readings, torn
+from chimera_ir.elaborate.unrolling import FinitePipes, unrolled
 from chimera_ir.ir.levels import Header, Pipe, Plan, Planned
 from chimera_ir.syntax import ast
 
@@ -77,7 +76,7 @@ class Sized:
 
     known: Globals
     shapes: tuple[Shape, ...]
-    part: Part
+    part: FinitePipes
     warnings: tuple[Diagnostic, ...]
 
 
@@ -95,7 +94,11 @@ def sized(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int) 
     warnings = _warnings(_Tree(scheme))
     known = evaluate_globals(scheme, settings)
     pipe_shapes = shapes(scheme, known, max_operations)
-    part = Part(pipe_shapes) if known.per_update is None else unrolled(pipe_shapes, known.per_update, max_operations)
+    part = (
+        FinitePipes(pipe_shapes)
+        if known.per_update is None
+        else unrolled(pipe_shapes, known.per_update, max_operations)
+    )
     return Sized(known, pipe_shapes, part, warnings)
 
 

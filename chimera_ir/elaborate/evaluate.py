@@ -16,7 +16,7 @@ from chimera_ir.elaborate.builtins import ARITHMETIC, BUILTINS, COMPARE, DIVISIO
 from chimera_ir.elaborate.formulas import Part, walk
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
-from chimera_ir.syntax.printer import show_expression
+from chimera_ir.syntax.formatter import show_expression
 
 LIMIT = 2**63 - 1
 """The largest size of a value."""
@@ -59,7 +59,7 @@ class Fault(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledFunction:
     """A function of the scheme with its compiled body, for given parameters.
 
     ``laws`` are those of calls, by what they follow from: dozens of pipes and stages call it with the same arguments.
@@ -82,7 +82,7 @@ class Scope:
     """
 
     values: Mapping[str, int]
-    functions: Mapping[str, Compiled]
+    functions: Mapping[str, CompiledFunction]
     slots: Mapping[str, int]
     formulas: Mapping[str, ast.Expression] = field(default_factory=dict)
 
@@ -118,11 +118,11 @@ def evaluate(expression: ast.Expression, scope: Scope, instance: Instance | None
 
 
 def compiled(expression: ast.Expression, scope: Scope) -> Formula:
-    """The closure of a checked expression (see ``names.check``)."""
+    """The closure of a checked expression (see ``checker.check``)."""
     return walk(expression, _Closures(scope)).formula
 
 
-class _Part(NamedTuple):
+class _Closure(NamedTuple):
     """A compiled expression; ``constant`` is its value if it depends on no variable."""
 
     formula: Formula
@@ -135,28 +135,28 @@ class _Closures:
 
     scope: Scope
 
-    def constant(self, value: int) -> _Part:
-        return _Part(lambda frame: value, value)
+    def constant(self, value: int) -> _Closure:
+        return _Closure(lambda frame: value, value)
 
-    def name(self, text: str) -> _Part:
+    def name(self, text: str) -> _Closure:
         slot = self.scope.slots.get(text)
         if slot is not None:
-            return _Part(lambda frame: frame[slot], None)
+            return _Closure(lambda frame: frame[slot], None)
         formula = self.scope.formulas.get(text)
         return self.constant(self.scope.values[text]) if formula is None else walk(formula, self)
 
-    def known(self, part: _Part) -> int | None:
+    def known(self, part: _Closure) -> int | None:
         return part.constant
 
-    def minus(self, operand: _Part) -> _Part:
+    def minus(self, operand: _Closure) -> _Closure:
         formula = operand.formula
         return self._folded(lambda frame: -formula(frame), operand)
 
-    def negation(self, operand: _Part) -> _Part:
+    def negation(self, operand: _Closure) -> _Closure:
         formula = operand.formula
         return self._folded(lambda frame: not formula(frame), operand)
 
-    def arithmetic(self, node: ast.Binary, left: _Part, right: _Part) -> _Part:
+    def arithmetic(self, node: ast.Binary, left: _Closure, right: _Closure) -> _Closure:
         apply = ARITHMETIC[node.operator]
         value = _known(apply, node.operator in DIVISIONS, left.constant, right.constant)
         if value is not None:
@@ -169,11 +169,11 @@ class _Closures:
             return self._folded(_quotient(apply, left.formula, right, bad), left, right)
         return self._folded(_within(apply, left, right.formula, partial(self._fault, Overflow, node)), left, right)
 
-    def comparison(self, node: ast.Comparison, comparator: ast.Comparator, left: _Part, right: _Part) -> _Part:
+    def comparison(self, node: ast.Comparison, comparator: ast.Comparator, left: _Closure, right: _Closure) -> _Closure:
         holds, first, second = COMPARE[comparator], left.formula, right.formula
         return self._folded(lambda frame: holds(first(frame), second(frame)), left, right)
 
-    def logical(self, node: ast.Expression, logic: ast.Logic, left: _Part, right: _Part) -> _Part:
+    def logical(self, node: ast.Expression, logic: ast.Logic, left: _Closure, right: _Closure) -> _Closure:
         first, second = left.formula, right.formula
         match logic:
             case ast.Logic.AND:
@@ -183,11 +183,11 @@ class _Closures:
             case _:
                 assert_never(logic)
 
-    def choice(self, node: ast.Choice, condition: _Part, then: _Part, otherwise: _Part) -> _Part:
+    def choice(self, node: ast.Choice, condition: _Closure, then: _Closure, otherwise: _Closure) -> _Closure:
         test, if_true, if_false = condition.formula, then.formula, otherwise.formula
-        return _Part(lambda frame: if_true(frame) if test(frame) else if_false(frame), None)
+        return _Closure(lambda frame: if_true(frame) if test(frame) else if_false(frame), None)
 
-    def builtin(self, node: ast.Call, arguments: Sequence[_Part]) -> _Part:
+    def builtin(self, node: ast.Call, arguments: Sequence[_Closure]) -> _Closure:
         name, formulas = node.function.text, [argument.formula for argument in arguments]
         apply = BUILTINS[name].apply
 
@@ -200,7 +200,7 @@ class _Closures:
         formula = share if name == "share" else lambda frame: apply(*[formula(frame) for formula in formulas])
         return self._folded(formula, *arguments)
 
-    def call(self, node: ast.Call, arguments: Sequence[_Part]) -> _Part:
+    def call(self, node: ast.Call, arguments: Sequence[_Closure]) -> _Closure:
         name, formulas = node.function.text, tuple(argument.formula for argument in arguments)
         return self._folded(_function(name, self.scope.functions[name].body, formulas, node.span), *arguments)
 
@@ -208,14 +208,14 @@ class _Closures:
         scope = self.scope
         return Fault(lambda instance, calls: describe(node.span, scope.values_in(node, frame), instance, calls, *facts))
 
-    def _folded(self, formula: Formula, *parts: _Part) -> _Part:
+    def _folded(self, formula: Formula, *parts: _Closure) -> _Closure:
         """The formula, or its value if all parts are constant; a fault is raised only when the formula is called."""
         if any(part.constant is None for part in parts):
-            return _Part(formula, None)
+            return _Closure(formula, None)
         try:
             return self.constant(formula(()))
         except Fault:
-            return _Part(formula, None)
+            return _Closure(formula, None)
 
 
 def _known(apply: _Apply, division: bool, left: int | None, right: int | None) -> int | None:
@@ -226,7 +226,7 @@ def _known(apply: _Apply, division: bool, left: int | None, right: int | None) -
     return value if -LIMIT <= value <= LIMIT else None
 
 
-def _within(apply: _Apply, left: _Part, second: Formula, overflow: Callable[[Frame], Fault]) -> Formula:
+def _within(apply: _Apply, left: _Closure, second: Formula, overflow: Callable[[Frame], Fault]) -> Formula:
     """A sum, difference or product."""
     first = left.formula
 
@@ -248,7 +248,7 @@ def _within(apply: _Apply, left: _Part, second: Formula, overflow: Callable[[Fra
     return of_constant
 
 
-def _quotient(apply: _Apply, dividend: Formula, divisor: _Part, bad: Callable[[Frame, int], Fault]) -> Formula:
+def _quotient(apply: _Apply, dividend: Formula, divisor: _Closure, bad: Callable[[Frame, int], Fault]) -> Formula:
     """A quotient or remainder."""
     formula = divisor.formula
 

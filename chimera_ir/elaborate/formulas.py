@@ -59,7 +59,7 @@ class Domain(Protocol[Part]):
 
 
 def walk(node: ast.Expression, domain: Domain[Part]) -> Part:
-    """The meaning of a checked formula in a domain (see ``names.check``)."""
+    """The meaning of a checked formula in a domain (see ``checker.check``)."""
     match node:
         case ast.Integer(value):
             return domain.constant(value)

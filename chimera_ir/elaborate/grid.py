@@ -1,8 +1,8 @@
 """Formulas over all micro-batches and stages of a pipe at once: lists of values instead of a call for each of them.
 
 A part of a formula is evaluated only for what it depends on: `2*m` for the micro-batches, `D-1 - s` for the stages,
-their sum for both. A grid has the values that `evaluate` gives one by one, or is `Unfit`; `evaluate` then tells where
-and why.
+their sum for both. A grid has the values that `evaluate` gives one by one, or raises `UndefinedOnGrid`; `evaluate` then
+finds out where and why.
 """
 
 import operator
@@ -17,7 +17,7 @@ from chimera_ir.elaborate.formulas import walk
 from chimera_ir.syntax import ast
 
 
-class Unfit(Exception):
+class UndefinedOnGrid(Exception):
     """The formula, or a part of it that may not be needed there, has no value for some micro-batch and stage."""
 
 
@@ -51,7 +51,7 @@ class Grid:
 
         Raises
         ------
-        Unfit
+        UndefinedOnGrid
             If the formula, or a part of it that takes part in the walk, has no value somewhere.
         """
         return self._domain.spread(walk(expression, self._domain), on_micros=True, on_stages=True)
@@ -86,10 +86,10 @@ class _Columns:
 
     def arithmetic(self, node: ast.Binary, left: _Column, right: _Column) -> _Column:
         if node.operator in DIVISIONS and min(right.values, default=1) < 1:
-            raise Unfit
+            raise UndefinedOnGrid
         column = self._each(ARITHMETIC[node.operator], left, right)
         if max(column.values, default=0) > LIMIT or min(column.values, default=0) < -LIMIT:
-            raise Unfit
+            raise UndefinedOnGrid
         return column
 
     def comparison(self, node: ast.Comparison, comparator: ast.Comparator, left: _Column, right: _Column) -> _Column:
@@ -104,7 +104,7 @@ class _Columns:
     def builtin(self, node: ast.Call, arguments: Sequence[_Column]) -> _Column:
         name = node.function.text
         if name == "share" and not all(self._each(shareable, *arguments).values):
-            raise Unfit
+            raise UndefinedOnGrid
         return self._each(BUILTINS[name].apply, *arguments)
 
     def call(self, node: ast.Call, arguments: Sequence[_Column]) -> _Column:

@@ -8,9 +8,9 @@ from chimera_ir.diagnostics.catalogue import groups, pairs
 from chimera_ir.diagnostics.catalogue import values as say
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.elaborate.evaluate import Fault, Frame, Scope, compiled, evaluate
-from chimera_ir.elaborate.grid import Grid, Unfit
+from chimera_ir.elaborate.grid import Grid, UndefinedOnGrid
 from chimera_ir.elaborate.pipes import Shape
-from chimera_ir.elaborate.versions import Readings
+from chimera_ir.elaborate.read_versions import Readings
 from chimera_ir.ir.ids import Clock, Micro, Stage, Worker
 from chimera_ir.ir.kinds import KINDS
 from chimera_ir.ir.levels import Pipe, Planned
@@ -56,7 +56,7 @@ def operations(shape: Shape, pipe: Pipe, reads: Readings, pipes: Pipes) -> Itera
         known = [single for single in singles if isinstance(single, _Single)]
         try:
             yield from _all_at_once(line, known, shape, reads)
-        except Unfit:
+        except UndefinedOnGrid:
             yield from _instances(line, known, shape, reads)
 
 
@@ -79,7 +79,7 @@ def _all_at_once(line: ast.Operation, singles: Sequence[_Single], shape: Shape, 
 
     Raises
     ------
-    Unfit
+    UndefinedOnGrid
         If one of the operations fails, or may fail.
     """
     names = (shape.micros.variable.text, shape.stages.variable.text)
@@ -95,7 +95,7 @@ def _all_at_once(line: ast.Operation, singles: Sequence[_Single], shape: Shape, 
     for clock, both in zip(clocks, zip(*(zip(*column, strict=True) for column in columns), strict=True), strict=True):
         operation = _joined(line, both, shape.instance())
         if isinstance(operation, Diagnostic):
-            raise Unfit
+            raise UndefinedOnGrid
         joined.append(Planned(clock, both[0][0], operation))
     return joined
 
@@ -112,7 +112,7 @@ def _column(
     if wanted is not None:
         batches, stages = (list(compress(column, wanted)) for column in (batches, stages))  # type: ignore[assignment]
     if None in batches or not {*stages} <= {*single.shape.stage_range}:
-        raise Unfit
+        raise UndefinedOnGrid
     workers, known = single.pipe.workers, cast("list[tuple[Micro, ...]]", batches)
     return [workers[stage] for stage in stages], single.computes(known, stages, line, reads)
 

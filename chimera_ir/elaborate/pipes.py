@@ -45,7 +45,7 @@ class Shape:
         return replace(self, micro_range=micros, steps=micros[:: self.steps.step])
 
 
-class _Lines(NamedTuple):
+class _PipeClauses(NamedTuple):
     """The clauses of a pipe by kind."""
 
     stages: ast.Stages
@@ -64,7 +64,7 @@ def shapes(scheme: ast.Scheme, known: Globals, max_operations: int) -> tuple[Sha
     Rejected
         If a range runs backward, pipes differ in their stages, there is nothing to run, or there is too much.
     """
-    pipes = [item for item in scheme.items if isinstance(item, ast.Pipe)]
+    pipes = [item for item in scheme.items if isinstance(item, ast.PipeBlock)]
     outcomes = [shape for pipe in _indexed(pipes, known.scope) for shape in _shapes_of(pipe, known.scope)]
     reject(outcome for outcome in outcomes if isinstance(outcome, Diagnostic))
     pipe_shapes = tuple(outcome for outcome in outcomes if isinstance(outcome, Shape))
@@ -81,9 +81,9 @@ def reject(failed: Iterable[Diagnostic]) -> None:
         raise Rejected(distinct.values())
 
 
-def _indexed(pipes: Iterable[ast.Pipe], scope: Scope) -> list[tuple[ast.Pipe, range | None]]:
+def _indexed(pipes: Iterable[ast.PipeBlock], scope: Scope) -> list[tuple[ast.PipeBlock, range | None]]:
     """Each pipe with the values of its index; all pipes are counted before any is elaborated."""
-    indexed: list[tuple[ast.Pipe, range | None]] = []
+    indexed: list[tuple[ast.PipeBlock, range | None]] = []
     count = 0
     for pipe in pipes:
         indices = None if pipe.index is None else _range(pipe.index.range, scope, Instance(), MAX_PIPES, "pipe")
@@ -96,7 +96,7 @@ def _indexed(pipes: Iterable[ast.Pipe], scope: Scope) -> list[tuple[ast.Pipe, ra
     return indexed
 
 
-def _shapes_of(indexed: tuple[ast.Pipe, range | None], scope: Scope) -> Iterator[Shape | Diagnostic]:
+def _shapes_of(indexed: tuple[ast.PipeBlock, range | None], scope: Scope) -> Iterator[Shape | Diagnostic]:
     pipe, indices = indexed
     name, lines = pipe.name.text, _lines(pipe)
     if pipe.index is None or indices is None:
@@ -106,9 +106,9 @@ def _shapes_of(indexed: tuple[ast.Pipe, range | None], scope: Scope) -> Iterator
         yield from (_shape(lines, f"{name}[{i}]", scope.with_value(variable, i)) for i in indices)
 
 
-def _lines(pipe: ast.Pipe) -> _Lines:
+def _lines(pipe: ast.PipeBlock) -> _PipeClauses:
     clauses = pipe.clauses
-    return _Lines(
+    return _PipeClauses(
         next(clause for clause in clauses if isinstance(clause, ast.Stages)),
         next(clause for clause in clauses if isinstance(clause, ast.Micros)),
         tuple(clause for clause in clauses if isinstance(clause, ast.Operation)),
@@ -118,7 +118,7 @@ def _lines(pipe: ast.Pipe) -> _Lines:
     )
 
 
-def _shape(lines: _Lines, name: str, scope: Scope) -> Shape | Diagnostic:
+def _shape(lines: _PipeClauses, name: str, scope: Scope) -> Shape | Diagnostic:
     micros, instance = lines.micros, Instance(name)
     stage_range = _range(lines.stages.range, scope, instance, MAX_STAGES, "stage")
     if isinstance(stage_range, Diagnostic):
@@ -204,7 +204,7 @@ def _halves(shapes: Sequence[Shape]) -> list[Diagnostic]:
     return [groups.OddHalves(text.span, _range_values(text, shapes[0].scope), Instance(), total)]
 
 
-def _too_many(shapes: Sequence[Shape], pipes: Sequence[ast.Pipe], known: Globals, limit: int) -> list[Diagnostic]:
+def _too_many(shapes: Sequence[Shape], pipes: Sequence[ast.PipeBlock], known: Globals, limit: int) -> list[Diagnostic]:
     """Diagnostics of a scheme with nothing to run, or more than the limit; counted, not enumerated."""
     if not shapes:
         index = next(pipe.index for pipe in pipes if pipe.index is not None)

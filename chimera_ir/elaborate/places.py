@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 
 from chimera_ir.diagnostics.catalogue import values as say
+from chimera_ir.diagnostics.catalogue.groups import SyncDiffers
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.elaborate.evaluate import Fault, compiled
-from chimera_ir.elaborate.numbers import numbers
+from chimera_ir.elaborate.global_numbers import global_numbers
 from chimera_ir.elaborate.pipes import Shape, reject
 from chimera_ir.elaborate.settings import Globals
 from chimera_ir.ir.ids import Micro, Stage, Worker
-from chimera_ir.ir.levels import Pipe
+from chimera_ir.ir.levels import Pipe, Strategy
 from chimera_ir.syntax import ast
 
 
@@ -24,7 +25,7 @@ def place(shapes: Sequence[Shape], known: Globals) -> tuple[Pipe, ...]:
     workers = len(shapes[0].stage_range) if known.workers is None else known.workers
     failed: list[Diagnostic] = []
     places = [_workers(shape, workers, failed) for shape in shapes]
-    columns = numbers(shapes, failed)
+    columns = global_numbers(shapes, failed)
     recompute = [_recomputing(shape, failed) for shape in shapes]
     reject(failed)
     reject(_idle({worker for row in places for worker in row}, workers, known))
@@ -36,10 +37,10 @@ def place(shapes: Sequence[Shape], known: Globals) -> tuple[Pipe, ...]:
 
 def _recomputing(shape: Shape, failed: list[Diagnostic]) -> tuple[Stage, ...]:
     """The stages that recompute."""
-    return stages_of(shape, shape.recompute, failed) if shape.recompute else ()
+    return _stages_of(shape, shape.recompute, failed) if shape.recompute else ()
 
 
-def stages_of(shape: Shape, clause: ast.Recompute | ast.Sync, failed: list[Diagnostic]) -> tuple[Stage, ...]:
+def _stages_of(shape: Shape, clause: ast.Recompute | ast.Sync, failed: list[Diagnostic]) -> tuple[Stage, ...]:
     """The stages of a pipe for which the guard of a clause holds."""
     variable = shape.stages.variable.text
     if clause.guard is None:
@@ -53,6 +54,31 @@ def stages_of(shape: Shape, clause: ast.Recompute | ast.Sync, failed: list[Diagn
             failed.append(fault.diagnostic(shape.instance((variable, stage))))
             break
     return tuple(stages)
+
+
+def strategies(shapes: Sequence[Shape]) -> tuple[tuple[Stage, Strategy], ...]:
+    """The stages with another strategy than the default, ascending.
+
+    The last clause of a pipe whose guard holds for a stage counts; a pipe without such a clause takes no part.
+
+    Raises
+    ------
+    Rejected
+        If two pipes ask for different strategies for the same stage.
+    """
+    failed: list[Diagnostic] = []
+    chosen: dict[Stage, tuple[ast.Sync, Shape]] = {}
+    for shape in shapes:
+        clauses = {stage: clause for clause in shape.syncs for stage in _stages_of(shape, clause, failed)}
+        for stage, clause in clauses.items():
+            first, other = chosen.setdefault(stage, (clause, shape))
+            if first.mode is not clause.mode:
+                instance = shape.instance((shape.stages.variable.text, stage))
+                modes = clause.mode.value, first.mode.value
+                failed.append(SyncDiffers(clause.span, (), instance, stage, *modes, other.name, first.span))
+    reject(failed)
+    listed = [(stage, Strategy(clause.mode.value)) for stage, (clause, _) in sorted(chosen.items(), key=lambda c: c[0])]
+    return tuple(entry for entry in listed if entry[1] is not Strategy.EAGER_OPT)
 
 
 def _workers(shape: Shape, workers: int, failed: list[Diagnostic]) -> list[int]:

@@ -10,7 +10,7 @@ from chimera_ir.diagnostics.catalogue.endless import BadUpdate
 from chimera_ir.diagnostics.catalogue.values import Instance, NoWorkers, RequirementFails, TooMany
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.suggest import closest
-from chimera_ir.elaborate.evaluate import LIMIT, Compiled, Scope, compiled, evaluate
+from chimera_ir.elaborate.evaluate import LIMIT, CompiledFunction, Scope, compiled, evaluate
 from chimera_ir.ir.levels import MAX_WORKERS, Bound, Quantity
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
@@ -84,7 +84,7 @@ def evaluate_globals(scheme: ast.Scheme, settings: Mapping[str, int]) -> Globals
     Rejected
         If a value does not exist, or requirements are not met: with all of those that fail.
     """
-    reader = _Reader(scheme)
+    reader = _GlobalsEvaluator(scheme)
     for parameter in scheme.parameters:
         reader.set(parameter, settings)
     parameters = tuple(reader.values.items())
@@ -97,12 +97,12 @@ def evaluate_globals(scheme: ast.Scheme, settings: Mapping[str, int]) -> Globals
     )
 
 
-class _Reader:
+class _GlobalsEvaluator:
     """Evaluates the lines from top to bottom; ``scope`` shares ``values`` and ``functions``, which grow."""
 
     def __init__(self, scheme: ast.Scheme) -> None:
         self.values: dict[str, int] = {}
-        self.functions: dict[str, Compiled] = {}
+        self.functions: dict[str, CompiledFunction] = {}
         self.scope = Scope(self.values, self.functions, {})
         self.workers: int | None = None
         self.workers_span = scheme.name.span
@@ -126,7 +126,7 @@ class _Reader:
                 self._behind[name.text] = self._depends(value)
             case ast.Function(name, parameters, body):
                 inner = self.scope.with_variables(*(word.text for word in parameters))
-                self.functions[name.text] = Compiled(item, compiled(body, inner))
+                self.functions[name.text] = CompiledFunction(item, compiled(body, inner))
             case ast.Require():
                 self._require(item)
             case ast.Workers(count):
@@ -145,7 +145,7 @@ class _Reader:
                 if self.per_update < 1:
                     values = self.scope.values_in(count, ())
                     self.failed.append(BadUpdate(count.span, values, Instance(), self.per_update))
-            case ast.Pipe():
+            case ast.PipeBlock():
                 return
             case _:
                 assert_never(item)

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 
+from chimera_ir.flow.engine import Time, ends, play
 from chimera_ir.flow.flow import ABSENT, flow
-from chimera_ir.flow.run import Time, ends, play
 from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute, Operation, singles

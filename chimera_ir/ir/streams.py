@@ -28,7 +28,7 @@ from functools import cached_property
 from chimera_ir.ir.ids import Micro
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import Compute, Instruction, singles
-from chimera_ir.ir.turns import Turn, moved, turns_of, unroll, updates_a_turn
+from chimera_ir.ir.turns import Turn, shifted, turns_of, unroll, updates_a_turn
 
 MARGIN = 3
 """Turns on either side of the middle one beyond those that the spread of a turn needs; versions may use them."""
@@ -136,11 +136,11 @@ def turn_in(header: Header, lane: Sequence[Compute]) -> tuple[Compute, ...] | No
     updates = turn * updates_a_turn(header)
     within = range(turn * header.period, (turn + 1) * header.period)
     start = next((place for place, operation in enumerate(lane) if min(operation.micros) in within), len(lane))
-    again = [moved(operation, header.period, updates_a_turn(header)) for operation in lane[start : start + 1]]
+    again = [shifted(operation, header.period, updates_a_turn(header)) for operation in lane[start : start + 1]]
     stop = next((place for place in range(start + 1, len(lane)) if lane[place] == again[0]), None)
     if stop is None:
         return None
-    return tuple(computes(moved(operation, -within.start, -updates) for operation in lane[start:stop]))
+    return tuple(computes(shifted(operation, -within.start, -updates) for operation in lane[start:stop]))
 
 
 def updates_shown(header: Header, turns: Sequence[Sequence[Compute]]) -> int:
@@ -183,5 +183,5 @@ def longer(program: Program | ProgramStream, updates: int) -> Program:
     pipes = tuple(replace(pipe, micros=micros) for pipe, micros in zip(old.pipes, again, strict=True))
     return Program(
         replace(old, micro_batches=updates * old.per_update, pipes=pipes),
-        tuple(tuple(moved(line, u * old.per_update, u) for u in every for line in lane) for lane in program.lanes),
+        tuple(tuple(shifted(line, u * old.per_update, u) for u in every for line in lane) for lane in program.lanes),
     )

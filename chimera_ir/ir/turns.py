@@ -115,7 +115,7 @@ def by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, Ins
     per_turn = updates_a_turn(header)
     for number, instruction in _by_turn(header, turn, updates):
         micros, versions = number * header.period, number * per_turn
-        line = _shown(turn, moved(instruction, micros, versions), number)
+        line = _shown(turn, shifted(instruction, micros, versions), number)
         of_text = instruction.origin.turn
         yield number, replace(line, origin=line.origin._replace(turn=(micros, versions))) if of_text else line
 
@@ -197,7 +197,7 @@ def turns_of(header: Header, turn: Turn, updates: int, known: Mapping[WeightGrou
 
 def later(header: Header, instruction: Instruction, turns: int) -> Instruction:
     """An instruction a number of turns later, in the same slot."""
-    return moved(instruction, turns * header.period, turns * updates_a_turn(header))
+    return shifted(instruction, turns * header.period, turns * updates_a_turn(header))
 
 
 def _shown(turn: Turn, instruction: Instruction, number: int) -> Instruction:
@@ -221,7 +221,7 @@ def shelf(message: Message) -> Shelf:
     return message.source, message.target
 
 
-def moved(instruction: Instruction, micros: int, updates: int = 0) -> Instruction:
+def shifted(instruction: Instruction, micros: int, updates: int = 0) -> Instruction:
     """An instruction with its micro-batches and updates moved by so many, in the same slot."""
     match instruction:
         case Compute():
@@ -229,7 +229,7 @@ def moved(instruction: Instruction, micros: int, updates: int = 0) -> Instructio
             numbers = _later(instruction.micros, micros)
             return Compute(instruction.kind, numbers, instruction.stage, instruction.origin, read)
         case Pair(forward, backward, origin):
-            first, second = moved(forward, micros, updates), moved(backward, micros, updates)
+            first, second = shifted(forward, micros, updates), shifted(backward, micros, updates)
             assert isinstance(first, Compute)
             assert isinstance(second, Compute)
             return Pair(first, second, origin)

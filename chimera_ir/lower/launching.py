@@ -8,8 +8,8 @@ uses the same memory. Communication and steps take no time.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count, product
 
+from chimera_ir.flow.engine import ends, play
 from chimera_ir.flow.net import newest, reads_of
-from chimera_ir.flow.run import ends, play
 from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.ir.ops import Operation
@@ -34,7 +34,7 @@ def last_launches(schedule: Schedule, duration: Duration, joins: Iterable[Joins]
     joins
         For every lane the launches that do not follow an operation that adds to the gradients.
     """
-    events = _Events(schedule, duration, list(joins))
+    events = _LaunchEvents(schedule, duration, list(joins))
     lanes = [*events.lanes, *([number] for number in events.sums.values())]
     played = play(lanes, events.before)
     times = ends(played.order, events.before, events.durations)
@@ -42,7 +42,7 @@ def last_launches(schedule: Schedule, duration: Duration, joins: Iterable[Joins]
     return {key: times[number] if number in happened else never for key, number in events.sums.items()}
 
 
-class _Events:
+class _LaunchEvents:
     """The events by number: the operations, then the joins, then the sums. A sum waits for all of its launches."""
 
     def __init__(self, schedule: Schedule, duration: Duration, joins: Sequence[Joins]) -> None:

@@ -25,7 +25,7 @@ from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream
 from chimera_ir.lower.buffers import slots
 from chimera_ir.lower.comm import AHEAD, Traffic, communicate, earliest_run
-from chimera_ir.lower.place import placed
+from chimera_ir.lower.insertion import with_inserted
 from chimera_ir.lower.streaming import lower_stream
 from chimera_ir.lower.sync import Duration, Insertions, synchronise
 
@@ -109,7 +109,7 @@ def _lane(
 ) -> tuple[Instruction, ...]:
     return (
         *insertions.after.get(-1, ()),
-        *placed(lane, range(len(lane)), traffic, recv_slots, insertions),
+        *with_inserted(lane, range(len(lane)), traffic, recv_slots, insertions),
         *(WaitSend(transfer.message, lane[transfer.produced].origin) for transfer in traffic.unanswered),
         *insertions.at_end,
     )

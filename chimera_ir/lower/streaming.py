@@ -32,7 +32,7 @@ from chimera_ir.ir.streams import ProgramStream, ScheduleStream, stream_of
 from chimera_ir.ir.turns import Shelf, Turn, later, lines_before, shelf, updates_a_turn
 from chimera_ir.lower.buffers import rings
 from chimera_ir.lower.comm import AHEAD, Traffic, communicate
-from chimera_ir.lower.place import placed
+from chimera_ir.lower.insertion import with_inserted
 from chimera_ir.lower.sync import Duration, Insertions
 from chimera_ir.lower.updates import update
 
@@ -97,7 +97,7 @@ class _Wide:
         turns: list[Turn] = []
         for lane, places, traffic, inserted in lanes:
             slots, sizes = rings(traffic.postings, places, start, period)
-            instructions = placed(lane, places, traffic, slots, inserted)
+            instructions = with_inserted(lane, places, traffic, slots, inserted)
             turns.append(
                 Turn(tuple(later(self._header, instruction, -self._turn) for instruction in instructions), sizes)
             )

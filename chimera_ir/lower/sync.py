@@ -78,7 +78,7 @@ class LaunchRegion(NamedTuple):
     idle: int
 
 
-class _Lane(NamedTuple):
+class _LaneRegions(NamedTuple):
     """The facts about a lane that launches depend on: the regions of its groups, and the end of its compute."""
 
     regions: dict[WeightGroup, LaunchRegion]
@@ -136,7 +136,7 @@ def _eager(header: Header, group: WeightGroup, region: LaunchRegion) -> bool:
             assert_never(strategy)
 
 
-def _launches(header: Header, lane: _Lane, held: list[WeightGroup]) -> tuple[Launch, ...]:
+def _launches(header: Header, lane: _LaneRegions, held: list[WeightGroup]) -> tuple[Launch, ...]:
     launched: list[Launch] = []
     after = -1
     for group in held:
@@ -146,7 +146,7 @@ def _launches(header: Header, lane: _Lane, held: list[WeightGroup]) -> tuple[Lau
     return tuple(launched)
 
 
-def _agreed(header: Header, lanes: list[_Lane]) -> dict[WeightGroup, int]:
+def _agreed(header: Header, lanes: list[_LaneRegions]) -> dict[WeightGroup, int]:
     """The rank of every group in the order of the launches; of groups with the same time, the later one is first."""
     wanted: dict[WeightGroup, int] = {}
     for lane in lanes:
@@ -159,8 +159,10 @@ def _agreed(header: Header, lanes: list[_Lane]) -> dict[WeightGroup, int]:
     }
 
 
-def _lanes(schedule: Schedule, durations: Sequence[Sequence[int]], all_ends: Sequence[Sequence[int]]) -> list[_Lane]:
-    facts: list[_Lane] = []
+def _lanes(
+    schedule: Schedule, durations: Sequence[Sequence[int]], all_ends: Sequence[Sequence[int]]
+) -> list[_LaneRegions]:
+    facts: list[_LaneRegions] = []
     header = schedule.header
     lanes = zip(schedule.lanes, all_ends, map(accumulate, durations), header.groups_of, strict=True)
     for lane, ends, busy, groups in lanes:
@@ -178,5 +180,5 @@ def _lanes(schedule: Schedule, durations: Sequence[Sequence[int]], all_ends: Seq
             else LaunchRegion(-1, 0, idle)
             for group in groups
         }
-        facts.append(_Lane(regions, len(lane), end))
+        facts.append(_LaneRegions(regions, len(lane), end))
     return facts

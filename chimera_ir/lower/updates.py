@@ -52,7 +52,7 @@ class _Gap(NamedTuple):
     behind_steps: bool
 
 
-class _Update(NamedTuple):
+class _GroupUpdate(NamedTuple):
     """An update of a group on one worker, by places in its lane.
 
     Attributes
@@ -108,12 +108,12 @@ def copies(schedule: Schedule) -> Iterator[dict[Stage, int]]:
         }
 
 
-def _stashed(update: _Update) -> list[tuple[int, int]]:
+def _stashed(update: _GroupUpdate) -> list[tuple[int, int]]:
     """The times at which an update adds and removes a stashed version: 2p is before place p, 2p+1 after it."""
     return [(2 * update.step, 1), (2 * update.last + 1, -1)] if update.last >= update.step else []
 
 
-def _insertions(lane: tuple[Operation, ...], updates: list[_Update]) -> Insertions:
+def _insertions(lane: tuple[Operation, ...], updates: list[_GroupUpdate]) -> Insertions:
     before: dict[int, list[Instruction]] = defaultdict(list)
     after: dict[int, list[Instruction]] = defaultdict(list)
     gap = _Gap(0, behind_steps=False)
@@ -130,7 +130,7 @@ def _insertions(lane: tuple[Operation, ...], updates: list[_Update]) -> Insertio
     return Insertions(before, after)
 
 
-def _all_updates(schedule: Schedule) -> list[list[_Update]]:
+def _all_updates(schedule: Schedule) -> list[list[_GroupUpdate]]:
     summed = _summed(schedule)
     return [list(_updates(schedule.header, lane, counts)) for lane, counts in zip(schedule.lanes, summed, strict=True)]
 
@@ -163,7 +163,7 @@ def _uneven(header: Header, worker: int, lane: Sequence[Operation]) -> Iterator[
     return (group for group in header.groups_of[worker] if updates[group] < header.updates)
 
 
-def _updates(header: Header, lane: Sequence[Operation], summed: _Summed) -> Iterator[_Update]:
+def _updates(header: Header, lane: Sequence[Operation], summed: _Summed) -> Iterator[_GroupUpdate]:
     """The updates of a lane, group by group; a step that no operation waits for is made at the end of the lane."""
     places: dict[WeightGroup, list[int]] = defaultdict(list)
     numbered = [(place, part) for place, operation in enumerate(lane) for part in operation.parts]
@@ -185,7 +185,7 @@ def _updates(header: Header, lane: Sequence[Operation], summed: _Summed) -> Iter
         for number, step in enumerate(steps):
             behind = _Gap(steps[number - 1] if number else 0, behind_steps=True)
             launch = _Gap(backwards[number] + 1, behind_steps=False) if number in backwards else behind
-            yield _Update(group, Version(number + 1), launch, step, lasts.get(number, -1))
+            yield _GroupUpdate(group, Version(number + 1), launch, step, lasts.get(number, -1))
 
 
 def _steps(
@@ -205,7 +205,7 @@ def _steps(
 
 
 def _agreed(
-    schedule: Schedule, duration: Duration, updates: list[list[_Update]]
+    schedule: Schedule, duration: Duration, updates: list[list[_GroupUpdate]]
 ) -> dict[tuple[Version, WeightGroup], tuple[int, int, Version]]:
     """The rank of every sum in the order of the launches; of sums with the same time, the later group is first."""
     joins: list[dict[int, list[tuple[WeightGroup, int]]]] = [defaultdict(list) for _ in updates]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from chimera_ir.cost.model import Durations
 from chimera_ir.cost.numbers import Unit
-from chimera_ir.flow.run import ends, ordered
+from chimera_ir.flow.engine import ends, ordered
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import Instruction

@@ -305,7 +305,7 @@ class Update:
     span: Span = field(compare=False, repr=False)
 
 
-class Quantity(Enum):
+class MemoryQuantity(Enum):
     """What a memory bound limits."""
 
     ACTIVATIONS = "activations"
@@ -316,7 +316,7 @@ class Quantity(Enum):
 class Memory:
     """``memory quantity <= limit``."""
 
-    quantity: Quantity
+    quantity: MemoryQuantity
     limit: Expression
     span: Span = field(compare=False, repr=False)
 
@@ -331,7 +331,7 @@ class Index:
 
 
 @dataclass(frozen=True, slots=True)
-class Pipe:
+class PipeBlock:
     """``pipe name[index] { clauses }``."""
 
     name: Word
@@ -340,7 +340,7 @@ class Pipe:
     span: Span = field(compare=False, repr=False)
 
 
-Item = Workers | Let | Function | Require | Update | Memory | Pipe
+Item = Workers | Let | Function | Require | Update | Memory | PipeBlock
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,15 +87,15 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
         return ast.Update(c[2], _around(c))
 
     def memory(self, c: _Children) -> ast.Memory:
-        quantities = {quantity.value: quantity for quantity in ast.Quantity}
+        quantities = {quantity.value: quantity for quantity in ast.MemoryQuantity}
         if c[1] not in quantities:
             self._unknown(c[1], "memory", list(quantities))
-        return ast.Memory(quantities.get(c[1], ast.Quantity.WEIGHTS), c[3], _around(c))
+        return ast.Memory(quantities.get(c[1], ast.MemoryQuantity.WEIGHTS), c[3], _around(c))
 
-    def pipe(self, c: _Children) -> ast.Pipe:
+    def pipe(self, c: _Children) -> ast.PipeBlock:
         index = c[2] if isinstance(c[2], ast.Index) else None
         clauses = [child for child in c[3:] if not isinstance(child, Token)]
-        return ast.Pipe(_word(c[1]), index, tuple(clauses), _around(c))
+        return ast.PipeBlock(_word(c[1]), index, tuple(clauses), _around(c))
 
     def index(self, c: _Children) -> ast.Index:
         return ast.Index(_word(c[1]), c[3], _around(c))

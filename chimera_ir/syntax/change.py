@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from chimera_ir.syntax.ast import Clause, Pipe, Recompute, Scheme, Sync, SyncMode
+from chimera_ir.syntax.ast import Clause, PipeBlock, Recompute, Scheme, Sync, SyncMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +18,12 @@ class Change:
         if self == Change():
             return scheme
         items = (
-            replace(item, clauses=tuple(self._clauses(item))) if isinstance(item, Pipe) else item
+            replace(item, clauses=tuple(self._clauses(item))) if isinstance(item, PipeBlock) else item
             for item in scheme.items
         )
         return replace(scheme, items=tuple(items))
 
-    def _clauses(self, pipe: Pipe) -> Iterator[Clause]:
+    def _clauses(self, pipe: PipeBlock) -> Iterator[Clause]:
         for clause in pipe.clauses:
             replaced = (self.recompute and isinstance(clause, Recompute)) or (self.sync and isinstance(clause, Sync))
             if not replaced:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from chimera_ir.flow import run
+from chimera_ir.flow import engine
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import AllReduce, Instruction, Send, WaitAllReduce, WaitRecv
 from chimera_ir.ir.streams import ProgramStream, view_of
@@ -59,9 +59,9 @@ def play(program: Program | ProgramStream, updates: int, cost: Cost) -> tuple[La
         _waits(served, lanes),
         [_length(instruction, cost) for lane in served for _, instruction in lane],
     )
-    played = run.play(lanes, before)
+    played = engine.play(lanes, before)
     assert len(played.order) == len(before), "a verified program ends"
-    ends = run.ends(played.order, before, durations)
+    ends = engine.ends(played.order, before, durations)
     pairs = zip(served, lanes, strict=True)
     return tuple(tuple(_spans(lane, ends[numbers.start : numbers.stop])) for lane, numbers in pairs)
 

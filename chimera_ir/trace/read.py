@@ -14,7 +14,7 @@ from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.ir.kinds import COSTED
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.streams import ProgramStream, view_of
-from chimera_ir.ir.text.parser import parse
+from chimera_ir.ir.text.reader import parse
 from chimera_ir.plural import counted
 from chimera_ir.source import Source, contents
 from chimera_ir.verify.verify import verify_program

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from chimera_ir.diagnostics.catalogue.program import Blocked, Deadlock, ReceivesOutOfOrder
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.flow.run import LaneRun, Played
+from chimera_ir.flow.engine import LaneRun, Played
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import AllReduce, Instruction, Message, Recv, Send, WaitAllReduce, WaitRecv, WaitSend

@@ -15,7 +15,7 @@ A single one
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from chimera_ir.flow.run import Played
+from chimera_ir.flow.engine import Played
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Instruction, Recv, Send
 from chimera_ir.ir.sharing import Communicators

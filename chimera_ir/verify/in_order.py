@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from chimera_ir.flow.run import Played, play
+from chimera_ir.flow.engine import Played, play
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Parts, Program
 from chimera_ir.ir.sharing import Communicators

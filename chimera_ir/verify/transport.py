@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from enum import Enum
 from itertools import accumulate
 
-from chimera_ir.flow.run import Played, play
+from chimera_ir.flow.engine import Played, play
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import AllReduce, WaitAllReduce
 from chimera_ir.verify.index import keys, sum_key

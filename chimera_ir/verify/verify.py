@@ -9,8 +9,8 @@ from chimera_ir.diagnostics.catalogue.program import BoundExceeded
 from chimera_ir.diagnostics.catalogue.schedule import LaneCount, NotLowered
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.flow import live
+from chimera_ir.flow.lookahead import runnable_stream
 from chimera_ir.flow.net import Net, Reads, net_of, reads_of
-from chimera_ir.flow.pace import begun
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import NOWHERE, Compute, singles
@@ -200,8 +200,8 @@ def _operations(header: Header, operations: Sequence[tuple[Worker, Compute]]) ->
 def verify_program(level: Program | ProgramStream, checked: Checked | None = None) -> Verified:
     """Applies all rules to any program.
 
-    The turns of a verified stream begin where workers can run them as the updates are given (`flow.pace`), so that its
-    text and its scripts say the same.
+    The turns of a verified stream begin where workers can run them as the updates are given (`flow.lookahead`), so that
+    its text and its scripts say the same.
 
     Parameters
     ----------
@@ -223,8 +223,8 @@ def verify_program(level: Program | ProgramStream, checked: Checked | None = Non
     if isinstance(level, ProgramStream):
         findings += apply(Rule.REPEATS, state_repeats(level))
         raise_errors(findings.diagnostics)
-        if (paced := begun(level)) != level:
-            return verify_program(paced, checked)
+        if (runnable := runnable_stream(level)) != level:
+            return verify_program(runnable, checked)
     return Verified(
         level=level,
         program=program,

@@ -10,7 +10,7 @@ from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.ir.levels import Plan, Program
 from chimera_ir.ir.streams import Level, ProgramStream
-from chimera_ir.ir.text.parser import parse as parse_ir
+from chimera_ir.ir.text.reader import parse as parse_ir
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
 from chimera_ir.source import Source

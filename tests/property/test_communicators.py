@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera_ir.flow.pace import paces
+from chimera_ir.flow.lookahead import runnable_turns
 from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.lower.forwards import forwards
@@ -20,7 +20,7 @@ from tests.lowered import level
 from tests.property.programs import random_plan
 from tests.property.streams import random_stream
 from tests.repeatable import examples
-from tests.unit.test_pace import ends
+from tests.unit.test_lookahead import ends
 
 _FEW = examples(150)
 _SHARED = st.sampled_from([Communicators.DIRECTED, Communicators.PAIR])
@@ -64,7 +64,7 @@ def test_a_stream_finishes_after_any_number_of_updates_if_that_is_proven(
 def test_updates_that_are_given_one_by_one_end_with_a_communicator_for_both_directions(seed: int, ahead: int) -> None:
     of = stream(seed, ahead, Communicators.PAIR)
     for given_ in range(1, 8):
-        assert ends(of, paces(of), given_ * of.header.period // of.header.per_update, 1, ("pair",))
+        assert ends(of, runnable_turns(of), given_ * of.header.period // of.header.per_update, 1, ("pair",))
 
 
 @_FEW

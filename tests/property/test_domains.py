@@ -14,7 +14,7 @@ from chimera_ir.diagnostics.catalogue.values import Instance, Overflow
 from chimera_ir.elaborate.affine import Law, eventual_law, law
 from chimera_ir.elaborate.evaluate import Fault, Scope, compiled
 from chimera_ir.elaborate.evaluate import Formula as Closure
-from chimera_ir.elaborate.grid import Grid, Unfit
+from chimera_ir.elaborate.grid import Grid, UndefinedOnGrid
 from chimera_ir.elaborate.settings import evaluate_globals
 from chimera_ir.source import Source
 from chimera_ir.syntax import ast
@@ -39,7 +39,7 @@ class Case:
     def parsed(self) -> tuple[ast.Expression, Scope]:
         pipe = f"pipe p {{ stages s in 0..1 on w = {PLACE} micros m in 0..1 F(m, s) @ {self.formula} }}"
         scheme = parse(Source("", f"scheme a(D = {D}) {self.functions} {pipe}"))
-        clauses = next(item.clauses for item in scheme.items if isinstance(item, ast.Pipe))
+        clauses = next(item.clauses for item in scheme.items if isinstance(item, ast.PipeBlock))
         clock = next(clause.clock for clause in clauses if isinstance(clause, ast.Operation))
         place = next(clause.place for clause in clauses if isinstance(clause, ast.Stages))
         return clock, evaluate_globals(scheme, {}).scope.with_formula("w", place)
@@ -106,7 +106,7 @@ def require_columns(case: Case, expression: ast.Expression, scope: Scope) -> Non
     """Columns are refused only if a part lacks a value somewhere."""
     try:
         column = Grid(MICROS, STAGES, NAMES, scope).values(expression)
-    except Unfit:
+    except UndefinedOnGrid:
         assert not has_value_throughout(expression, scope)
         return
     assert column == [naive(case, *pair) for pair in PAIRS]
@@ -160,7 +160,7 @@ def test_what_a_known_condition_leaves_out_needs_no_value_in_any_domain(formula:
 def test_columns_and_laws_need_both_sides_of_a_condition_that_is_not_known(formula: str) -> None:
     expression, scope = Case(Formula(formula, lambda names: 0), "").parsed()
     assert isinstance(integer(closure(expression, scope), 4, 0), int)
-    with pytest.raises(Unfit):
+    with pytest.raises(UndefinedOnGrid):
         Grid(MICROS, STAGES, NAMES, scope).values(expression)
     with pytest.raises(Fault):
         law(expression, scope.with_value("s", 0), "m", MOST)

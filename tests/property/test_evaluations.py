@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from chimera_ir.ir.kinds import FORWARD
 from chimera_ir.ir.levels import Program, Schedule
-from chimera_ir.ir.text.parser import parse
 from chimera_ir.ir.text.printer import show
+from chimera_ir.ir.text.reader import parse
 from chimera_ir.lower.forwards import forwards
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.ir.levels import Plan, Planned, Program, Schedule
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
-from chimera_ir.ir.text.parser import parse
 from chimera_ir.ir.text.printer import line, numbers_of, show
+from chimera_ir.ir.text.reader import parse
 from chimera_ir.ir.turns import moved
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order

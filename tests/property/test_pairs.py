@@ -13,8 +13,8 @@ from chimera_ir.cost.model import Costs
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.ir.levels import Plan, Planned, Program, Schedule
 from chimera_ir.ir.ops import Compute, Operation, Pair, Send, WaitRecv
-from chimera_ir.ir.text.parser import parse
 from chimera_ir.ir.text.printer import show
+from chimera_ir.ir.text.reader import parse
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
 from chimera_ir.source import Source, Span

@@ -19,8 +19,8 @@ from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.kinds import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import AllReduce, Compute, Recv
-from chimera_ir.ir.text.parser import parse
 from chimera_ir.ir.text.printer import show
+from chimera_ir.ir.text.reader import parse
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
 from chimera_ir.source import Source

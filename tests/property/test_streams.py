@@ -12,8 +12,8 @@ from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Compute, Instruction
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream, stream_of
-from chimera_ir.ir.text.parser import parse
 from chimera_ir.ir.text.printer import line, show
+from chimera_ir.ir.text.reader import parse
 from chimera_ir.ir.turns import Turn
 from chimera_ir.lower.lower import lower
 from chimera_ir.source import Source

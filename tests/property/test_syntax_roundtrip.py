@@ -12,8 +12,8 @@ from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.resources import schemes
 from chimera_ir.source import Source, Span
 from chimera_ir.syntax import ast
+from chimera_ir.syntax.formatter import show
 from chimera_ir.syntax.parser import parse
-from chimera_ir.syntax.printer import show
 from chimera_ir.syntax.spelling import KEYWORDS
 from tests.repeatable import examples
 
@@ -90,8 +90,8 @@ items: st.SearchStrategy[ast.Item] = st.one_of(
     st.builds(ast.Function, words, st.lists(words, max_size=3).map(tuple), expressions, st.just(HERE)),
     st.builds(ast.Require, expressions, messages, st.just(HERE)),
     st.builds(ast.Update, expressions, st.just(HERE)),
-    st.builds(ast.Memory, st.sampled_from(ast.Quantity), expressions, st.just(HERE)),
-    st.builds(ast.Pipe, words, indices, st.lists(clauses, max_size=4).map(tuple), st.just(HERE)),
+    st.builds(ast.Memory, st.sampled_from(ast.MemoryQuantity), expressions, st.just(HERE)),
+    st.builds(ast.PipeBlock, words, indices, st.lists(clauses, max_size=4).map(tuple), st.just(HERE)),
 )
 parameters = st.builds(ast.Parameter, words, expressions, st.just(HERE))
 schemes = st.builds(

@@ -10,8 +10,8 @@ from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.ir.ops import Compute
 from chimera_ir.ir.streams import stream_of
-from chimera_ir.ir.text.parser import parse
 from chimera_ir.ir.text.printer import line, show
+from chimera_ir.ir.text.reader import parse
 from chimera_ir.ir.turns import initial
 from chimera_ir.lower.lower import lower
 from chimera_ir.source import Source

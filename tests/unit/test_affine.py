@@ -23,7 +23,7 @@ def scoped(formula: str) -> tuple[ast.Expression, Scope]:
     """A formula of m with the values k = 3 and j = -2, and functions."""
     pipe = f"pipe p {{ stages s in 0..1 on s micros m in 0..1 F(m, s) @ {formula} }}"
     scheme = parse(Source("", f"scheme a(k = 3, j = -2) {FUNCTIONS} {pipe}"))
-    clauses = next(item.clauses for item in scheme.items if isinstance(item, ast.Pipe))
+    clauses = next(item.clauses for item in scheme.items if isinstance(item, ast.PipeBlock))
     clock = next(clause.clock for clause in clauses if isinstance(clause, ast.Operation))
     return clock, evaluate_globals(scheme, {}).scope
 

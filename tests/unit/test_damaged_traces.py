@@ -21,7 +21,7 @@ from chimera_ir.commands.compile_command import compile_command
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Compute, Pair
 from chimera_ir.ir.streams import ProgramStream
-from chimera_ir.ir.text.parser import parse
+from chimera_ir.ir.text.reader import parse
 from chimera_ir.source import Source
 from chimera_ir.trace.forecast import play
 from chimera_ir.trace.spans import recorded

@@ -13,8 +13,8 @@ from chimera_ir.ir.kinds import FORWARD
 from chimera_ir.ir.levels import Program, Schedule
 from chimera_ir.ir.ops import AllReduce, Compute, Recv, Send, Step, WaitAllReduce, WaitSend
 from chimera_ir.ir.streams import ScheduleStream
-from chimera_ir.ir.text.parser import parse
 from chimera_ir.ir.text.printer import line, show
+from chimera_ir.ir.text.reader import parse
 from chimera_ir.lower.forwards import forwards
 from chimera_ir.request import Request
 from chimera_ir.source import Source

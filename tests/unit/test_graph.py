@@ -6,7 +6,7 @@ from hypothesis import given
 from chimera_ir.flow.dag import Edge, build
 from chimera_ir.ir.kinds import FORWARD
 from chimera_ir.ir.levels import Plan, Schedule
-from chimera_ir.ir.text.parser import parse
+from chimera_ir.ir.text.reader import parse
 from chimera_ir.lower.order import order
 from chimera_ir.source import Source
 from tests.property.programs import one_direction, plans, two_directions

@@ -3,7 +3,7 @@
 import pytest
 
 from chimera_ir.elaborate.elaborate import elaborate
-from chimera_ir.elaborate.grid import Grid, Unfit
+from chimera_ir.elaborate.grid import Grid, UndefinedOnGrid
 from chimera_ir.elaborate.settings import evaluate_globals
 from chimera_ir.source import Source
 from chimera_ir.syntax import ast
@@ -30,7 +30,7 @@ def turn(m: int) -> int:
 def grid(formula: str) -> list[int]:
     scheme = parse(Source("", TEXT.format(formula=formula)))
     known = evaluate_globals(scheme, {})
-    pipe = next(item for item in scheme.items if isinstance(item, ast.Pipe))
+    pipe = next(item for item in scheme.items if isinstance(item, ast.PipeBlock))
     line = next(clause for clause in pipe.clauses if isinstance(clause, ast.Operation))
     return Grid(MICROS, STAGES, ("m", "s"), known.scope).values(line.clock)
 
@@ -61,7 +61,7 @@ def test_a_grid_has_the_values_of_the_formula(formula, python):
     "formula", ["m / s", "if s > 0 then m / s else 0", "share(s - 2, 2, 0)", "9223372036854775807 + m - m"]
 )
 def test_a_formula_that_lacks_a_value_somewhere_is_unfit(formula):
-    with pytest.raises(Unfit):
+    with pytest.raises(UndefinedOnGrid):
         grid(formula)
 
 

@@ -7,8 +7,8 @@ from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Bound, Header, Pipe, Plan, Planned, Quantity, Schedule
 from chimera_ir.ir.ops import AllReduce, Compute, Drop, Message, Recv, Stash, Step, WaitAllReduce, WaitSend
 from chimera_ir.ir.streams import ProgramStream
-from chimera_ir.ir.text.parser import parse
 from chimera_ir.ir.text.printer import show
+from chimera_ir.ir.text.reader import parse
 from chimera_ir.ir.turns import Turn
 from chimera_ir.source import Source
 

@@ -9,8 +9,8 @@ from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Plan, Planned, Program, Schedule
 from chimera_ir.ir.ops import AllReduce, Compute, Recv, Send, Step, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.ir.sharing import Communicators
-from chimera_ir.ir.text.parser import parse
 from chimera_ir.ir.text.printer import line, show
+from chimera_ir.ir.text.reader import parse
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
 from chimera_ir.source import Source, Span

@@ -15,8 +15,8 @@ from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.kinds import BACKWARD
 from chimera_ir.ir.levels import Plan, Program, Strategy
 from chimera_ir.ir.ops import AllReduce, Compute
-from chimera_ir.ir.text.parser import parse as parse_ir
 from chimera_ir.ir.text.printer import show
+from chimera_ir.ir.text.reader import parse as parse_ir
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
 from chimera_ir.source import Source

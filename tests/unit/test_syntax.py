@@ -7,8 +7,8 @@ import pytest
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.source import Source
 from chimera_ir.syntax import ast
+from chimera_ir.syntax.formatter import show, show_expression
 from chimera_ir.syntax.parser import MAX_DEPTH, MAX_TOKENS, parse
-from chimera_ir.syntax.printer import show, show_expression
 from chimera_ir.syntax.spelling import FOREIGN, FOREIGN_WORDS
 
 LANGUAGE = """

@@ -5,8 +5,8 @@ import pytest
 from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.ir.levels import Plan
 from chimera_ir.source import Source
+from chimera_ir.syntax.formatter import show
 from chimera_ir.syntax.parser import parse
-from chimera_ir.syntax.printer import show
 
 FLUSHED = """
 scheme named(P = 3, N = 4)

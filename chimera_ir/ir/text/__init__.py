@@ -1,1 +1,1 @@
-"""The text form of the IR: `printer.show`, `parser.parse`."""
+"""The text form of the IR: `printer.show`, `reader.parse`."""

@@ -33,7 +33,7 @@ from chimera_ir.ir.levels import (
     Quantity,
     Strategy,
 )
-from chimera_ir.ir.text.mistakes import FORMS
+from chimera_ir.ir.text.malformed import FORMS
 from chimera_ir.ir.text.printer import group_name
 from chimera_ir.plural import plural
 from chimera_ir.source import Span
@@ -76,13 +76,13 @@ def read_header(title: Token, lines: list[Token]) -> Header:
     Rejected
         With all mistakes that no other mistake hides.
     """
-    reader = _Reader(title)
+    reader = _HeaderReader(title)
     for token in lines:
         reader.take(token)
     return reader.finish()
 
 
-class _Reader:
+class _HeaderReader:
     """Takes the lines one by one; records mistakes and leaves out their lines."""
 
     def __init__(self, title: Token) -> None:

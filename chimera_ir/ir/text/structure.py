@@ -8,7 +8,7 @@ from lark import Lark, Token, Tree, UnexpectedToken
 from chimera_ir.diagnostics.catalogue.irtext import MisplacedLine, MoreMistakes, NoTitle
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.ir.text.header import span
-from chimera_ir.ir.text.mistakes import explain
+from chimera_ir.ir.text.malformed import explain
 from chimera_ir.resources import grammar
 from chimera_ir.source import Source, Span
 

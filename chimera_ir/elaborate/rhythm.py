@@ -1,4 +1,10 @@
-"""The pace of an endless pipe: the laws of its formulas, and whether its lanes stay together."""
+"""The rhythm of an endless pipe: when it repeats, by the laws of its formulas.
+
+A pipe has a rhythm if the clocks of all its operations grow alike, so that its lanes stay together:
+
+    F(m, s) @ 3*m + s            rate 3 clocks per micro-batch, for every operation
+    B(m, s) @ 3*m + m%2 + 4      the law of this clock repeats after 2 micro-batches: period 2, which is 6 clocks
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,12 +19,12 @@ from chimera_ir.elaborate.evaluate import LIMIT, Fault
 from chimera_ir.elaborate.pipes import Shape
 from chimera_ir.ir.levels import MAX_AGE
 from chimera_ir.syntax import ast
-from chimera_ir.syntax.printer import show_expression
+from chimera_ir.syntax.formatter import show_expression
 
 
 @dataclass(frozen=True, slots=True)
 class _Beat:
-    """One operation line on one stage: the laws of its clock and guard, and the period of all its formulas."""
+    """An operation line on one stage: the laws of its clock and guard, and a common period of all its formulas."""
 
     line: ast.Operation
     stage: int
@@ -28,8 +34,8 @@ class _Beat:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """The rate and period at which a pipe repeats.
+class Rhythm:
+    """The rate of a pipe, the period after which it repeats, and the laws of its numbers and versions.
 
     Attributes
     ----------
@@ -38,7 +44,7 @@ class Pace:
     period
         Micro-batches after which everything repeats, ``rate * period`` clocks later; a multiple of the step.
     first, last
-        The clocks between which the first ``period`` micro-batches run.
+        The first and the last clock of an operation on the first ``period`` micro-batches.
     number
         The law of the global numbers.
     versions
@@ -53,35 +59,37 @@ class Pace:
     versions: tuple[Law, ...]
 
 
-def pace(shape: Shape, stages: Sequence[int], most: int, failed: list[Diagnostic]) -> Pace | None:
-    """The pace of a pipe on some of its stages, or None with the reasons added to ``failed``.
+def rhythm_of(shape: Shape, stages: Sequence[int], most: int, failed: list[Diagnostic]) -> Rhythm | None:
+    """The rhythm of a pipe on some of its stages, or None with the reasons added to ``failed``.
 
     Periods are at most ``most``.
     """
-    known = len(failed)
+    # The laws of all formulas. Rates are compared only if there are no other failures.
+    failures = len(failed)
     beats = [beat for line in shape.operations for beat in _beats(line, shape, stages, most, failed)]
     number = _number(shape, most, failed)
     versions = _versions(shape, stages, most, failed)
-    if len(failed) == known:
+    if len(failed) == failures:
         failed += _drifts(beats, shape)
-    if len(failed) > known or number is None:
+    if len(failed) > failures or number is None:
         return None
     laws = (number, *versions)
+    # The period of the pipe is the shortest one that all laws share.
     try:
-        together = lcm(shape.steps.step, *(part.period for part in laws), *(part.period for part in beats))
-        period = limited(together, most, shape.micros.span)
+        shared = lcm(shape.steps.step, *(part.period for part in laws), *(part.period for part in beats))
+        period = limited(shared, most, shape.micros.span)
     except Fault as fault:
         failed.append(fault.diagnostic(shape.instance()))
         return None
     clocks = list(_clocks(beats, shape.lengthened(period).steps)) or [0]
     rate = beats[0].clock.rate if beats else Fraction(1)
-    return Pace(rate, period, min(clocks), max(clocks), number, versions)
+    return Rhythm(rate, period, min(clocks), max(clocks), number, versions)
 
 
 def _beats(
     line: ast.Operation, shape: Shape, stages: Sequence[int], most: int, failed: list[Diagnostic]
 ) -> Iterator[_Beat]:
-    """The beats of a line on the stages where it has operations, up to its first failure."""
+    """The beats of a line on those stages on which it has operations, up to its first failure."""
     variable = shape.stages.variable.text
     for stage in stages:
         scope = shape.scope.with_value(variable, stage)
@@ -98,7 +106,10 @@ def _beats(
 
 
 def _places(subject: ast.Subject, shape: Shape, guard: Law, laws: Callable[[ast.Expression], Law], most: int) -> int:
-    """The period of the stage and micro-batch of a line: stages repeat, micro-batches stay near the variable."""
+    """The common period of the stage and the micro-batch in an operation line.
+
+    The stage has to repeat, and the micro-batch has to stay within a step of the micro-batch variable.
+    """
     place = laws(subject.stage)
     if place.increment:
         raise Fault(partial(say.StageDrifts, subject.stage.span, (), rate=str(place.rate)))
@@ -134,12 +145,12 @@ def _versions(shape: Shape, stages: Sequence[int], most: int, failed: list[Diagn
     for stage in stages:
         scope = shape.scope.with_value(variable, stage)
         try:
-            known = eventual_law(shape.reads.version, scope, shape.micros.variable.text, most)
-            age = ceil((known.since - shape.micro_range.start) * known.rate)
+            version = eventual_law(shape.reads.version, scope, shape.micros.variable.text, most)
+            age = ceil((version.since - shape.micro_range.start) * version.rate)
             if age > MAX_AGE:
                 count = min(age, LIMIT)
                 raise Fault(partial(say.VersionsTooOld, shape.reads.version.span, (), count=count, most=MAX_AGE))
-            versions.append(known)
+            versions.append(version)
         except Fault as fault:
             failed.append(fault.diagnostic(shape.instance((variable, stage))))
             break
@@ -147,7 +158,7 @@ def _versions(shape: Shape, stages: Sequence[int], most: int, failed: list[Diagn
 
 
 def _drifts(beats: Sequence[_Beat], shape: Shape) -> Iterator[Diagnostic]:
-    """The first clock that does not grow, or each line with a clock that does not grow like the first one."""
+    """Diagnostics of the first clock that does not grow, or of each line whose clock grows at another rate."""
     variable, drifting = shape.stages.variable.text, set()
     for beat in beats:
         span, rate = beat.line.clock.span, beat.clock.rate

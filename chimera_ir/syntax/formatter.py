@@ -39,7 +39,7 @@ def show(scheme: ast.Scheme) -> str:
     blocks = [f"scheme {scheme.name.text}" + (f"({parameters})" if parameters else "")]
     lines: list[str] = []
     for item in scheme.items:
-        if isinstance(item, ast.Pipe):
+        if isinstance(item, ast.PipeBlock):
             blocks += ["\n".join(lines)] if lines else []
             blocks.append(_pipe(item))
             lines = []
@@ -67,7 +67,7 @@ def _line(item: ast.Workers | ast.Let | ast.Function | ast.Require | ast.Update 
             assert_never(item)
 
 
-def _pipe(pipe: ast.Pipe) -> str:
+def _pipe(pipe: ast.PipeBlock) -> str:
     index = "" if pipe.index is None else f"[{pipe.index.variable.text} in {_range(pipe.index.range)}]"
     clauses = "".join(f"  {_clause(clause)}\n" for clause in pipe.clauses)
     return f"pipe {pipe.name.text}{index} {{\n{clauses}}}"

@@ -4,7 +4,7 @@ from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from chimera_ir.diagnostics.catalogue import names as say
 from chimera_ir.diagnostics.model import Diagnostic, Severity
@@ -12,11 +12,16 @@ from chimera_ir.diagnostics.render import MAX_SHOWN
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.elaborate.builtins import BUILTINS, Builtin
 from chimera_ir.elaborate.clauses import check_clauses, check_updates, unsupported
-from chimera_ir.elaborate.sizes import MAX_DEPTH, MAX_SIZE, FormulaSize, size_of
 from chimera_ir.plural import counted
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.spelling import FOREIGN_NAMES
+
+MAX_SIZE = 2_000
+"""The most operators and operands of a formula with its functions written out."""
+
+MAX_DEPTH = 200
+"""The most levels of a formula with its functions written out."""
 
 
 class Type(Enum):
@@ -27,7 +32,7 @@ class Type(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Value:
+class _ValueName:
     """A name for a value; ``type`` is None where a mistake hides it."""
 
     type: Type | None
@@ -35,7 +40,7 @@ class _Value:
 
 
 @dataclass(frozen=True, slots=True)
-class _Function:
+class _FunctionName:
     """A name for a function."""
 
     parameters: tuple[str, ...]
@@ -47,7 +52,14 @@ class _Function:
         return f"{name}({', '.join(self.parameters)})"
 
 
-_Meaning = _Value | _Function
+class _FormulaSize(NamedTuple):
+    """The number of operators and operands of a formula, and its levels."""
+
+    operands: int
+    levels: int
+
+
+_Meaning = _ValueName | _FunctionName
 _Scope = Mapping[str, _Meaning]
 _Layers = ChainMap[str, _Meaning]
 """Scopes, the inner ones over the outer ones; nothing is copied, as a scheme may have thousands of names."""
@@ -71,24 +83,37 @@ def _guess(text: str, known: Collection[str]) -> str | None:
     return closest(text, known) if foreign is None or text.lower() in map(str.lower, known) else foreign
 
 
-def _definitions(scheme: ast.Scheme) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each name with the names in its definition."""
+def _definitions(scheme: ast.Scheme) -> Iterator[tuple[str, ast.Word, ast.Expression]]:
+    """Every parameter, value and function: which of the three it is, its name, and the formula of its definition."""
     for parameter in scheme.parameters:
-        yield parameter.name.text, _names_in(parameter.default)
+        yield "the parameter", parameter.name, parameter.default
     for item in scheme.items:
         if isinstance(item, ast.Let):
-            yield item.name.text, _names_in(item.value)
+            yield "the value", item.name, item.value
         elif isinstance(item, ast.Function):
-            yield item.name.text, _names_in(item.body)
+            yield "the function", item.name, item.body
 
 
 def _names_in(expression: ast.Expression) -> tuple[str, ...]:
-    nodes = ast.walk(expression)
-    return tuple(
-        node.text if isinstance(node, ast.Name) else node.function.text
-        for node in nodes
-        if isinstance(node, ast.Name | ast.Call)
-    )
+    nodes = (node for node in ast.walk(expression) if isinstance(node, ast.Name | ast.Call))
+    return tuple(node.text if isinstance(node, ast.Name) else node.function.text for node in nodes)
+
+
+def _size_of(expression: ast.Expression, known: Mapping[str, _FormulaSize]) -> _FormulaSize:
+    """The size of a formula; ``known`` has those of functions, and of other names that stand for formulas."""
+    nodes = list(ast.walk(expression))
+    return _FormulaSize(len(nodes) + sum(_behind(node, known).operands for node in nodes), _levels(expression, known))
+
+
+def _levels(expression: ast.Expression, known: Mapping[str, _FormulaSize]) -> int:
+    within = max((_levels(operand, known) for operand in ast.operands(expression)), default=0)
+    return 1 + max(within, _behind(expression, known).levels)
+
+
+def _behind(node: ast.Expression, known: Mapping[str, _FormulaSize]) -> _FormulaSize:
+    """The size of what the name of a node stands for; 0 if it is not known."""
+    name = node.function if isinstance(node, ast.Call) else node
+    return known.get(name.text if isinstance(name, ast.Name | ast.Word) else "", _FormulaSize(0, 0))
 
 
 class _Checker:
@@ -99,35 +124,30 @@ class _Checker:
         self._scheme = scheme
         self._known: dict[str, _Meaning] = {}
         self._used: set[str] = set()
-        definitions = [item.name for item in scheme.items if isinstance(item, ast.Let | ast.Function)]
+        self._definitions = list(_definitions(scheme))
+        self._uses = {word.text: _names_in(formula) for _, word, formula in self._definitions}
         self._spans: dict[str, Span] = {}
-        for word in [*(parameter.name for parameter in scheme.parameters), *definitions]:
+        for _, word, _ in self._definitions:
             self._spans.setdefault(word.text, word.span)
-        self._uses = dict(_definitions(scheme))
-        self._sizes: ChainMap[str, FormulaSize] = ChainMap()
+        self._sizes: ChainMap[str, _FormulaSize] = ChainMap()
 
     def check_scheme(self) -> None:
         """Checks the header and all items."""
         for parameter in self._scheme.parameters:
             self._formula(parameter.default, Type.INTEGER, "the default of a parameter", self._known, parameter.name)
-            self._define(parameter.name, _Value(Type.INTEGER, parameter.name.span))
+            self._define(parameter.name, _ValueName(Type.INTEGER, parameter.name.span))
         for item in self._scheme.items:
             self._item(item)
         self._unused()
 
     def _unused(self) -> None:
-        definitions: list[tuple[str, ast.Word]] = [("the parameter", p.name) for p in self._scheme.parameters]
-        for item in self._scheme.items:
-            if isinstance(item, ast.Let):
-                definitions.append(("the value", item.name))
-            elif isinstance(item, ast.Function):
-                definitions.append(("the function", item.name))
-        self.mistakes += [say.Unused(w.span, kind, w.text) for kind, w in definitions if w.text not in self._used]
+        unused = ((kind, word) for kind, word, _ in self._definitions if word.text not in self._used)
+        self.mistakes += [say.Unused(word.span, kind, word.text) for kind, word in unused]
 
     def _item(self, item: ast.Item) -> None:
         match item:
             case ast.Let(name, value):
-                self._define(name, _Value(self._formula(value, None, "", self._known, name), name.span))
+                self._define(name, _ValueName(self._formula(value, None, "", self._known, name), name.span))
             case ast.Function():
                 self._function(item)
             case ast.Workers(count):
@@ -138,7 +158,7 @@ class _Checker:
                 self._formula(count, Type.INTEGER, "`update every`", self._known)
             case ast.Memory(_, limit):
                 self._formula(limit, Type.INTEGER, "`memory`", self._known)
-            case ast.Pipe():
+            case ast.PipeBlock():
                 self._pipe(item)
             case _:
                 assert_never(item)
@@ -151,9 +171,9 @@ class _Checker:
         else:
             self._known[name.text] = meaning
 
-    def _variables(self, words: Iterable[ast.Word]) -> dict[str, _Value]:
+    def _variables(self, words: Iterable[ast.Word]) -> dict[str, _ValueName]:
         """Local variables; one that has the name of something else is a mistake."""
-        variables: dict[str, _Value] = {}
+        variables: dict[str, _ValueName] = {}
         for word in words:
             if word.text in BUILTINS:
                 self.mistakes.append(say.RedefinesBuiltin(word.span, word.text))
@@ -161,10 +181,10 @@ class _Checker:
                 self.mistakes.append(say.DefinedTwice(word.span, word.text, variables[word.text].span))
             elif word.text in self._spans:
                 self.mistakes.append(say.Shadows(word.span, word.text, self._spans[word.text]))
-            variables.setdefault(word.text, _Value(Type.INTEGER, word.span))
+            variables.setdefault(word.text, _ValueName(Type.INTEGER, word.span))
         return variables
 
-    def _with(self, variables: Mapping[str, _Value]) -> _Layers:
+    def _with(self, variables: Mapping[str, _ValueName]) -> _Layers:
         """All names known so far, and some variables."""
         return ChainMap({**variables}, self._known)
 
@@ -173,13 +193,13 @@ class _Checker:
         result = self._type(function.body, scope, function.name)
         names = tuple(word.text for word in function.parameters)
         self._sizes.setdefault(function.name.text, self._size(function.body))
-        self._define(function.name, _Function(names, result, function.name.span))
+        self._define(function.name, _FunctionName(names, result, function.name.span))
 
-    def _pipe(self, pipe: ast.Pipe) -> None:
+    def _pipe(self, pipe: ast.PipeBlock) -> None:
         index = [] if pipe.index is None else [pipe.index.variable]
         stages = [clause for clause in pipe.clauses if isinstance(clause, ast.Stages)][:1]
         micros = [clause for clause in pipe.clauses if isinstance(clause, ast.Micros)][:1]
-        places = {clause.worker: size_of(clause.place, self._sizes) for clause in stages if clause.worker is not None}
+        places = {clause.worker: _size_of(clause.place, self._sizes) for clause in stages if clause.worker is not None}
         of_stage = [*(clause.variable for clause in stages), *places]
         variables = self._variables([*index, *of_stage, *(clause.variable for clause in micros)])
         outside = self._with({word.text: variables[word.text] for word in index})
@@ -192,7 +212,7 @@ class _Checker:
             match clause:
                 case ast.Stages(variable, stage_range, _, place):
                     self._range(stage_range, outside)
-                    scope = outside.new_child({variable.text: _Value(Type.INTEGER, variable.span)})
+                    scope = outside.new_child({variable.text: _ValueName(Type.INTEGER, variable.span)})
                     self._formula(place, Type.INTEGER, "`on`", scope)
                 case ast.Micros():
                     self._micros(clause, outside)
@@ -209,17 +229,14 @@ class _Checker:
         self._sizes = self._sizes.parents
 
     def _micros(self, clause: ast.Micros, outside: _Layers) -> None:
-        match clause.range:
-            case ast.Range():
-                self._range(clause.range, outside)
-            case ast.Endless(start):
-                self._formula(start, Type.INTEGER, "a range", outside)
-            case _:
-                assert_never(clause.range)
+        if isinstance(clause.range, ast.Range):
+            self._range(clause.range, outside)
+        else:
+            self._formula(clause.range.start, Type.INTEGER, "a range", outside)
         if clause.step is not None:
             self._formula(clause.step, Type.INTEGER, "`by`", outside)
         if clause.number is not None:
-            inside = outside.new_child({clause.variable.text: _Value(Type.INTEGER, clause.variable.span)})
+            inside = outside.new_child({clause.variable.text: _ValueName(Type.INTEGER, clause.variable.span)})
             self._formula(clause.number, Type.INTEGER, "`as`", inside)
 
     def _operation(self, operation: ast.Operation, inside: _Scope) -> None:
@@ -299,9 +316,9 @@ class _Checker:
         self._used.add(text)
         entry = scope.get(text)
         match entry:
-            case _Value(type=known_type):
+            case _ValueName(type=known_type):
                 return known_type
-            case _Function() as function:
+            case _FunctionName() as function:
                 self.mistakes.append(say.FunctionAsValue(span, text, function.signature(text)))
             case None if text in BUILTINS:
                 self.mistakes.append(say.FunctionAsValue(span, text, BUILTINS[text].signature))
@@ -349,10 +366,10 @@ class _Checker:
         self._operands(node.arguments, Type.INTEGER, f"`{name}(..)`", scope, defining)
         entry = scope.get(name)
         match entry:
-            case _Value():
+            case _ValueName():
                 self.mistakes.append(say.NotAFunction(node.function.span, name))
                 return None
-            case _Function(parameters=parameters, result=result) as function:
+            case _FunctionName(parameters=parameters, result=result) as function:
                 if count != len(parameters):
                     words = counted(len(parameters), "argument")
                     self.mistakes.append(say.WrongArity(node.span, function.signature(name), words, count))
@@ -371,13 +388,11 @@ class _Checker:
             words = counted(builtin.least, "argument") + ("" if builtin.most is not None else " or more")
             self.mistakes.append(say.WrongArity(node.span, builtin.signature, words, count))
 
-    def _size(self, expression: ast.Expression) -> FormulaSize:
+    def _size(self, expression: ast.Expression) -> _FormulaSize:
         """The size of a formula; one that is too large is reported, and counts as small."""
-        size = size_of(expression, self._sizes)
-        if size.operands > MAX_SIZE:
-            self.mistakes.append(say.FormulaTooLarge(expression.span, MAX_SIZE, "operations"))
-            return FormulaSize(1, 1)
-        if size.levels > MAX_DEPTH:
-            self.mistakes.append(say.FormulaTooLarge(expression.span, MAX_DEPTH, "levels"))
-            return FormulaSize(1, 1)
+        size = _size_of(expression, self._sizes)
+        for count, most, unit in ((size.operands, MAX_SIZE, "operations"), (size.levels, MAX_DEPTH, "levels")):
+            if count > most:
+                self.mistakes.append(say.FormulaTooLarge(expression.span, most, unit))
+                return _FormulaSize(1, 1)
         return size

@@ -9,7 +9,7 @@ from chimera_ir.lower.comm import Traffic
 from chimera_ir.lower.sync import Insertions
 
 
-def placed(
+def with_inserted(
     lane: Sequence[Operation], places: range, traffic: Traffic, slots: Iterable[Slot], insertions: Insertions
 ) -> list[Instruction]:
     """The operations of a lane at some places, each with what belongs right before it and right behind it.

@@ -34,7 +34,7 @@ _Key = tuple[object, ...]
 
 
 @dataclass(frozen=True)
-class PacedTurn:
+class RunnableTurn:
     """A worker's turn, which is run once the update is given that is ``ahead`` after the turn's first."""
 
     turn: Turn
@@ -53,7 +53,7 @@ class _Wait(NamedTuple):
     later: int
 
 
-def paces(stream: ProgramStream) -> list[PacedTurn]:
+def runnable_turns(stream: ProgramStream) -> list[RunnableTurn]:
     """The pace of each worker; its turn is that of the stream, or the same beginning at another line.
 
     Parameters
@@ -67,23 +67,26 @@ def paces(stream: ProgramStream) -> list[PacedTurn]:
     ends = [_own(header, turn) for turn in stream.turns]
     whole = _whole(waits, [place // length for place, length in zip(ends, lengths, strict=True)])
     if whole is not None:
-        return [PacedTurn(turn, _ahead(header, count)) for turn, count in zip(stream.turns, whole, strict=True)]
+        return [RunnableTurn(turn, _ahead(header, count)) for turn, count in zip(stream.turns, whole, strict=True)]
     counts = [divmod(end, length) for end, length in zip(_exact(waits, ends, lengths), lengths, strict=True)]
     return [
-        PacedTurn(_from(header, turn, place), _ahead(header, count))
+        RunnableTurn(_from(header, turn, place), _ahead(header, count))
         for turn, (count, place) in zip(stream.turns, counts, strict=True)
     ]
 
 
-def begun(stream: ProgramStream) -> ProgramStream:
+def runnable_stream(stream: ProgramStream) -> ProgramStream:
     """The stream with each turn as the worker runs it, beginning at another line where it has to."""
-    return replace(stream, turns=tuple(pace.turn for pace in paces(stream)))
+    return replace(stream, turns=tuple(runnable.turn for runnable in runnable_turns(stream)))
 
 
-def lag(paces: Sequence[PacedTurn]) -> int:
+def lag(turns: Sequence[RunnableTurn]) -> int:
     """After how many further updates are given every worker has made all its steps of an update."""
     return max(
-        pace.ahead - extent(line).first for pace in paces for line in pace.turn.instructions if isinstance(line, Step)
+        runnable.ahead - extent(line).first
+        for runnable in turns
+        for line in runnable.turn.instructions
+        if isinstance(line, Step)
     )
 
 

@@ -10,7 +10,7 @@ from chimera_ir.elaborate.pipes import Shape
 from chimera_ir.syntax import ast
 
 
-def numbers(shapes: Sequence[Shape], failed: list[Diagnostic]) -> list[list[int]]:
+def global_numbers(shapes: Sequence[Shape], failed: list[Diagnostic]) -> list[list[int]]:
     """The global numbers of each pipe's micro-batches: 0 .. N-1, each once, unless ``failed`` says otherwise."""
     total = sum(len(shape.micro_range) for shape in shapes)
     owners: dict[int, tuple[Shape, int]] = {}

@@ -49,7 +49,7 @@ from chimera_ir.ir.ops import (
 )
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.ir.text.header import integers, read_header, span
-from chimera_ir.ir.text.mistakes import FORMS, FORMS_OF_TURN
+from chimera_ir.ir.text.malformed import FORMS, FORMS_OF_TURN
 from chimera_ir.ir.text.structure import MOST_MISTAKES, tree_of
 from chimera_ir.ir.turns import Shelf, Turn, shelf
 from chimera_ir.source import Source, Span
@@ -71,7 +71,7 @@ def parse(source: Source) -> Level:
     name = title.children[0]
     assert isinstance(name, Token)
     header = read_header(name, [token for token in header_lines.children if isinstance(token, Token)])
-    reader = _Reader(header, name.split()[0])
+    reader = _BodyReader(header, name.split()[0])
     level = reader.read(body, span(name))
     if reader.mistakes:
         raise Rejected(_some(reader.mistakes))
@@ -84,7 +84,7 @@ def _some(mistakes: list[Diagnostic]) -> list[Diagnostic]:
     return [*mistakes[:MOST_MISTAKES], *([MoreMistakes(rest[0].span, len(rest))] if rest else [])]
 
 
-class _Reader:
+class _BodyReader:
     """Reads operations and checks them against a header; records mistakes and leaves out their lines."""
 
     def __init__(self, header: Header, level: str) -> None:

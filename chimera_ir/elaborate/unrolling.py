@@ -1,0 +1,202 @@
+"""Asynchronous schemes: the period after which they repeat, and a finite part that shows the whole steady state.
+
+Each pipe advances at a constant rate, its rhythm. So there is a *turn*: the shortest time, in clocks, in which each
+pipe advances by a whole number of its periods and all pipes together by a whole number of updates. After a turn, lanes
+repeat. For example, 1F1B without a flush on D stages, where each micro-batch is an update:
+
+    F(m, s) @ 2*m + s                   rhythm: 2 clocks per micro-batch, period 1
+    B(m, s) @ 2*m + 2*D-1 - s           turn: 2 clocks, 1 micro-batch, 1 update
+    reads version max(0, m - (D-1 - s))
+
+The finite part that is elaborated has a number of turns from the first micro-batch on, warm-up and drain included. The
+turn in its middle is one of the steady state.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import gcd, lcm
+
+from chimera_ir.diagnostics.catalogue import endless as say
+from chimera_ir.diagnostics.catalogue.values import Instance
+from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.elaborate.evaluate import LIMIT
+from chimera_ir.elaborate.global_numbers import global_numbers
+from chimera_ir.elaborate.pipes import Shape, reject
+from chimera_ir.elaborate.read_versions import check_versions
+from chimera_ir.elaborate.rhythm import Rhythm, rhythm_of
+from chimera_ir.ir.streams import MARGIN
+
+FEW = 1_000
+"""Most formulas, counted once per stage, that are derived before the size of the scheme is estimated."""
+
+LEAST_TURNS = 2 * MARGIN + 1
+"""Fewest turns that are elaborated."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinitePipes:
+    """The pipes, each cut to the length that is elaborated, with the ``updates`` and the ``period`` of the header."""
+
+    shapes: tuple[Shape, ...]
+    updates: int = 1
+    period: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _TurnSize:
+    """The length of a turn: in clocks, in micro-batches of each pipe, and in updates."""
+
+    clocks: int
+    micros: tuple[int, ...]
+    updates: int
+
+    @property
+    def period(self) -> int:
+        """The micro-batches of a turn in all pipes together."""
+        return sum(self.micros)
+
+
+def unrolled(shapes: Sequence[Shape], per_update: int, limit: int) -> FinitePipes:
+    """The pipes of an asynchronous scheme, cut to a length from which the whole steady state follows.
+
+    Parameters
+    ----------
+    shapes
+        Pipes without end.
+    per_update
+        K, the micro-batches of an update.
+    limit
+        The most operations that there may be.
+
+    Raises
+    ------
+    Rejected
+        If a formula is not quasi-affine; clocks, numbers, versions and updates do not grow together; the numbers are
+        not 0, 1, 2, .., each once; or the result would have more operations than the limit.
+    """
+    reject(_unnumbered(shapes))
+    stages = shapes[0].stage_range
+    # A scheme that is much too large is found out from two of its stages, before thousands of formulas are derived.
+    if len(stages) * sum(1 + len(shape.operations) for shape in shapes) > FEW:
+        step = _TurnSize(1, tuple(shape.steps.step for shape in shapes), 1)
+        reject(_too_many(shapes, step, LEAST_TURNS, limit, max(step.period, per_update)))
+        _measured(shapes, sorted({stages[0], stages[-1]}), per_update, limit)
+    # All formulas grow by what a turn advances.
+    rhythms, turn, turns = _measured(shapes, stages, per_update, limit)
+    reject([*_numbers_drift(shapes, rhythms, turn), *_versions_drift(shapes, rhythms, turn)])
+    # In the first turn the numbers are 0, 1, 2, .., and so in all; from the start the versions are those of the laws.
+    failed: list[Diagnostic] = []
+    global_numbers([shape.lengthened(count) for shape, count in zip(shapes, turn.micros, strict=True)], failed)
+    for shape, rhythm in zip(shapes, rhythms, strict=True):
+        failed += check_versions(shape, rhythm.versions)
+    reject(failed)
+    lengthened = tuple(shape.lengthened(turns * count) for shape, count in zip(shapes, turn.micros, strict=True))
+    return FinitePipes(lengthened, turns * turn.updates, turn.period)
+
+
+def _measured(
+    shapes: Sequence[Shape], stages: Sequence[int], per_update: int, limit: int
+) -> tuple[list[Rhythm], _TurnSize, int]:
+    """The rhythms of the pipes on some of their stages, the turn, and the number of turns to elaborate.
+
+    Further stages can only make turns longer, so a scheme that fails on some stages fails on all.
+
+    Raises
+    ------
+    Rejected
+        If a pipe has no rhythm, or if there is too much to elaborate.
+    """
+    rhythms = _rhythms(shapes, stages, limit)
+    turn = _turn(rhythms, per_update)
+    turns = _turns(shapes, rhythms, turn)
+    reject(_too_many(shapes, turn, turns, limit, turn.period))
+    return rhythms, turn, turns
+
+
+def _unnumbered(shapes: Sequence[Shape]) -> list[Diagnostic]:
+    """Diagnostics of pipes without an ``as`` clause in a scheme of several pipes."""
+    if len(shapes) == 1:
+        return []
+    unnumbered = [shape for shape in shapes if shape.micros.number is None]
+    return [say.NumbersNeeded(shape.micros.span, (), shape.instance(), len(shapes)) for shape in unnumbered]
+
+
+def _rhythms(shapes: Sequence[Shape], stages: Sequence[int], limit: int) -> list[Rhythm]:
+    """The rhythms of all pipes on some of their stages; the limit on operations bounds their periods."""
+    failed: list[Diagnostic] = []
+    most = limit // (LEAST_TURNS * len(shapes[0].stage_range))
+    rhythms = [rhythm_of(shape, stages, max(1, most // _density(shape)), failed) for shape in shapes]
+    reject(failed)
+    return [rhythm for rhythm in rhythms if rhythm is not None]
+
+
+def _density(shape: Shape) -> int:
+    """Operations per micro-batch and stage, rounded down; at least 1, as a micro-batch counts like an operation."""
+    return max(1, len(shape.operations) // shape.steps.step)
+
+
+def _turn(rhythms: Sequence[Rhythm], per_update: int) -> _TurnSize:
+    """The shortest turn that is a whole number of periods of each pipe, and a whole number of updates."""
+    clocks = lcm(*(int(rhythm.rate * rhythm.period) for rhythm in rhythms))
+    micros = [int(clocks / rhythm.rate) for rhythm in rhythms]
+    times = per_update // gcd(sum(micros), per_update)
+    return _TurnSize(times * clocks, tuple(times * count for count in micros), times * sum(micros) // per_update)
+
+
+def _numbers_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: _TurnSize) -> list[Diagnostic]:
+    """Diagnostics of pipes whose numbers do not grow in a turn by the micro-batches of a turn."""
+    failed: list[Diagnostic] = []
+    for shape, rhythm, count in zip(shapes, rhythms, turn.micros, strict=True):
+        expected, text = Fraction(turn.period, count), shape.micros.number or shape.micros.range
+        if rhythm.number.rate != expected:
+            rates, counts = (str(rhythm.number.rate), str(expected)), (expected.denominator, expected.numerator)
+            failed.append(say.NumbersDrift(text.span, (), shape.instance(), *rates, *counts))
+    return failed
+
+
+def _versions_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: _TurnSize) -> list[Diagnostic]:
+    """The diagnostic of the first stage of each pipe whose versions do not grow in a turn by the updates of a turn."""
+    failed: list[Diagnostic] = []
+    for shape, rhythm, count in zip(shapes, rhythms, turn.micros, strict=True):
+        expected = Fraction(turn.updates, count)
+        stage = next((s for s, law in enumerate(rhythm.versions) if law.rate != expected), None)
+        if stage is not None and shape.reads is not None:
+            instance = shape.instance((shape.stages.variable.text, stage))
+            rates = str(rhythm.versions[stage].rate), str(expected)
+            failed.append(say.VersionsDrift(shape.reads.version.span, (), instance, stage, *rates))
+    return failed
+
+
+def _turns(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: _TurnSize) -> int:
+    """The number of turns for which the turn in the middle is one of the steady state.
+
+    Operations that run at the same time belong to micro-batches up to ``spread`` turns apart. All of these must be
+    elaborated, and must read the versions of their laws, which hold after ``settled`` turns.
+    """
+    ends = (
+        rhythm.last + rhythm.rate * (count - rhythm.period) for rhythm, count in zip(rhythms, turn.micros, strict=True)
+    )
+    spread = int(max(ends) - min(rhythm.first for rhythm in rhythms)) // turn.clocks
+    settled = max(
+        -(-(law.since - shape.micro_range.start) // count)
+        for shape, rhythm, count in zip(shapes, rhythms, turn.micros, strict=True)
+        for law in rhythm.versions
+    )
+    return 2 * (spread + max(MARGIN, settled)) + 1
+
+
+def _too_many(shapes: Sequence[Shape], turn: _TurnSize, turns: int, limit: int, period: int) -> list[Diagnostic]:
+    """The diagnostic of a scheme with more operations, or pairs of micro-batches and stages, than the limit.
+
+    They are counted, not enumerated. ``turn``, ``turns`` and ``period`` may be lower bounds.
+    """
+    stages = len(shapes[0].stage_range)
+    lines = sum(
+        count // shape.steps.step * len(shape.operations) for shape, count in zip(shapes, turn.micros, strict=True)
+    )
+    count = turns * stages * max(lines, period)
+    if count <= limit:
+        return []
+    shown = min(count, LIMIT), limit, stages, min(period, LIMIT)
+    return [say.TooManyInTurns(shapes[0].micros.range.span, (), Instance(), *shown)]
